@@ -18,6 +18,7 @@ from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
+from tvmflow.compiler.counts import cut_outputs
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.float16_conversions import expand_float16_conversions
 from tvmflow.compiler.ir import find_nodes
@@ -41,7 +42,7 @@ _PARTITION_HINT: Final = "pragma_loop_partition_hint"
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     """Compile a lowered model: its kernels, and `main` for TVM's virtual machine."""
-    mod = compile_c_sources(mod, target)
+    mod = compile_c_sources(cut_outputs(mod), target)
     with target:
         return tvm.compile(mod, target, tir_pipeline=pipeline_for(target))
 

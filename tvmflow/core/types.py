@@ -16,11 +16,20 @@ STATEMENT_SUFFIX = ".intoto.jsonl"
 
 
 class TensorSpec(NamedTuple):
-    """One input or output of a model."""
+    """One input or output of a model.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape.
+        dtype: Its dtype.
+        bounded_axis: The axis whose size is known only after a call, and at most that of the shape; only
+            axes of one element are before it. None for a tensor of a fixed shape.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    bounded_axis: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -30,12 +39,28 @@ class TensorSpec(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the tensor as plain JSON."""
-        return {**self._asdict(), "shape": list(self.shape)}
+        document = {**self._asdict(), "shape": list(self.shape)}
+        if self.bounded_axis is None:
+            del document["bounded_axis"]
+        return document
 
     @classmethod
     def from_json(cls, value: Json) -> "TensorSpec":
         """Return the tensor that `to_json` wrote."""
-        return cls(value["name"], tuple(value["shape"]), value["dtype"])
+        shape = tuple(value["shape"])
+        return cls(value["name"], shape, value["dtype"], value.get("bounded_axis"))
+
+
+def shape_text(tensor: Json) -> str:
+    """Return the shape of a tensor in a signature.
+
+    >>> shape_text({"shape": [64, 4]}), shape_text({"shape": [1, 64, 4], "bounded_axis": 1})
+    ('[64, 4]', '[1, at most 64, 4]')
+    """
+    sizes = list(map(str, tensor["shape"]))
+    if (axis := tensor.get("bounded_axis")) is not None:
+        sizes[axis] = f"at most {sizes[axis]}"
+    return f"[{', '.join(sizes)}]"
 
 
 class InputFile(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.bill_of_materials import digest_fields, encode_bom, stated_license_fields
 from tvmflow.core.documents import get_field
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, shape_text
 from tvmflow.core.version import VERSION
 from tvmflow.provenance.lineage import Lineage, Source, Tool
 from tvmflow.provenance.tools import find_license, wheel_digest
@@ -110,7 +110,7 @@ def _model_card(lineage: Lineage) -> Json:
 
 
 def _tensor_format(tensor: Mapping[str, Json]) -> str:
-    return f"{tensor['name']}: {tensor['dtype']}{tensor['shape']}"
+    return f"{tensor['name']}: {tensor['dtype']}{shape_text(tensor)}"
 
 
 def _weights(lineage: Lineage) -> Iterator[dict[str, Json]]:

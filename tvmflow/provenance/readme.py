@@ -96,7 +96,7 @@ def _describe(lineage: Lineage) -> str:
 
 def _describe_tensors(signature: Mapping[str, Json]) -> str:
     rows = [
-        f"| {kind} | {markdown_code(tensor['name'])} | {_shape(tensor['shape'])} | {tensor['dtype']} |"
+        f"| {kind} | {markdown_code(tensor['name'])} | {_shape(tensor)} | {tensor['dtype']} |"
         for kind, field in (("input", "inputs"), ("output", "outputs"))
         for tensor in signature[field]
     ]
@@ -189,5 +189,8 @@ def _extents(shape: Sequence[Json]) -> list[int]:
     return [extent if isinstance(extent, int) else 1 for extent in shape]
 
 
-def _shape(shape: Sequence[Json]) -> str:
-    return " × ".join(markdown_text(str(extent)) for extent in shape) or "a single value"
+def _shape(tensor: Mapping[str, Json]) -> str:
+    extents = [markdown_text(str(extent)) for extent in tensor["shape"]]
+    if (axis := tensor.get("bounded_axis")) is not None:
+        extents[axis] = f"at most {extents[axis]}"
+    return " × ".join(extents) or "a single value"

@@ -227,4 +227,7 @@ def _lock_kernel(task: Json, times: Mapping[str, Json], trace: Json) -> LockedKe
 
 
 def _format_shape(tensor: Mapping[str, Json]) -> str:
-    return f"{tensor['dtype']}[{'×'.join(map(str, tensor['shape']))}]"
+    sizes = list(map(str, tensor["shape"]))
+    if (axis := tensor.get("bounded_axis")) is not None:
+        sizes[axis] = f"≤{sizes[axis]}"
+    return f"{tensor['dtype']}[{'×'.join(sizes)}]"

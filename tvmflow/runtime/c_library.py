@@ -84,11 +84,11 @@ class Tensor(ctypes.Structure):
         ("bytes", ctypes.c_size_t),
     )
 
-    @property
-    def spec(self) -> TensorSpec:
-        """The tensor as Python describes it."""
+    def spec(self, bounded_axis: int = -1) -> TensorSpec:
+        """Return the tensor as Python describes it; -1 for a fixed shape."""
         shape = tuple(self.shape[index] for index in range(self.rank))
-        return TensorSpec(self.name.decode(), shape, self.dtype.decode())
+        axis = None if bounded_axis < 0 else bounded_axis
+        return TensorSpec(self.name.decode(), shape, self.dtype.decode(), axis)
 
 
 _Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
@@ -109,6 +109,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
             *(ctypes.c_void_p, ctypes.POINTER(Buffer), ctypes.c_size_t),
             *(ctypes.POINTER(Buffer), ctypes.c_size_t),
         ),
+    ),
+}
+
+# Those that libraries lack whose outputs all have a fixed shape, if an older tvmflow made them.
+_COUNT_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "bounded_axis": (ctypes.c_int, (ctypes.c_size_t,)),
+    "output_shape": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_int64)),
     ),
 }
 
@@ -133,8 +142,11 @@ class _LoadedLibrary:
         # when the interpreter ends, a thread may still be in it
         weakref.finalize(self, unload, library._handle).atexit = False
         self.functions: dict[str, Callable[..., Any]] = {}
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = library[f"{prefix}_{name}"]
+        for name, (result, arguments) in (_SIGNATURES | _COUNT_SIGNATURES).items():
+            symbol = f"{prefix}_{name}"
+            if name in _COUNT_SIGNATURES and not hasattr(library, symbol):
+                continue
+            function = library[symbol]
             function.restype, function.argtypes = result, arguments
             self.functions[name] = function
 
@@ -174,19 +186,22 @@ class NativeProgram:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Its inputs."""
-        return self._describe("inputs")
+        return self._describe("inputs", lambda index: -1)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Its outputs."""
-        return self._describe("outputs")
+        bounded_axis = self.loaded.functions.get("bounded_axis", lambda index: -1)
+        return self._describe("outputs", bounded_axis)
 
-    def _describe(self, direction: str) -> tuple[TensorSpec, ...]:
+    def _describe(
+        self, direction: str, bounded_axis: Callable[[int], int]
+    ) -> tuple[TensorSpec, ...]:
         described = self.loaded.functions[direction]()
         count = 0
         while described[count].name is not None:
             count += 1
-        return tuple(described[index].spec for index in range(count))
+        return tuple(described[index].spec(bounded_axis(index)) for index in range(count))
 
     def forget_contexts(self) -> None:
         """Leave the contexts of the process that this one was forked from alone."""
@@ -207,9 +222,9 @@ class NativeProgram:
         context = self._take_context()
         try:
             context.run(inputs, results)
+            return context.cut(results)
         finally:
             self._free.append(context)
-        return results
 
     def _allocate(self, outputs: Sequence[Array | None]) -> list[Array]:
         return [
@@ -252,7 +267,7 @@ class NativeProgram:
         def main(*tensors: Array) -> list[Array]:
             outputs = self._allocate([None] * len(self.outputs))
             context.run(tensors, outputs)
-            return outputs
+            return context.cut(outputs)
 
         return main
 
@@ -287,6 +302,11 @@ class _Context:
         outputs, self._outputs = _make_buffers(library.outputs)
         arguments = (self._handle, inputs, len(inputs), outputs, len(outputs))
         self._call = partial(functions["run"], *arguments)
+        self._bounded = [
+            (index, spec.bounded_axis, (ctypes.c_int64 * len(spec.shape))())
+            for index, spec in enumerate(library.outputs)
+            if spec.bounded_axis is not None
+        ]
 
     def _check(self, status: int) -> None:
         """Raise an error for a code that is not 0."""
@@ -315,6 +335,14 @@ class _Context:
         status = self._call()
         if status:
             self._check(status)
+
+    def cut(self, outputs: list[Array]) -> list[Array]:
+        """Return the outputs of the last call with the sizes that they have, in the memory of the largest."""
+        for index, axis, shape in self._bounded:
+            self._check(self._functions["output_shape"](self._handle, index, shape))
+            # all axes before have one element
+            outputs[index] = outputs[index][(slice(None),) * axis + (slice(shape[axis]),)]
+        return outputs
 
     def profile(self, record: Record) -> None:
         """Report each kernel of all calls."""

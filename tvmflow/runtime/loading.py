@@ -8,6 +8,7 @@ because a library for another CPU dies of an illegal instruction without a messa
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -164,12 +165,23 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
                 is_plain = isinstance(spec.name, str) and np.dtype(spec.dtype).name == spec.dtype
                 if not is_plain or not all(type(size) is int and size >= 0 for size in spec.shape):
                     raise ValueError(f"{quote(spec)} is no tensor")
+                _check_bounded_axis(spec)
                 total += spec.bytes
     if total > max_bytes:
         raise BundleError(
             f"the inputs and outputs of {path} have {total} bytes, more than the limit of {max_bytes}",
             fix="if they are to be that large, load it with a larger max_bytes",
         )
+
+
+def _check_bounded_axis(spec: TensorSpec) -> None:
+    """Check that the elements that count of a tensor are its first ones."""
+    axis = spec.bounded_axis
+    if axis is None:
+        return
+    is_axis = type(axis) is int and 0 <= axis < len(spec.shape)
+    if not is_axis or math.prod(spec.shape[:axis]) != 1:
+        raise ValueError(f"{quote(spec)} is no tensor")
 
 
 def _check_images(path: str | Path, bundle: Bundle) -> None:

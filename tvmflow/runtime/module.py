@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Json, TensorSpec, shape_text
 from tvmflow.runtime.arrays import match_inputs, match_outputs
 from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
@@ -36,7 +36,8 @@ class Module:
     Attributes:
         manifest: The bundle's manifest: name, target, versions, digests.
         inputs: Name, shape and dtype of each input.
-        outputs: Name, shape and dtype of each output.
+        outputs: Name, shape and dtype of each output; with `bounded_axis`, one whose size along that axis is known
+            after a call, and at most that of the shape.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and what their scores are; None where the model has none.
         parts: The parts of a partitioned model by name, in order; empty for any other.
@@ -71,7 +72,9 @@ class Module:
 
     def __repr__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
-            return ", ".join(f"{spec.name}: {spec.dtype}{list(spec.shape)}" for spec in specs)
+            return ", ".join(
+                f"{spec.name}: {spec.dtype}{shape_text(spec.to_json())}" for spec in specs
+            )
 
         package = __name__.partition(".")[0]
         signature = f"({show(self.inputs)}) -> ({show(self.outputs)})"
@@ -89,7 +92,8 @@ class Module:
             out: Tensors that take outputs, by name; all others are new arrays.
 
         Returns:
-            An array for each output; for one in `out`, an array that shares its memory.
+            An array for each output, of the size that it has in this call; for one in `out`, an array that shares its
+            memory.
 
         Raises:
             BundleError: a ValueError that names every tensor that does not fit.

@@ -25,7 +25,7 @@ PROGRAM: Final = "program"
 # It is planned, run and reported as the C library that it holds.
 TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
-    version=4,
+    version=5,
     needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
 )
 deliveries = no_files

@@ -100,14 +100,20 @@ static void read_tensor(file from, const tf_tensor *tensor, const tf_buffer *buf
   read_bytes(from, buffer->data, buffer->bytes);
 }
 
-static void write_tensor(file to, const tf_tensor *tensor, const tf_buffer *buffer) {
-  const uint64_t bytes = buffer->bytes;
+/* Write an output with the sizes that it has after a call: the first values of its memory. */
+static void write_output(file to, tf_context *context, size_t output, const tf_buffer *buffer) {
+  const tf_tensor *tensor = &TF(outputs)()[output];
+  int64_t shape[tensor->rank + 1];
+  check(TF(output_shape)(context, output, shape));
+  uint64_t bytes = buffer->bytes;
+  const int axis = TF(bounded_axis)(output);
+  if (axis >= 0 && tensor->shape[axis] > 0) bytes = bytes / (uint64_t)tensor->shape[axis] * (uint64_t)shape[axis];
   write_number(to, strlen(tensor->dtype));
   write_bytes(to, tensor->dtype, strlen(tensor->dtype));
   write_number(to, tensor->rank);
-  write_bytes(to, tensor->shape, tensor->rank * sizeof *tensor->shape);
+  write_bytes(to, shape, tensor->rank * sizeof *shape);
   write_bytes(to, &bytes, sizeof bytes);
-  write_bytes(to, buffer->data, buffer->bytes);
+  write_bytes(to, buffer->data, bytes);
 }
 
 /* ------------------------------------------------------------------ the model */
@@ -170,7 +176,7 @@ int main(int count, char **arguments) {
     for (size_t j = 0; j < TF_STATUS(INPUTS); ++j) read_tensor(inputs, &TF(inputs)()[j], &tensors.inputs[j]);
     run(context, &tensors);
     if (i == 0) check_threads(&tensors, TF(threads)(context));
-    for (size_t j = 0; j < TF_STATUS(OUTPUTS); ++j) write_tensor(outputs, &TF(outputs)()[j], &tensors.outputs[j]);
+    for (size_t j = 0; j < TF_STATUS(OUTPUTS); ++j) write_output(outputs, context, j, &tensors.outputs[j]);
   }
   if (fclose(outputs.stream) != 0) fail("%s cannot be written: %s", outputs.path, strerror(errno));
   TF(destroy)(context);

@@ -258,12 +258,14 @@ EMPTY: Final = """
 #define TF_STAGING 128u
 #define TF_SCRATCH 0u
 #define TF_KERNELS 0u
+#define TF_COUNTS 0u
 #define TF_MOST_TASKS 1u
 #define TF_INPUTS_BYTES0 0u
 #define TF_INPUTS_BYTES1 8u
 #define TF_OUTPUTS_BYTES0 0u
 #define TF_OUTPUTS_BYTES1 8u
 
+static const tf_output_count tf_output_counts[] = {{-1, 0}, {-1, 0}};
 #define TF_WEIGHTS empty_weights
 const unsigned char empty_weights[1];
 static const char *const tf_kernel_names[TF_KERNELS + 1] = {NULL};

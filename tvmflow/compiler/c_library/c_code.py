@@ -88,6 +88,7 @@ class _Writer:
                 f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
                 *_define_sizes("INPUTS", program.inputs),
                 *_define_sizes("OUTPUTS", program.outputs),
+                *self._write_counts(),
                 "",
                 f"extern const unsigned char {self._prefix}weights[];",
                 *declarations,
@@ -106,6 +107,19 @@ class _Writer:
                 "",
             )
         )
+
+    def _write_counts(self) -> list[str]:
+        """Return the code that says which outputs have a count; the counts are the last outputs."""
+        entries = {entry.output: entry for entry in self._program.counts}
+        number = 1 + max((entry.count for entry in entries.values()), default=-1)
+        rows = [
+            f"{{{entries[index].axis}, {entries[index].count}}}" if index in entries else "{-1, 0}"
+            for index in range(len(self._program.outputs) - number)
+        ]
+        return [
+            f"#define TF_COUNTS {number}u",
+            f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
+        ]
 
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
         lines: list[str] = []

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.core.errors import StageError
 
 Array = np.ndarray[Any, Any]
@@ -80,7 +81,8 @@ class Program:
     Attributes:
         steps: The steps, in order.
         inputs: The inputs of the model.
-        outputs: Its outputs: those of the steps, or in the order of `main`.
+        outputs: Its outputs: those of the steps, or in the order of `main`; then its counts.
+        counts: The outputs that have a count.
         constants: The weights and other constants, each once.
         arena: The size of the memory for all other tensors, in bytes.
     """
@@ -88,6 +90,7 @@ class Program:
     steps: tuple[Step, ...] = ()
     inputs: list[Storage] = field(default_factory=list)
     outputs: list[Storage] = field(default_factory=list)
+    counts: tuple[OutputCount, ...] = ()
     constants: list[Array] = field(default_factory=list)
     arena: int = 0
 
@@ -106,7 +109,13 @@ def read_program(mod: tvm.IRModule, weights: Sequence[Array]) -> Program:
         UnsupportedProgram: It needs TVM's runtime.
     """
     mod = relax.transform.ToNonDataflow()(mod)
-    return _Reader(mod).read(weights)
+    try:
+        return _Reader(mod).read(weights)
+    except UnsupportedProgram as error:
+        # what the frontend knows is closer to the user's model
+        if known := (mod["main"].attrs or {}).get(SIZES_NEEDED):
+            raise UnsupportedProgram(str(known)) from error
+        raise
 
 
 def check_program(mod: tvm.IRModule) -> None:
@@ -159,6 +168,7 @@ class _Reader:
     def read(self, weights: Sequence[Array]) -> Program:
         main = self._mod["main"]
         program = self._program
+        program.counts = read_counts(main)
         first_weight = len(main.params) - len(weights)
         for index, param in enumerate(main.params[:first_weight]):
             storage = Storage("input", _bytes_of(param), index)

@@ -195,7 +195,9 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
             lengths = ", ".join(map(str, shape))
             shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
         fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
-        rows.append(f"\n    {{{', '.join(fields)}, {TensorSpec.from_json(tensor).bytes}}},")
+        spec = TensorSpec.from_json(tensor)
+        axis = "" if spec.bounded_axis is None else f", {spec.bounded_axis}"
+        rows.append(f"\n    {{{', '.join(fields)}, {spec.bytes}{axis}}},")
     return {
         "SHAPES": "\n".join(shapes),
         "TENSOR_COUNT": str(len(rows)),

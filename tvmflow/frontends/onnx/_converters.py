@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.frontends._hyperbolic import make_cosh, make_sinh
-from tvmflow.frontends.onnx import _fourier, _resize
+from tvmflow.frontends.onnx import _fourier, _resize, _suppression
 from tvmflow.frontends.onnx._graph import dtype_of
 
 
@@ -25,6 +25,7 @@ class NodeToConvert(NamedTuple):
         attributes: The attributes; strings are bytes.
         opset: The version of the operator set.
         convert_by_tvm: Converts the node as TVM does, with other operands.
+        counts_rows: Whether a number of rows that is known only when the model runs is a count, and no size.
     """
 
     builder: relax.BlockBuilder
@@ -32,6 +33,7 @@ class NodeToConvert(NamedTuple):
     attributes: Mapping[str, Any]
     opset: int
     convert_by_tvm: Callable[[Sequence[Any]], Any]
+    counts_rows: bool = True
 
     def emit(self, expr: Any) -> Any:
         """Return an expression with a type."""
@@ -326,9 +328,15 @@ def _stft(node: NodeToConvert) -> Any:
 
 
 def _non_max_suppression(node: NodeToConvert) -> Any:
-    """Convert with ONNX's defaults; ONNX drops a box that overlaps more than the threshold, TVM one that does as much."""
+    """Convert to a kernel that counts what it selects, or to TVM's, whose result has that size when it runs.
+
+    ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
+    """
+    if node.counts_rows:
+        return _suppression.convert(node.builder, node.inputs, node.attributes)
     operands = [*node.inputs[2:], None, None, None]
     limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
+    limit = np.minimum(limit, _shape(node.inputs[1])[-1])
     overlap = _known_or(operands[1], "iou_threshold", np.float32(0))
     score = _known_or(operands[2], "score_threshold", np.float32(-np.inf))
     boxes, scores = node.inputs[:2]

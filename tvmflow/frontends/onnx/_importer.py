@@ -18,11 +18,13 @@ from onnx import ModelProto, NodeProto
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
+from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._nodes import NodeNames
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._branches import list_inputs_of
@@ -76,9 +78,21 @@ def import_prepared(
     """
     _refuse_unsupported(model)
     importer = _Importer(model, own, labels)
-    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        mod = importer.from_onnx(model.graph, opset_of(model))
+    mod = importer.import_model()
+    try:
+        counted = count_outputs(mod)
+        bounded = read_counts(counted["main"])
+        if bounded and inner_outputs:
+            raise MixedRows("a cut into parts")
+        mod = counted
+    except MixedRows as error:
+        # TVM's runtime knows the sizes of tensors
+        _log.debug("the sizes of tensors are not counted: %s", error.message)
+        importer = _Importer(model, own, labels, counts_rows=False)
+        mod = importer.import_model()
+        main = mod.get_global_var("main")
+        mod[main] = mod[main].with_attr(SIZES_NEEDED, error.message)
+        bounded = error.bounded
     clean_up = [relax.transform.Normalize(), relax.transform.DeadCodeElimination()]
     mod = tvm.transform.Sequential(clean_up)(mod)
     mod, params = _drop_unused_weights(mod, importer.weights)
@@ -92,7 +106,8 @@ def import_prepared(
     main = mod["main"]
     kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
     inputs = _specs(model.graph.input, kinds)
-    outputs = _specs(model.graph.output, getattr(main.ret_ty, "fields", [main.ret_ty]))
+    results = list(getattr(main.ret_ty, "fields", [main.ret_ty]))
+    outputs = _specs(model.graph.output, results[: len(model.graph.output)], bounded)
     count = len(outputs) - inner_outputs
     return LoadedModel(mod, params, inputs, outputs[:count], outputs[count:], nodes)
 
@@ -142,11 +157,19 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: ModelProto, own: OwnNodes, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        own: OwnNodes,
+        labels: Mapping[str, str],
+        *,
+        counts_rows: bool = True,
+    ) -> None:
         super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
         self._model = model
         self._own = own
         self._labels = labels
+        self._counts_rows = counts_rows
         self.nodes = NodeNames(self.bb)
         inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
         self._dtype = {n: dtype_of(t) for n, t in inputs.items()}
@@ -155,6 +178,13 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             node.input[0] for node in _all_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
+
+    def import_model(self) -> tvm.IRModule:
+        """Import the model, every expression with a variable."""
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            mod = self.from_onnx(self._model.graph, opset_of(self._model))
+        return relax.transform.Normalize()(mod)
 
     def _parse_graph_initializers(self, graph: onnx.GraphProto) -> None:
         for tensor in graph.initializer:
@@ -184,7 +214,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
         if op_name not in CONVERTERS:
             return convert_by_tvm(inputs)
-        node = NodeToConvert(self.bb, list(inputs), attrs, opset, convert_by_tvm)
+        node = NodeToConvert(self.bb, list(inputs), attrs, opset, convert_by_tvm, self._counts_rows)
         return self.bb.normalize(CONVERTERS[op_name](node))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
@@ -292,6 +322,9 @@ def _drop_unused_weights(
     parameters = [*main.params[:count], *kept]
     plain = relax.Function(parameters, main.body, main.ret_ty, main.is_pure)
     plain = plain.with_attrs({"num_input": count, "global_symbol": "main"})
+    plain = plain.with_attrs(
+        {name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs}
+    )
     # Kernels that the importer wrote stay in the module.
     mod.update_func(mod.get_global_var("main"), plain)
     return mod, {var.name: weights[var.name][1] for var in kept}
@@ -308,6 +341,11 @@ def _spec(name: str, kind: Any) -> TensorSpec:
     return TensorSpec(name, shape, str(kind.dtype))
 
 
-def _specs(values: Iterable[onnx.ValueInfoProto], kinds: Iterable[Any]) -> tuple[TensorSpec, ...]:
-    """Return names of ONNX values with the shapes and dtypes of their Relax types."""
-    return tuple(_spec(value.name, kind) for value, kind in zip(values, kinds, strict=True))
+def _specs(
+    values: Iterable[onnx.ValueInfoProto], kinds: Iterable[Any], counts: Sequence[OutputCount] = ()
+) -> tuple[TensorSpec, ...]:
+    """Return names of ONNX values with the shapes and dtypes of their Relax types, and the axes that have a count."""
+    specs = [_spec(value.name, kind) for value, kind in zip(values, kinds, strict=True)]
+    for entry in counts:
+        specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)
+    return tuple(specs)

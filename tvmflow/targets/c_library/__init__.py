@@ -7,7 +7,6 @@ outputs, compiled by the compiler in `ziglang` for the system of the target. Not
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -17,7 +16,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.identifiers import identifier
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, shape_text
 from tvmflow.targets.c_library import weights
 from tvmflow.targets.linking import (
     LINKERS,
@@ -73,6 +72,7 @@ _MEMORY: Final = """
 _MAX_THREAD_NAME: Final = 15
 _FUNCTIONS: Final = (
     *("create", "run", "destroy", "inputs", "outputs", "message", "missing_feature"),
+    *("bounded_axis", "output_shape"),
     *("threads", "kernel_count", "kernel_name", "profile"),
 )
 
@@ -356,7 +356,7 @@ def describe_tensors(
         write_name: Returns a name as the language of the lines has it.
     """
     return [
-        f"{verb} {write_name(tensor['name'])}: {tensor['dtype']} {json.dumps(tensor['shape'])}"
+        f"{verb} {write_name(tensor['name'])}: {tensor['dtype']} {shape_text(tensor)}"
         for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
         for tensor in signature[direction]
     ]

@@ -37,7 +37,7 @@ enum {
   %(NAME)s_NULL_ARGUMENT = 1,   /* a pointer that must be given is NULL */
   %(NAME)s_WRONG_VERSION = 2,   /* the options are those of another version of this header */
   %(NAME)s_WRONG_OPTION = 3,    /* an option has a value that it cannot have */
-  %(NAME)s_WRONG_COUNT = 4,     /* too few or too many inputs or outputs */
+  %(NAME)s_WRONG_COUNT = 4,     /* too few or too many inputs or outputs, or there is no such output */
   %(NAME)s_WRONG_SIZE = 5,      /* an input or output has another size than the model's */
   %(NAME)s_OVERLAP = 6,         /* an output shares memory with an input or another output */
   %(NAME)s_BUSY = 7,            /* the context is in use: one call at a time; make one context a thread */
@@ -115,6 +115,13 @@ static inline int %(name)s_run_const(%(name)s_context *context, const %(name)s_i
 /* The inputs (%(NAME)s_INPUTS of them) and outputs (%(NAME)s_OUTPUTS) of the model. */
 %(NAME)s_API const %(name)s_tensor *%(name)s_inputs(void);
 %(NAME)s_API const %(name)s_tensor *%(name)s_outputs(void);
+
+/* The axis of an output whose size is known only after a call, and is at most that of the description; -1 for none. */
+%(NAME)s_API int %(name)s_bounded_axis(size_t output);
+
+/* Write the sizes that an output has after the last call, as many as the description has. The values are the first ones
+ * of the output's memory; the rest of that is undefined. */
+%(NAME)s_API int %(name)s_output_shape(%(name)s_context *context, size_t output, int64_t *shape);
 
 /* A sentence for what a function returned. */
 %(NAME)s_API const char *%(name)s_message(int status);

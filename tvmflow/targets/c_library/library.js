@@ -56,7 +56,10 @@ async function compile(source) {
   return WebAssembly.compile(await response.arrayBuffer());
 }
 
-/** A loaded model. `inputs` and `outputs` describe its tensors: name, dtype and shape. */
+/**
+ * A loaded model. `inputs` and `outputs` describe its tensors: name, dtype and shape. An output with a `boundedAxis` has a
+ * size along that axis that is known after a call, and at most that of its shape.
+ */
 export class Model {
   #exports;
   #context;
@@ -68,15 +71,19 @@ export class Model {
     this.#check(exports.%(name)s_create(0, result));
     this.#context = this.#view().getUint32(result, true);
     this.inputs = this.#describe(exports.%(name)s_inputs());
-    this.outputs = this.#describe(exports.%(name)s_outputs());
-    this.#places = { inputs: this.#place(this.inputs), outputs: this.#place(this.outputs) };
+    this.outputs = this.#describe(exports.%(name)s_outputs()).map((tensor, index) => {
+      const boundedAxis = exports.%(name)s_bounded_axis(index);
+      return boundedAxis < 0 ? tensor : { ...tensor, boundedAxis };
+    });
+    const shape = this.#allocate(8 * Math.max(0, ...this.outputs.map((tensor) => tensor.shape.length)));
+    this.#places = { inputs: this.#place(this.inputs), outputs: this.#place(this.outputs), shape };
   }
 
   /**
    * Compute the outputs.
    *
    * @param {Object<string, TypedArray>} values The inputs by name, in C order.
-   * @returns {Object<string, TypedArray>} The outputs by name.
+   * @returns {Object<string, TypedArray>} The outputs by name, of the sizes that they have in this call.
    */
   run(values) {
     if (!this.#context) throw new Error("the model was destroyed");
@@ -94,7 +101,10 @@ export class Model {
       this.#exports.%(name)s_run(
         this.#context, inputs.buffers, this.inputs.length, outputs.buffers, this.outputs.length));
     return Object.fromEntries(
-      this.outputs.map((tensor, index) => [tensor.name, this.#array(tensor, outputs.data[index]).slice()]));
+      this.outputs.map((tensor, index) => {
+        const array = this.#array(tensor, outputs.data[index]);
+        return [tensor.name, array.slice(0, this.#count(tensor, index, array.length))];
+      }));
   }
 
   /** Free the model's memory. */
@@ -111,6 +121,15 @@ export class Model {
   #array(tensor, address) {
     const type = ARRAYS[tensor.dtype];
     return new type(this.#exports.memory.buffer, address, tensor.bytes / type.BYTES_PER_ELEMENT);
+  }
+
+  /* How many of an output's values count after a call: the first ones. */
+  #count(tensor, index, values) {
+    const axis = tensor.boundedAxis;
+    if (axis === undefined || !values) return values;
+    this.#check(this.#exports.%(name)s_output_shape(this.#context, index, this.#places.shape));
+    const size = Number(this.#view().getBigInt64(this.#places.shape + 8 * axis, true));
+    return (values / tensor.shape[axis]) * size;
   }
 
   #allocate(bytes) {

@@ -393,6 +393,11 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
   return TF_STATUS(OK);
 }
 
+/* The counts of outputs are the last of what is staged, and stay until the next call. */
+static unsigned char *tf_find_counts(const tf_context *context) {
+  return context->arena + TF_ARENA + TF_STAGING - TF_COUNTS * TF_ALIGNMENT;
+}
+
 int TF(create)(const tf_options *given, tf_context **result) {
   if (!result) return TF_STATUS(NULL_ARGUMENT);
   *result = NULL;
@@ -428,6 +433,7 @@ int TF(create)(const tf_options *given, tf_context **result) {
   context->tasks = (tf_task *)(block + head);
   context->scratch = block + bytes;
   context->arena = block + bytes + scratch;
+  memset(tf_find_counts(context), 0, TF_COUNTS * TF_ALIGNMENT);
   atomic_flag_clear(&context->is_busy);
   status = tf_open_weights(context);
   if (status != TF_STATUS(OK)) {
@@ -493,7 +499,7 @@ static bool tf_is_aligned(const void *data) { return (uintptr_t)data % TF_ALIGNM
 
 /* Run the steps with pointers to aligned memory: what is not aligned is copied, before or after. */
 static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf_buffer *outputs) {
-  unsigned char *in[TF_STATUS(INPUTS) + 1], *out[TF_STATUS(OUTPUTS) + 1];
+  unsigned char *in[TF_STATUS(INPUTS) + 1], *out[TF_STATUS(OUTPUTS) + TF_COUNTS + 1];
   unsigned char *staging = context->arena + TF_ARENA;
   for (size_t i = 0; i < TF_STATUS(INPUTS); ++i) {
     in[i] = inputs[i].data;
@@ -504,6 +510,7 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
     out[i] = tf_is_aligned(outputs[i].data) ? outputs[i].data : staging;
     staging += tf_padded(outputs[i].bytes);
   }
+  for (size_t i = 0; i < TF_COUNTS; ++i) out[TF_STATUS(OUTPUTS) + i] = tf_find_counts(context) + i * TF_ALIGNMENT;
   const int status = tf_steps(context, context->arena, context->weights, in, out);
   for (size_t i = 0; i < TF_STATUS(OUTPUTS) && status == TF_STATUS(OK); ++i)
     if (out[i] != outputs[i].data) memcpy(outputs[i].data, out[i], outputs[i].bytes);
@@ -549,6 +556,21 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
 
 /* ------------------------------------------------------------------ descriptions */
 
+int TF(bounded_axis)(size_t output) { return output < TF_STATUS(OUTPUTS) ? tf_output_counts[output].axis : -1; }
+
+int TF(output_shape)(tf_context *context, size_t output, int64_t *shape) {
+  if (!context || !shape) return TF_STATUS(NULL_ARGUMENT);
+  if (output >= TF_STATUS(OUTPUTS)) return TF_STATUS(WRONG_COUNT);
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  const tf_tensor *tensor = &TF(outputs)()[output];
+  const tf_output_count counted = tf_output_counts[output];
+  for (size_t i = 0; i < tensor->rank; ++i) shape[i] = tensor->shape[i];
+  if (counted.axis >= 0)
+    memcpy(&shape[counted.axis], tf_find_counts(context) + counted.count * TF_ALIGNMENT, sizeof *shape);
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  return TF_STATUS(OK);
+}
+
 uint32_t TF(threads)(const tf_context *context) { return context ? context->threads : 0; }
 
 size_t TF(kernel_count)(void) { return TF_KERNELS; }
@@ -571,7 +593,7 @@ const char *TF(message)(int status) {
       "a pointer that must be given is NULL",
       "the options have another version than the library: compile the program with the library's own header",
       "an option has a value that it cannot have: more threads than the library allows, or allocate without release",
-      "the number of inputs or outputs is not the model's",
+      "the number of inputs or outputs is not the model's, or it has no such output",
       "an input or output has another size than the model's",
       "an output shares memory with an input or another output",
       "the context is in use by another thread: make a context for each thread",

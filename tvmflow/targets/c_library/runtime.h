@@ -54,6 +54,12 @@ typedef struct {
 } tf_group;
 typedef int (*tf_lambda)(int task, tf_group *group, void *data);
 
+/* The axis of an output that has a count, or -1, and the place of the count among all. */
+typedef struct {
+  int axis;
+  size_t count;
+} tf_output_count;
+
 typedef void (*tf_hook)(void *user, size_t kernel, uint64_t nanoseconds);
 
 /* What a thread needs of its context while it runs kernels. */

@@ -12,6 +12,9 @@ struct @PREFIX@_library {
                  std::size_t output_size) {
     return @PREFIX@_run(context, inputs, input_size, outputs, output_size);
   }
+  static int output_shape(Context* context, std::size_t output, std::int64_t* shape) {
+    return @PREFIX@_output_shape(context, output, shape);
+  }
   static int destroy(Context* context) { return @PREFIX@_destroy(context); }
   static const char* message(int status) { return @PREFIX@_message(status); }
   static const char* missing_feature() { return @PREFIX@_missing_feature(); }

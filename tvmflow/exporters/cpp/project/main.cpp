@@ -135,14 +135,17 @@ Arrays run(Model& net, const Arrays& arrays) {
     for (const Tensor& tensor : net.outputs()) {
       npz::Array& array = results[std::string(tensor.name)];
       array.dtype = tensor.dtype;
-      array.shape.assign(tensor.shape.begin(), tensor.shape.end());
+      const std::vector<std::int64_t> shape = net.shape(tensor.name);
+      if (tensor.bounded_axis > 0 && index > 0 && !std::equal(shape.begin() + 1, shape.end(), array.shape.begin() + 1)) {
+        throw npz::Error("the output " + describe(tensor) + " has another size in each batch: run one at a time");
+      }
+      const std::int64_t rows = index > 0 && !array.shape.empty() ? array.shape[0] : 0;
+      array.shape = shape;
       if (array.shape.empty() && count > 1) array.shape = {1};
+      if (!array.shape.empty()) array.shape[0] += rows;
       const auto output = net.output<std::byte>(tensor.name);
       array.values.append(reinterpret_cast<const char*>(output.data()), output.size());
     }
-  }
-  for (auto& entry : results) {
-    if (!entry.second.shape.empty()) entry.second.shape[0] *= static_cast<std::int64_t>(count);
   }
   return results;
 }

@@ -66,12 +66,14 @@ class Span {
   std::size_t size_ = 0;
 };
 
-// An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ...
+// An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ... The size along `bounded_axis`, if it
+// is not -1, is known after a call, and at most that of `shape`.
 struct Tensor {
   std::string_view name;
   std::string_view dtype;
   Span<const std::int64_t> shape;
   std::size_t bytes;
+  int bounded_axis = -1;
 
   constexpr std::size_t size() const {
     std::size_t count = 1;
@@ -82,7 +84,10 @@ struct Tensor {
   // "float32 [1, 3, 224, 224]"
   std::string type() const {
     std::string text;
-    for (std::int64_t length : shape) text += (text.empty() ? "" : ", ") + std::to_string(length);
+    int axis = 0;
+    for (std::int64_t length : shape) {
+      text += (text.empty() ? "" : ", ") + std::string(axis++ == bounded_axis ? "at most " : "") + std::to_string(length);
+    }
     return std::string(dtype) + " [" + text + "]";
   }
 };
@@ -274,6 +279,14 @@ class Context {
     check(Library::run(context_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
   }
 
+  // Writes the sizes that a tensor has after a call; false for one that this library does not compute.
+  bool read_shape(std::size_t place, std::int64_t* shape) {
+    const auto found = std::find(Library::results.begin(), Library::results.end(), place);
+    if (found == Library::results.end()) return false;
+    check(Library::output_shape(context_, static_cast<std::size_t>(found - Library::results.begin()), shape));
+    return true;
+  }
+
   std::uint32_t threads() const { return Library::threads(context_); }
 
   // The hook stays where it is until the next call of this function.
@@ -329,6 +342,7 @@ struct Contexts : Context<Library>... {
   explicit Contexts(Options& options) : Context<Library>(options)... {}
 
   void run(void* const* addresses) { (Context<Library>::run(addresses), ...); }
+  bool read_shape(std::size_t place, std::int64_t* shape) { return (Context<Library>::read_shape(place, shape) || ...); }
   void profile(const Hook* hook) { (Context<Library>::profile(hook), ...); }
   std::uint32_t threads() const { return (std::max)({Context<Library>::threads()...}); }
 };
@@ -387,11 +401,32 @@ class Model {
     run(state().own);
   }
 
-  // What run() computed, until the next call.
+  // What run() computed, until the next call: as many values as there are in this call.
   template <typename T, typename Key = std::size_t>
   Span<const T> output(const Key& key) {
-    const Span<T> memory = own_memory<T>(detail::input_count + detail::find(outputs(), key, "output"), "output");
-    return {memory.data(), memory.size()};
+    const std::size_t place = detail::find(outputs(), key, "output");
+    const Span<T> memory = own_memory<T>(detail::input_count + place, "output");
+    const Tensor& tensor = outputs()[place];
+    if (tensor.bounded_axis < 0 || memory.size() == 0) return {memory.data(), memory.size()};
+    const auto axis = static_cast<std::size_t>(tensor.bounded_axis);
+    const std::size_t part = memory.size() / static_cast<std::size_t>(tensor.shape[axis]);
+    return {memory.data(), part * static_cast<std::size_t>(shape(place)[axis])};
+  }
+
+  // The sizes of an output after the last call; its values are the first ones of its memory.
+  template <typename Key = std::size_t>
+  std::vector<std::int64_t> shape(const Key& key) {
+    const std::size_t output = detail::find(outputs(), key, "output");
+    const Tensor& tensor = outputs()[output];
+    std::vector<std::int64_t> sizes(tensor.shape.begin(), tensor.shape.end());
+    if (tensor.bounded_axis < 0) return sizes;
+    std::size_t place = detail::input_count + output;
+    for (const auto& [copy, source] : detail::copies) {
+      if (copy == place) place = source;
+    }
+    const Call call(state());
+    state().contexts.read_shape(place, sizes.data());
+    return sizes;
   }
 
   // The threads that compute, the caller's included.

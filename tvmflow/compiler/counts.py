@@ -1,0 +1,92 @@
+"""Counts of outputs: a `main` that returns, after its outputs, how many rows of them count.
+
+Such an output has a size that is known only when the model runs, and memory for the largest one. C
+libraries give the counts to the program; for TVM's virtual machine, `main` returns the rows that count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import relax, tirx
+
+from tvmflow.compiler import ir
+
+COUNTED_KERNEL: Final = "tvmflow.counted"
+"""The attribute of a kernel whose second result, one int64, is how many rows of the first one count."""
+
+SIZES_NEEDED: Final = "tvmflow.sizes_needed"
+"""The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: what it needs that for."""
+
+_COUNTS: Final = "tvmflow.counts"
+
+COUNT_ATTRIBUTES: Final = (SIZES_NEEDED, _COUNTS)
+"""The attributes that `main` keeps through all passes."""
+
+
+class OutputCount(NamedTuple):
+    """An output of which only the first elements along an axis count.
+
+    Attributes:
+        output: The place of the output.
+        axis: The axis; those before it have one element.
+        count: The place of the count among those that `main` returns after its outputs.
+    """
+
+    output: int
+    axis: int
+    count: int
+
+
+def write_counts(function: relax.Function, counts: Sequence[OutputCount]) -> relax.Function:
+    """Return `main` with the attribute that says what its last results are."""
+    return function.with_attr(_COUNTS, json.dumps(counts)) if counts else function
+
+
+def read_counts(function: relax.Function) -> tuple[OutputCount, ...]:
+    """Return the outputs of `main` that have a count."""
+    return tuple(
+        OutputCount(*entry) for entry in json.loads((function.attrs or {}).get(_COUNTS, "[]"))
+    )
+
+
+def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a lowered module whose `main` returns the elements that count in place of the counts."""
+    main = mod["main"]
+    counts = {entry.output: entry for entry in read_counts(main)}
+    if not counts:
+        return mod
+    mod = relax.transform.ToNonDataflow()(mod)
+    main, fields = mod["main"], ir.list_outputs(mod["main"])
+    first_count = len(fields) - 1 - max(entry.count for entry in counts.values())
+    kernels = {var: function for var, function in mod.functions_items() if var.name_hint != "main"}
+    builder = relax.BlockBuilder(tvm.IRModule(kernels, mod.attrs, mod.global_infos))
+    with builder.function("main", list(main.params)):
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                builder.emit_normalized(binding)
+        sizes: dict[int, Any] = {}
+        results = []
+        for index, field in enumerate(fields[:first_count]):
+            if (entry := counts.get(index)) is None:
+                results.append(field)
+                continue
+            if entry.count not in sizes:
+                sizes[entry.count] = _emit_size(builder, fields[first_count + entry.count])
+            part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.count]])
+            results.append(builder.emit(part))
+        builder.emit_func_output(relax.Tuple(results) if len(results) > 1 else results[0])
+    cut = builder.get()
+    attrs = {name: value for name, value in main.attrs.items() if name != _COUNTS}
+    cut[cut.get_global_var("main")] = cut["main"].with_attrs(attrs)
+    return relax.transform.LegalizeOps()(cut)
+
+
+def _emit_size(builder: relax.BlockBuilder, count: Any) -> Any:
+    """Emit the variable of a size with the value of a count."""
+    size = tirx.Var("size", "int64")
+    builder.match_cast(builder.emit(relax.op.tensor_to_shape(count)), relax.ShapeType([size]))
+    return size

@@ -1,0 +1,501 @@
+"""Tensors with a size that is known only when a model runs, as tensors of the largest size and a count.
+
+A kernel that selects rows, such as non-maximum suppression, writes as many as there can be, and counts
+those that it selected. The operators after it compute with all rows; as long as no row influences
+another, the rows that count are right. `count_outputs` checks that, and lets `main` return the counts of
+its outputs after them. A model that mixes rows needs shapes that TVM's runtime knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvmflow.compiler import ir, marks
+from tvmflow.compiler.counts import COUNTED_KERNEL, OutputCount, write_counts
+from tvmflow.core.errors import StageError
+
+
+class MixedRows(StageError):
+    """A model computes with tensors of a counted size what does not keep their rows apart.
+
+    Its message is what the model needs TVM's runtime for.
+
+    Attributes:
+        bounded: The outputs whose rows are kept apart all the same.
+    """
+
+    def __init__(self, operator: str, bounded: Sequence[OutputCount] = ()) -> None:
+        super().__init__(f"sizes that are known only when it runs, which {operator} needs")
+        self.bounded = tuple(bounded)
+
+
+class _Count(NamedTuple):
+    """The number of rows that count, of those that a tensor has along an axis.
+
+    Attributes:
+        axis: The axis.
+        var: The count, int64 of shape [1].
+        limit: The most that count, where rows were cut off; None for any number.
+    """
+
+    axis: int
+    var: Any
+    limit: int | None = None
+
+
+class _WrongShape(NamedTuple):
+    """A shape, or a tensor with its sizes, of which one size is larger than what counts."""
+
+    axis: int
+
+
+_Fact = _Count | _WrongShape | None
+
+
+def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose `main` returns the counts of its outputs after them; the same module if there are none.
+
+    Raises:
+        MixedRows: A counted size is needed where rows influence each other.
+    """
+    if not any(COUNTED_KERNEL in (function.attrs or {}) for function in mod.functions.values()):
+        return mod
+    return _Analysis(mod).rewrite()
+
+
+class _Analysis:
+    """Follows counted sizes through `main`."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._facts: dict[Any, _Fact] = {}
+        self._fields: dict[Any, list[_Fact]] = {}
+        self._values: dict[Any, Any] = {}
+        self._outputs: list[OutputCount] = []
+        self._mixing = ""
+        self._is_dataflow = True
+
+    def rewrite(self) -> tvm.IRModule:
+        main = self._mod["main"]
+        result = ir.resolve_alias(main.body.body, ir.DataFlow(main).values.get)
+        blocks, added = [], list[Any]()
+        for block in main.body.blocks:
+            self._is_dataflow = isinstance(block, relax.DataflowBlock)
+            bindings: list[Any] = []
+            for binding in block.bindings:
+                if binding.var.same_as(result):
+                    added, result = self._return_counts(binding)
+                    bindings += added
+                elif not (added and isinstance(binding.value, relax.Var)):
+                    bindings += self._follow(binding)
+            blocks.append(type(block)(bindings))
+        if self._mixing:
+            raise MixedRows(self._mixing, self._outputs)
+        kind = relax.TupleType([field.ty for field in self._values[result].fields])
+        body = relax.SeqExpr(blocks, result)
+        function = relax.Function(main.params, body, kind, main.is_pure).with_attrs(main.attrs)
+        mod = ir.copy_module(self._mod)
+        mod[mod.get_global_var("main")] = write_counts(function, self._outputs)
+        return mod
+
+    def _return_counts(self, binding: Any) -> tuple[list[Any], Any]:
+        """Return bindings that make a result with the counts of its tensors, and the variable that has it."""
+        value, bindings = binding.value, list[Any]()
+        if not isinstance(value, relax.Tuple):
+            inner = self._new_var("output", binding.var.ty)
+            bindings += self._follow(relax.VarBinding(inner, value))
+            value = relax.Tuple([inner])
+        counts: dict[tuple[Any, int | None], Any] = {}
+        for index, field in enumerate(value.fields):
+            fact = self._fact(field)
+            if fact is None:
+                continue
+            if not isinstance(fact, _Count) or math.prod(ir.known_shape(field)[: fact.axis]) > 1:
+                self._refuse("an output of such a shape")
+                continue
+            key = (fact.var, fact.limit)
+            if key not in counts:
+                counts[key] = fact.var
+                if fact.limit is not None:
+                    counts[key] = self._new_var(f"count{len(counts)}", fact.var.ty)
+                    limit = relax.const(np.array([fact.limit], np.int64), "int64")
+                    least = relax.op.minimum(fact.var, limit)
+                    bindings.append(relax.VarBinding(counts[key], least))
+            self._outputs.append(OutputCount(index, fact.axis, list(counts).index(key)))
+        fields = [*value.fields, *counts.values()]
+        made = relax.Tuple(fields)
+        var = relax.Var("result", relax.TupleType([field.ty for field in fields]))
+        self._values[var] = made
+        return [*bindings, relax.VarBinding(var, made)], var
+
+    def _new_var(self, name: str, kind: Any) -> Any:
+        return (relax.DataflowVar if self._is_dataflow else relax.Var)(name, kind)
+
+    def _fact(self, expr: Any) -> _Fact:
+        return self._facts.get(expr)
+
+    def _follow(self, binding: Any) -> list[Any]:
+        """Record what is known of a binding's value, and return the binding, where needed a changed one."""
+        value, var = binding.value, binding.var
+        self._values[var] = value
+        if isinstance(value, relax.Var):
+            self._copy_facts(var, value)
+            return [binding]
+        if isinstance(value, relax.TupleGetItem):
+            fields = self._fields.get(value.tuple_value)
+            self._facts[var] = fields[value.index] if fields else None
+            return [binding]
+        if isinstance(value, relax.Tuple):
+            self._fields[var] = [self._fact(field) for field in value.fields]
+            return [binding]
+        if isinstance(value, tvm.ir.Call):
+            return self._follow_call(binding, value, var)
+        self._refuse_facts(value, "If" if isinstance(value, relax.If) else type(value).__name__)
+        return [binding]
+
+    def _copy_facts(self, var: Any, source: Any) -> None:
+        self._facts[var] = self._fact(source)
+        if source in self._fields:
+            self._fields[var] = self._fields[source]
+
+    def _refuse_facts(self, value: Any, operator: str) -> None:
+        """Raise MixedRows where a value reads a counted tensor, or has a kernel that counts in a branch."""
+        is_read = any(
+            self._fact(var) is not None or any(self._fields.get(var, ()))
+            for var in ir.list_variables(value)
+        )
+        bindings = [b for branch in ir.branches_of(value) for b in ir.list_bindings(branch)]
+        if is_read or any(self._is_counting(inner.value) for inner in bindings):
+            self._refuse(operator)
+
+    def _refuse(self, operator: str) -> None:
+        """Remember the first operator that mixes rows."""
+        self._mixing = self._mixing or operator
+
+    def _is_counting(self, value: Any) -> bool:
+        if ir.operator_name(value) != "relax.call_tir":
+            return False
+        return COUNTED_KERNEL in (self._mod[value.args[0]].attrs or {})
+
+    def _follow_call(self, binding: Any, call: Any, var: Any) -> list[Any]:
+        if self._is_counting(call):
+            self._refuse_facts(call, "a selection among rows")
+            count = self._new_var("count", call.ty.fields[1])
+            self._fields[var] = [_Count(0, count), None]
+            return [binding, relax.VarBinding(count, relax.TupleGetItem(var, 1))]
+        operator = ir.operator_name(call)
+        name = operator.removeprefix("relax.").removeprefix("nn.").removeprefix("vision.")
+        operands, facts = self._read_operands(call)
+        if not any(facts):
+            return [binding]
+        rule = _RULES.get(name)
+        fact = rule(call, operands, facts) if rule else _REFUSED
+        if isinstance(fact, str):
+            self._refuse(name)
+            return [binding]
+        is_tuple = isinstance(call.ty, relax.TupleType)
+        if is_tuple:
+            self._fields[var] = [fact] * len(call.ty.fields)
+        else:
+            self._facts[var] = fact
+        return self._bound_indices(binding, name, operands, facts)
+
+    def _read_operands(self, call: Any) -> tuple[list[Any], list[_Fact]]:
+        """Return the tensors that a call reads, those of tuples too, and what is known of each."""
+        operands, facts = list[Any](), list[_Fact]()
+        for argument in call.args:
+            value = self._values.get(argument, argument)
+            if isinstance(value, relax.Tuple):
+                operands += list(value.fields)
+                facts += [self._fact(field) for field in value.fields]
+            else:
+                operands.append(argument)
+                fields = self._fields.get(argument, ())
+                facts.append(self._fact(argument) or next(filter(None, fields), None))
+        return operands, facts
+
+    def _bound_indices(
+        self, binding: Any, name: str, operands: Sequence[Any], facts: Sequence[_Fact]
+    ) -> list[Any]:
+        """Return a binding whose indices are within the data also in rows that do not count."""
+        if name not in ("take", "gather_nd") or not isinstance(facts[1], _Count):
+            return [binding]
+        call, (data, indices) = binding.value, operands
+        if name == "take":
+            axis = None if call.attrs.axis is None else int(call.attrs.axis)
+            safe = relax.op.take(data, indices, axis, "clip")
+            marks.write_marks(safe, marks.read_marks(call))
+            return [relax.VarBinding(binding.var, safe)]
+        sizes = ir.known_shape(data)[: ir.known_shape(indices)[-1]]
+        dtype = ir.dtype_of(indices)
+        bounds = [np.array(values, dtype) for values in ([0] * len(sizes), [n - 1 for n in sizes])]
+        bindings: list[Any] = []
+        for operator, bound in zip((relax.op.maximum, relax.op.minimum), bounds, strict=True):
+            var = self._new_var("bounded", indices.ty)
+            bindings.append(relax.VarBinding(var, operator(indices, relax.const(bound, dtype))))
+            indices = var
+        safe = relax.op.gather_nd(data, indices, int(call.attrs.batch_dims))
+        marks.write_marks(safe, marks.read_marks(call))
+        return [*bindings, relax.VarBinding(binding.var, safe)]
+
+
+# ---------------------------------------------------------------- rules
+
+# What a rule returns where an operator mixes rows.
+_REFUSED: Final = "refused"
+_Answer = _Fact | str
+_Rule = Callable[[Any, Sequence[Any], Sequence[_Fact]], _Answer]
+
+
+def _rank(expr: Any) -> int:
+    return len(ir.known_shape(expr))
+
+
+def _first_count(facts: Sequence[_Fact]) -> _Count | None:
+    """Return the one count that operands have; None where one is a shape, or there are two counts."""
+    if any(isinstance(fact, _WrongShape) for fact in facts):
+        return None
+    counts = [fact for fact in facts if isinstance(fact, _Count)]
+    return counts[0] if len({(count.var, count.limit) for count in counts}) == 1 else None
+
+
+def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """All operands that are as large along the counted axis have the count; the others have one row for all."""
+    count = _first_count(facts)
+    if count is None:
+        return _REFUSED
+    rank = _rank(call)
+    axes = {
+        fact.axis + rank - _rank(operand)
+        for operand, fact in zip(operands, facts, strict=True)
+        if isinstance(fact, _Count)
+    }
+    if len(axes) != 1:
+        return _REFUSED
+    (axis,) = axes
+    for operand, fact in zip(operands, facts, strict=True):
+        shape = ir.shape_of(operand)
+        own = axis - (rank - len(shape or ()))
+        if shape and fact is None and own >= 0 and shape[own] != 1:
+            return _REFUSED
+    return count._replace(axis=axis)
+
+
+def _same_axis(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """Keep the axis of an operator over others."""
+    count = _first_count(facts)
+    axes = _read_axes(call, "axis")
+    return _REFUSED if count is None or axes is None or count.axis in axes else count
+
+
+def _reduction(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count, axes = _first_count(facts), _read_axes(call, "axis")
+    if count is None or axes is None or count.axis in axes:
+        return _REFUSED
+    if call.attrs.keepdims:
+        return count
+    return count._replace(axis=count.axis - sum(axis < count.axis for axis in axes))
+
+
+def _read_axes(call: Any, name: str) -> list[int] | None:
+    """Return the axes of an operator, not negative; None where it has none, which means all."""
+    axes = getattr(call.attrs, name)
+    if axes is None:
+        return None
+    rank = _rank(call.args[0])
+    listed = [axes] if isinstance(axes, int | tirx.IntImm) else list(axes)
+    return [int(axis) % rank for axis in listed]
+
+
+def _take(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    data, indices = operands
+    fact, index_fact = facts
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(data)
+    if isinstance(fact, _WrongShape):
+        # one size of a shape
+        if index_fact is None and isinstance(indices, tvm.ir.Constant):
+            sizes = np.atleast_1d(indices.value.numpy()) % ir.known_shape(data)[0]
+            return _REFUSED if fact.axis in sizes else None
+        return _REFUSED
+    if isinstance(index_fact, _Count):
+        if isinstance(fact, _Count) and fact.axis != axis:
+            return _REFUSED
+        return index_fact._replace(axis=axis + index_fact.axis)
+    if index_fact is not None or not isinstance(fact, _Count) or fact.axis == axis:
+        return _REFUSED
+    moved = fact.axis if fact.axis < axis else fact.axis + _rank(indices) - 1
+    return fact._replace(axis=moved)
+
+
+def _gather_nd(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    data, indices = facts
+    is_plain = data is None and isinstance(indices, _Count) and not int(call.attrs.batch_dims)
+    last = _rank(call.args[1]) - 1
+    return indices if is_plain and isinstance(indices, _Count) and indices.axis < last else _REFUSED
+
+
+def _strided_slice(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count = _first_count(facts)
+    parts = [_read_integers(argument) for argument in call.args[1:]]
+    if count is None or any(part is None for part in parts):
+        return _REFUSED
+    axes, begins, ends, *strides = (part for part in parts if part is not None)
+    steps = strides[0] if strides else [1] * len(axes)
+    size = ir.known_shape(call.args[0])[count.axis]
+    for axis, begin, end, step in zip(axes, begins, ends, steps, strict=True):
+        if axis % _rank(call.args[0]) != count.axis:
+            continue
+        if begin != 0 or step != 1 or end <= 0:
+            return _REFUSED
+        if end < size:
+            count = count._replace(limit=min(end, count.limit or end))
+    return count
+
+
+def _read_integers(expr: Any) -> list[int] | None:
+    """Return a tuple of constants; None for anything else."""
+    try:
+        return [int(getattr(field, "value", field)) for field in getattr(expr, "fields", expr)]
+    except (TypeError, ValueError):
+        return None
+
+
+def _squeeze(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count, axes = _first_count(facts), _read_axes(call, "axis")
+    if count is None:
+        return _REFUSED
+    shape = ir.known_shape(operands[0])
+    axes = axes if axes is not None else [axis for axis, size in enumerate(shape) if size == 1]
+    if count.axis in axes:
+        return _REFUSED
+    return count._replace(axis=count.axis - sum(axis < count.axis for axis in axes))
+
+
+def _expand_dims(call: Any, _: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count, rank = _first_count(facts), _rank(call)
+    if count is None:
+        return _REFUSED
+    new = {int(axis) % rank for axis in call.attrs.axis}
+    kept = [axis for axis in range(rank) if axis not in new]
+    return count._replace(axis=kept[count.axis])
+
+
+def _reshape(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """Find the counted axis with as many elements before and after it."""
+    count = _first_count(facts)
+    if count is None:
+        return _REFUSED
+    old, new = ir.known_shape(operands[0]), ir.known_shape(call)
+    before = math.prod(old[: count.axis])
+    for axis, size in enumerate(new):
+        if size == old[count.axis] and math.prod(new[:axis]) == before:
+            return count._replace(axis=axis)
+    return _REFUSED
+
+
+def _permute(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count = _first_count(facts)
+    if count is None:
+        return _REFUSED
+    rank = _rank(operands[0])
+    axes = call.attrs.axes
+    order = list(range(rank))[::-1] if axes is None else [int(axis) % rank for axis in axes]
+    return count._replace(axis=order.index(count.axis))
+
+
+def _concat(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """All parts have the count, and are joined along another axis."""
+    count = _first_count(facts)
+    if count is None or any(fact != count for fact in facts):
+        return _REFUSED
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % _rank(operands[0])
+    return _REFUSED if axis == count.axis else count
+
+
+def _stack(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count = _first_count(facts)
+    if count is None or any(fact != count for fact in facts):
+        return _REFUSED
+    axis = int(call.attrs.axis or 0) % _rank(call)
+    return count._replace(axis=count.axis + (axis <= count.axis))
+
+
+def _broadcast(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count = _first_count(facts[:1])
+    return (
+        count and count._replace(axis=count.axis + _rank(call) - _rank(operands[0]))
+    ) or _REFUSED
+
+
+def _matmul(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """Rows of the left matrix by a matrix that is the same for all of them."""
+    left, right = operands
+    is_left = isinstance(facts[0], _Count) and facts[1] is None and _rank(right) >= 2
+    if not is_left or not isinstance(facts[0], _Count) or facts[0].axis != _rank(left) - 2:
+        return _REFUSED
+    return facts[0]._replace(axis=_rank(call) - 2)
+
+
+def _batched(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """Each sample by itself."""
+    count = _first_count(facts[:1])
+    return count if count and count.axis == 0 and not any(facts[1:]) else _REFUSED
+
+
+def _regions(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    """Each region of an image by itself."""
+    count = _first_count(facts[1:2])
+    return count if count and count.axis == 0 and facts[0] is None else _REFUSED
+
+
+def _shape(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    count = _first_count(facts)
+    return _REFUSED if count is None else _WrongShape(count.axis)
+
+
+def _keep(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
+    return facts[0]
+
+
+def _name(rule: _Rule, names: str) -> dict[str, _Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **_name(
+        _elementwise,
+        "abs acos acosh add asin asinh astype atan atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil clip "
+        "cos cosh divide equal erf exp floor floor_divide floor_mod full_like gelu gelu_tanh greater greater_equal "
+        "hardsigmoid hardswish isfinite isinf isnan leakyrelu less less_equal log logical_and logical_not logical_or "
+        "logical_xor maximum minimum mod multiply negative not_equal ones_like power relu round rsqrt selu sigmoid sign "
+        "silu sin sinh softplus sqrt square subtract tan tanh trunc where zeros_like",
+    ),
+    **_name(_same_axis, "argsort cumprod cumsum log_softmax softmax sort split topk flip"),
+    **_name(_reduction, "argmax argmin max mean min prod std sum variance"),
+    **_name(
+        _batched,
+        "adaptive_avg_pool2d avg_pool1d avg_pool2d avg_pool3d conv1d conv2d conv3d conv2d_transpose max_pool1d "
+        "max_pool2d max_pool3d",
+    ),
+    **_name(_regions, "roi_align roi_pool"),
+    "broadcast_to": _broadcast,
+    "concat": _concat,
+    "expand_dims": _expand_dims,
+    "gather_nd": _gather_nd,
+    "matmul": _matmul,
+    "permute_dims": _permute,
+    "reshape": _reshape,
+    "shape_of": _shape,
+    "shape_to_tensor": _keep,
+    "squeeze": _squeeze,
+    "stack": _stack,
+    "strided_slice": _strided_slice,
+    "take": _take,
+}
+"""Operators that keep rows apart -> which axis of the result is counted."""
