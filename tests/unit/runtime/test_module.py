@@ -17,6 +17,7 @@ import pytest
 
 import tvmflow
 from tvmflow.core.errors import BundleError, EnvironmentProblem
+from tvmflow.core.types import TensorSpec
 from tvmflow.runtime import loading
 from tvmflow.targets.host import Host
 
@@ -35,7 +36,7 @@ def rewritten(bundle: Path, target: Path, /, **changes: Any) -> Path:
 def test_a_bundle_has_a_signature_and_runs(any_bundle: Path) -> None:
     """Inputs and outputs carry name, shape and dtype; run maps names to arrays."""
     module = tvmflow.load(any_bundle)
-    assert [tuple(spec) for spec in module.inputs] == [("x", (2, 3), "float32")]
+    assert module.inputs == (TensorSpec("x", (2, 3), "float32"),)
     assert [spec.name for spec in module.outputs] == ["plus_one", "twice"]
     x = np.arange(6, dtype="float32").reshape(2, 3)
     result = module.run({"x": x})
