@@ -104,10 +104,10 @@ def test_a_detector_has_every_form(project: Project) -> None:
     module = tvmflow.load(dist / "boxes.tvmflow")
     assert "kept_boxes: float32[at most 64, 4]" in repr(module)
     feed = draw_boxes(seed=7)
-    for ours, theirs in zip(
+    for actual_rows, expected_rows in zip(
         module.run(feed).values(), run_onnx_runtime(make_detector(), feed), strict=True
     ):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(actual_rows, expected_rows)
     assert (
         "gives kept_boxes: float32 [at most 64, 4]"
         in (dist / "boxes-c-library" / "boxes.h").read_text()

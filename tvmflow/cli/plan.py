@@ -19,6 +19,7 @@ from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid
 from tvmflow.engine.plan_graph_svg import to_svg
 from tvmflow.engine.plan_text import format_plan
 from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
+from tvmflow.planning.checks import describe_runtimes
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest
@@ -95,6 +96,7 @@ def show_plan(
         decisions = [state.decisions[spec.id] for spec in prepared.plan.stages]
         kept = find_hits_with_new_weights(prepared.plan, state)
         lines = format_plan(decisions, estimate_stages(prepared.plan, state), store.root, kept)
+        lines += describe_runtimes(prepared.recipes, prepared.plan, state.artifacts)
         lines += _describe_delivery(unwritten)
         text = "".join(f"{printable(line)}\n" for line in lines)
     if output is not None:

@@ -57,9 +57,11 @@ def shape_text(tensor: Json) -> str:
     >>> shape_text({"shape": [64, 4]}), shape_text({"shape": [1, 64, 4], "bounded_axis": 1})
     ('[64, 4]', '[1, at most 64, 4]')
     """
-    sizes = list(map(str, tensor["shape"]))
-    if (axis := tensor.get("bounded_axis")) is not None:
-        sizes[axis] = f"at most {sizes[axis]}"
+    bounded = tensor.get("bounded_axis")
+    sizes = [
+        f"at most {size}" if axis == bounded else str(size)
+        for axis, size in enumerate(tensor["shape"])
+    ]
     return f"[{', '.join(sizes)}]"
 
 

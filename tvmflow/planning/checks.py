@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tvmflow.core.types import Artifact, Plan
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.frontends._peers import PEERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
@@ -16,9 +17,11 @@ from tvmflow.stages._peer_times import device_of
 from tvmflow.stages._runtime_choice import (
     AUTO,
     choose_runtime,
+    describe_runtime,
     no_c_runtime_reason,
     no_vm_reason,
     run_location,
+    vm_reason,
 )
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_library
@@ -66,6 +69,32 @@ def _check_names(recipes: Sequence[PlannedRecipe]) -> Iterator[str]:
                 f"{where}: {'.'.join(loc)}: '{name}' is also the name of {other.loaded.path}; "
                 "both would be delivered to one folder: give one of them another name"
             )
+
+
+def describe_runtimes(
+    recipes: Iterable[PlannedRecipe], plan: Plan, artifacts: Mapping[str, Artifact]
+) -> Iterator[str]:
+    """Yield a line for each library that needs TVM's runtime where its recipe left that open, and why.
+
+    Args:
+        recipes: The planned recipes.
+        plan: Their plan.
+        artifacts: The results that are known: the first stage that lowers a model finds out what it needs.
+    """
+    needs: dict[str, str] = {}
+    for planned in recipes:
+        for target in planned.targets if "build" in planned.stages else ():
+            for part in resolved_targets(target):
+                recipe = planned.recipe_for(part)
+                if recipe.runtime == AUTO and (reason := vm_reason(recipe, part)):
+                    needs[f"{planned.recipe.name}/{part.name}"] = (
+                        f"runs on TVM's virtual machine (runtime: vm): {reason}"
+                    )
+    for spec in plan.stages:
+        facts = artifacts[spec.id].facts if spec.id in artifacts else {}
+        for line in describe_runtime(facts):
+            needs.setdefault(f"{spec.recipe}/{spec.target}", line)
+    yield from (f"{name}: {line}" for name, line in needs.items())
 
 
 def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:

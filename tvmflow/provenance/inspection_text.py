@@ -8,7 +8,7 @@ from typing import Final
 from tvmflow.core.documents import get_field, get_number
 from tvmflow.core.formatting import count_text, latency_text, names_text
 from tvmflow.core.project import shortest_path
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, shape_text
 
 _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60
@@ -100,8 +100,9 @@ def _target_words(tvm: Mapping[str, Json]) -> list[str]:
 
 
 def _tensor_text(tensor: Json) -> str:
-    shape = ", ".join(map(str, get_field(tensor, "shape", of=list)))
-    return f"{get_field(tensor, 'name', of=str)} {get_field(tensor, 'dtype', of=str)}[{shape}]"
+    get_field(tensor, "shape", of=list)
+    text = f"{get_field(tensor, 'name', of=str)} {get_field(tensor, 'dtype', of=str)}"
+    return f"{text}{shape_text(tensor)}"
 
 
 def _size_text(image: Mapping[str, Json]) -> str:

@@ -27,10 +27,16 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
     """Return the runtime for a recipe, as it is for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
+    return VM if vm_reason(recipe, target) else AUTO
+
+
+def vm_reason(recipe: Recipe, target: ResolvedTarget) -> str:
+    """Return why `auto` means TVM's virtual machine for any model, or an empty string."""
     outputs_forms = {EXPORTERS[output].FORM for output in recipe.outputs}
     # a part of a model may have no outputs of its own: it is in a bundle of the whole
-    needs_tvm = outputs_forms and outputs_forms.isdisjoint({"", C_LIBRARY})
-    return VM if needs_tvm or no_c_runtime_reason(recipe, target) else AUTO
+    if outputs_forms and outputs_forms.isdisjoint({"", C_LIBRARY}):
+        return "all outputs are made for it"
+    return no_c_runtime_reason(recipe, target)
 
 
 def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:

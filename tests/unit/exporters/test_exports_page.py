@@ -83,7 +83,7 @@ def test_the_python_on_it_runs(folder: Path, exported: Exported, index: int) -> 
 @pytest.mark.slow
 def test_the_programs_on_it_compile_and_run(folder: Path, exported: Exported) -> None:
     """Both pieces of C, both of C++, and the commands that link static and system libraries."""
-    program, weights = blocks("c")
+    program, _, weights = blocks("c")
     interface, system = blocks("cpp")
     words = environment(folder, "cc", "c++")
     (folder / "program.c").write_text(program)

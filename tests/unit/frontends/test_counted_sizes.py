@@ -82,10 +82,12 @@ def test_outputs_of_a_detector_have_their_true_sizes(tmp_path: Path) -> None:
             feed["boxes"][:] = feed["boxes"][0]
         expected = run_onnx_runtime(made, feed)
         actual = program.run([feed["boxes"], feed["scores"]], [None] * len(expected))
-        for ours, machine, theirs in zip(actual, built.run(feed)[1], expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
-            assert ours.shape == theirs.shape and ours.flags.c_contiguous
-            np.testing.assert_array_equal(ours, machine)
+        for actual_rows, machine, expected_rows in zip(
+            actual, built.run(feed)[1], expected, strict=True
+        ):
+            np.testing.assert_allclose(actual_rows, expected_rows, rtol=1e-5, atol=1e-6)
+            assert actual_rows.shape == expected_rows.shape and actual_rows.flags.c_contiguous
+            np.testing.assert_array_equal(actual_rows, machine)
         counts.add(len(expected[0]))
     assert {1, 24} < counts
 
@@ -116,8 +118,8 @@ def test_a_detector_that_finds_nothing_has_no_rows(tmp_path: Path) -> None:
         feed = {"boxes": boxes, "scores": scores * np.float32(factor)}
         expected = run_onnx_runtime(made, feed)
         actual = program.run([boxes, feed["scores"]], [None] * 3)
-        for ours, theirs in zip(actual, expected, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        for actual_rows, expected_rows in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(actual_rows, expected_rows)
     assert len(expected[0]) == 0
 
 
@@ -150,8 +152,8 @@ def test_rows_that_influence_each_other_are_computed(tmp_path: Path) -> None:
     made = make_detector(24, [MIXING["ReduceMax"]], [value("more", [])])
     feed = draw_boxes(24)
     actual = compute(load(made, tmp_path), feed)
-    for ours, theirs in zip(actual, run_onnx_runtime(made, feed), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    for actual_rows, expected_rows in zip(actual, run_onnx_runtime(made, feed), strict=True):
+        np.testing.assert_array_equal(actual_rows, expected_rows)
 
 
 def test_other_models_have_no_counts(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.keys import stage_key
-from tvmflow.core.types import Need
+from tvmflow.core.types import Artifact, Need
+from tvmflow.planning.checks import describe_runtimes
 from tvmflow.recipe import Recipe
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -287,3 +288,27 @@ def test_a_limit_of_memory_is_a_size_with_a_unit() -> None:
         ValidationError, match="'4G' is not a size such as 20GB or 500MB; units are"
     ):
         recipe(stage_memory="4G")
+
+
+def test_a_plan_says_which_libraries_need_tvm() -> None:
+    """By the target or the outputs, before anything runs; by the model, once a stage has lowered it."""
+    made = recipe(outputs=["bundle"], verify={"against": "none"})
+    cuda = target("gpu")._replace(tvm={"kind": "cuda", "arch": "sm_80"})
+    both = planned(made, target(), cuda)
+    plan = plan_of(planned(made, target()))
+    gpu = "net/gpu: runs on TVM's virtual machine (runtime: vm): cuda needs TVM's runtime"
+    assert list(describe_runtimes([both], plan, {})) == [gpu]
+    reason = "sizes that are known only when it runs, which max needs"
+    stage = next(
+        spec for spec in plan.stages if spec.stage == "extract_tasks" and spec.target == "host"
+    )
+    lowered = {stage.id: Artifact("key", (), {"needs_tvm_for": reason})}
+    assert list(describe_runtimes([both], plan, lowered)) == [
+        gpu,
+        f"net/host: runs on TVM's virtual machine (runtime: vm), which it needs for {reason}",
+    ]
+    system = recipe(outputs=["system-library"], verify={"against": "none"})
+    (line,) = describe_runtimes([planned(system, target())], plan, {})
+    assert line.endswith("(runtime: vm): all outputs are made for it")
+    chosen = planned(recipe(outputs=["bundle"], runtime="vm"), target())
+    assert not list(describe_runtimes([chosen], plan, {}))
