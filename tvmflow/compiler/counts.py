@@ -33,12 +33,12 @@ class OutputCount(NamedTuple):
     Attributes:
         output: The place of the output.
         axis: The axis; those before it have one element.
-        count: The place of the count among those that `main` returns after its outputs.
+        place: The place of the count among those that `main` returns after its outputs.
     """
 
     output: int
     axis: int
-    count: int
+    place: int
 
 
 def write_counts(function: relax.Function, counts: Sequence[OutputCount]) -> relax.Function:
@@ -61,7 +61,7 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
         return mod
     mod = relax.transform.ToNonDataflow()(mod)
     main, fields = mod["main"], ir.list_outputs(mod["main"])
-    first_count = len(fields) - 1 - max(entry.count for entry in counts.values())
+    first_count = len(fields) - 1 - max(entry.place for entry in counts.values())
     kernels = {var: function for var, function in mod.functions_items() if var.name_hint != "main"}
     builder = relax.BlockBuilder(tvm.IRModule(kernels, mod.attrs, mod.global_infos))
     with builder.function("main", list(main.params)):
@@ -74,9 +74,9 @@ def cut_outputs(mod: tvm.IRModule) -> tvm.IRModule:
             if (entry := counts.get(index)) is None:
                 results.append(field)
                 continue
-            if entry.count not in sizes:
-                sizes[entry.count] = _emit_size(builder, fields[first_count + entry.count])
-            part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.count]])
+            if entry.place not in sizes:
+                sizes[entry.place] = _emit_size(builder, fields[first_count + entry.place])
+            part = relax.op.strided_slice(field, [entry.axis], [0], [sizes[entry.place]])
             results.append(builder.emit(part))
         builder.emit_func_output(relax.Tuple(results) if len(results) > 1 else results[0])
     cut = builder.get()

@@ -197,7 +197,8 @@ class _Analysis:
         rule = _RULES.get(name)
         fact = rule(call, operands, facts) if rule else _REFUSED
         if isinstance(fact, str):
-            self._refuse(name)
+            kernel = getattr(call.args[0], "name_hint", "") if name == "call_tir" else ""
+            self._refuse(kernel or name or "a function of its own")
             return [binding]
         is_tuple = isinstance(call.ty, relax.TupleType)
         if is_tuple:
@@ -216,8 +217,8 @@ class _Analysis:
                 facts += [self._fact(field) for field in value.fields]
             else:
                 operands.append(argument)
-                fields = self._fields.get(argument, ())
-                facts.append(self._fact(argument) or next(filter(None, fields), None))
+                fields = [self._fact(argument), *self._fields.get(argument, ())]
+                facts.append(next((fact for fact in fields if fact is not None), None))
         return operands, facts
 
     def _bound_indices(

@@ -111,9 +111,9 @@ class _Writer:
     def _write_counts(self) -> list[str]:
         """Return the code that says which outputs have a count; the counts are the last outputs."""
         entries = {entry.output: entry for entry in self._program.counts}
-        number = 1 + max((entry.count for entry in entries.values()), default=-1)
+        number = 1 + max((entry.place for entry in entries.values()), default=-1)
         rows = [
-            f"{{{entries[index].axis}, {entries[index].count}}}" if index in entries else "{-1, 0}"
+            f"{{{entries[index].axis}, {entries[index].place}}}" if index in entries else "{-1, 0}"
             for index in range(len(self._program.outputs) - number)
         ]
         return [
