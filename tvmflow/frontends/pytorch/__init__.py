@@ -72,11 +72,12 @@ def reference(
 ) -> AbstractContextManager[Reference]:
     """Start PyTorch on the archive in an isolated process."""
     from tvmflow.frontends import _reference_process
-    from tvmflow.frontends.pytorch._export import link_archive
+    from tvmflow.frontends.pytorch._code_checks import copy_archive
 
+    archive = read_facts(files[MODEL])
     first = {
-        "archive": str(link_archive(files[MODEL], scratch)),
-        "containers": read_facts(files[MODEL]).containers,
+        "archive": str(copy_archive(files[MODEL], archive.graph, scratch)),
+        "containers": archive.containers,
         "tensors": [spec.name for spec in tensors],
         "threads": threads,
     }

@@ -21,6 +21,7 @@ from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.frontends._base import Limits, ModelInput, unsupported_dtype
 from tvmflow.frontends._file_source import read_once
+from tvmflow.frontends.pytorch._code_checks import RunsCode, check_graph, check_members
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
@@ -77,6 +78,7 @@ class Archive(NamedTuple):
     """Facts of a model that stand in its archive.
 
     Attributes:
+        graph: The name of its graph among the entries of the zip file.
         torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
         inputs: Its tensors in order; constants that it was exported with are none.
         outputs: The names of its tensors in order, by `name_outputs`.
@@ -84,6 +86,7 @@ class Archive(NamedTuple):
             `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
 
+    graph: str
     torch_version: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
@@ -98,22 +101,28 @@ def read_archive(path: Path) -> Archive:
         NotAnArchive: when it is none, or holds what cannot be imported.
         OSError: when it cannot be read.
     """
-    document = _read_graph(path)
+    graph, document = _read_graph(path)
     try:
-        return _parse(document)
+        check_graph(document)
+        return _parse(document, graph)
     except NotAnArchive:
         raise
+    except RunsCode as error:
+        raise NotAnArchive(str(error)) from error
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise NotAnArchive(
             f"its graph has another form than that of torch.export ({type(error).__name__})"
         ) from error
 
 
-def _read_graph(path: Path) -> Any:
-    """Return the JSON document of an archive's model."""
+def _read_graph(path: Path) -> tuple[str, Any]:
+    """Return the name of the graph of an archive's model, and its JSON document."""
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = [entry for entry in archive.infolist() if is_graph(entry.filename)]
+            check_members(archive.namelist())
+            # of several entries with one name, the last
+            listed = {entry.filename: entry for entry in archive.infolist()}
+            entries = [entry for name, entry in listed.items() if is_graph(name)]
             names = [Path(entry.filename).stem for entry in entries]
             if len(entries) > 1 and _MODEL not in names:
                 raise NotAnArchive(
@@ -124,7 +133,9 @@ def _read_graph(path: Path) -> Any:
             entry = entries[names.index(_MODEL) if _MODEL in names else 0]
             if entry.file_size > _MAX_GRAPH_BYTES:
                 raise NotAnArchive(f"its graph has {entry.file_size:,} bytes")
-            return json.loads(archive.read(entry))
+            return entry.filename, json.loads(archive.read(entry))
+    except RunsCode as error:
+        raise NotAnArchive(str(error)) from error
     except zipfile.BadZipFile as error:
         raise NotAnArchive(
             "it is no zip file, as archives of torch.export are, or a damaged one"
@@ -138,7 +149,7 @@ def _read_graph(path: Path) -> Any:
         raise NotAnArchive("its graph is no JSON document, or is damaged") from error
 
 
-def _parse(document: Mapping[str, Any]) -> Archive:
+def _parse(document: Mapping[str, Any], graph_name: str) -> Archive:
     module = document["graph_module"]
     graph, signature = module["graph"], module["signature"]
     _refuse_other_devices(graph["tensor_values"])
@@ -155,6 +166,7 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
     return Archive(
+        graph_name,
         str(document.get("torch_version") or ""),
         inputs,
         _distinct(outputs, [value.name for value in inputs]),

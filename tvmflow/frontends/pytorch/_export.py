@@ -18,6 +18,7 @@ from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.onnx._source import EXTERNAL
 from tvmflow.frontends.onnx._source import MODEL as ONNX_MODEL
 from tvmflow.frontends.pytorch._archive import Archive
+from tvmflow.frontends.pytorch._code_checks import copy_archive
 from tvmflow.frontends.pytorch._source import read_facts
 
 _log = logging.getLogger(__name__)
@@ -25,14 +26,6 @@ _log = logging.getLogger(__name__)
 INSTALL: Final = "pip install 'tvmflow[pytorch]'"
 _WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
 _ONNX: Final = "model.onnx"
-
-
-def link_archive(path: Path, folder: Path) -> Path:
-    """Link an archive under a name that PyTorch accepts; return that path."""
-    link = folder / "model.pt2"
-    link.unlink(missing_ok=True)
-    link.symlink_to(path.resolve())
-    return link
 
 
 class ExportedModel(NamedTuple):
@@ -63,7 +56,7 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
     inner = [name for name in tensors if name not in archive.outputs]
     answer_file, log = folder / "answer.json", folder / "pytorch-export.log"
     request = {
-        "archive": str(link_archive(path, folder)),
+        "archive": str(copy_archive(path, archive.graph, folder)),
         "containers": archive.containers,
         "inputs": [value.name for value in archive.inputs],
         "outputs": archive.outputs,
