@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 _NOT_ANSWERED = ("--verbose", "--help", "-h")
 
 
+# ENFILE and EMFILE
+_TOO_MANY_FILES = (23, 24)
+_FREE_SPACE = (
+    "free some space where it is redirected to, and run again; finished stages are kept"
+)
+
+
 def main() -> int:
     """Run the command line of this process and return its exit code."""
     _prepare_streams()
@@ -34,10 +41,11 @@ def main() -> int:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
         _discard_output()
     except OSError as error:
-        sys.stderr.write(
-            f"tvmflow: the output cannot be written: {error.strerror}\n"
-            "  fix: free some space where it is redirected to, and run again; finished stages are kept\n"
-        )
+        text, fix = f"the output cannot be written: {error.strerror}", _FREE_SPACE
+        if error.errno in _TOO_MANY_FILES:
+            # while modules are imported, which `cli` does not see
+            text, fix = f"{error.filename}: {error.strerror}", "allow more open files (ulimit -n 4096)"
+        sys.stderr.write(f"tvmflow: {text}\n  fix: {fix}\n")
         _discard_output()
         code = 4
     finally:
@@ -62,7 +70,11 @@ def _prepare_streams() -> None:
 
 def _discard_output() -> None:
     """Keep Python from writing the rest of the output at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        # no more files may be open: with nothing to write to, there is nothing to say either
+        os.close(sys.stdout.fileno())
 
 
 def _run(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Errors of disks as messages: what is full or cannot be used, on which file system, and what to do.
+"""Errors of disks and limits as messages: what is full or cannot be used, on which file system, and what to do.
 
 Part of an up-to-date run: what only an error needs is imported when there is one.
 """
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 _OTHER_FOLDER: Final = "or choose another folder with --store or --dist"
 _KEPT: Final = "and run again; everything finished so far is kept"
-_WRITABLE: Final = f"make it writable for this user, {_OTHER_FOLDER}"
+_WRITABLE: Final = f"let this user read and write it, {_OTHER_FOLDER}"
 # Another kind of file exists where a file or a folder is expected.
 _OBSTRUCTED: Final = f"move the file at that path away, {_OTHER_FOLDER}"
 _FAILING: Final = f"the disk or the network behind it fails: see the system's log (dmesg), {_OTHER_FOLDER}, {_KEPT}"
 _TOO_MANY: Final = "allow more open files (ulimit -n 4096), or run fewer stages at a time (--jobs)"
+_NO_PROCESSES: Final = "the system starts no more processes or threads for this user"
+_MORE_PROCESSES: Final = "end other programs, allow more processes (ulimit -u; a container has a limit of its own), or run fewer stages at a time (--jobs)"
 _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local disk with --store"
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
@@ -61,7 +63,12 @@ _TEXTS: Final = {
     text: number
     for number in (*_FULL, errno.EROFS, errno.EIO, errno.EMFILE, errno.EFBIG)
     for text in (os.strerror(number), f"(os error {number})", f"[Errno {number}]")
-} | {"NoSpaceLeft": errno.ENOSPC, "DiskQuota": errno.EDQUOT}
+} | {
+    "NoSpaceLeft": errno.ENOSPC,
+    "DiskQuota": errno.EDQUOT,
+    "can't start new thread": errno.EAGAIN,
+    os.strerror(errno.EAGAIN): errno.EAGAIN,
+}
 
 
 @contextlib.contextmanager
@@ -98,6 +105,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         # the place first: of a file that is written aside, nobody knows the name
         places = [os.fspath(place), path, *_redirected_output(), _temporary_folder()]
         return _full_disk(error.errno, places, needed)
+    if error.errno == errno.EAGAIN:
+        return StoreError(_NO_PROCESSES, fix=_MORE_PROCESSES)
     if error.errno not in _FIXES:
         return None
     shown = shortest_path(path)

@@ -49,6 +49,8 @@ _CANCELLED: Final = "the run was cancelled"
 # Somebody who ends a whole run with one of these sends it to every process, in any order.
 _TERMINATION_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SETTLE_S: Final = 0.5
+# A server that does not report the end of a child that was killed is stopped itself.
+_REPORT_S: Final = 10.0
 # A wait that takes twice as long was interrupted by SIGSTOP or SIGTSTP.
 _MAX_WAIT_S: Final = 1.0
 
@@ -181,9 +183,13 @@ class ForkServer:
             try:
                 message = lines.next()
             except TimeoutError:
-                timed_out, lines.deadline = True, math.inf
-                kill_tree(pid)
+                kill_tree(self._pid if timed_out else pid)
+                lines.deadline = math.inf if timed_out else time.monotonic() + _REPORT_S
+                timed_out = True
                 continue
+            if message is None and timed_out:
+                self.is_gone = True
+                return _timeout(started, timeout_s)
             if message is None:
                 return self._server_gone(None, started)
             if "pid" in message:
@@ -199,11 +205,9 @@ class ForkServer:
                     lines.deadline += time.monotonic() - emit_started
                     _write_line(answers, "")
             elif "exit" in message:
-                seconds = time.monotonic() - started
                 if timed_out:
-                    text = f"took longer than {timeout_s:g} s and was stopped"
-                    return Outcome("timeout", seconds, text)
-                return self._outcome(message["exit"], result, seconds)
+                    return _timeout(started, timeout_s)
+                return self._outcome(message["exit"], result, time.monotonic() - started)
             else:
                 result = message
 
@@ -258,6 +262,11 @@ class ForkServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _timeout(started: float, timeout_s: float) -> Outcome:
+    text = f"took longer than {timeout_s:g} s and was stopped"
+    return Outcome("timeout", time.monotonic() - started, text)
 
 
 def _describe_death(status: int) -> str:

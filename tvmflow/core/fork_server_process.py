@@ -63,7 +63,11 @@ def serve(control: socket.socket) -> NoReturn:
             if not message:
                 break
             result, log, request = descriptors
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                _refuse(error, descriptors)
+                continue
             if pid == 0:
                 signal.set_wakeup_fd(-1)
                 for descriptor in (control.fileno(), wake_read, wake_write, *children.values()):
@@ -75,6 +79,15 @@ def serve(control: socket.socket) -> NoReturn:
     for pid in children:
         kill_tree(pid)
     os._exit(0)
+
+
+def _refuse(error: OSError, descriptors: list[int]) -> None:
+    """Answer a call for which the system starts no process."""
+    result = descriptors[0]
+    for message in (_describe_error(error), {"exit": 0}):
+        os.write(result, json.dumps(message).encode() + b"\n")
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _reap_children(children: dict[int, int]) -> None:
@@ -157,13 +170,18 @@ def _answer(request: bytes, send: Emit) -> dict[str, Any]:
         # the log, too, may be on the disk that is full
         with contextlib.suppress(OSError):
             traceback.print_exc()
-        if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
-            name = type(problem).__name__
-            return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}
-        name = type(error).__name__
-        lines = str(error).strip().splitlines()
-        message = f"{name}: {lines[-1] if lines else 'no message'}"
-        return {"kind": "error", "message": message, "error": name}
+        return _describe_error(error)
+
+
+def _describe_error(error: BaseException) -> dict[str, Any]:
+    """Return an unexpected exception as the result of a call."""
+    if isinstance(error, OSError) and (problem := explain(error, os.getcwd())):
+        name = type(problem).__name__
+        return {"kind": "error", "message": problem.message, "fix": problem.fix, "error": name}
+    name = type(error).__name__
+    lines = str(error).strip().splitlines()
+    message = f"{name}: {lines[-1] if lines else 'no message'}"
+    return {"kind": "error", "message": message, "error": name}
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -51,7 +51,7 @@ class _Termination:
         if not self.number:
             self.number = number
             # `watch` hears of no signal while asyncio runs
-            _thread.start_new_thread(self._end_soon, ())
+            _start_thread(self._end_soon, ())
             (self.reactions[-1] if self.reactions else self.end)()
 
     def watch(self, wakeup: int) -> None:
@@ -98,7 +98,15 @@ def watch_signals() -> None:
     for number in _NAMES:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _termination.handle)
-    _thread.start_new_thread(_termination.watch, (read_end,))
+    _start_thread(_termination.watch, (read_end,))
+
+
+def _start_thread(function: "Callable[..., None]", arguments: "tuple[int, ...]") -> None:
+    """Start a thread; where this user may have no more, the main thread alone handles signals."""
+    try:
+        _thread.start_new_thread(function, arguments)
+    except RuntimeError:
+        pass
 
 
 def signal_number() -> int:

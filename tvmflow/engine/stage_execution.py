@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tvmflow.core.disk_errors import disk_errors, explain
+from tvmflow.core.disk_errors import disk_errors, explain, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
 from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
@@ -225,6 +225,9 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
     """Report an exception as the end of the stage: no stage that failed may look as if it had been skipped."""
     if isinstance(error, OSError):
         error = explain(error, store.root) or EnvironmentProblem(str(error))
+    elif not isinstance(error, TvmflowError):
+        # Python and libraries have errors of their own where no thread can be started
+        error = find_disk_problem([store.root], str(error)) or error
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)

@@ -88,14 +88,17 @@ def _list_problems(planned: PlannedRecipe, listed: ImageFiles) -> Iterator[str]:
             else:
                 _check_arrays(folder / data)
         except (OSError, ValueError) as error:
-            yield f"{planned.data_position(target)}: verify.data: {data}: {error}"
+            reason = error
+            if isinstance(error, OSError) and error.strerror:
+                reason = f"{excerpt(str(error.filename))}: {error.strerror}"
+            yield f"{planned.data_position(target)}: verify.data: {data}: {reason}"
 
 
 def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
     """Return the images of `verify.data`, which is at a path."""
     if is_table(data):
         images, read = read_table(path), [path]
-        for file in images.files:
+        for file in dict.fromkeys(images.files):
             if not (path.parent / file).is_file():
                 raise ValueError(missing_file_text(path.parent / file))
     else:

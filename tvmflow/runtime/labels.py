@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.documents import quote
+from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Json, TensorSpec
 
 if TYPE_CHECKING:
@@ -140,17 +142,19 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
     """Return the labels in a file with one name a line; spaces around names, and empty lines at the end, are left out.
 
     Raises:
-        ValueError: when the file is no text, has no names, or an empty line between names.
+        ValueError: when the file is no text, has no names, an empty line between names, or control characters.
     """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8") from None
-    names = [line.strip() for line in text.rstrip().splitlines()]
-    if not names:
+    names = [line.strip() for line in re.split(r"\r\n?|\n", text.rstrip())]
+    if names == [""]:
         raise ValueError("it has no names")
     if "" in names:
         raise ValueError(f"its line {names.index('') + 1} is empty: write one name a line")
+    if wrong := next((name for name in names if not name.isprintable()), None):
+        raise ValueError(f"its line {names.index(wrong) + 1} has a control character: {quoted(wrong)}")
     return Labels(tuple(names), activation, hashlib.sha256(content).hexdigest())
 
 

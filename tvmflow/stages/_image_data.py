@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.runtime.image_files import SUFFIXES
 
@@ -20,6 +22,9 @@ DATA: Final = "data"
 """The role of `verify.data`; that of an image is `data/<file>`."""
 
 _COLUMNS: Final = ["file", "label"]
+# How many classes without an index a message names.
+_SHOWN: Final = 10
+_MAX_DIGITS: Final = 9
 
 
 class ImageList(NamedTuple):
@@ -46,24 +51,32 @@ class ImageList(NamedTuple):
 
         if not self.classes:
             return None
-        problems = list(
-            filter(None, (_mismatch(name, labels) for name in dict.fromkeys(self.classes)))
-        )
-        if problems:
+        counts = Counter(labels)
+        wrong = [name for name in dict.fromkeys(self.classes) if not _has_index(name, counts)]
+        if wrong:
+            problems = [_mismatch(name, labels) for name in wrong[:_SHOWN]]
+            if more := len(wrong) - _SHOWN:
+                problems += [f"and {count_text(more, 'class', 'classes')} more"] if more > 0 else []
             raise ValueError("; ".join(problems))
-        return np.array([labels.index(name) if labels else int(name) for name in self.classes])
+        indices = {name: index for index, name in enumerate(labels)}
+        return np.array([indices[name] if labels else int(name) for name in self.classes])
+
+
+def _has_index(name: str, counts: Counter[str]) -> bool:
+    """Return whether a class is the name of one label, or the index of a class where there are no labels."""
+    is_index = name.isdecimal() and len(name) <= _MAX_DIGITS
+    return counts[name] == 1 if counts else is_index
 
 
 def _mismatch(name: str, labels: Sequence[str]) -> str:
-    """Return why a class has no index, or an empty string."""
+    """Return why a class has no index."""
+    shown = quoted(name)
     if not labels:
-        return (
-            "" if name.isdecimal() else f"the class '{name}' is no index, and there are no labels"
-        )
+        return f"the class {shown} is no index, and there are no labels"
     count = labels.count(name)
     if count > 1:
-        return f"the class '{name}' is the name of {count} labels"
-    return "" if count else f"no label names the class '{name}'{did_you_mean(name, labels)}"
+        return f"the class {shown} is the name of {count} labels"
+    return f"no label names the class {shown}{did_you_mean(name, labels)}"
 
 
 def is_image_data(data: str, path: Path) -> bool:
@@ -83,8 +96,13 @@ def list_folder(folder: Path) -> tuple[ImageList, list[Path]]:
         ValueError: when there is none, or when only some are in the folder of a class.
     """
     files, folders = [], []
+    seen = {_identity(folder)}
     for parent, names, inner in os.walk(folder, followlinks=True):
         names[:] = sorted(name for name in names if not name.startswith("."))
+        identities = {name: _identity(Path(parent, name)) for name in names}
+        # a link to a folder above would be followed for ever
+        names[:] = [name for name in names if identities[name] not in seen]
+        seen.update(identities.values())
         folders.append(Path(parent))
         for name in inner:
             if PurePosixPath(name).suffix.lower() in SUFFIXES and not name.startswith("."):
@@ -92,6 +110,11 @@ def list_folder(folder: Path) -> tuple[ImageList, list[Path]]:
     if not files:
         raise ValueError(f"has no images ({', '.join(sorted(SUFFIXES))})")
     return list_files(files), folders
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = folder.stat()
+    return status.st_dev, status.st_ino
 
 
 def list_files(files: Sequence[str]) -> ImageList:
@@ -117,7 +140,9 @@ def read_table(path: Path) -> ImageList:
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.reader(stream))
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise ValueError("is no table: it is no text in UTF-8") from None
+    except csv.Error as error:
         raise ValueError(f"is no table: {error}") from None
     if not rows or [name.strip() for name in rows[0]] != _COLUMNS:
         raise ValueError(f"must begin with the line {','.join(_COLUMNS)}")

@@ -267,3 +267,80 @@ def test_an_npz_file_is_no_list_of_images(folder: Path) -> None:
     (folder / "data.npz").write_bytes(b"no arrays")
     compiled = planned(folder, verify={"data": "data.npz"})._replace(stages=("import", "build"))
     assert list_images([compiled]).files == {}
+
+
+def test_a_table_is_read_however_it_was_written(folder: Path) -> None:
+    """With a byte order mark, quotes, and the ends of lines of other systems."""
+    table = folder / "list.csv"
+    lines = ["file,label", '"images/cat/a.png",cat', "images/dog/b.jpg , dog"]
+    for end in ("\n", "\r\n", "\r"):
+        table.write_bytes("\ufeff".encode() + end.join(lines).encode())
+        images = listed(folder, verify={"data": "list.csv"})
+        assert images.files == {"list.csv": ("images/cat/a.png", "images/dog/b.jpg")}
+
+
+HEAD = b"file,label\n"
+TABLES = {
+    b"": "must begin with the line file,label",
+    b"\0" * 5000: "must begin with the line file,label",
+    HEAD: "has no images",
+    HEAD + b'"images/cat/a.png,cat\nimages/cat/a.png,cat\n': "line 2 is not file,label",
+    HEAD + b"images/cat/a.png,cat,dog\n": "line 2 is not file,label",
+    HEAD + b"images/cat/a.png\n": "line 2 is not file,label",
+    HEAD + b"images/cat/a.png\0,cat\n": r"there is no file /images/cat/a.png\x00",
+    HEAD + b"images/cat,cat\n": "images/cat is a folder, not a file",
+    HEAD + b"x" * 200_000 + b",cat\n": "is no table: field larger than field limit (131072)",
+    HEAD + b"y" * 5000 + b".png,cat\n": "File name too long",
+    HEAD + "images/cat/a.png,é\n".encode("latin-1"): "is no table: it is no text in UTF-8",
+    HEAD + b"images/\x1b[2J.png,cat\n": r"there is no file /images/\x1b[2J.png",
+    HEAD + b"images/cat/a.png,=cmd\x1b\n": r"no label names the class '=cmd\x1b'",
+}
+
+
+@pytest.mark.parametrize("table", TABLES, ids=TABLES.values())
+def test_a_table_from_anybody_is_refused_with_a_short_sentence(folder: Path, table: bytes) -> None:
+    """Its bytes are shown as text, and never all of them."""
+    (folder / "list.csv").write_bytes(table)
+    text = problem(folder, verify={"data": "list.csv"})
+    assert TABLES[table] in text
+    assert len(text) < 400
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize("labels", ["labels.txt", None])
+def test_of_many_wrong_classes_the_first_are_shown(folder: Path, labels: str | None) -> None:
+    """A table with the labels of another data set: a sentence, and soon."""
+    rows = [f"images/cat/a.png,wrong{number}" for number in range(20_000)]
+    (folder / "list.csv").write_text("\n".join(["file,label", *rows]))
+    started = time.monotonic()
+    text = problem(folder, labels=labels, verify={"data": "list.csv"})
+    assert "the class 'wrong0'" in text
+    assert text.endswith("and 19,990 classes more") or text.endswith("and 19990 classes more")
+    assert time.monotonic() - started < 10
+
+
+def test_an_index_of_thousands_of_digits_is_none(folder: Path) -> None:
+    """Python converts no integer of that many digits."""
+    (folder / "list.csv").write_text(f"file,label\nimages/cat/a.png,{'9' * 5000}\n")
+    text = problem(folder, labels=None, verify={"data": "list.csv"})
+    assert "is no index, and there are no labels" in text
+    assert len(text) < 400
+
+
+@pytest.mark.faults
+def test_a_table_of_a_million_lines(folder: Path) -> None:
+    """Each file is looked for once."""
+    rows = b"images/cat/a.png,cat\nimages/dog/b.jpg,dog\n" * 500_000
+    (folder / "list.csv").write_bytes(b"file,label\n" + rows)
+    started = time.process_time()
+    images = listed(folder, verify={"data": "list.csv"})
+    assert len(images.files["list.csv"]) == 1_000_000
+    assert time.process_time() - started < 20
+
+
+def test_a_folder_that_contains_itself_is_listed_once(folder: Path) -> None:
+    """Links to a folder above it, which would double the images with each step."""
+    for name in ("x", "y", "z"):
+        (folder / "images/cat" / name).symlink_to(folder / "images")
+    images = listed(folder)
+    assert images.files == {"images": ("cat/a.png", "dog/b.jpg")}

@@ -78,3 +78,27 @@ def test_predictions_are_shown_by_file() -> None:
     report = predictions_json(["a.png"], THREE.rank(np.array([[0.0, 100.0, 0.0]]), 1))
     assert list(format_predictions(report)) == ["a.png:", "  100.00%  dog"]
     assert report[0]["classes"] == [{"label": "dog", "probability": 1.0, "position": 1}]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "it has no names"),
+        (b" \r\n\n", "it has no names"),
+        (b"a\n\nb\n", "its line 2 is empty"),
+        (b"a\nb\0\n", r"its line 2 has a control character: 'b\\x00'"),
+        (b"a\nb\x1b[2J\n", r"its line 2 has a control character: 'b\\x1b\[2J'"),
+        ("a\u2028b\nc\n".encode(), "its line 1 has a control character"),
+        ("\u202ea\nb\n".encode(), "its line 1 has a control character"),
+        ("é".encode("latin-1"), "it is no text in UTF-8"),
+        ("a\nb\n".encode("utf-16"), "it is no text in UTF-8"),
+    ],
+)
+def test_a_file_of_labels_from_anybody(content: bytes, problem: str) -> None:
+    """What a terminal would obey, or show as something else, is no name."""
+    with pytest.raises(ValueError, match=problem):
+        parse_labels(content)
+
+
+def test_names_end_with_the_lines_of_any_system() -> None:
+    assert parse_labels(b"\xef\xbb\xbfa\r\n b \rc\nd").names == ("a", "b", "c", "d")
