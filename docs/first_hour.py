@@ -1,6 +1,7 @@
-"""Goes through the first hour with tvmflow as a new user does, and keeps all of it in docs/first-hour.md: `make first-hour`.
+"""Goes through two first hours with tvmflow as new users do, and keeps all of them in docs/: `make first-hour`.
 
-It builds the wheel of this checkout and installs it into a new virtual environment, whose other packages are
+One user has a trained classifier and its data (docs/first-hour.md), the other one writes three models: a
+detector, a classifier that returns an index, and one that changes (docs/first-hour-models.md). It builds the wheel of this checkout and installs it into a new virtual environment, whose other packages are
 those of the environment that runs the script. Everything else is fresh: folder, home, variables.
 """
 
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-PAGE: Final = ROOT / "docs" / "first-hour.md"
 _MODELS: Final = ROOT / "recipes" / "models"
 _LONGEST_STEP_S: Final = 600
 _COLUMNS: Final = 100
@@ -43,6 +43,29 @@ class Step(NamedTuple):
     files: tuple[tuple[str, str], ...] = ()
 
 
+class Hour(NamedTuple):
+    """What one user does.
+
+    Attributes:
+        page: The name of the page in docs/ that has all of it.
+        title: The heading of the page.
+        about: What the user has and wants.
+        steps: The chapters.
+        models: The files of recipes/models that lie in the folder.
+    """
+
+    page: str
+    title: str
+    about: str
+    steps: tuple[Step, ...]
+    models: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The path of the page."""
+        return ROOT / "docs" / self.page
+
+
 _RECIPE: Final = """\
 recipe: 1
 name: digits
@@ -62,7 +85,7 @@ _TUTORIAL: Final = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 _PROGRAM: Final = _TUTORIAL.partition("```cpp\n")[2].partition("```")[0]
 """The program in C++ of the tutorial."""
 
-STEPS: Final = (
+_DIGITS_STEPS: Final = (
     Step("Is it installed?", "", ("tvmflow --version", "tvmflow doctor")),
     Step(
         "One command",
@@ -148,17 +171,97 @@ STEPS: Final = (
     ),
 )
 
+_MAKE_MODELS: Final = (ROOT / "docs" / "make_first_models.py").read_text(encoding="utf-8")
+"""The script that writes the models of the second hour."""
+
+_DETECTOR: Final = """\
+recipe: 1
+name: detector
+model: {onnx: models/detector.onnx}
+targets: [host]
+outputs: [bundle, c-library, cpp]
+pipeline: compile
+"""
+
+_MODELS_STEPS: Final = (
+    Step(
+        "Three models",
+        "A script writes them: a detector whose boxes go through `NonMaxSuppression`, as PyTorch exports it, a "
+        "classifier that ends in `ArgMax`, and a network of convolutions.",
+        ("python make_first_models.py", "ls models"),
+        files=(("make_first_models.py", _MAKE_MODELS),),
+    ),
+    Step(
+        "A detector",
+        "The number of boxes that it returns is known only when it runs.",
+        (
+            "tvmflow build models/detector.onnx",
+            "tvmflow run detector.yaml",
+            "tvmflow inspect dist/detector/host/detector.tvmflow",
+            "tvmflow run-model dist/detector/host/detector.tvmflow",
+        ),
+        files=(("detector.yaml", _DETECTOR),),
+    ),
+    Step(
+        "An index as the output",
+        "What was compared besides the index, and with how many inputs, is said.",
+        (
+            "tvmflow build models/classifier.onnx",
+            "tvmflow run-model dist/classifier/host/classifier.tvmflow",
+        ),
+    ),
+    Step(
+        "Tune by the clock",
+        "`init` writes a recipe with a budget of minutes.",
+        (
+            "tvmflow init models/net.onnx",
+            "sed -i 's/minutes: [0-9.]*/minutes: 0.5/' net.tvmflow.yaml",
+            "tvmflow run net.tvmflow.yaml",
+            "tvmflow records ls",
+        ),
+    ),
+    Step(
+        "Change one layer",
+        "The last convolution gets more channels: its kernel alone is new, and the minutes go to that. The trials of "
+        "the others stay as many as they were.",
+        (
+            "python make_first_models.py --channels 24",
+            "tvmflow explain net.tvmflow.yaml tune",
+            "tvmflow run net.tvmflow.yaml",
+            "tvmflow records ls",
+            "tvmflow compare latest~1 latest",
+        ),
+    ),
+    Step("Nothing is left to do", "", ("tvmflow run net.tvmflow.yaml",)),
+)
+
+HOURS: Final = (
+    Hour(
+        "first-hour.md",
+        "The first hour",
+        "The [tutorial](tutorial.md) explains the steps, and [another hour](first-hour-models.md) begins with "
+        "models of other kinds.",
+        _DIGITS_STEPS,
+        ("digits.onnx", "digits-test.npz"),
+    ),
+    Hour(
+        "first-hour-models.md",
+        "A first hour with other models",
+        "It begins where [the first hour](first-hour.md) does, with three small models that a script writes.",
+        _MODELS_STEPS,
+    ),
+)
+
 
 class Newcomer:
-    """A user without anything but a folder with a model, and tvmflow installed from its wheel."""
+    """A user without anything but a folder with models, and tvmflow installed from its wheel."""
 
-    def __init__(self, folder: Path) -> None:
-        """Install tvmflow, and copy the model and its data."""
+    def __init__(self, folder: Path, models: tuple[str, ...]) -> None:
+        """Install tvmflow, and copy files of recipes/models."""
         self.project = folder / "project"
-        models = self.project / "models"
-        models.mkdir(parents=True)
-        for name in ("digits.onnx", "digits-test.npz"):
-            shutil.copy(_MODELS / name, models)
+        (self.project / "models").mkdir(parents=True)
+        for name in models:
+            shutil.copy(_MODELS / name, self.project / "models")
         environment = folder / "venv"
         self._install(environment, folder / "wheel")
         self.variables = {
@@ -204,22 +307,26 @@ class Newcomer:
         return output, done.returncode
 
 
-def walk(steps: tuple[Step, ...] = STEPS) -> str:
-    """Go through all steps, and return the page with every command and its whole output.
+def walk(hour: Hour, folder: Path | None = None) -> str:
+    """Go through all steps of an hour, and return the page with every command and its whole output.
+
+    Args:
+        hour: What the user does.
+        folder: An empty folder, which stays; None for one that does not.
 
     Raises:
         SystemExit: when a command has another exit code than a user is told to expect.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="first-hour-") as name:
-        newcomer = Newcomer(Path(name))
-        chapters = [_chapter(newcomer, step) for step in steps]
+        newcomer = Newcomer(folder or Path(name), hour.models)
+        chapters = [_chapter(newcomer, step) for step in hour.steps]
     minutes = (time.monotonic() - started) / 60
     introduction = (
-        "# The first hour\n\n"
+        f"# {hour.title}\n\n"
         "A script of the repository ([docs/first_hour.py](first_hour.py)) goes through this with the wheel of "
         "tvmflow in a new virtual environment, a new folder and a new home. This page is its whole output; "
-        f"all of it took {minutes:.1f} minutes on two cores. The [tutorial](tutorial.md) explains the steps.\n"
+        f"all of it took {minutes:.1f} minutes on two cores. {hour.about}\n"
     )
     return "\n".join([introduction, *chapters])
 
@@ -228,7 +335,7 @@ def _chapter(newcomer: Newcomer, step: Step) -> str:
     parts = [f"## {step.title}\n", *([f"{step.text}\n"] if step.text else [])]
     for name, content in step.files:
         (newcomer.project / name).write_text(content)
-        kind = {".cpp": "cpp"}.get(Path(name).suffix, "yaml")
+        kind = {".cpp": "cpp", ".py": "python"}.get(Path(name).suffix, "yaml")
         parts.append(f"`{name}`:\n\n```{kind}\n{content}```\n")
     for command in step.commands:
         print(f"$ {command}", flush=True)
@@ -249,14 +356,18 @@ def _without_progress(output: str) -> list[str]:
 
 
 def main() -> None:
-    """Go through the hour, and write the page unless --check is given."""
+    """Go through the hours, and write their pages unless --check is given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("pages", nargs="*", help="the pages of docs/ to write; all by default")
     arguments = parser.parse_args()
-    page = walk()
-    if not arguments.check:
-        PAGE.write_text(page, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)} is written")
+    for hour in HOURS:
+        if arguments.pages and hour.page not in arguments.pages:
+            continue
+        page = walk(hour)
+        if not arguments.check:
+            hour.path.write_text(page, encoding="utf-8")
+            print(f"{hour.path.relative_to(ROOT)} is written")
 
 
 if __name__ == "__main__":

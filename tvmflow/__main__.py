@@ -22,9 +22,7 @@ _NOT_ANSWERED = ("--verbose", "--help", "-h")
 
 # ENFILE and EMFILE
 _TOO_MANY_FILES = (23, 24)
-_FREE_SPACE = (
-    "free some space where it is redirected to, and run again; finished stages are kept"
-)
+_FREE_SPACE = "free some space where it is redirected to, and run again; finished stages are kept"
 
 
 def main() -> int:
@@ -44,7 +42,10 @@ def main() -> int:
         text, fix = f"the output cannot be written: {error.strerror}", _FREE_SPACE
         if error.errno in _TOO_MANY_FILES:
             # while modules are imported, which `cli` does not see
-            text, fix = f"{error.filename}: {error.strerror}", "allow more open files (ulimit -n 4096)"
+            text, fix = (
+                f"{error.filename}: {error.strerror}",
+                "allow more open files (ulimit -n 4096)",
+            )
         sys.stderr.write(f"tvmflow: {text}\n  fix: {fix}\n")
         _discard_output()
         code = 4

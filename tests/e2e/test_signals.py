@@ -19,6 +19,7 @@ import pytest
 
 from tests.conftest import Count
 from tests.e2e.test_failures import inject_fault
+from tests.e2e.test_kills import descendants
 from tests.support.interruption import Ended, RunningCommand, slow_server
 from tests.support.project import STAGES, Project
 
@@ -301,3 +302,49 @@ def test_workers_end_with_a_killed_run(project: Project) -> None:
         folder.mkdir()
         ended = interrupt(Project(folder), STATES[name], signal.SIGKILL)
         assert (ended.code, ended.survivors) == (-signal.SIGKILL, [])
+
+
+@pytest.mark.faults
+def test_stopped_processes_go_on_where_they_were(project: Project, count: Count) -> None:
+    """SIGSTOP and SIGCONT of all workers in every stage, then Ctrl-Z and `fg`: the run ends as an undisturbed one."""
+    project.spend_whole_budget()
+    project.write_recipe(trials=4)
+    running = RunningCommand(project.command(*RUN, "--json"), project.folder, project.environment)
+    try:
+        running.wait_for_handlers()
+        for stage in STAGES:
+            running.wait_for(STARTED.format(stage))
+            workers = list(descendants(running.process.pid))
+            for number in (signal.SIGSTOP, signal.SIGCONT):
+                for pid in workers:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                        count(f"{number.name} of workers", 1)
+                time.sleep(0.3)
+            for number in (signal.SIGTSTP, signal.SIGCONT):
+                running.process.send_signal(number)
+                time.sleep(0.3)
+        assert running.process.wait(300) == 0, running.output("out")
+    finally:
+        running.kill()
+    assert "Traceback" not in running.output("err")
+    assert len(set(project.trials())) == len(project.trials()) == 4
+    assert project.run().ran == []
+
+
+@pytest.mark.faults
+def test_a_worker_that_stays_stopped_runs_into_the_time_limit(project: Project) -> None:
+    """It is ended with everything that it started; without the limit, the command can be interrupted."""
+    words = (*RUN, "--json", "--stage-timeout", "20")
+    running = RunningCommand(project.command(*words), project.folder, project.environment)
+    try:
+        running.wait_for(STARTED.format("build"))
+        time.sleep(0.2)
+        for pid in list(descendants(running.process.pid))[1:]:
+            os.kill(pid, signal.SIGSTOP)
+        assert running.process.wait(120) == 1
+        assert running.list_processes() == []
+    finally:
+        running.kill()
+    assert "took longer than 20 s and was stopped" in running.output("out")
+    assert project.run().code == 0

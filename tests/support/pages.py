@@ -28,7 +28,7 @@ PAGES: Final = tuple(
     sorted(
         path.relative_to(ROOT)
         for path in (*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md"))
-        if path.name not in ("CHANGELOG.md", "first-hour.md")
+        if path.name not in ("CHANGELOG.md", "first-hour.md", "first-hour-models.md")
     )
 )
 """All pages with blocks of commands; the page of the first hour is the output of its script."""

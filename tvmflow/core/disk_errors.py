@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.core.errors import StoreError
+from tvmflow.core.errors import RecipeError, StoreError, TvmflowError
 from tvmflow.core.formatting import size_text
 from tvmflow.core.project import shortest_path
 
@@ -31,6 +31,7 @@ _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local dis
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_SYSTEM: Final = (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIXES: Final[dict[int, str]] = {
     errno.EACCES: _WRITABLE,
@@ -113,6 +114,17 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
     if error.errno in _REFUSED and not os.path.lexists(path):
         shown = _nearest_folder(path)
     return StoreError(f"{shown}: {error.strerror}", fix=_FIXES[error.errno])
+
+
+def unreadable(where: str, error: OSError) -> TvmflowError:
+    """Return the problem of a file that a recipe names and that cannot be read.
+
+    Args:
+        where: Its position in the recipe, and the file.
+        error: What the operating system answered; a mistake in the recipe, or a limit or a failure of the system.
+    """
+    problem = explain(error, where) if error.errno in _SYSTEM else None
+    return problem or RecipeError(f"{where}: {error.strerror}")
 
 
 _FIX_FOLDER: Final = "choose a folder on a disk; --store and --dist name those of a run"

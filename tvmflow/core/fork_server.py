@@ -50,7 +50,7 @@ _CANCELLED: Final = "the run was cancelled"
 _TERMINATION_SIGNALS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _SETTLE_S: Final = 0.5
 # A server that does not report the end of a child that was killed is stopped itself.
-_REPORT_S: Final = 10.0
+_REPORT_S: Final = 30.0
 # A wait that takes twice as long was interrupted by SIGSTOP or SIGTSTP.
 _MAX_WAIT_S: Final = 1.0
 

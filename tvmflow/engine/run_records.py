@@ -279,11 +279,21 @@ def _describe_stop(exit_code: int) -> str:
 
 
 def _choose_id(store: LocalStore, began_s: float) -> str:
-    """Return the id of the run; of two that began at the same instant, one gets the next."""
+    """Return the id of the run; it sorts after those of earlier runs, also when the clock was set back."""
     ticks = max(0, int((began_s - _EPOCH_S) * _TICKS_PER_SECOND))
+    earlier = [name for name in list_ids(store) if set(name) <= set(_DIGITS)]
+    if earlier:
+        ticks = max(ticks, _decode(earlier[-1]) + 1)
     while _path(store, _encode(ticks)).exists():
         ticks += 1
     return _encode(ticks)
+
+
+def _decode(name: str) -> int:
+    number = 0
+    for digit in name:
+        number = number * len(_DIGITS) + _DIGITS.index(digit)
+    return number
 
 
 def _encode(number: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import size_text
 from tvmflow.core.named_files import is_file
@@ -93,7 +94,7 @@ def _imported_modules(path: Path, position: str) -> list[str]:
             )
         tree = ast.parse(text, str(path))
     except OSError as error:
-        raise RecipeError(f"{position}: operators: {path}: {error.strerror}") from None
+        raise unreadable(f"{position}: operators: {path}", error) from error
     except SyntaxError as error:
         line = f"{path}:{error.lineno}" if error.lineno else str(path)
         raise RecipeError(

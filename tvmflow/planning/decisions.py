@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from tvmflow.core import packages
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError
 from tvmflow.core.keys import group_files, list_changes, stage_key
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
@@ -108,7 +109,7 @@ class PlanState:
         try:
             digest = self._digests.digest(file.path)
         except OSError as error:
-            raise RecipeError(f"{file.where}: {file.path}: {error.strerror}") from error
+            raise unreadable(f"{file.where}: {file.path}", error) from error
         if file.sha256 and digest != file.sha256:
             raise RecipeError(
                 f"{file.sha256_where or file.where}: model.{file.sha256_field}: {file.path} has the digest "
@@ -124,7 +125,7 @@ class PlanState:
         try:
             return self._digests.digest_folder(folder, names)
         except OSError as error:
-            raise RecipeError(f"{where}: {error.filename}: {error.strerror}") from error
+            raise unreadable(f"{where}: {error.filename}", error) from error
 
     def _list_causes(self, spec: StageSpec, key: StageKey) -> tuple[str, ...]:
         failure = find_failure(self.store, spec.id)

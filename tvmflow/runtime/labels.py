@@ -154,7 +154,9 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
     if "" in names:
         raise ValueError(f"its line {names.index('') + 1} is empty: write one name a line")
     if wrong := next((name for name in names if not name.isprintable()), None):
-        raise ValueError(f"its line {names.index(wrong) + 1} has a control character: {quoted(wrong)}")
+        raise ValueError(
+            f"its line {names.index(wrong) + 1} has a control character: {quoted(wrong)}"
+        )
     return Labels(tuple(names), activation, hashlib.sha256(content).hexdigest())
 
 

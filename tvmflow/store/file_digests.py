@@ -3,7 +3,7 @@
 A file counts as unchanged while its size, modification time, change time, inode and device are.
 The change time catches tools that restore the modification time. A file that was written in the
 last two seconds is hashed again next time, because a coarse clock could hide a second write (the
-"racy git" problem).
+"racy git" problem). A time more than a day ahead is no time of a write: an archive or a wrong clock gave it.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.store.local import LocalStore
 
 _RACY_NS = 2_000_000_000
+_AHEAD_NS = 86_400 * 10**9
 
 
 def stamp(path: str) -> list[int]:
@@ -128,8 +129,9 @@ def _note_name(path: str) -> str:
 def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
     """Return the digest of a file, and whether its stamp tells from now on that it is unchanged."""
     digest = hash_file(path)
-    is_old = time.time_ns() - max(before[1], before[2]) > _RACY_NS
-    return digest, is_old and stamp(path) == before
+    now_ns = time.time_ns()
+    is_recent = any(-_AHEAD_NS < now_ns - changed_ns <= _RACY_NS for changed_ns in before[1:3])
+    return digest, not is_recent and stamp(path) == before
 
 
 def _remembered_files(text: str | None) -> dict[str, tuple[list[int], str]]:

@@ -33,7 +33,9 @@ is a blob that nothing refers to, which the next collection finds.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 # The coarsest clock of a file system.
 _CLOCK_MARGIN_NS: Final = 2 * 10**9
+# More than clocks of machines differ.
+_AHEAD_NS: Final = 86_400 * 10**9
 
 
 class Eviction(NamedTuple):
@@ -131,7 +135,24 @@ def collect_garbage(store: LocalStore, limits: Limits) -> Collection:
 def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection:
     # leases before the inventory: see the module's docstring
     active_runs = leases.active_runs(store.root, remove_stale=True)
-    return _collect(store, take_inventory(store), limits, active_runs, now_ns, remove=True)
+    inventory = take_inventory(store)
+    if max(active_runs, default=0) <= now_ns + _AHEAD_NS:
+        _correct_times(store, inventory, now_ns)
+    return _collect(store, inventory, limits, active_runs, now_ns, remove=True)
+
+
+def _correct_times(store: LocalStore, inventory: Inventory, now_ns: int) -> None:
+    """Give what a wrong clock dated in the future the current time, from which on it ages; until then, it would stay."""
+    limit_ns = now_ns + _AHEAD_NS
+    results = (result for result in inventory.results.values() if result.used_ns > limit_ns)
+    blobs = (blob for blob in inventory.blobs.values() if blob.changed_ns > limit_ns)
+    for path in (
+        *(store.action_path(result.key) for result in results),
+        *(store.blobs.path(blob.digest) for blob in blobs),
+    ):
+        # a file of another user in a shared store, or one that was removed meanwhile
+        with contextlib.suppress(OSError):
+            os.utime(path)
 
 
 def _collect(

@@ -1,7 +1,8 @@
 """Leases: which runs use a store, and the lock under which results are marked as used or removed.
 
     run.lock      shared by all runs; held exclusively by `clean`, and by the run that sweeps
-    runs/<name>   the lease of a run, locked until the run ends; its modification time is when the run began
+    runs/<name>   the lease of a run, locked until the run ends; its modification time is when the run began,
+                  or the earliest time that the clock has had since, should it be set back
     use.lock      shared while a result is found, added or published; exclusive while one is removed
 
 Times are those of the store's file system, so that they compare with those of its other files.
@@ -34,10 +35,10 @@ def use_lock(root: str, *, exclusive: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_lease(root: str) -> Iterator[int]:
-    """Hold the lease of a run while the block runs, and give when the run began (ns)."""
+    """Hold the lease of a run while the block runs, and give the descriptor of its file."""
     path, descriptor = _create_lease(f"{root}/runs")
     try:
-        yield os.fstat(descriptor).st_mtime_ns
+        yield descriptor
     finally:
         # removed before it is unlocked, so that nobody takes it for a stale one
         with contextlib.suppress(OSError):
@@ -131,7 +132,15 @@ class SharedLease:
         self._holders = 0
         self._mutex = threading.Lock()
         self._held = contextlib.ExitStack()
+        self._descriptor = -1
         self.began_ns: int | None = None
+
+    def follow_clock(self, now_ns: int) -> None:
+        """Move the lease to a time before when it began: the clock was set back, and uses count from the lease on."""
+        with self._mutex:
+            if self.began_ns is not None and now_ns < self.began_ns:
+                os.utime(self._descriptor, ns=(now_ns, now_ns))
+                self.began_ns = now_ns
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[int]:
@@ -142,7 +151,8 @@ class SharedLease:
         """
         with self._mutex:
             if not self._holders:
-                self._held, self.began_ns = self._acquire()
+                self._held, self._descriptor = self._acquire()
+                self.began_ns = os.fstat(self._descriptor).st_mtime_ns
             self._holders += 1
             began_ns = self.began_ns or 0
         try:
@@ -167,5 +177,5 @@ class SharedLease:
             lock(descriptor, shared=True)
             with disk_errors(root):
                 self._folder.make_folder(f"{root}/runs")
-                began_ns = stack.enter_context(hold_lease(root))
-            return stack.pop_all(), began_ns
+                descriptor = stack.enter_context(hold_lease(root))
+            return stack.pop_all(), descriptor

@@ -253,11 +253,13 @@ class LocalStore:
         return record
 
     def _mark_used(self, path: str, last_used_ns: int) -> None:
-        began_ns = self._lease.began_ns
-        if last_used_ns < (time.time_ns() - _DAY_NS if began_ns is None else began_ns):
+        began_ns, now_ns = self._lease.began_ns, time.time_ns()
+        is_ahead = last_used_ns > now_ns + _DAY_NS
+        if is_ahead or last_used_ns < (now_ns - _DAY_NS if began_ns is None else began_ns):
             # a file of another user in a shared store, or one on a disk that cannot be written
             with contextlib.suppress(OSError):
                 os.utime(path)
+                self._lease.follow_clock(os.stat(path).st_mtime_ns)
 
     # ------------------------------------------------------------ making results
 
@@ -303,6 +305,7 @@ class LocalStore:
         Raises:
             StoreError: when the disk is full or not writable.
         """
+        self._lease.follow_clock(time.time_ns())
         with disk_errors(self.root):
             files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
             made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import fork_server_calls
-from tvmflow.core import memory
+from tvmflow.core import fork_server as fork_server_module
+from tvmflow.core import fork_server_process, memory
 from tvmflow.core.fork_server import ForkServer
 
 CALLS = fork_server_calls.__name__
@@ -254,3 +257,52 @@ def test_a_limit_does_not_run_while_the_client_is_stopped() -> None:
         time.sleep(8)
         process.send_signal(signal.SIGCONT)
         assert process.stdout.read().strip() == "ok"
+
+
+def test_a_server_that_was_stopped_holds_no_call_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot report the end of a child that ran out of time: it is ended itself."""
+    monkeypatch.setattr(fork_server_module, "_REPORT_S", 0.3)
+    with ForkServer.start() as server:
+        assert server.call(f"{CALLS}:add", [1, 2], timeout_s=60).value == 3
+
+        def stop(_: object) -> None:
+            os.kill(server._pid, signal.SIGSTOP)
+
+        outcome = server.call(f"{CALLS}:hang", None, timeout_s=3, emit=stop)
+        assert (outcome.kind, outcome.message) == (
+            "timeout",
+            "took longer than 3 s and was stopped",
+        )
+        assert server.is_gone
+
+
+def test_a_child_that_is_stopped_and_continued_finishes() -> None:
+    """SIGSTOP and SIGCONT to a worker: its time goes on, and its result arrives."""
+    with ForkServer.start() as server:
+
+        def pause(pid: int) -> None:
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, (pid, signal.SIGCONT)).start()
+
+        outcome = server.call(f"{CALLS}:add", [1, 2], timeout_s=30, on_start=pause)
+        assert (outcome.kind, outcome.value) == ("ok", 3)
+        assert outcome.seconds > 0.4
+        stopped = server.call(
+            f"{CALLS}:add", [1, 2], timeout_s=0.5, on_start=lambda pid: os.kill(pid, signal.SIGSTOP)
+        )
+        assert stopped.kind == "timeout"
+
+
+def test_a_call_without_a_spare_process_says_so() -> None:
+    """The server answers, and goes on."""
+    read_end, write_end = os.pipe()
+    spare = [os.open(os.devnull, os.O_WRONLY) for _ in range(2)]
+    fork_server_process._refuse(
+        BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), [write_end, *spare]
+    )
+    with os.fdopen(read_end) as stream:
+        answer, end = map(json.loads, stream)
+    assert (answer["kind"], answer["error"]) == ("error", "StoreError")
+    assert answer["message"] == "the system starts no more processes or threads for this user"
+    assert "ulimit -u" in answer["fix"]
+    assert end == {"exit": 0}

@@ -198,3 +198,17 @@ def test_the_end_of_a_run_in_words(store: LocalStore, exit_code: int, end: str) 
     assert run.end == end
     is_stopped = end == "stopped"
     assert ("measured trials are kept, and the same command continues" in run.message) == is_stopped
+
+
+def test_the_last_run_is_the_latest_after_the_clock_was_set_back(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latest` is the run that was recorded last, whenever it says that it began."""
+    now = time.time()
+    for years in (10, 0, -20):
+        began_s = now + years * 365 * 86_400
+        monkeypatch.setattr(time, "time", lambda began_s=began_s: began_s)
+        record(store, RAN)
+    runs = list_runs(store).runs
+    assert [round((run.began_s - now) / 86_400 / 365) for run in runs] == [-20, 0, 10]
+    assert read_run(store, "latest") == runs[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -133,3 +134,16 @@ def test_a_damaged_note_about_a_folder_is_no_digest(
     ):
         store.notes.write(text, "stats", name)
         assert FileDigests(store).digest_folder(str(tmp_path), ["a.png"]) == before
+
+
+def test_a_file_from_the_future_is_read_once(
+    tmp_path: Path, store: LocalStore, hashed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive, or a clock that was wrong, gave it that time; a write would give it another."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"weights")
+    os.utime(path, (2**31, 2**31))
+    settle(monkeypatch)
+    for _ in range(3):
+        FileDigests(store).digest(str(path))
+    assert hashed == [str(path)]

@@ -539,3 +539,52 @@ COMMANDS: dict[str, Any] = {"hold": _hold, "collect": _collect, "build": _build}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](*sys.argv[2:])
+
+
+# ---------------------------------------------------------------- clocks
+
+
+YEAR = 365.0
+
+
+def test_times_ahead_of_the_clock_keep_nothing_for_years(store: LocalStore) -> None:
+    """A clock that was years ahead when results were made: they age from the next collection on."""
+    make(store, "a", days=-30 * YEAR)
+    blob = Path(store.blobs.path(make(store, "b", days=90).files[0].digest))
+    assert evicted(collect_garbage(store, ALL)) == [f"result build {short('b')}"]
+    assert not blob.exists()
+    [path] = stored_paths(store, "actions")
+    assert abs(path.stat().st_mtime - time.time()) < 60
+    set_back(path, 1)
+    assert evicted(collect_garbage(store, ALL)) == [f"result build {short('a')}"]
+
+
+def test_a_result_from_the_future_is_marked_when_it_is_used(store: LocalStore) -> None:
+    """It would count as used until then."""
+    made = make(store, "a", days=-30 * YEAR)
+    path = Path(store.action_path(made.key))
+    assert store.find(made.key)
+    assert abs(path.stat().st_mtime - time.time()) < 60
+
+
+def test_a_run_keeps_its_results_when_the_clock_is_set_back(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds and makes afterwards has times before those of its lease."""
+    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 2 * 10**9)
+    found = make(store, "found", days=90)
+    other = LocalStore(store.root)
+    with store.running():
+        [lease] = Path(store.root, "runs").iterdir()
+        ahead_ns = time.time_ns() + 3600 * 10**9
+        os.utime(lease, ns=(ahead_ns, ahead_ns))
+        monkeypatch.setattr(store._lease, "began_ns", ahead_ns)
+        assert store.find(found.key)
+        made = make(store, "made")
+        os.utime(store.action_path(made.key))
+        later_ns = time.time_ns() + 600 * 10**9
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: later_ns)
+            garbage_collection._remove_unused(other, ALL, later_ns)
+        assert other.find(found.key) and other.find(made.key)
+        assert lease.stat().st_mtime_ns < ahead_ns

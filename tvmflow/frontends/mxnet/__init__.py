@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
@@ -82,7 +83,7 @@ def _check_symbol(file: InputFile) -> None:
     except ImportFailed as error:
         raise RecipeError(f"{start}: {error.message}") from None
     except OSError as error:
-        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+        raise unreadable(f"{start}: {file.path}", error) from error
 
 
 def load(

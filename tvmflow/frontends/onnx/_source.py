@@ -8,6 +8,7 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import ONNX
 from tvmflow.core.formatting import quoted
@@ -121,7 +122,7 @@ def _read_external_names(model: InputFile, position: str) -> tuple[str, ...]:
         check_other_kind(start, path, ONNX)
         raise RecipeError(f"{start} is not an ONNX model: {error}") from None
     except OSError as error:
-        raise RecipeError(f"{position}: model.onnx: {path}: {error.strerror}") from None
+        raise unreadable(f"{position}: model.onnx: {path}", error) from error
 
 
 def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:

@@ -27,7 +27,9 @@ _OPERATOR: Final = re.compile(
 )
 # It opens the file that its argument names, and writes to it.
 _FILE_OPERATOR: Final = "torch.ops.aten.from_file"
-_FUNCTIONS: Final = frozenset("abs ceiling cos cosh exp floor log log2 sin sinh sqrt tan tanh".split())
+_FUNCTIONS: Final = frozenset(
+    "abs ceiling cos cosh exp floor log log2 sin sinh sqrt tan tanh".split()
+)
 _FORMULA: Final = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Load, ast.Tuple),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Constant, ast.Name, ast.keyword),

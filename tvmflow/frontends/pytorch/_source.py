@@ -8,6 +8,7 @@ from typing import Final
 
 from pydantic import Field
 
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import PT2
 from tvmflow.core.types import InputFile, Json
@@ -64,7 +65,7 @@ def files(
     except NotAnArchive as error:
         raise RecipeError(f"{start}: {shown(file)} cannot be imported: {error}") from None
     except OSError as error:
-        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+        raise unreadable(f"{start}: {file.path}", error) from error
     return (file,)
 
 

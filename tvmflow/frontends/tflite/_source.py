@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
+from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
@@ -67,7 +68,7 @@ def files(
         if file.path:
             _check_file(Path(file.path), f"{start}: {shown(file)}")
     except OSError as error:
-        raise RecipeError(f"{start}: {file.path}: {error.strerror}") from None
+        raise unreadable(f"{start}: {file.path}", error) from error
     return (file,)
 
 

@@ -325,7 +325,9 @@ FORMULAS = (
     "int_oo",
     "Max(1, Min(s0, 1.5))",
 )
-SYSTEM = "().__class__.__base__.__subclasses__()[140].__init__.__globals__['system']('touch hacked')"
+SYSTEM = (
+    "().__class__.__base__.__subclasses__()[140].__init__.__globals__['system']('touch hacked')"
+)
 CODE = (
     SYSTEM,
     "__import__('os')",
@@ -407,7 +409,9 @@ def test_pickled_objects_are_refused(name: str) -> None:
     """By the plan, before PyTorch sees them."""
     files = {"net/models/model.json": json.dumps(graph()), f"net/data/constants/{name}": "x"}
     write_zip(Path("net.pt2"), files)
-    with pytest.raises(NotAnArchive, match="a pickled object, 'net/data/constants/.*', which would"):
+    with pytest.raises(
+        NotAnArchive, match=r"a pickled object, 'net/data/constants/.*', which would"
+    ):
         read_archive(Path("net.pt2"))
 
 
@@ -423,8 +427,15 @@ def test_pytorch_gets_what_was_checked(tmp_path: Path) -> None:
         "net/data/constants/../../x": "x",
         "net/MODELS/model.json": json.dumps(hostile("formula", SYSTEM)),
     }
-    kept = {"net/data/weights/weight_0": "w" * 70, "net/byteorder": "little", "net/.data/version": "3"}
-    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile("net.pt2", "w") as archive:
+    kept = {
+        "net/data/weights/weight_0": "w" * 70,
+        "net/byteorder": "little",
+        "net/.data/version": "3",
+    }
+    with (
+        pytest.warns(UserWarning, match="Duplicate name"),
+        zipfile.ZipFile("net.pt2", "w") as archive,
+    ):
         for name, content in {**others, **kept}.items():
             archive.writestr(name, content)
         archive.writestr("net/models/model.json", json.dumps(hostile("formula", SYSTEM)))
