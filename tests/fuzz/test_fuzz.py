@@ -20,6 +20,7 @@ CHUNK: Final = 500
 CASES: Final = {
     "recipes": 10_000,
     "models": 1_000,
+    "archives": 1_000,
     "bundles": 1_000,
     "locks": 1_000,
     "records": 1_000,

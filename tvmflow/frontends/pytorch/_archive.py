@@ -10,9 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,7 +19,7 @@ from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.frontends._base import Limits, ModelInput, unsupported_dtype
 from tvmflow.frontends._file_source import read_once
-from tvmflow.frontends.pytorch._code_checks import RunsCode, check_graph, check_members
+from tvmflow.frontends.pytorch._code_checks import DAMAGE, RunsCode, check_graph, check_members
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
@@ -55,15 +53,6 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
-# What zipfile and json raise at damaged files.
-_DAMAGE: Final = (
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
 _SPECIALIZED_MINIMUM: Final = 2
@@ -142,7 +131,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
         ) from error
     except NotAnArchive:
         raise
-    except (*_DAMAGE, OSError) as error:
+    except (*DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         # A position in the file that is below 0 is an OSError.

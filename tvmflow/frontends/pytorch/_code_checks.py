@@ -12,12 +12,25 @@ import ast
 import json
 import re
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
+
+DAMAGE: Final = (
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
+"""What zipfile and json raise at damaged files."""
 
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # Names of parameters are those of modules, which may have any characters between dots.
@@ -161,8 +174,20 @@ def copy_archive(path: Path, graph: str, folder: Path) -> Path:
         path: An archive that was checked.
         graph: The name of its graph in it.
         folder: Where the copy goes.
+
+    Raises:
+        ImportFailed: when an entry is damaged.
     """
     copy = folder / "model.pt2"
+    try:
+        _copy(path, graph, copy)
+    except (zipfile.BadZipFile, *DAMAGE) as error:
+        text = f"the PyTorch archive cannot be imported: it is damaged ({error})"
+        raise ImportFailed(text, fix="save it again, or fetch it again") from error
+    return copy
+
+
+def _copy(path: Path, graph: str, copy: Path) -> None:
     root = graph.rpartition("models/")[0] if "models/" in graph else graph.rpartition("/")[0]
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(copy, "w") as copied:
         entries = {entry.filename: entry for entry in archive.infolist()}
@@ -175,4 +200,3 @@ def copy_archive(path: Path, graph: str, folder: Path) -> Path:
         check_graph(document)
         # Python code that compares the sizes of inputs, which are checked here anyway
         copied.writestr(graph, json.dumps({**document, "guards_code": []}))
-    return copy
