@@ -42,7 +42,7 @@ def test_a_crash_in_native_code_fails_its_stage_and_names_the_log(project: Proje
 
 @pytest.mark.slow
 def test_a_model_from_a_stranger_ends_in_a_sentence(project: Project) -> None:
-    """What is no file, what does not fit, and what nobody can import: told with the right exit code, and not in the model's words."""
+    """What is not a file, what does not fit, and what nobody can import: told with the right exit code, and not in the model's words."""
     os.mkfifo(project.folder / "fifo.yaml")
     done = project.tvmflow("plan", "fifo.yaml")
     assert (done.code, done.err) == (2, "tvmflow: fifo.yaml:1:1: is a named pipe, not a file\n")

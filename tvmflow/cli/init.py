@@ -73,7 +73,7 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
     """Write the archive of a PyTorch model that Python code makes."""
     if not is_factory(factory):
         raise UsageError(
-            f"--archive is for a PyTorch model that Python code makes, and {factory} is no PACKAGE.MODULE:FUNCTION",
+            f"--archive is for a PyTorch model that Python code makes, and {factory} is not a PACKAGE.MODULE:FUNCTION",
             fix="leave --archive out for a model that is a file",
         )
     if path.suffix != _ARCHIVE_SUFFIX:

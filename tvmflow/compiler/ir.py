@@ -156,7 +156,7 @@ def has_branches(mod: tvm.IRModule) -> bool:
 
 
 def shape_of(expr: Any) -> tuple[int, ...] | None:
-    """Return the shape of a tensor; None if it is symbolic or `expr` is no tensor."""
+    """Return the shape of a tensor; None if it is symbolic or `expr` is not a tensor."""
     shape = getattr(getattr(expr, "ty", None), "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return None

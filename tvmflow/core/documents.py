@@ -26,7 +26,7 @@ def read_file(path: Path) -> bytes:
     """Return the content of a regular file of limited size.
 
     Raises:
-        Unreadable: It is no regular file, is too large, or cannot be read.
+        Unreadable: It is not a regular file, is too large, or cannot be read.
     """
     try:
         # Opening a pipe would otherwise wait forever for a writer.
@@ -34,7 +34,7 @@ def read_file(path: Path) -> bytes:
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise Unreadable("it is no file")
+                raise Unreadable("it is not a file")
             content = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from error
@@ -67,7 +67,7 @@ def _reason(error: ValueError) -> str:
 
 
 def _reject_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number in JSON")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def _unique_names(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

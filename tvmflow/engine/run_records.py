@@ -172,7 +172,7 @@ class RunRecord(NamedTuple):
             }
             return cls(**{**fields, **parsed})
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise Unreadable(f"it is no record of a run ({type(error).__name__})") from error
+            raise Unreadable(f"it is not a record of a run ({type(error).__name__})") from error
 
 
 _Part = TypeVar("_Part", Machine, RecipeSource, SourceText, StageReport)

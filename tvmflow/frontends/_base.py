@@ -280,7 +280,7 @@ class Frontend(Protocol):
             bound: The constants of those inputs that are no inputs of the library.
 
         Raises:
-            ImportFailed: with operator and node, or with the name that is no tensor of the model.
+            ImportFailed: with operator and node, or with the name that is not a tensor of the model.
         """
         ...
 

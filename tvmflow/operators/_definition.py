@@ -197,7 +197,9 @@ def _spec_of(tensor: Expr) -> Tensor:
     """Return the shape and dtype of an expression."""
     kind = getattr(tensor, "ty", None)
     if kind is None or not hasattr(kind, "dtype"):
-        raise OperatorError(f"'{tensor}' is no tensor; bind it first, or pass an input of the node")
+        raise OperatorError(
+            f"'{tensor}' is not a tensor; bind it first, or pass an input of the node"
+        )
     return Tensor(*_spec_of_type(kind))
 
 

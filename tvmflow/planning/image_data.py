@@ -120,7 +120,7 @@ def _check_arrays(path: Path) -> None:
     if kind in STAND_INS:
         raise ValueError(f"{kind.text}; {kind.fix}")
     raise ValueError(
-        f"{kind.text if kind else 'is no npz file'}; "
+        f"{kind.text if kind else 'is not an npz file'}; "
         "give an npz file (`numpy.savez(path, <input name>=array, label=labels)`), "
         "or a folder or a table of images"
     )

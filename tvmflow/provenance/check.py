@@ -40,7 +40,7 @@ def check_file(
         max_bytes: The size of the largest bundle that is read.
     """
     if path.is_symlink() or not path.is_file():
-        return Finding(path, False, "it is no regular file, and nothing else was delivered")
+        return Finding(path, False, "it is not a regular file, and nothing else was delivered")
     try:
         digest = hash_file(str(path))
     except OSError as error:

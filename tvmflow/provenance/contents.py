@@ -147,7 +147,7 @@ def _find_in_tar(stream: IO[bytes], max_bytes: int) -> FoundBundle | None:
                 problems.append(str(error))
             names.add(member.name)
             if not member.isreg() or member.issparse():
-                problems.append(f"its entry {quote(member.name)} is no file")
+                problems.append(f"its entry {quote(member.name)} is not a file")
             elif member.name.endswith(BUNDLE) and not first:
                 inner = archive.extractfile(member)
                 assert inner is not None

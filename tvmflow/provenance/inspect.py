@@ -56,7 +56,7 @@ def inspect_file(
     if path.name.endswith(STATEMENT_SUFFIX):
         return _inspect_statements(path, trusted)
     if not path.is_file():
-        raise UnknownFile(f"{path} is no file")
+        raise UnknownFile(f"{path} is not a file")
     about: dict[str, Json] = {
         "path": str(path),
         "kind": describe_kind(path),

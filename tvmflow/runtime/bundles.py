@@ -152,7 +152,7 @@ def open_file(path: str | Path, max_bytes: int) -> Iterator[IO[bytes]]:
             fix = "give the path of a file that can be read"
             raise BundleError(f"{path} cannot be read: {reason}", fix=fix) from None
         if not stat.S_ISREG(status.st_mode):
-            raise BundleError(f"{path} is no file", fix="give the path of a file")
+            raise BundleError(f"{path} is not a file", fix="give the path of a file")
         if status.st_size > max_bytes:
             raise BundleError(
                 f"{path} has {status.st_size} bytes, more than the limit of {max_bytes}",
@@ -308,7 +308,7 @@ def _parse_object(name: str, text: bytes) -> dict[str, Json]:
     except Unreadable as error:
         raise Unreadable(f"its {name}: {error}") from None
     if not isinstance(value, dict):
-        raise Unreadable(f"its {name} is no object")
+        raise Unreadable(f"its {name} is not an object")
     return value
 
 

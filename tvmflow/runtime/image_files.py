@@ -47,7 +47,7 @@ def read_pixels(image: Any) -> Array:
             of uint8, `[height, width]` or `[height, width, channels]`: gray, RGB or RGBA.
 
     Raises:
-        BundleError: when it cannot be read, or is no image of 8 bits for a channel.
+        BundleError: when it cannot be read, or is not an image of 8 bits for a channel.
         EnvironmentProblem: when Pillow is needed and not installed.
     """
     import numpy as np
@@ -59,7 +59,7 @@ def read_pixels(image: Any) -> Array:
     if _is_of_pillow(image):
         return _convert(image, "the image")
     raise BundleError(
-        f"a {type(image).__name__} is no image",
+        f"a {type(image).__name__} is not an image",
         fix=f"give the path of a file, an image of Pillow, or an array of {_ARRAYS}",
     )
 
@@ -109,7 +109,7 @@ def _check_array(image: Array) -> Array:
     pixels = image[:, :, None] if image.ndim == 2 else image
     if image.dtype != "uint8" or pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
         raise BundleError(
-            f"an array {image.dtype}{list(image.shape)} is no image",
+            f"an array {image.dtype}{list(image.shape)} is not an image",
             fix=f"give {_ARRAYS}",
         )
     if not image.size:

@@ -120,7 +120,7 @@ def _image_input(file: InputFile, images: Mapping[str, Preprocessing]) -> str:
 
 
 def _add_arrays(arrays: dict[str, Array], file: InputFile, inputs: Sequence[TensorSpec]) -> None:
-    """Add the arrays of a file that is no image."""
+    """Add the arrays of a file that is not an image."""
     content = _read(file)
     if content.startswith(_NPZ_MAGIC):
         added = _read_npz(content, file)

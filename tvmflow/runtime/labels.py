@@ -56,7 +56,7 @@ class Labels(NamedTuple):
         """
         names, activation = value["names"], value["activation"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{quote(names)} are no names of classes")
+            raise ValueError(f"{quote(names)} are not names of classes")
         if activation not in ("", *PROBABILITIES):
             raise ValueError(f"the activation {quote(activation)} is unknown")
         return cls(tuple(names), activation, str(value["sha256"]))
@@ -142,12 +142,12 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
     """Return the labels in a file with one name a line; spaces around names, and empty lines at the end, are left out.
 
     Raises:
-        ValueError: when the file is no text, has no names, an empty line between names, or control characters.
+        ValueError: when the file is not text, has no names, an empty line between names, or control characters.
     """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
     names = [line.strip() for line in re.split(r"\r\n?|\n", text.rstrip())]
     if names == [""]:
         raise ValueError("it has no names")

@@ -138,7 +138,7 @@ def _check_library_bundle(path: str, bundle: Bundle, max_bytes: int) -> None:
         tvm, features = target["tvm"], target["features"]
         texts = [manifest["name"], *features, *map(str, (target_kind(tvm), cpu_triple(tvm)))]
         if not all(isinstance(text, str) for text in texts) or isinstance(features, str):
-            raise TypeError("a name is no text")
+            raise TypeError("a name is not text")
         _check_tensors(path, bundle.signature, max_bytes)
         _check_images(path, bundle)
         if runtime_of(manifest) == C_RUNTIME:
@@ -164,7 +164,7 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
             for spec in specs:
                 is_plain = isinstance(spec.name, str) and np.dtype(spec.dtype).name == spec.dtype
                 if not is_plain or not all(type(size) is int and size >= 0 for size in spec.shape):
-                    raise ValueError(f"{quote(spec)} is no tensor")
+                    raise ValueError(f"{quote(spec)} is not a tensor")
                 _check_bounded_axis(spec)
                 total += spec.bytes
     if total > max_bytes:
@@ -321,7 +321,7 @@ def _check_kind(path: str, tvm: TvmTarget) -> None:
 
 def _check_prefix(prefix: Json) -> None:
     if not isinstance(prefix, str) or not prefix.isidentifier():
-        raise ValueError(f"{quote(prefix)} is no prefix of names in C")
+        raise ValueError(f"{quote(prefix)} is not a prefix of names in C")
 
 
 def _check_device(path: str, tvm: TvmTarget) -> None:

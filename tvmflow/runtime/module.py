@@ -233,6 +233,6 @@ class Module:
 def _check_repeat(repeat: object) -> None:
     if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
         raise BundleError(
-            f"repeat is {repeat!r}, which is no number of measurements",
+            f"repeat is {repeat!r}, which is not a number of measurements",
             fix="give a whole number of at least 1",
         )

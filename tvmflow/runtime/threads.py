@@ -40,7 +40,7 @@ class ThreadPool(NamedTuple):
             return cls(choose_threads(), is_requested=False)
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise BundleError(
-                f"threads is {threads!r}, which is no number of threads",
+                f"threads is {threads!r}, which is not a number of threads",
                 fix="give a whole number of at least 1, or None for one a usable core",
             )
         return cls(threads, is_requested=True)

@@ -205,7 +205,7 @@ def _parse_tvm_tensor(cursor: _Cursor) -> Array:
     # besides these: a reserved number, type and number of the device
     magic, _, _, _, rank, code, bits, lanes = cursor.values("QQiiiBBH")
     if magic != _TENSOR_MAGIC or lanes != 1 or not 0 <= rank <= _MAX_RANK:
-        raise ValueError("it has something that is no tensor")
+        raise ValueError("it has something that is not a tensor")
     shape = _checked_shape(cursor.values(f"{rank}q"))
     dtype = np.dtype("bool" if (code, bits) in _BOOLS else f"{_DTYPE_CODES[code]}{bits}")
     (size,) = cursor.values("q")

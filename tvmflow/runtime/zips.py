@@ -70,7 +70,7 @@ def check_entries(entries: Collection[zipfile.ZipInfo], max_bytes: int) -> set[s
         check_name(entry.filename, names)
         kind = stat.S_IFMT(entry.external_attr >> 16)
         if entry.is_dir() or kind not in (0, stat.S_IFREG):
-            raise Unreadable(f"its entry {quote(entry.filename)} is no file")
+            raise Unreadable(f"its entry {quote(entry.filename)} is not a file")
         if entry.flag_bits & _ENCRYPTED:
             raise Unreadable(f"its entry {quote(entry.filename)} is encrypted")
         names.add(entry.filename)

@@ -72,7 +72,7 @@ def _mismatch(name: str, labels: Sequence[str]) -> str:
     """Return why a class has no index."""
     shown = quoted(name)
     if not labels:
-        return f"the class {shown} is no index, and there are no labels"
+        return f"the class {shown} is not an index, and there are no labels"
     count = labels.count(name)
     if count > 1:
         return f"the class {shown} is the name of {count} labels"
@@ -141,7 +141,7 @@ def read_table(path: Path) -> ImageList:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.reader(stream))
     except UnicodeDecodeError:
-        raise ValueError("is no table: it is no text in UTF-8") from None
+        raise ValueError("is no table: it is not text in UTF-8") from None
     except csv.Error as error:
         raise ValueError(f"is no table: {error}") from None
     if not rows or [name.strip() for name in rows[0]] != _COLUMNS:

@@ -78,7 +78,7 @@ def check_address(address: str) -> None:
         return
     try:
         parts = urllib.parse.urlsplit(address)
-        # A port that is no number may be a part of a password.
+        # A port that is not a number may be a part of a password.
         host, _ = parts.hostname, parts.port
     except ValueError:
         raise InvalidAddress("this is not a valid URL") from None

@@ -74,7 +74,7 @@ def find_damaged_files(
         elif path.name not in FILES:
             yield DamagedFile("file", path.name, "it is no part of a store")
         elif path.name != "format" and not path.is_file():
-            yield DamagedFile("lock", path.name, "it is no file")
+            yield DamagedFile("lock", path.name, "it is not a file")
 
 
 def _check_folder(
@@ -122,7 +122,7 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
     if folder.name in ("cas", "actions") and not _is_named_well(path):
         return "its name is no digest, or that of another folder"
     if not path.is_file():
-        return "it is a link to nothing" if path.is_symlink() else "it is no file"
+        return "it is a link to nothing" if path.is_symlink() else "it is not a file"
     if check is None:
         return ""
     try:

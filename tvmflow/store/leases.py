@@ -71,7 +71,7 @@ def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
     began = []
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         path = f"{folder}/{name}"
-        # a lease may be gone by now, and what is no file is none: the next run removes it
+        # a lease may be gone by now, and what is not a file is none: the next run removes it
         if not os.path.isfile(path):
             continue
         try:

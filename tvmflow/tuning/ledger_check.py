@@ -67,9 +67,9 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:
-    """Return a sentence for each thing that has a workload's name and is no file: nothing can be recorded there."""
+    """Return a sentence for each thing that has a workload's name and is not a file: nothing can be recorded there."""
     return [
-        f"{path}: it is no regular file, and no tuning can use it; remove it"
+        f"{path}: it is not a regular file, and no tuning can use it; remove it"
         for path in sorted(folder.path.glob("*.jsonl"))
         if not path.is_file()
     ]

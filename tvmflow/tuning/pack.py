@@ -82,7 +82,9 @@ def export_pack(
         StoreError: The file cannot be written.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise UsageError(f"{path} is no regular file, and is not replaced", fix="give another name")
+        raise UsageError(
+            f"{path} is not a regular file, and is not replaced", fix="give another name"
+        )
     problems: list[str] = []
     folders = list_target_folders(root, targets)
     try:

@@ -79,7 +79,7 @@ def _open_file(path: Path) -> IO[bytes]:
     except OSError as error:
         raise _unreadable(path, error) from error
     raise UsageError(
-        f"{path} is no regular file", fix="give a file that `tvmflow records export` wrote"
+        f"{path} is not a regular file", fix="give a file that `tvmflow records export` wrote"
     )
 
 
@@ -113,7 +113,7 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
 
 def _not_a_pack(path: Path) -> UsageError:
     return UsageError(
-        f"{path} is no trial pack, or its first line is damaged",
+        f"{path} is not a trial pack, or its first line is damaged",
         fix="give a file that `tvmflow records export` wrote",
     )
 
@@ -262,12 +262,12 @@ def _read_record(
 ) -> None:
     try:
         if not is_certain:
-            raise ValueError("it is no record, or follows a line that is none")
+            raise ValueError("it is not a record, or follows a line that is none")
         if len(line) > _MAX_RECORD_BYTES:
             raise ValueError(f"it is longer than {size_text(_MAX_RECORD_BYTES)}")
         record = parse_line(line)
         if record is None:
-            raise ValueError("it is no record that this tvmflow can read")
+            raise ValueError("it is not a record that this tvmflow can read")
     except ValueError as error:
         workload.invalid.add(f"{line_name}: {error}")
     else:

@@ -229,7 +229,7 @@ def _refusal_reason(record: Record, tvm: str, checked: TraceVerdict) -> str:
     if checked.problem:
         return checked.problem
     if isinstance(record, ExhaustedMark | FileHeader):
-        return "it is no record of a pack"
+        return "it is not a record of a pack"
     if is_ahead_of_clock(record.when):
         return f"its time {record.when} is in the future"
     if not isinstance(record, Trial):
@@ -270,7 +270,7 @@ def _differences(local: TargetDescription, imported: TargetDescription) -> list[
 
 
 def _leaves(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted path and the text of every value that is no object."""
+    """Yield the dotted path and the text of every value that is not an object."""
     if not isinstance(value, dict):
         yield path, str(value)
         return
@@ -299,7 +299,7 @@ def merge_ledger(
     folders = list_target_folders(other)
     if not folders:
         raise UsageError(
-            f"{source} is no store and no ledger: it holds no trials",
+            f"{source} is neither a store nor a ledger: it holds no trials",
             fix="give the folder that --store names there",
         )
     if other.resolve() == root.resolve():

@@ -268,7 +268,7 @@ class WorkloadLedger(WorkloadRecords):
         size = os.fstat(descriptor).st_size
         *lines, tail = _read_at(descriptor, self._offset, size).split(b"\n")
         if tail and (_is_json(tail) or not tail.startswith(_RECORD_START)):
-            # The process died between a record and the end of its line; or this is no record.
+            # The process died between a record and the end of its line; or this is not a record.
             os.pwrite(descriptor, b"\n", size)
             lines.append(tail)
         elif tail:
@@ -350,7 +350,7 @@ def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
             except OSError as error:
                 raise unwritable(path, error) from error
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise unwritable(path, OSError(errno.EINVAL, "it is no regular file"))
+                raise unwritable(path, OSError(errno.EINVAL, "it is not a regular file"))
             # If it was replaced while this process waited, the locked file is no longer the ledger.
             if _is_at(path, descriptor):
                 yield descriptor

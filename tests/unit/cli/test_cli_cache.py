@@ -177,8 +177,8 @@ def test_repair_says_what_it_did_and_what_is_left(
         "note last/net/build+host: its content is damaged; moved to damaged/build+host; the next run makes it again",
         "run record history/zzzzzzz.json: its content is damaged; moved to damaged/zzzzzzz.json; nothing else says what that run did",
         "pin pins/v1: its content is damaged; moved to damaged/v1",
-        "trials ledger/target/folder.jsonl: it is no file; moved to damaged/folder.jsonl",
-        "trials ledger/target/pipe.jsonl: it is no file; moved to damaged/pipe.jsonl",
+        "trials ledger/target/folder.jsonl: it is not a file; moved to damaged/folder.jsonl",
+        "trials ledger/target/pipe.jsonl: it is not a file; moved to damaged/pipe.jsonl",
     ):
         assert line in out.splitlines(), out
     assert "fix: make the lock file or the release of that name again" in out

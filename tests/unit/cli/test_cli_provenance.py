@@ -215,7 +215,7 @@ def test_files_of_others_are_errors(tvmflow: Command, tmp_path: Path) -> None:
         assert "there is no file" in tvmflow.err
     os.mkfifo(tmp_path / "pipe.so")
     assert tvmflow("inspect", tmp_path / "pipe.so") == 2
-    assert "is no file" in tvmflow.err
+    assert "is not a file" in tvmflow.err
     (tmp_path / "empty").mkdir()
     assert tvmflow("inspect", tmp_path / "empty") == 2
     assert "holds no statement of provenance" in tvmflow.err

@@ -264,7 +264,7 @@ def test_a_checkpoint_at_an_address_says_what_to_write(
     [
         (["nets.small:make"], "nets.small:make is code that makes a model, and runs only on request",
          "write its archive: `tvmflow init nets.small:make --archive FILE.pt2`"),
-        (["digits.onnx", "--archive", "net.pt2"], "digits.onnx is no PACKAGE.MODULE:FUNCTION",
+        (["digits.onnx", "--archive", "net.pt2"], "digits.onnx is not a PACKAGE.MODULE:FUNCTION",
          "leave --archive out for a model that is a file"),
         (["nets:make", "--archive", "net.onnx"], "--archive net.onnx: the name does not end in .pt2",
          "write --archive net.pt2"),

@@ -148,7 +148,7 @@ def test_a_runtime_that_differs_from_the_reference_is_marked() -> None:
 
 
 def test_the_reference_is_a_peer_without_turns() -> None:
-    """The limits are those of single calls. An error that is no number is not known."""
+    """The limits are those of single calls. An error that is not a number is not known."""
     outputs = {"y": {"max_abs_error": math.inf, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5}}
     verdict = {**VERDICT, "compared": {}, "outputs": outputs}
     (build,) = list_builds(report(stage("net:verify/host", **verdict)))

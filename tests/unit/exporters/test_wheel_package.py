@@ -203,7 +203,7 @@ def test_it_is_a_command_too(site: Path, exported: Exported) -> None:
 
 
 def test_as_a_command_it_names_the_digits_in_images(site: Path) -> None:
-    """With their probabilities; a file that is no image is a message."""
+    """With their probabilities; a file that is not an image is a message."""
     seven = MODELS / "digits-images/seven/0.png"
     done = python(site, "-m", "digits_model", str(seven))
     assert (done.returncode, done.stderr) == (0, "")

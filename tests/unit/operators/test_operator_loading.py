@@ -123,5 +123,5 @@ def test_an_error_of_an_implementation_has_its_line(tmp_path: Path) -> None:
 
 def test_a_node_of_a_reference_emits_no_kernels() -> None:
     node = Node(operator="Pool", domain="d", version=1, attributes={}, inputs=(), outputs=1)
-    with pytest.raises(OperatorError, match=r"'x' is no tensor"):
+    with pytest.raises(OperatorError, match=r"'x' is not a tensor"):
         node.c("void f() {}", "f", "x", outputs=[])

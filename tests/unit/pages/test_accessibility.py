@@ -20,7 +20,7 @@ from tvmflow.pages.document import render_page
 STYLE = files("tvmflow.pages").joinpath("page.css").read_text(encoding="utf-8")
 SCHEMES = ("light", "dark")
 COLOUR = re.compile(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)")
-# The ratios that WCAG 2.2 asks for at level AA: text, and what is no text.
+# The ratios that WCAG 2.2 asks for at level AA: text, and what is not text.
 TEXT, GRAPHICS = 4.5, 3.0
 
 

@@ -188,7 +188,9 @@ def test_wrong_folders_are_errors(folder: Path) -> None:
 
 def test_without_labels_classes_are_indices(folder: Path) -> None:
     """A folder with another name needs `labels`."""
-    assert "the class 'cat' is no index, and there are no labels" in problem(folder, labels=None)
+    assert "the class 'cat' is not an index, and there are no labels" in problem(
+        folder, labels=None
+    )
     (folder / "images/cat").rename(folder / "images/1")
     (folder / "images/dog").rename(folder / "images/0")
     assert listed(folder, labels=None).files["images"] == ("0/b.jpg", "1/a.png")
@@ -245,8 +247,8 @@ def test_images_of_a_model_in_parts_belong_to_the_whole(folder: Path) -> None:
     [
         (b"\x08\x07\x12\x07pytorch", "is an ONNX model; give an npz file (`numpy.savez("),
         (b"\x89PNG\r\n\x1a\n", "is an image; give an npz file"),
-        (b"\x93NUMPY\x01\x00", "is no npz file; give an npz file"),
-        (b"", "is no npz file; give an npz file"),
+        (b"\x93NUMPY\x01\x00", "is not an npz file; give an npz file"),
+        (b"", "is not an npz file; give an npz file"),
         (b"PK\x03\x04", "is a damaged archive: its list of files, at the end, is missing or wrong; copy"),
         (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS: the content is not there; fetch it"),
     ],

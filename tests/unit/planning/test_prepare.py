@@ -92,7 +92,7 @@ def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
 
 
 def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
-    """Names that YAML would read as something else are in quotes; what must be chosen is no number."""
+    """Names that YAML would read as something else are in quotes; what must be chosen is not a number."""
     inputs = [
         value("ids", ["batch", "sequence"], "int64"),
         value("y", ["batch", 3, "height", "width"]),

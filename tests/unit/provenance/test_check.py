@@ -307,7 +307,7 @@ def test_links_and_pipes_are_not_followed(delivered: Delivered) -> None:
     path.symlink_to("../net.so")
     os.mkfifo(delivered.folder / "pipe")
     (delivered.folder / "up").symlink_to("..")
-    message = "it is no regular file, and nothing else was delivered"
+    message = "it is not a regular file, and nothing else was delivered"
     assert delivered.bad() == {"net.so": message, "pipe": message, "up": message}
 
 

@@ -58,7 +58,7 @@ def test_files_that_differ_from_the_manifest_are_reported(
     ("changes", "message"),
     [
         ({"manifest__json": None}, "it has no manifest.json"),
-        ({"manifest__json": b"[]"}, "its manifest.json is no object"),
+        ({"manifest__json": b"[]"}, "its manifest.json is not an object"),
         ({"manifest__json": b"[" * 100_000}, "its manifest.json: it nests too deeply"),
         ({"manifest__json": b'{"bundle": 99}'}, "it has bundle format 99"),
         ({"manifest__json": b'{"bundle": 2, "parts": [{"file": "x"}]}'}, "it has no part 'x'"),
@@ -198,9 +198,9 @@ GOOD = (tarfile.TarInfo("net/net.tvmflow"), BUNDLE)
         ([GOOD, (tarfile.TarInfo("/etc/evil"), b"x")], "points outside of it: '/etc/evil'"),
         ([GOOD, (tarfile.TarInfo("net/../../evil"), b"x")], "points outside of it"),
         ([GOOD, GOOD], "two entries 'net/net.tvmflow'"),
-        ([(_linked("net", "/etc"), b""), GOOD], "its entry 'net' is no file"),
-        ([GOOD, (_linked("a", "b", tarfile.LNKTYPE), b"")], "its entry 'a' is no file"),
-        ([GOOD, (_linked("a", "", tarfile.FIFOTYPE), b"")], "its entry 'a' is no file"),
+        ([(_linked("net", "/etc"), b""), GOOD], "its entry 'net' is not a file"),
+        ([GOOD, (_linked("a", "b", tarfile.LNKTYPE), b"")], "its entry 'a' is not a file"),
+        ([GOOD, (_linked("a", "", tarfile.FIFOTYPE), b"")], "its entry 'a' is not a file"),
     ],
 )
 def test_an_archive_that_would_write_elsewhere_is_refused(

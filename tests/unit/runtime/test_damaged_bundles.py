@@ -94,8 +94,8 @@ def test_damaged_bundles_of_parts(small_bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda path: path.mkdir(), "is no file"),
-        (lambda path: os.mkfifo(path), "is no file"),
+        (lambda path: path.mkdir(), "is not a file"),
+        (lambda path: os.mkfifo(path), "is not a file"),
         (lambda path: path.symlink_to(path.with_name("gone")), "there is no file"),
         (lambda path: path.write_bytes(gzip.compress(b"x")), "it is a compressed archive; unpack"),
         (

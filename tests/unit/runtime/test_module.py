@@ -180,7 +180,7 @@ def test_nothing_is_measured_less_than_once(small_bundle: Path, repeat: Any) -> 
     """Times that were never measured would be an empty list."""
     module = tvmflow.load(small_bundle)
     for measure in (module.latency, module.profile):
-        with pytest.raises(BundleError, match="which is no number of measurements"):
+        with pytest.raises(BundleError, match="which is not a number of measurements"):
             measure({"x": np.zeros((2, 3), "float32")}, repeat=repeat)
 
 
@@ -239,7 +239,7 @@ def test_threads_come_from_the_environment_without_a_request(
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
 def test_no_number_of_threads_is_rejected(small_bundle: Path, threads: Any) -> None:
-    with pytest.raises(BundleError, match="which is no number of threads"):
+    with pytest.raises(BundleError, match="which is not a number of threads"):
         tvmflow.load(small_bundle, threads=threads)
 
 

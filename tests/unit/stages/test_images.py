@@ -44,7 +44,7 @@ def test_the_manifest_has_all_settings_and_names(labels: Path) -> None:
 
 
 def test_what_does_not_fit_the_model_is_an_error(labels: Path) -> None:
-    """An input that it lacks or that is no image, and another number of scores: with the field of the recipe."""
+    """An input that it lacks or that is not an image, and another number of scores: with the field of the recipe."""
     with pytest.raises(StageError, match=r"inputs.image.image: the model has no input 'image'"):
         describe_images({"image": ImageInput(image={})}, SIGNATURE, None)
     inputs = {"data": ImageInput(image={"crop": 9})}

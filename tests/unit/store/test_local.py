@@ -334,7 +334,7 @@ def test_git_leaves_out_a_store_that_is_made(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "cache"))
     store.create()
     publish(store, KEY, {"model.json": b"{}"})
-    status = ["git", "-C", tmp_path, "status", "--porcelain", "--untracked-files=all"]
+    status = ["git", "-C", str(tmp_path), "status", "--porcelain", "--untracked-files=all"]
     assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == ""
     own = tmp_path / "own"
     own.mkdir()

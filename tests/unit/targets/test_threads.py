@@ -76,7 +76,7 @@ def test_cpus_that_share_a_core_count_once(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("allowed")
 def test_an_environment_variable_decides_before_the_machine() -> None:
-    """TVM's own before that of OpenMP; what is no number of threads is left out."""
+    """TVM's own before that of OpenMP; what is not a number of threads is left out."""
     assert threads.choose_threads({"TVM_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}) == 3
     assert threads.choose_threads({"TVM_NUM_THREADS": "0", "OMP_NUM_THREADS": "5"}) == 5
     assert threads.choose_threads({"OMP_NUM_THREADS": "4,2"}) == threads.count_usable_cores()

@@ -157,16 +157,16 @@ def deep_header(_: Path) -> bytes:
     [
         (bomb, "far larger than that of any pack"),
         (bomb_in_a_record, "far larger than that of any pack"),
-        (deep, "is no trial pack"),
-        (deep_header, "is no trial pack"),
-        (lambda _: PACK.decode().encode("utf-16"), "is no trial pack"),
-        (lambda _: os.urandom(1 << 16), "is no trial pack"),
-        (lambda _: b"\0" * (1 << 16), "is no trial pack"),
+        (deep, "is not a trial pack"),
+        (deep_header, "is not a trial pack"),
+        (lambda _: PACK.decode().encode("utf-16"), "is not a trial pack"),
+        (lambda _: os.urandom(1 << 16), "is not a trial pack"),
+        (lambda _: b"\0" * (1 << 16), "is not a trial pack"),
         (lambda _: PACK.replace(b'"version":2', b'"version":3'), "update tvmflow"),
-        (lambda _: PACK.replace(b'"version":2', b'"version":NaN'), "is no trial pack"),
-        (lambda _: PACK.replace(b'"version":2', b'"version":1e999'), "is no trial pack"),
-        (lambda _: PACK.replace(b'"version":2', b'"version":' + b"9" * 5000), "is no trial pack"),
-        (lambda _: PACK.replace(b'"version":2', b'"version":2,"version":2'), "is no trial pack"),
+        (lambda _: PACK.replace(b'"version":2', b'"version":NaN'), "is not a trial pack"),
+        (lambda _: PACK.replace(b'"version":2', b'"version":1e999'), "is not a trial pack"),
+        (lambda _: PACK.replace(b'"version":2', b'"version":' + b"9" * 5000), "is not a trial pack"),
+        (lambda _: PACK.replace(b'"version":2', b'"version":2,"version":2'), "is not a trial pack"),
         (lambda _: gzip.compress(PACK)[:-9], "cannot be unpacked"),
         (lambda _: gzip.compress(PACK) + b"more", "cannot be unpacked"),
         (lambda _: PACK[: len(PACK) // 2], "digest"),
@@ -192,7 +192,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     """A pipe without a writer is not waited for, and a device without an end is not read."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), Path("/dev/null")):
-        with pytest.raises(UsageError, match="is no regular file"):
+        with pytest.raises(UsageError, match="is not a regular file"):
             import_pack(path, tmp_path / "ledger", HERE)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(StoreError, match="cannot read"):
@@ -211,7 +211,7 @@ def test_an_export_does_not_replace_a_device(tmp_path: Path) -> None:
     ("record", "reason"),
     [
         ({"run_secs": [0.0]}, "greater than 0"),
-        ({"run_secs": [1e999]}, "is no number in JSON"),
+        ({"run_secs": [1e999]}, "is not a number in JSON"),
         ({"seed": 10**30}, "the field 'seed' is wrong"),
         ({"when": "2999-01-01T00:00:00.000+00:00"}, "is in the future"),
         ({"when": "yesterday"}, "the field 'when' is wrong"),
@@ -287,5 +287,5 @@ def test_a_folder_with_another_description_is_refused(tmp_path: Path) -> None:
         (entry,) = value["targets"].values()
         entry["about"].update(change)
         (tmp_path / "x.jsonl").write_bytes(sealed(canonical(value) + b"\n" + body))
-        with pytest.raises(UsageError, match=r"is no trial pack|does not have that key"):
+        with pytest.raises(UsageError, match=r"is not a trial pack|does not have that key"):
             import_pack(tmp_path / "x.jsonl", tmp_path / "ledger", HERE)

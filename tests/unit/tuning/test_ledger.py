@@ -419,7 +419,7 @@ def test_a_search_of_another_process_need_not_be_waited_for(path: Path) -> None:
 
 
 def test_a_workload_is_described_once(tmp_path: Path) -> None:
-    """The first description stays and is no trial; a damaged one is ignored."""
+    """The first description stays and is not a trial; a damaged one is ignored."""
     ledger = Ledger.open(tmp_path, TARGET, "0", DEVICE)
     assert ledger.description("k") == WorkloadDescription()
     ledger.describe("k", WorkloadDescription("first"))

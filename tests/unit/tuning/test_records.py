@@ -368,9 +368,9 @@ def test_a_target_whose_key_does_not_match_is_refused(root: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no trial pack"),
-        (b"recipe: 1\n", "is no trial pack"),
-        (gzip.compress(b"[1, 2]\n", mtime=0), "is no trial pack"),
+        (b"", "is not a trial pack"),
+        (b"recipe: 1\n", "is not a trial pack"),
+        (gzip.compress(b"[1, 2]\n", mtime=0), "is not a trial pack"),
         (b'{"format":"tvmflow records","version":3,"digest":"x"}\n', "newer than this tvmflow"),
     ],
 )

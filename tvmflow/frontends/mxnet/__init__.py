@@ -95,7 +95,7 @@ def load(
     """Import a checkpoint for these input shapes, with constants in place of some inputs.
 
     Raises:
-        ImportFailed: with operator and node, or with the name that is no tensor of the model.
+        ImportFailed: with operator and node, or with the name that is not a tensor of the model.
     """
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params

@@ -46,7 +46,7 @@ def load(
     """Import a model for these input shapes, with constants in place of some inputs.
 
     Raises:
-        ImportFailed: with operator and node, or with the name that is no tensor of the model.
+        ImportFailed: with operator and node, or with the name that is not a tensor of the model.
     """
     from tvmflow.frontends.onnx._files import add_outputs, read_model
     from tvmflow.frontends.onnx._graph import node_labels

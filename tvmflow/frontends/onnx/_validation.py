@@ -166,7 +166,7 @@ def _check_outputs(graph: GraphProto) -> None:
         if output.HasField("type") and not output.type.HasField("tensor_type"):
             kind = str(output.type.WhichOneof("value")).removesuffix("_type").replace("_", " ")
             raise ImportFailed(
-                f"the output {quoted(output.name)} is no tensor, but of the type {kind}",
+                f"the output {quoted(output.name)} is not a tensor, but of the type {kind}",
                 fix="export a model whose outputs are tensors",
             )
 

@@ -127,7 +127,7 @@ def _read_graph(path: Path) -> tuple[str, Any]:
         raise NotAnArchive(str(error)) from error
     except zipfile.BadZipFile as error:
         raise NotAnArchive(
-            "it is no zip file, as archives of torch.export are, or a damaged one"
+            "it is not a zip file, as archives of torch.export are, or a damaged one"
         ) from error
     except NotAnArchive:
         raise

@@ -74,9 +74,7 @@ def read_result(result: Any, module_type: type) -> Example:
         raise InvalidFactory("result", text)
     module, inputs = result
     if not isinstance(module, module_type):
-        text = (
-            f"the first value that it returned is no torch.nn.Module, but: {type(module).__name__}"
-        )
+        text = f"the first value that it returned is not a torch.nn.Module, but: {type(module).__name__}"
         raise InvalidFactory("result", text)
     if isinstance(inputs, Mapping):
         return Example(module, (), inputs)

@@ -55,7 +55,7 @@ def load(
     """Convert a model to ONNX, and import that for these input shapes, with constants in place of some inputs.
 
     Raises:
-        ImportFailed: with operator and tensor, or with the name that is no tensor of the model.
+        ImportFailed: with operator and tensor, or with the name that is not a tensor of the model.
     """
     from tvmflow.frontends.onnx._importer import import_prepared
     from tvmflow.frontends.onnx._prepare import prepare

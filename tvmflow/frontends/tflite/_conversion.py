@@ -46,7 +46,7 @@ def convert(
         The ONNX model, and how many of its outputs, the last ones, are inner tensors.
 
     Raises:
-        ImportFailed: with operator and tensor, or with the name that is no tensor of the model.
+        ImportFailed: with operator and tensor, or with the name that is not a tensor of the model.
     """
     graph = Graph()
     values = Tensors(graph, model.tensors, data)

@@ -92,7 +92,7 @@ def test_an_input_that_is_too_large_is_refused(size: int, tmp_path: Path) -> Non
 
 
 def test_an_input_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Strings, and what is no tensor."""
+    """Strings, and what is not a tensor."""
     made = relu()
     made.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
     assert "'x' has dtype string, which no input of a library can have" in (
@@ -147,9 +147,9 @@ WRONG: dict[str, tuple[Callable[[ModelProto], object], str]] = {
         lambda m: setattr(m.graph.output[0], "name", ""),
         "nothing makes its output ''",
     ),
-    "an output that is no tensor": (
+    "an output that is not a tensor": (
         _sequence,
-        "the output 'prob' is no tensor, but of the type sequence",
+        "the output 'prob' is not a tensor, but of the type sequence",
     ),
     "a function in place of an operator": (
         _function,

@@ -255,7 +255,7 @@ def test_files_that_are_no_archives() -> None:
     ]
     Path("net.pt2").write_text("hello")
     assert model_problems(recipe) == [
-        f"{start} cannot be imported: it is no zip file, as archives of torch.export are, or a damaged one"
+        f"{start} cannot be imported: it is not a zip file, as archives of torch.export are, or a damaged one"
     ]
     write_zip(Path("net.pt2"), {"net/models/a.json": "{}", "net/models/b.json": "{}"})
     assert model_problems(recipe) == [

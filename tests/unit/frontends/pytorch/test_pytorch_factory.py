@@ -106,7 +106,7 @@ def test_inputs_are_positions_or_names(inputs: Any, arguments: Any, named: Any) 
         (Net(), "it did not return a module and its inputs, but: Net"),
         ((Net(), 1, 2), "it did not return a module and its inputs, but: tuple of 3"),
         (None, "it did not return a module and its inputs, but: NoneType"),
-        ((1, Net()), "the first value that it returned is no torch.nn.Module, but: int"),
+        ((1, Net()), "the first value that it returned is not a torch.nn.Module, but: int"),
     ],
 )
 def test_other_results_are_refused(result: Any, reason: str) -> None:
