@@ -193,7 +193,7 @@ def format_change(
         return None
     if abs(part) < _MIN_CHANGE:
         return element("span", "unchanged", class_="faint")
-    if judgement in NOISE_TEXTS:
+    if judgement is not None and judgement in NOISE_TEXTS:
         return element("span", f"{part:+.1%}, {NOISE_TEXTS[judgement]}", class_="faint")
     sign = "▲" if part > 0 else "▼"
     return element("span", f"{sign} {part:+.1%}", class_="bad" if part > 0 else "good")

@@ -461,7 +461,7 @@ def test_merging_a_ledger_into_itself_or_from_nothing_is_an_error(
     """Both are reported as mistakes."""
     with pytest.raises(UsageError, match="this store's own"):
         merge_ledger(root.parent, root, HERE)
-    with pytest.raises(UsageError, match="no store and no ledger"):
+    with pytest.raises(UsageError, match="neither a store nor a ledger"):
         merge_ledger(tmp_path / "nowhere", root, HERE)
 
 
