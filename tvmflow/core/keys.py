@@ -103,8 +103,8 @@ def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[
         causes.append(f"build host {before['machine']} -> {after['machine']}")
     one_sided = [change for change in settings if change.is_one_sided]
     # a search has many settings that its absence lacks: they say no more than its budget
-    is_said = bool(causes) and len(one_sided) > _FEW
-    return causes if is_said else causes + _describe_one_sided_settings(after, one_sided)
+    is_explained = bool(causes) and len(one_sided) > _FEW
+    return causes if is_explained else causes + _describe_one_sided_settings(after, one_sided)
 
 
 class _Absent:

@@ -27,13 +27,13 @@ def explain_wait(text: str) -> Iterator[None]:
     if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
         yield
         return
-    is_said = threading.Event()
+    is_shown = threading.Event()
 
-    def say() -> None:
-        is_said.set()
+    def show() -> None:
+        is_shown.set()
         _write(f"\r\x1b[K{text} …")
 
-    timer = threading.Timer(_PATIENCE_S, say)
+    timer = threading.Timer(_PATIENCE_S, show)
     timer.daemon = True
     timer.start()
     try:
@@ -41,7 +41,7 @@ def explain_wait(text: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        if is_said.is_set():
+        if is_shown.is_set():
             _write("\r\x1b[K")
 
 

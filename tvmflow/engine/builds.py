@@ -54,7 +54,7 @@ class Speedup(NamedTuple):
 
     @property
     def judgement(self) -> Judgement:
-        """What the measurements say: `more` is a library that is faster beyond the noise."""
+        """The judgement of the measurements: `more` is a library that is faster beyond the noise."""
         margin = 1 + self._margin
         return judge_ratio(self.median, self.low / margin, self.high * margin)
 

@@ -101,13 +101,13 @@ def _describe_latency(facts: Facts) -> list[str]:
     measured = [
         (
             names[subject],
-            _beside(row, latency, facts.get("speedup")) if subject == _UNTUNED else row,
+            _scale_latency(row, latency, facts.get("speedup")) if subject == _UNTUNED else row,
         )
         for subject, row in latency.items()
         if names[subject] not in in_turns
     ]
     measured += [
-        (runtime["name"], _beside(runtime["latency"], latency, runtime["speedup"]))
+        (runtime["name"], _scale_latency(runtime["latency"], latency, runtime["speedup"]))
         for runtime in compared
         if "latency" in runtime
     ]
@@ -128,7 +128,9 @@ def _describe_latency(facts: Facts) -> list[str]:
     ]
 
 
-def _beside(row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None) -> Latency:
+def _scale_latency(
+    row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
+) -> Latency:
     """Return the latency of what the library was measured in turns with, beside the one that is shown of it."""
     if speedup is None or "library" not in latency:
         return row

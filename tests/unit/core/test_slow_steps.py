@@ -14,7 +14,7 @@ from tvmflow.core.slow_steps import explain_wait
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def written(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when something was written to a terminal; a wait is long at once."""
     event = threading.Event()
     write: Callable[[str], None] = slow_steps._write
@@ -29,28 +29,28 @@ def said(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_long_step_is_explained_until_it_ends(
-    said: threading.Event,
+    written: threading.Event,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the line is gone then, also after an error."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(ValueError), explain_wait("asking LLVM"):
-        assert said.wait(10)
+        assert written.wait(10)
         raise ValueError
     assert capsys.readouterr().err == "\r\x1b[Kasking LLVM …\r\x1b[K"
 
 
 def test_nothing_is_said_of_short_steps_in_files_and_with_quiet(
-    said: threading.Event, monkeypatch: pytest.MonkeyPatch
+    written: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with explain_wait("a file"):
-        assert not said.wait(0.05)
+        assert not written.wait(0.05)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(slow_steps, "_PATIENCE_S", 60.0)
     with explain_wait("a short step"):
-        assert not said.wait(0.05)
+        assert not written.wait(0.05)
     monkeypatch.setattr(slow_steps, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(slow_steps._log, "isEnabledFor", lambda level: level >= logging.ERROR)
     with explain_wait("quiet"):
-        assert not said.wait(0.05)
+        assert not written.wait(0.05)
