@@ -78,6 +78,7 @@ def test_three_fields_are_enough() -> None:
     assert loaded.tune.model_dump() == {
         "trials": 0,
         "minutes": None,
+        "deliver_every": None,
         "trials_per_task": None,
         "patience": None,
         "min_gain": 0.01,
