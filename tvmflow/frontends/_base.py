@@ -33,7 +33,8 @@ class LoadedModel(NamedTuple):
         mod: One public Relax function `main` in dataflow form, not yet legalized. Its parameters
             are the model's inputs in the order of `inputs`, then the weights in the order of
             `params`; its attribute `num_input` counts the former. It returns a tensor or a flat
-            tuple of tensors, in the order of `outputs`, then of `tensors`. Shapes are static.
+            tuple of tensors, in the order of `outputs`, then of `tensors`, then the counts of outputs
+            whose size is known only after a call (`compiler.counts`). Shapes are static.
             Integer tensors that the graph needs as constants (shapes, axes) are constants here.
         params: Everything else that is learned, so that new weights for the same architecture
             give the same `mod`.
