@@ -37,7 +37,8 @@ from tvmflow.pages.markup import element, lines
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import readme
 from tvmflow.recipe.yaml_reader import parse_yaml
-from tvmflow.release.comparison import Change, Comparison, Figure
+from tvmflow.release.comparison import Comparison, Figure
+from tvmflow.release.lock_diff import Change
 from tvmflow.targets import c_library
 from tvmflow.targets.c_compiler import find_program_errors
 from tvmflow.targets.c_library import DescribedModel
@@ -201,23 +202,23 @@ def markdown_structure(text: str) -> Iterator[tuple[str, ...]]:
 class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, ...]] = []
+        self.tags: list[tuple[str, ...]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, *(name for name, _ in attrs)))
+        self.tags.append((tag, *(name for name, _ in attrs)))
 
     def handle_endtag(self, tag: str) -> None:
-        self.found.append((f"/{tag}",))
+        self.tags.append((f"/{tag}",))
 
     def handle_comment(self, data: str) -> None:
-        self.found.append(("comment",))
+        self.tags.append(("comment",))
 
 
 def html_structure(text: str) -> list[tuple[str, ...]]:
     parser = _Tags()
     parser.feed(text)
     parser.close()
-    return parser.found
+    return parser.tags
 
 
 def xml_structure(text: str) -> list[tuple[str, ...]]:

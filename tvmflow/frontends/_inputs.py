@@ -42,7 +42,7 @@ def find_input_problems(
         inputs: The model's inputs.
         requests: The recipe's inputs; only those of which the model does not tell everything are needed.
     """
-    yield from find_misfits(inputs, requests)
+    yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
     if len(pairs) <= MAX_SIGNATURE and any(_is_open(*pair) for pair in pairs):
         lines = suggest_inputs(inputs, requests)
@@ -52,7 +52,7 @@ def find_input_problems(
         yield InputProblem("", "", text)
 
 
-def find_misfits(
+def find_mismatches(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
     """Give the problems of `find_input_problems` but for sizes that are missing."""

@@ -22,7 +22,7 @@ from tvmflow.frontends._base import InputRequest, ModelInput
 from tvmflow.frontends._inputs import (
     SIZE,
     InputLine,
-    find_misfits,
+    find_mismatches,
     find_output_problems,
     shape_text,
     suggest_inputs,
@@ -321,7 +321,7 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
     """
     names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
     requests = [InputRequest(name, shapes.get(name)) for name in names]
-    if problems := list(find_misfits(model.inputs, requests)):
+    if problems := list(find_mismatches(model.inputs, requests)):
         is_chosen = any(problem.input in shapes for problem in problems)
         raise UsageError(
             "\n".join(problem.text for problem in problems),

@@ -286,7 +286,7 @@ def test_unusual_names_are_no_problem(name: str) -> None:
 def test_names_of_mxnet_models_are_checked() -> None:
     """Half a character is a string of JSON, and a variable that is no weight is an input."""
     recipe = "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\n"
-    nodes = [dict(node) for node in SYMBOL["nodes"]]
+    nodes: list[dict[str, object]] = json.loads(json.dumps(SYMBOL["nodes"]))
     nodes[-1]["name"] = "fc\n"
     Path("m-symbol.json").write_text(json.dumps({**SYMBOL, "nodes": nodes}))
     Path("m-0000.params").touch()
