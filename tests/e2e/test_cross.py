@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -212,3 +214,61 @@ def test_without_qemu_the_fix_names_the_package(crossing: Project, tmp_path: Pat
         f"there is no qemu-x86_64 (nor qemu-x86_64-static) in ${QEMU_VARIABLE} ({empty})" in ran.out
     )
     assert "apt-get download qemu-user-static" in ran.out
+
+
+CREATE: Final = """\
+#include <stdio.h>
+#include "digits.h"
+int main(void) {
+  digits_context *context = NULL;
+  const int status = digits_create(NULL, &context);
+  printf("%d %s", status == DIGITS_WRONG_CPU, digits_message(status));
+  digits_destroy(context);
+  return status != 0;
+}
+"""
+LACKS: Final = "this CPU lacks an instruction set that the library was built for"
+LOAD: Final = "import sys, tvmflow; tvmflow.load(sys.argv[1]); print('loaded')"
+
+
+@pytest.mark.parametrize(
+    ("level", "cpus"),
+    [
+        ("x86-64-v3", {"qemu64": False, "Nehalem": False, "Haswell": True, "max": True}),
+        ("x86-64-v4", {"qemu64": False, "Haswell": False, "max": False}),
+    ],
+)
+def test_a_cpu_that_lacks_instructions_is_told_so(
+    crossing: Project, tmp_path: Path, level: str, cpus: dict[str, bool]
+) -> None:
+    """`create` returns a code with a text, and `tvmflow.load` raises, before an instruction that the CPU does not know."""
+    needs_qemu("x86_64")
+    compiler = shutil.which("cc")
+    if read_host().arch != "x86_64" or compiler is None:
+        pytest.skip("it needs an x86-64 machine with a C compiler")
+    write(crossing, {**BOARDS["x86-64-v3"][1], "mcpu": level}, against="none")
+    crossing.edit_recipe("run_on: qemu", "run_on: auto", "digits.yaml")
+    crossing.edit_recipe("  min_accuracy: 0.95\n", "", "digits.yaml")
+    crossing.edit_recipe("pipeline:", "outputs: [bundle, c-library]\npipeline:", "digits.yaml")
+    ran = crossing.tvmflow("run", "digits.yaml")
+    assert ran.code == 0, ran.out + ran.err
+    delivered = crossing.folder / "dist/digits/board"
+    source, program = tmp_path / "create.c", tmp_path / "create"
+    source.write_text(CREATE)
+    library = delivered / "digits-c-library"
+    words = [str(source), str(library / "libdigits.a"), "-lm", "-lpthread", "-o", str(program)]
+    subprocess.run([compiler, f"-I{library}", *words], check=True)
+    emulator = find_qemu(EMULATED_ARCHS["x86_64"])
+    assert emulator is not None
+    for cpu, runs in cpus.items():
+        done = subprocess.run(
+            [str(emulator), "-cpu", cpu, str(program)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == (not runs), (cpu, done)
+        assert done.stdout == ("0 no error" if runs else f"1 {LACKS}"), (cpu, done)
+    python = [str(emulator), "-cpu", "qemu64", sys.executable, "-c", LOAD]
+    loaded = subprocess.run(
+        [*python, str(delivered / "digits.tvmflow")], capture_output=True, text=True, check=False
+    )
+    assert loaded.returncode == 1, loaded
+    assert "uses CPU instructions that this machine lacks: avx" in loaded.stderr, loaded

@@ -6,6 +6,8 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,12 +24,19 @@ NO_MORE: Final = "the system starts no more processes or threads for this user"
 
 
 @pytest.fixture
-def ann(project: Project) -> Project:
-    """The project of a user without a home."""
+def folder() -> Iterator[Path]:
+    """A folder that others may enter, unlike those of pytest."""
     needs_other_users()
-    # pytest's folders are closed to others
-    for folder in (project.folder, *project.folder.parents[:3]):
-        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="tvmflow-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def ann(folder: Path) -> Project:
+    """The project of a user without a home."""
+    (folder / "ann").mkdir()
+    project = Project(folder / "ann")
     own(project.folder, USERS[0])
     project.environment.pop("XDG_RUNTIME_DIR", None)
     return project
@@ -36,6 +45,7 @@ def ann(project: Project) -> Project:
 def test_files_of_another_user_are_named(ann: Project, first_run: tuple[Path, object]) -> None:
     """Store, deliveries, ledger, and single files of a store: exit code 4, and what to do; then all goes on."""
     shutil.copytree(first_run[0], ann.folder, dirs_exist_ok=True)
+    ann.folder.chmod(0o755)
     own(ann.folder, USERS[0])
     ann.edit_recipe("samples: 2", "samples: 3")
     places = ("cache", "dist", "cache/actions", "cache/last", "cache/history")
@@ -54,15 +64,15 @@ def test_files_of_another_user_are_named(ann: Project, first_run: tuple[Path, ob
     assert run_as(USERS[0], ann, "run", "tiny.yaml").code == 0
 
 
-def test_two_users_share_a_store(ann: Project, tmp_path: Path) -> None:
+def test_two_users_share_a_store(ann: Project, folder: Path) -> None:
     """A group and a umask that lets it write: each finds the results of the other, and may collect them."""
-    store, folder = tmp_path / "store", tmp_path / "bob"
-    for path, mode in ((store, 0o2775), (folder, 0o755)):
+    store, home = folder / "store", folder / "bob"
+    for path, mode in ((store, 0o2775), (home, 0o755)):
         path.mkdir()
         path.chmod(mode)
     os.chown(store, 0, GROUP)
-    bob = Project(folder)
-    own(folder, USERS[1])
+    bob = Project(home)
+    own(home, USERS[1])
     for project in (ann, bob):
         project.environment["TVMFLOW_STORE"] = str(store)
     first = run_as(USERS[0], ann, "run", "tiny.yaml", umask=0o002)
