@@ -222,7 +222,7 @@ CREATE: Final = """\
 int main(void) {
   digits_context *context = NULL;
   const int status = digits_create(NULL, &context);
-  printf("%d %s", status == DIGITS_WRONG_CPU, digits_message(status));
+  printf("%d %s", status == DIGITS_MISSING_FEATURE, digits_message(status));
   digits_destroy(context);
   return status != 0;
 }
@@ -271,4 +271,4 @@ def test_a_cpu_that_lacks_instructions_is_told_so(
         [*python, str(delivered / "digits.tvmflow")], capture_output=True, text=True, check=False
     )
     assert loaded.returncode == 1, loaded
-    assert "uses CPU instructions that this machine lacks: avx" in loaded.stderr, loaded
+    assert "lacks" in loaded.stderr and "Illegal" not in loaded.stderr, loaded

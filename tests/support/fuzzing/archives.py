@@ -64,7 +64,7 @@ def _tflite_model() -> bytes:
     data = builder.input("data", [1, 8, 8, 1])
     kernel = builder.constant([[[[0.5], [0.25]], [[1.0], [-1.0]]]] * 4, "float32")
     bias = builder.constant([0.0, 0.5, 1.0, -1.0], "float32")
-    steps = {"StrideH": 1, "StrideW": 1, "DilationHFactor": 1, "DilationWFactor": 1}
+    steps: dict[str, Any] = {"StrideH": 1, "StrideW": 1, "DilationHFactor": 1, "DilationWFactor": 1}
     made = builder.result("CONV_2D", [data, kernel, bias], [1, 8, 8, 4], "Conv2D", **steps)
     flat = builder.result("RESHAPE", [made, builder.integers([1, 256])], [1, 256])
     return builder.build(builder.result("SOFTMAX", [flat], [1, 256], "Softmax", Beta=1.0))

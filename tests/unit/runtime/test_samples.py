@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import random
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.fuzzing.mutations import mutate_bytes
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime import samples
+from tvmflow.runtime.samples import read_npz
 
 F = np.float32
 IMAGE = TensorSpec("data", (2, 3), "float32")
@@ -130,3 +135,25 @@ def test_integers_become_others_that_hold_them(
         return
     with pytest.raises(StageError, match=problem):
         read(path, spec)
+
+
+def test_a_damaged_npz_file_is_read_or_refused() -> None:
+    """Flipped, cut and repeated bytes, and headers of arrays that no memory holds: always the same error."""
+    made = io.BytesIO()
+    np.savez_compressed(made, data=np.ones((2, 3), np.float32), label=np.arange(2))
+    content = made.getvalue()
+    files = [mutate_bytes(random.Random(seed), content) for seed in range(300)]
+    for shape, dtype in (("(10**15,)", "<f4"), ("(1000000000000000,)", "<f4"), ("(1,)", "|O")):
+        head = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+        made = io.BytesIO()
+        with zipfile.ZipFile(made, "w") as archive:
+            archive.writestr("data.npy", b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head)
+        files.append(made.getvalue())
+    refused = 0
+    for file in files:
+        try:
+            read_npz(io.BytesIO(file), "data.npz")
+        except StageError as error:
+            assert error.message.startswith("data.npz is not an npz file of plain arrays: ")
+            refused += 1
+    assert refused > 200

@@ -351,7 +351,7 @@ def hostile(place: str, value: str) -> Any:
     document = graph(TWO_INPUTS)
     module = document["graph_module"]
     arg: dict[str, Any] = {"as_tensor": {"name": "image"}}
-    node = {"target": "torch.ops.aten.relu.default", "name": "relu", "inputs": [], "outputs": []}
+    node: dict[str, Any] = {"target": "torch.ops.aten.relu.default", "name": "relu", "outputs": []}
     if place == "formula":
         module["graph"]["tensor_values"]["image"]["sizes"][0] = {"as_expr": {"expr_str": value}}
     elif place == "range":
