@@ -27,7 +27,10 @@ _CORPUS: Final[dict[str, bytes]] = {}
 
 def _pytorch_document() -> dict[str, Any]:
     """Return the graph of a model with free sizes, a node and nested results."""
-    inputs = {"x": ("float32", ["s0", 3]), "ids": ("int64", [1, "s1"])}
+    inputs: dict[str, tuple[str, list[int | str]]] = {
+        "x": ("float32", ["s0", 3]),
+        "ids": ("int64", [1, "s1"]),
+    }
     results = container(
         "builtins.dict", ["scores", "more"], LEAF, container("builtins.list", None, LEAF)
     )

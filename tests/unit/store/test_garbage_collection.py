@@ -572,19 +572,19 @@ def test_a_run_keeps_its_results_when_the_clock_is_set_back(
 ) -> None:
     """What it finds and makes afterwards has times before those of its lease."""
     monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 2 * 10**9)
-    found = make(store, "found", days=90)
+    old = make(store, "old", days=90)
     other = LocalStore(store.root)
     with store.running():
         [lease] = Path(store.root, "runs").iterdir()
         ahead_ns = time.time_ns() + 3600 * 10**9
         os.utime(lease, ns=(ahead_ns, ahead_ns))
         monkeypatch.setattr(store._lease, "began_ns", ahead_ns)
-        assert store.find(found.key)
+        assert store.find(old.key)
         made = make(store, "made")
         os.utime(store.action_path(made.key))
         later_ns = time.time_ns() + 600 * 10**9
         with monkeypatch.context() as patch:
             patch.setattr(time, "time_ns", lambda: later_ns)
             garbage_collection._remove_unused(other, ALL, later_ns)
-        assert other.find(found.key) and other.find(made.key)
+        assert other.find(old.key) and other.find(made.key)
         assert lease.stat().st_mtime_ns < ahead_ns
