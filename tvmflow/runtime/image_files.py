@@ -1,4 +1,8 @@
-"""Images as a program has them, as pixels: arrays, images of Pillow, and files, which Pillow decodes."""
+"""Images as a program has them, as pixels: arrays, images of Pillow, and files, which Pillow decodes.
+
+Files are opened here alone, by the decoders that are named here: Pillow has others, one of which
+starts another program (Ghostscript for EPS), and it chooses by the content, not by the name.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,14 @@ _ARRAYS: Final = (
     "uint8 of the shape [height, width] or [height, width, channels] for an image, with 1, 3 or 4 channels; "
     "[images, height, width, channels], or a list of images, for several"
 )
+# Pillow's decoders of these files: its own code, and that of the libraries that come with it.
+_FORMATS: Final = tuple("BMP GIF JPEG PNG PPM TIFF WEBP".split())
+# Pillow has such images drawn by another program when their pixels are read.
+_DRAWN_BY_PROGRAMS: Final = "EPS"
+# A quarter of a GiB in RGB, from where on Pillow itself warns.
+_MAX_PIXELS: Final = 89_478_485
+# As of JPEG. Resampling keeps weights for each pixel of a row.
+_MAX_SIDE: Final = (1 << 16) - 1
 
 # Modes of Pillow with one channel of 8 bits, beside alpha.
 _GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
@@ -119,18 +131,27 @@ def _check_array(image: Array) -> Array:
 
 def _decode(path: str) -> Array:
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
         raise EnvironmentProblem(
             f"Pillow, which decodes images, is not installed: {path}",
             fix="pip install pillow, or give the pixels as an array of uint8",
         ) from None
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=_FORMATS) as image:
+            _check_size(image, path)
             upright = ImageOps.exif_transpose(image)
             upright.load()
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="give the path of an image") from None
+    except UnidentifiedImageError:
+        names = ", ".join(_FORMATS)
+        raise BundleError(
+            f"{path} cannot be read as an image: it is none of {names}",
+            fix="convert it, for example to PNG",
+        ) from None
+    except BundleError:
+        raise
     except Exception as error:
         # decoders raise whatever a damaged file leads them to
         raise BundleError(
@@ -140,9 +161,25 @@ def _decode(path: str) -> Array:
     return _convert(upright, path)
 
 
+def _check_size(image: Any, path: str) -> None:
+    """Check the size that a file says it has, before its pixels are decoded."""
+    width, height = image.size
+    if width * height > _MAX_PIXELS or max(width, height) > _MAX_SIDE:
+        raise BundleError(
+            f"{path} has {width} x {height} pixels, and the limits are {_MAX_PIXELS:,} pixels and "
+            f"{_MAX_SIDE:,} for each side",
+            fix="make it smaller, or give the pixels as an array of uint8",
+        )
+
+
 def _convert(image: Any, name: str) -> Array:
     import numpy as np
 
+    if image.format == _DRAWN_BY_PROGRAMS:
+        raise BundleError(
+            f"{name} is an EPS file, which another program would have to draw",
+            fix="convert it, for example to PNG",
+        )
     mode = image.mode
     if mode.startswith(_DEEP_MODES):
         raise BundleError(

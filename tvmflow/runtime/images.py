@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime import resampling
 
@@ -25,6 +26,9 @@ COLOURS: Final[Mapping[str, int]] = {"RGB": 3, "BGR": 3, "GRAY": 1}
 """The orders of channels, and how many there are."""
 MAX_SIZE: Final = 1 << 15
 """The largest height and width of a resized image."""
+
+# Of a resized image; a few times what the largest inputs have.
+_MAX_RESIZED_PIXELS: Final = 1 << 28
 
 Size = tuple[int, int]
 
@@ -126,9 +130,22 @@ class Preprocessing(NamedTuple):
 
         Args:
             pixels: The image, uint8 `[height, width, channels]`, gray or RGB.
+
+        Raises:
+            BundleError: when it would have too many pixels after it is resized, as one that is long and thin.
         """
         pixels = _convert_colour(pixels, self.colour)
-        height, width = self.resized_size(*pixels.shape[:2])
+        old_height, old_width = pixels.shape[:2]
+        height, width = self.resized_size(old_height, old_width)
+        # rows are resized first
+        if (height, width) != (old_height, old_width) and (
+            max(height, old_height) * width > _MAX_RESIZED_PIXELS
+        ):
+            raise BundleError(
+                f"an image of {old_width} x {old_height} pixels would have {width} x {height} when it is resized, "
+                f"and the limit is {_MAX_RESIZED_PIXELS:,} pixels",
+                fix="cut the part out of it that the model is to see",
+            )
         resized = resampling.resize(pixels, height, width, self.interpolation)
         if self.pad is not None:
             offsets = [

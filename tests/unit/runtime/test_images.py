@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.image_files import read_files, read_pixels
+from tvmflow.runtime import image_files
+from tvmflow.runtime.image_files import SUFFIXES, read_files, read_pixels
 from tvmflow.runtime.images import ImageMismatch, Preprocessing, crop_offset
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -169,6 +172,82 @@ def test_what_is_no_image_is_an_error(tmp_path: Path) -> None:
     for value in (np.zeros((2, 2)), np.zeros((2, 2, 2), np.uint8), np.zeros((0, 2), np.uint8), 7):
         with pytest.raises(BundleError):
             read_pixels(value)
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n%%EndComments\n%%EOF\n"
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for Ghostscript, first on PATH: the file that it writes when it is started."""
+    trace, folder = tmp_path / "gs-was-started", tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {trace}\nexit 0\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    # Pillow asks for it once
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
+    return trace
+
+
+def test_no_file_starts_another_program(tmp_path: Path, ghostscript: Path) -> None:
+    """EPS under the name of any image is not read as one, nor an EPS that a program has opened lazily."""
+    paths = [tmp_path / f"x{suffix}" for suffix in sorted(SUFFIXES)]
+    for path in paths:
+        path.write_bytes(EPS)
+    with pytest.raises(BundleError) as caught:
+        read_files(paths, lambda pixels: pixels)
+    assert caught.value.message.count("it is none of BMP, GIF, JPEG, PNG") == len(paths)
+    with Image.open(paths[0]) as opened, pytest.raises(BundleError, match="is an EPS file"):
+        read_pixels(opened)
+    assert not ghostscript.exists()
+    # the stand-in is what Pillow would start
+    with Image.open(paths[0]) as opened, pytest.raises(OSError):
+        opened.load()
+    assert ghostscript.exists()
+
+
+def test_images_are_opened_in_one_place() -> None:
+    """Where decoders and limits are named; wheels have a copy of it."""
+    folder = Path(image_files.__file__).parents[1]
+    opening = [p for p in folder.rglob("*") if p.is_file() and b"Image.open" in p.read_bytes()]
+    assert [p.name for p in opening if p.suffix != ".pyc"] == ["image_files.py"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "place", "size"),
+    [
+        ("bmp", 18, struct.pack("<2i", 70_000, 1_000)),
+        ("pgm", 3, b"70000 1000 255\n"),
+        ("png", 16, struct.pack(">2I", 70_000, 1_000)),
+    ],
+)
+def test_images_that_would_fill_the_memory_are_refused(
+    tmp_path: Path, suffix: str, place: int, size: bytes
+) -> None:
+    """By the size that the file says, before anything is decoded."""
+    path = tmp_path / f"x.{suffix}"
+    Image.new("L", (1, 1)).save(path)
+    content = path.read_bytes()
+    content = content[:place] + size + content[place + len(size) :]
+    if suffix == "png":
+        content = content[:29] + struct.pack(">I", zlib.crc32(content[12:29])) + content[33:]
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match="has 70000 x 1000 pixels, and the limits are"):
+        read_pixels(path)
+
+
+def test_a_thin_image_is_not_resized_beyond_memory(tmp_path: Path) -> None:
+    """The shorter side becomes 256, the other one 256 times 60,000."""
+    Image.new("L", (1, 60_000)).save(tmp_path / "x.png")
+    pixels = read_pixels(tmp_path / "x.png")
+    with pytest.raises(BundleError, match="would have 256 x 15360000 when it is resized"):
+        preprocessing(resize=256, crop=224).fit(pixels)
+    assert preprocessing(resize=[224, 224]).fit(pixels).shape == (224, 224, 3)
+    Image.new("L", (1, 70_000)).save(tmp_path / "x.png")
+    with pytest.raises(BundleError, match="has 1 x 70000 pixels, and the limits are"):
+        read_pixels(tmp_path / "x.png")
 
 
 def _png(pixels: np.ndarray[Any, Any]) -> bytes:
