@@ -25,6 +25,7 @@ CASES: Final = {
     "locks": 1_000,
     "records": 1_000,
     "delivered": 1_000,
+    "responses": 1_000,
 }
 CHUNKS: Final = [
     (suite, first) for suite, cases in CASES.items() for first in range(0, cases, CHUNK)
@@ -65,6 +66,8 @@ def check_cases(suite: str, seed: int, cases: int, folder: Path, count: Count) -
     count(f"mutated {suite}", cases)
     for code, number in ended["codes"].items():
         count(f"mutated {suite}: exit code {code}", number)
+    for what, number in ended["counts"].items():
+        count(what, number)
     findings = ended["findings"]
     shown = [f"seed {f['seed']}: {f['problem']}\n{f['text'][-800:]}" for f in findings[:20]]
     assert not findings, f"{len(findings)} of {cases}:\n" + "\n".join(shown)

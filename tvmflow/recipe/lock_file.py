@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
+from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.file_kinds import LOCK, check_kind
 from tvmflow.core.schema import ClosedModel, FormatVersion, field_error
@@ -58,8 +59,8 @@ class LockedKernel(ClosedModel):
             raise field_error("needs both trial and trace, or neither")
         if self.trace:
             try:
-                trial = trial_id(json.loads(self.trace))
-            except ValueError:
+                trial = trial_id(read_json(self.trace.encode()))
+            except (Unreadable, ValueError):
                 raise field_error("is not JSON", "trace") from None
             if trial != self.trial:
                 raise field_error("is not the trace of this trial", "trace")

@@ -6,7 +6,7 @@ import re
 import urllib.parse
 from typing import Final, NamedTuple
 
-from tvmflow.core.formatting import quoted
+from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
 
 HUB: Final = "hf"
@@ -189,6 +189,10 @@ def without_secrets(address: str) -> str:
     """
     if scheme_of(address) == HUB:
         return address
-    parts = urllib.parse.urlsplit(address)
+    try:
+        parts = urllib.parse.urlsplit(address)
+    except ValueError:
+        # what is secret in it cannot be told from the rest
+        return f"{excerpt(scheme_of(address))}://…"
     host = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=host, query="", fragment="").geturl()

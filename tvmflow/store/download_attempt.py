@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import logging
 import socket
 import ssl
@@ -27,7 +26,14 @@ from tvmflow.store.credentials import Credential, find_credential
 from tvmflow.store.hub import HubError, check_online, explain_status, find_location
 from tvmflow.store.remote._base import RemoteCacheError, Unreachable
 from tvmflow.store.remote.bucket import INSTALL, NoObject
-from tvmflow.store.web_requests import ACCESS_DENIED, RETRYABLE, denial_fix, open_url
+from tvmflow.store.web_requests import (
+    ACCESS_DENIED,
+    BROKEN_ANSWER,
+    RETRYABLE,
+    denial_fix,
+    header_count,
+    open_url,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +180,7 @@ def _open(job: DownloadJob, offset: int) -> Any:
             if error.code != _RANGE_NOT_SATISFIABLE:
                 raise _status_error(job, error, url, credential) from None
         return None
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+    except BROKEN_ANSWER as error:
         raise _connection_error(job, url, error) from error
 
 
@@ -184,9 +190,9 @@ def _locate(job: DownloadJob) -> tuple[str, Credential | None]:
         return job.url, find_credential(job.url)
     try:
         check_online()
+        return find_location(parse_hub_file(job.url))
     except HubError as problem:
         raise job.error(str(problem), fix=problem.fix) from None
-    return find_location(parse_hub_file(job.url))
 
 
 def _open_object(job: DownloadJob, offset: int, validator: str) -> Any:
@@ -219,9 +225,9 @@ def _handle_status(job: DownloadJob, error: urllib.error.HTTPError, offset: int)
         job.discard_part()
         raise TemporaryProblem("the file on the server is shorter than what was downloaded before")
     if error.code in RETRYABLE:
-        wait = error.headers.get("Retry-After", "")
+        wait_s = header_count(error.headers.get("Retry-After", "")) or 0
         reason = f"the server answered {error.code} {excerpt(str(error.reason))}"
-        raise TemporaryProblem(reason, float(wait) if wait.isdecimal() else 0.0)
+        raise TemporaryProblem(reason, float(wait_s))
 
 
 def _status_error(
@@ -248,7 +254,9 @@ def _connection_error(job: DownloadJob, url: str, error: Exception) -> Exception
     if isinstance(reason, ssl.SSLCertVerificationError):
         fix = "check the URL, and this machine's clock and certificates"
         return job.error(str(reason), fix=fix)
-    return TemporaryProblem(f"no answer from {parts.hostname}: {reason or type(reason).__name__}")
+    return TemporaryProblem(
+        f"no answer from {parts.hostname}: {excerpt(str(reason)) or type(reason).__name__}"
+    )
 
 
 def _receive(job: DownloadJob, response: Any, offset: int) -> None:
@@ -274,16 +282,17 @@ def _receive(job: DownloadJob, response: Any, offset: int) -> None:
 def _range_start(headers: Message) -> int:
     """Return the first position in `Content-Range: bytes 100-199/200`; -1 without one."""
     first = headers.get("Content-Range", "").removeprefix("bytes").strip().partition("-")[0]
-    return int(first) if first.isdecimal() else -1
+    start = header_count(first)
+    return -1 if start is None else start
 
 
 def _total_size(headers: Message, offset: int) -> int:
     """Return the size of the complete file; 0 when the server does not say."""
-    total = headers.get("Content-Range", "").rpartition("/")[2]
-    if total.isdecimal():
-        return int(total)
-    length = headers.get("Content-Length", "")
-    return offset + int(length) if length.isdecimal() else 0
+    total = header_count(headers.get("Content-Range", "").rpartition("/")[2])
+    if total is not None:
+        return total
+    length = header_count(headers.get("Content-Length", ""))
+    return 0 if length is None else offset + length
 
 
 def _find_validator(headers: Message) -> str:
@@ -333,8 +342,10 @@ def _copy(job: DownloadJob, response: Any, stream: IO[bytes], done: int, total: 
         try:
             # what has arrived: a slow server must not keep the part and the progress waiting
             chunk = response.read1(_CHUNK)
-        except (OSError, http.client.HTTPException) as error:
-            raise TemporaryProblem(f"the connection broke after {done} bytes: {error}") from error
+        except BROKEN_ANSWER as error:
+            raise TemporaryProblem(
+                f"the connection broke after {done} bytes: {excerpt(str(error))}"
+            ) from error
         job.check_abandoned()
         if chunk:
             space.check(stream, len(chunk))

@@ -6,7 +6,6 @@ huggingface_hub, and the errors are read as its `hf_raise_for_status` does.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -17,16 +16,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.bounded_calls import call_within
+from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.store.addresses import HubFile, without_secrets
+from tvmflow.store.addresses import HubFile, InvalidAddress, check_address, without_secrets
 from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
-from tvmflow.store.web_requests import RETRYABLE, open_url
+from tvmflow.store.web_requests import BROKEN_ANSWER, RETRYABLE, open_url
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
-_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_ANSWER_BYTES: Final = 16 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _GIT_DIGEST: Final = re.compile(r"[0-9a-f]{40}")
 _TRUE: Final = frozenset({"1", "ON", "YES", "TRUE"})
@@ -96,9 +96,20 @@ class Snapshot(NamedTuple):
 
 
 def endpoint() -> str:
-    """Return the URL of the Hub."""
-    named = os.environ.get("HF_ENDPOINT", "").rstrip("/")
-    return without_secrets(named) or "https://huggingface.co"
+    """Return the URL of the Hub.
+
+    Raises:
+        HubError: when the environment names another one, and that is no URL.
+    """
+    named = without_secrets(os.environ.get("HF_ENDPOINT", "").rstrip("/"))
+    if not named:
+        return "https://huggingface.co"
+    try:
+        check_address(named)
+    except InvalidAddress as error:
+        fix = "write it as https://HOST, or unset it"
+        raise HubError(f"$HF_ENDPOINT, {excerpt(named)}, is no URL: {error}", fix) from None
+    return named
 
 
 def check_online() -> None:
@@ -130,15 +141,14 @@ def read_snapshot(repository: str, revision: str) -> Snapshot:
     at = f"/revision/{urllib.parse.quote(revision, safe='')}" if revision else ""
     answer = _request_json(f"/api/models/{repository}{at}?blobs=true", file)
     try:
-        files = {entry["rfilename"]: _read_entry(entry) for entry in answer["siblings"]}
+        files = {str(entry["rfilename"]): _read_entry(entry) for entry in answer["siblings"]}
         license_ = _license_text(answer.get("cardData") or {})
         commit = _checked(answer["sha"], _GIT_DIGEST)
         if file.is_pinned and commit != revision:
             raise ValueError
         return Snapshot(commit, license_, bool(answer.get("gated")), files)
     except (KeyError, TypeError, AttributeError, ValueError):
-        text = f"{endpoint()} does not answer as the Hub does"
-        raise HubError(text, fix="check $HF_ENDPOINT") from None
+        raise _foreign_answer() from None
 
 
 def _read_entry(entry: Mapping[str, Json]) -> HubEntry:
@@ -234,17 +244,20 @@ def _request_json(path: str, file: HubFile) -> Json:
             return bytes(response.read(_MAX_ANSWER_BYTES))
 
     try:
-        return json.loads(_repeat(request))
+        return read_json(_repeat(request))
     except urllib.error.HTTPError as error:
         with error:
             raise explain_status(error, file, credential) from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+    except BROKEN_ANSWER as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        text = f"no answer from {hub}: {reason or type(reason).__name__}"
+        text = f"no answer from {hub}: {excerpt(str(reason)) or type(reason).__name__}"
         raise HubError(text, "check the network and $HF_ENDPOINT, and run again") from error
-    except ValueError:
-        text = f"{hub} does not answer as the Hub does"
-        raise HubError(text, fix="check $HF_ENDPOINT") from None
+    except Unreadable:
+        raise _foreign_answer() from None
+
+
+def _foreign_answer() -> HubError:
+    return HubError(f"{endpoint()} does not answer as the Hub does", fix="check $HF_ENDPOINT")
 
 
 def _repeat(request: Callable[[], Any]) -> Any:

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import string
 import urllib.parse
 from collections.abc import Mapping
-from typing import IO, Any, Final
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from tvmflow.core.errors import DownloadError
+from tvmflow.core.formatting import count_text
 from tvmflow.core.version import VERSION
-from tvmflow.store.addresses import token_variable, without_secrets
+from tvmflow.store.addresses import (
+    InvalidAddress,
+    check_address,
+    scheme_of,
+    token_variable,
+    without_secrets,
+)
 from tvmflow.store.credentials import Credential, may_send_to
 
 RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which another attempt may succeed."""
 
 ACCESS_DENIED: Final = (401, 403)
+
+BROKEN_ANSWER: Final = (OSError, HTTPException, ValueError)
+"""What requests and reading their answers raise: of what is no HTTP, `http.client` raises a ValueError at times."""
+
 _CREDENTIAL: Final = "Authorization"
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS: Final = 10
+_MAX_DIGITS: Final = 19
 
 
 def open_url(
@@ -29,11 +46,59 @@ def open_url(
         DownloadError: when the server redirects to where it must not.
         OSError: when there is no answer.
     """
-    request = Request(url, headers={"User-Agent": f"tvmflow/{VERSION}", **headers})
-    request.add_header("Accept-Encoding", "identity")
-    if credential:
-        request.add_unredirected_header(_CREDENTIAL, credential.header)
-    return _OPENER.open(request, timeout=timeout_s)
+    for _ in range(1 + _MAX_REDIRECTS):
+        request = Request(url, headers={"User-Agent": f"tvmflow/{VERSION}", **headers})
+        request.add_header("Accept-Encoding", "identity")
+        if credential:
+            request.add_header(_CREDENTIAL, credential.header)
+        try:
+            return _OPENER.open(request, timeout=timeout_s)
+        except HTTPError as answer:
+            location = answer.headers.get("Location")
+            if answer.code not in _REDIRECTS or location is None:
+                raise
+            # its body is not read: it may have no end
+            answer.close()
+        target = redirect_target(url, location)
+        if _origin(target) != _origin(url):
+            credential = None
+        url = target
+    raise _refused_redirect(url, f"redirects more than {count_text(_MAX_REDIRECTS, 'time')}")
+
+
+def redirect_target(url: str, location: str) -> str:
+    """Return the URL that a server redirects to.
+
+    Args:
+        url: The URL that was requested.
+        location: The header `Location` of the answer, which may be anything.
+
+    Raises:
+        DownloadError: when it is no URL, or must not be followed.
+    """
+    try:
+        quoted_location = urllib.parse.quote(
+            location, encoding="iso-8859-1", safe=string.punctuation
+        )
+        target = urllib.parse.urljoin(url, quoted_location)
+        before, after = scheme_of(url), scheme_of(target)
+        if after not in ("http", "https") or (before == "https" and after == "http"):
+            raise _refused_redirect(
+                url, f"redirects to {without_secrets(target)}, which is not allowed"
+            )
+        check_address(target)
+    except InvalidAddress as error:
+        raise _refused_redirect(
+            url, f"redirects to {without_secrets(target)}, which is no address: {error}"
+        ) from None
+    except ValueError:
+        raise _refused_redirect(url, "redirects to what is no address") from None
+    return target
+
+
+def header_count(text: str) -> int | None:
+    """Return the number in a header such as `Content-Length`; None where it is no number of bytes."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def denial_fix(url: str, credential: Credential | None) -> str:
@@ -47,28 +112,20 @@ def denial_fix(url: str, credential: Credential | None) -> str:
     return f"set ${variable} to a token, or {netrc}" if variable else netrc
 
 
-class _Redirects(HTTPRedirectHandler):
-    """Follows redirects, except from https to http and to other schemes."""
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves redirects to `open_url`: `urllib` would read their bodies, and follow them to invalid addresses."""
 
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
-    ) -> Request | None:
-        """Return the request of a redirect, as `urllib` expects it.
+    def http_error_302(self, *_: object) -> None:
+        """Return nothing, so that `urllib` raises the answer as an `HTTPError`."""
 
-        Raises:
-            DownloadError: when the redirect is not allowed.
-        """
-        before, after = (urllib.parse.urlsplit(url).scheme for url in (req.full_url, newurl))
-        if after not in ("http", "https") or (before == "https" and after == "http"):
-            raise DownloadError(
-                f"{without_secrets(req.full_url)} redirects to {without_secrets(newurl)}, which is not allowed",
-                fix="use a URL that is served over http or https, and is not redirected from https to http",
-            )
-        followed = super().redirect_request(req, fp, code, msg, headers, newurl)
-        header = req.unredirected_hdrs.get(_CREDENTIAL)
-        if followed and header and _origin(req.full_url) == _origin(newurl):
-            followed.add_unredirected_header(_CREDENTIAL, header)
-        return followed
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+def _refused_redirect(url: str, reason: str) -> DownloadError:
+    return DownloadError(
+        f"{without_secrets(url)} {reason}",
+        fix="use a URL that is served over http or https, and is not redirected from https to http",
+    )
 
 
 def _origin(url: str) -> tuple[str, str]:
@@ -76,4 +133,4 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.lower()
 
 
-_OPENER: Final = build_opener(_Redirects)
+_OPENER: Final = build_opener(_NoRedirects)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Json
@@ -90,17 +91,7 @@ class Tracker:
         """Return the registered devices, by key in alphabetical order."""
         with self._connect() as connection:
             connection.send([_SUMMARY])
-            summary = connection.receive()
-        addresses: dict[str, list[str]] = {}
-        for server in summary["server_info"]:
-            key = str(server["key"]).removeprefix("server:")
-            addresses.setdefault(key, []).append(":".join(map(str, server["addr"])))
-        pools = {}
-        for key, servers in sorted(addresses.items()):
-            queue = summary["queue_info"].get(key, {})
-            free, pending = queue.get("free", 0), queue.get("pending", 0)
-            pools[key] = DevicePoolStatus(key, len(servers), free, pending, tuple(sorted(servers)))
-        return pools
+            return _parse_summary(connection.receive())
 
     def request(
         self, key: str, priority: int, keep_waiting: Callable[[], bool]
@@ -132,13 +123,26 @@ class Tracker:
                 connection = _Connection(sock)
                 connection.greet()
                 yield connection
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, Unreadable) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise EnvironmentProblem(
                 f"the RPC tracker at {self.address} cannot be used: {reason}",
                 fix=f"check that it runs (`{_START}`) and that its address is right "
                 f"(remote.tracker of the target in the recipe, or ${TRACKER_VARIABLE})",
             ) from error
+
+
+def _parse_summary(summary: Json) -> dict[str, DevicePoolStatus]:
+    addresses: dict[str, list[str]] = {}
+    for server in summary["server_info"]:
+        key = str(server["key"]).removeprefix("server:")
+        addresses.setdefault(key, []).append(":".join(map(str, server["addr"])))
+    pools = {}
+    for key, servers in sorted(addresses.items()):
+        queue = summary["queue_info"].get(key, {})
+        free, pending = queue.get("free", 0), queue.get("pending", 0)
+        pools[key] = DevicePoolStatus(key, len(servers), free, pending, tuple(sorted(servers)))
+    return pools
 
 
 class _Connection:
@@ -172,7 +176,7 @@ class _Connection:
         (size,) = struct.unpack("<i", self._read(4))
         if not 0 < size <= _MAX_BYTES:
             raise ValueError("its answer is not that of an RPC tracker")
-        status, answer = json.loads(self._read(size))
+        status, answer = read_json(self._read(size))
         if status != _SUCCESS:
             raise ValueError(f"it answers {status}")
         return answer

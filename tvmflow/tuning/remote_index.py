@@ -8,7 +8,6 @@ two that write at once the one that was overwritten adds its pack again.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Json
 from tvmflow.store.remote import action_result
@@ -121,16 +121,16 @@ def verify_statement(connection: RemoteConnection, key: str, pack: SignedPack) -
     text = connection.read_blob(pack.statement, connection.reads)
     trusted = connection.access.trusted
     try:
-        envelope = json.loads(text or b"null")
+        envelope = read_json(text or b"null")
         if trusted:
             payload, _ = signing.verify_envelope(envelope, PAYLOAD_TYPE, trusted)
         else:
             payload = signing.open_envelope(envelope, PAYLOAD_TYPE)
-        if json.loads(payload) != _statement(key, pack.trials):
+        if read_json(payload) != _statement(key, pack.trials):
             raise InvalidAction("its statement is about another pack")
     except signing.InvalidEnvelope as reason:
         raise InvalidAction(str(reason)) from None
-    except (ValueError, RecursionError):
+    except Unreadable:
         raise InvalidAction("its statement is damaged") from None
 
 

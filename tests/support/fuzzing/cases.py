@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, Protocol
 
@@ -41,10 +41,11 @@ class Ending(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A case: what the child runs, and a further check of how it ended (an empty text is good)."""
+    """A case: what the child runs, a further check of how it ended (an empty text is good), and what is counted."""
 
     action: Callable[[], int]
     check: Callable[[Ending], str] = lambda ending: ""
+    counts: Callable[[], Mapping[str, int]] = dict
 
 
 class Suite(Protocol):
@@ -131,6 +132,7 @@ def run_suite(suite: Suite, folder: Path, first: int, count: int) -> dict[str, o
     """Run cases by the numbers of their seeds, and return the counts of exit codes, and all findings."""
     suite.prepare(folder)
     codes: Counter[int] = Counter()
+    counts: Counter[str] = Counter()
     findings = []
     slowest = 0.0
     for seed in range(first, first + count):
@@ -140,11 +142,12 @@ def run_suite(suite: Suite, folder: Path, first: int, count: int) -> dict[str, o
         ending = run_in_child(case.action, place)
         slowest = max(slowest, ending.seconds)
         codes[ending.code] += 1
+        counts.update(case.counts())
         if problem := judge(ending) or case.check(ending):
             findings.append({"seed": seed, "problem": problem, "text": ending.text[-3000:]})
         else:
             shutil.rmtree(place)
-    return {"codes": dict(codes), "findings": findings, "slowest": slowest}
+    return {"codes": dict(codes), "counts": dict(counts), "findings": findings, "slowest": slowest}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import os
 import random
 import signal
@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.listening import RequestHandler, listening
 from tests.support.web import Web, serving
 from tvmflow.core.errors import DownloadError
 from tvmflow.store.download_attempt import DownloadProgress
 from tvmflow.store.downloads import download
+from tvmflow.store.web_requests import header_count, redirect_target
 
 BODY = random.Random(0).randbytes(3_000_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()
@@ -216,16 +218,75 @@ def test_a_redirect_to_a_local_file_is_rejected(web: Web, tmp_path: Path) -> Non
 
 def test_a_redirect_from_https_to_http_is_rejected() -> None:
     """https may not lead to http."""
-    from urllib.request import Request
-
-    from tvmflow.store.web_requests import _Redirects
-
-    handler = _Redirects()
-    secure = Request("https://example.org/m")
     with pytest.raises(DownloadError, match="is not allowed"):
-        handler.redirect_request(secure, io.BytesIO(), 302, "", {}, "http://example.org/m")
-    followed = handler.redirect_request(secure, io.BytesIO(), 302, "", {}, "https://example.com/m")
-    assert followed is not None and followed.full_url == "https://example.com/m"
+        redirect_target("https://example.org/m", "http://example.org/m")
+    assert redirect_target("https://example.org/m", "/n") == "https://example.org/n"
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://[bad/",
+        "http://" + "a" * 70 + "/",
+        "http://a..b/",
+        "http://127.0.0.1:" + "9" * 5000 + "/",
+        "gopher://127.0.0.1/\x01\x1b[2J",
+        "ftp://127.0.0.1/",
+        "javascript:alert(1)",
+        "http://user:secret@127.0.0.1/",
+        "",
+    ],
+)
+def test_a_redirect_to_no_address_is_rejected(location: str, web: Web, tmp_path: Path) -> None:
+    """Whatever stands there: a message that names the server, without what may be secret."""
+    web.statuses, web.location = [302] * 20, location
+    with pytest.raises(DownloadError) as caught:
+        get(web, tmp_path)
+    assert "secret" not in str(caught.value)
+    assert web.url in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_the_body_of_a_redirect_is_not_read(status: int, tmp_path: Path) -> None:
+    """It may have no end, and would fill the memory."""
+    sent = []
+
+    class Handler(RequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/m":
+                self.head(200, len(BODY))
+                self.wfile.write(BODY)
+                return
+            self.head(status, 1 << 40, {"Location": "/m"})
+            with contextlib.suppress(ConnectionError):
+                while len(sent) < 1000:
+                    self.wfile.write(bytes(1 << 20))
+                    sent.append(1)
+
+    with listening(Handler) as address:
+        path = download(f"{address}/first", DIGEST, tmp_path, retries=0)
+    assert path.read_bytes() == BODY
+    assert len(sent) < 100
+
+
+def test_a_number_of_5000_digits_in_a_header_is_none(web: Web, tmp_path: Path) -> None:
+    """Python refuses to read it; the file is what its digest says."""
+    assert header_count("9" * 5000) is None
+    assert header_count("\xb2") is None
+    assert header_count("12") == 12
+
+    class Handler(RequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            for name in ("Content-Length", "Content-Range", "Retry-After"):
+                self.send_header(name, "bytes 0-1/" + "9" * 5000)
+            self.send_header("Content-Length", "9" * 5000)
+            self.end_headers()
+            self.wfile.write(BODY)
+            self.close_connection = True
+
+    with listening(Handler) as address:
+        assert download(f"{address}/m", DIGEST, tmp_path).read_bytes() == BODY
 
 
 def test_passwords_are_not_in_messages(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tvmflow.store.remote._base import (
     Unreachable,
     open_content,
 )
+from tvmflow.store.web_requests import BROKEN_ANSWER, RETRYABLE, header_count
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
@@ -38,7 +39,6 @@ _CHUNK: Final = 1 << 18
 _MAX_DISCARDED_BYTES: Final = 4096
 _MAX_REASON: Final = 80
 _MAX_IDLE_CONNECTIONS: Final = 16
-_RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
 _NOT_FOUND: Final = frozenset({404, 405, 501})
 _ACCESS_DENIED: Final = frozenset({401, 403, 407})
@@ -97,8 +97,8 @@ class HttpCache:
             if response.status in _NOT_FOUND:
                 return False
             _check_status(response, 200)
-            length = response.getheader("Content-Length", "")
-            return not length.isdecimal() or int(length) == size
+            length = header_count(response.getheader("Content-Length", ""))
+            return length is None or length == size
 
     def put(self, path: str, content: bytes | Path) -> None:
         """See `_base.RemoteCache`."""
@@ -132,7 +132,7 @@ class HttpCache:
                 response = self._send(connection, method, path, body)
             yield response
             reusable = _is_reusable(response)
-        except (OSError, UnicodeError, HTTPException) as error:
+        except BROKEN_ANSWER as error:
             raise self._unreachable(error) from error
         finally:
             if reusable and not self._closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
@@ -192,9 +192,9 @@ def _check_status(response: HTTPResponse, *expected: int) -> None:
     reason = f"it answers {response.status} {excerpt(response.reason, _MAX_REASON)}".rstrip()
     if response.status in _ACCESS_DENIED:
         raise Forbidden(reason)
-    if 400 <= response.status < 500 and response.status not in _RETRYABLE:
+    if 400 <= response.status < 500 and response.status not in RETRYABLE:
         raise Declined(reason)
-    raise Unreachable(reason, retryable=response.status in _RETRYABLE)
+    raise Unreachable(reason, retryable=response.status in RETRYABLE)
 
 
 def _is_reusable(response: HTTPResponse) -> bool:

@@ -8,13 +8,13 @@ facts are. It is a DSSE envelope, without signatures where no key signed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.remote import action_result
 from tvmflow.store.remote._base import BlobRef
@@ -182,10 +182,10 @@ def verify_action(
 
 def _parse_json(text: bytes) -> Json:
     try:
-        value = json.loads(text)
-        # NaN can be read and not be written, and neither can what is nested too deeply
+        value = read_json(text)
+        # a number such as 1e999 can be read, and not be written
         canonical(value)
-    except (ValueError, RecursionError):
+    except (ValueError, Unreadable):
         raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged") from None
     return value
 
