@@ -247,3 +247,18 @@ def test_a_lost_scheduler_ends_the_run_with_a_message(tmp_path: Path) -> None:
     assert [stage.outcome for stage in report.stages] == ["ran", "blocked", "skipped", "skipped"]
     assert "the connection to the scheduler" in report.stages[1].message
     assert small_runs.store_in(tmp_path / "store").keys()
+
+
+def test_only_this_machine_can_connect_to_a_cluster_on_it(two: Cluster) -> None:
+    """Whoever connects to one of these processes can run code in it, so by default none listens on a network."""
+    psutil: Any = pytest.importorskip("psutil")
+    started = [p for p in psutil.Process().children(recursive=True) if p.pid != os.getpid()]
+    listening = [
+        connection.laddr.ip
+        for process in started
+        for connection in process.net_connections()
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    # the scheduler, and a nanny and a worker for each name
+    assert len(listening) >= 5
+    assert set(listening) == {"127.0.0.1"}

@@ -25,6 +25,8 @@ _ALLOWED_FAILURES: Final = 2
 _RETRY_S: Final = 2.0
 _END_S: Final = 1.2
 _DEATH_TIMEOUT_S: Final = 30.0
+# dask's page of metrics has any port, so that two processes of one machine do not clash
+_LOCAL_METRICS: Final = "127.0.0.1:0"
 
 
 class WorkerOptions(NamedTuple):
@@ -67,8 +69,7 @@ def serve_scheduler(host: str, port: int, *, tls: bool, notify: Notify) -> None:
                 port=port,
                 protocol="tls" if tls else "tcp",
                 dashboard=False,
-                # the page of metrics has any port, so that two schedulers of one machine do not clash
-                dashboard_address="127.0.0.1:0",
+                dashboard_address=_LOCAL_METRICS,
                 allowed_failures=_ALLOWED_FAILURES,
             )
         except (OSError, ValueError, TypeError, RuntimeError) as error:
@@ -137,12 +138,13 @@ class _Worker:
         environment = {cluster_worker.STORE_VARIABLE: options.store}
         if options.remote_url:
             environment[cluster_worker.REMOTE_VARIABLE] = options.remote_url
-        await _check_scheduler_answers(options.scheduler)
+        own_address = await _find_own_address(options.scheduler)
         return await self._distributed.Nanny(
             options.scheduler,
             nthreads=options.slots,
             name=options.name,
-            host=options.host,
+            # without one, dask listens on all networks of this machine
+            host=options.host or own_address,
             resources=worker_matching.offered_resources(self._description),
             # the memory of stages is not the worker's own
             memory_limit=0,
@@ -150,6 +152,7 @@ class _Worker:
             silence_logs=logging.CRITICAL,
             env=environment,
             dashboard=False,
+            dashboard_address=_LOCAL_METRICS,
         )
 
     def _describe(self) -> str:
@@ -161,12 +164,19 @@ class _Worker:
         )
 
 
-async def _check_scheduler_answers(scheduler: str) -> None:
-    """Raise OSError or TimeoutError when nothing answers: dask's process would retry without a message."""
+async def _find_own_address(scheduler: str) -> str:
+    """Return the address by which this machine reaches the scheduler.
+
+    Raises:
+        OSError: when nothing answers: dask's process would retry without a message.
+        TimeoutError: as well.
+    """
     host, _, port = scheduler.partition("://")[2].rpartition(":")
     connection = asyncio.open_connection(host.strip("[]"), int(port))
     _, writer = await asyncio.wait_for(connection, _RETRY_S)
+    address = str(writer.get_extra_info("sockname")[0])
     writer.close()
+    return address
 
 
 async def _until_ended(nanny: Any, stopped: asyncio.Event) -> None:

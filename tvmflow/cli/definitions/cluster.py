@@ -30,7 +30,8 @@ class WorkerOptions(Options):
         "N", "stages at a time (1; measurements stay exclusive)", default=1, type=positive_int
     )
     host: str | None = option(
-        "ADDRESS", "the address at which other machines reach this one (detected)"
+        "ADDRESS",
+        "the address to listen on, at which other machines reach this one (that of the connection to the scheduler)",
     )
     store: StoreOption = store_option("files are")
     verbosity: int
