@@ -1,5 +1,9 @@
 """The `tvmflow` command: what is up to date is answered at once, all else by `cli`."""
 
+from __future__ import annotations
+
+import contextlib
+import io
 import os
 import sys
 
@@ -15,8 +19,10 @@ from tvmflow.core import termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
+# An option of Python (-X) of a process that was started again.
+_OUTPUT_ENCODING = "tvmflow-output-encoding"
 _NOT_ANSWERED = ("--verbose", "--help", "-h")
 
 
@@ -27,6 +33,8 @@ _FREE_SPACE = "free some space where it is redirected to, and run again; finishe
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
+    if sys.getfilesystemencoding() != "utf-8":
+        _start_again_with_utf8()
     _prepare_streams()
     termination.watch_signals()
     argv = sys.argv[1:]
@@ -39,20 +47,33 @@ def main() -> int:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
         _discard_output()
     except OSError as error:
-        text, fix = f"the output cannot be written: {error.strerror}", _FREE_SPACE
+        text, fix = f"standard output cannot be written: {error.strerror}", _FREE_SPACE
         if error.errno in _TOO_MANY_FILES:
             # while modules are imported, which `cli` does not see
             text, fix = (
                 f"{error.filename}: {error.strerror}",
                 "allow more open files (ulimit -n 4096)",
             )
-        sys.stderr.write(f"tvmflow: {text}\n  fix: {fix}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"tvmflow: {text}\n  fix: {fix}\n")
         _discard_output()
         code = 4
     finally:
         if termination.signal_number():
             termination.end()
     return code
+
+
+def _start_again_with_utf8() -> NoReturn:
+    """Replace this process by one in which names of files are UTF-8, as they are in recipes and on disk.
+
+    In the locale C, Python would have no name for a folder such as `bücher`. Output keeps its encoding.
+    """
+    # for the processes that this one starts
+    os.environ["PYTHONUTF8"] = "1"
+    encoding = sys.stdout.encoding if sys.stdout else "utf-8"
+    options = ("-X", "utf8", "-X", f"{_OUTPUT_ENCODING}={encoding}")
+    os.execv(sys.executable, [sys.executable, *options, *sys.orig_argv[1:]])
 
 
 def _prepare_streams() -> None:
@@ -65,8 +86,39 @@ def _prepare_streams() -> None:
             mode = "w" if number else "r"
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
     stdout: Any = sys.stdout
-    if stdout.errors == "strict" or stdout.encoding.lower() not in ("utf-8", "utf8"):
-        stdout.reconfigure(errors="backslashreplace")
+    if encoding := sys._xoptions.get(_OUTPUT_ENCODING):
+        for stream in (stdout, sys.stderr):
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+    is_unsafe = stdout.errors == "strict" or stdout.encoding.lower() not in ("utf-8", "utf8")
+    raw: Any = _Output(1, "w", closefd=False)
+    is_unbuffered = stdout.write_through
+    sys.stdout = io.TextIOWrapper(
+        raw if is_unbuffered else io.BufferedWriter(raw),
+        encoding=stdout.encoding,
+        errors="backslashreplace" if is_unsafe else stdout.errors,
+        line_buffering=stdout.line_buffering,
+        write_through=is_unbuffered,
+    )
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors are told from those of files."""
+
+    def write(self, content: Any, /) -> int:
+        """Write bytes.
+
+        Raises:
+            BrokenPipeError: when nobody reads them.
+            OutputError: when they cannot be written otherwise.
+        """
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            from tvmflow.core.disk_errors import OutputError
+
+            raise OutputError(error.errno, error.strerror) from error
 
 
 def _discard_output() -> None:

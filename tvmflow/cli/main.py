@@ -6,6 +6,7 @@ need to run: that is imported where it is used.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 from tvmflow.cli.commands import COMMANDS, Command, load_commands
 from tvmflow.cli.help import describe, overview, subcommand_overview
 from tvmflow.core import termination
+from tvmflow.core.disk_errors import OutputError
 from tvmflow.core.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         return _report_problem(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, OutputError):
         raise
     except Exception as error:
         from tvmflow.cli import unexpected
@@ -167,7 +169,9 @@ def _report_problem(problem: TvmflowError) -> int:
 
     # raises when it is the output that cannot be written, which `__main__` reports
     sys.stdout.flush()
-    print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
+    # where not even a message can be written, the exit code is left to tell
+    with contextlib.suppress(OSError):
+        print(f"tvmflow: {printable_lines(str(problem))}", file=sys.stderr)
     if "GITHUB_ACTIONS" in os.environ:
         from tvmflow.cli.ci_messages import annotate_problem
 

@@ -31,11 +31,7 @@ def explain(error: Exception) -> TvmflowError | None:
         return disk_errors.explain(error, folder)
     if isinstance(error, UnicodeEncodeError) and _FOREIGN_BYTE.search(error.object):
         text = f"the name of a file or folder is not UTF-8: {_excerpt(error)}"
-        fix = "rename it, or work in another folder"
-        if sys.getfilesystemencoding() != "utf-8":
-            text = f"the name of a file or folder cannot be read in this locale: {_excerpt(error)}"
-            fix = "set LC_ALL=C.UTF-8"
-        return EnvironmentProblem(text, fix=fix)
+        return EnvironmentProblem(text, fix="rename it, or work in another folder")
     # libraries have errors of their own for a full disk
     return disk_errors.find_disk_problem([folder], str(error))
 

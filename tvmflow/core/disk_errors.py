@@ -72,6 +72,10 @@ _TEXTS: Final = {
 }
 
 
+class OutputError(OSError):
+    """Standard output cannot be written: no file or folder of tvmflow is to blame."""
+
+
 @contextlib.contextmanager
 def disk_errors(place: str | os.PathLike[str], *, needed: int = 0) -> Iterator[None]:
     """Translate errors of the disk that a user can act on.
@@ -100,6 +104,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         place: See `disk_errors`.
         needed: See `disk_errors`.
     """
+    if isinstance(error, OutputError):
+        return None
     named = [name for name in (error.filename2, error.filename) if isinstance(name, str)]
     path = named[0] if named else os.fspath(place)
     if error.errno in _FULL:

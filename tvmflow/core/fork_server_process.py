@@ -85,7 +85,7 @@ def _refuse(error: OSError, descriptors: list[int]) -> None:
     """Answer a call for which the system starts no process."""
     result = descriptors[0]
     for message in (_describe_error(error), {"exit": 0}):
-        os.write(result, json.dumps(message).encode() + b"\n")
+        _write_message(result, message)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -140,9 +140,7 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
     requests = os.fdopen(request, "rb")
 
     def send(message: dict[str, Any]) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        while data:
-            data = data[os.write(result, data) :]
+        _write_message(result, message)
         if message.get("ask") and not requests.readline():
             # the caller no longer exists
             os._exit(1)
@@ -153,6 +151,12 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)
+
+
+def _write_message(result: int, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(result, data) :]
 
 
 def _answer(request: bytes, send: Emit) -> dict[str, Any]:

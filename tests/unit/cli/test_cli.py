@@ -17,6 +17,7 @@ from tvmflow import __version__
 from tvmflow.cli import commands, main, plan
 from tvmflow.cli.help import describe
 from tvmflow.core.errors import EXIT_CODES
+from tvmflow.store.local import LocalStore
 from tvmflow.targets._presets import PRESETS, SYNONYMS
 
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
@@ -106,13 +107,78 @@ def test_help_is_printed_in_any_encoding(line: str) -> None:
     assert done.stdout.isascii()
 
 
-def test_help_that_cannot_be_written_is_an_error() -> None:
-    """argparse would say that all is well."""
+@pytest.mark.parametrize("line", ["run --help", "targets"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_an_error(line: str, unbuffered: str) -> None:
+    """It is standard output that is full, and no disk of tvmflow's files."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "tvmflow", "run", "--help"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "tvmflow", *line.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            check=False,
+        )
     assert done.returncode == 4
-    assert done.stderr.startswith("tvmflow: the output cannot be written: No space left")
+    assert done.stderr.startswith("tvmflow: standard output cannot be written: No space left")
+
+
+def test_messages_that_cannot_be_written_leave_the_exit_code() -> None:
+    """The exit code is what is left to tell."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "tvmflow", "plan", "there-is-none.yaml"]
+        done = subprocess.run(command, stderr=full, check=False)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("names_by", ["argument", "pyproject.toml"])
+def test_any_name_of_a_folder_works_in_any_locale(names_by: str, tmp_path: Path) -> None:
+    """In the locale C without its coercion, Python itself has no name for a folder with an umlaut."""
+    words = ["cache", "stat", "--json"]
+    LocalStore(str(tmp_path / "b\xfccher")).create()
+    if names_by == "argument":
+        words += ["--store", "b\xfccher"]
+    else:
+        text = '[tool.tvmflow]\nstore = "b\xfccher"\n'
+        (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow", *words],
+        cwd=tmp_path,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+# Reads Python's own modules wherever they are, and has not the rights by which root exceeds the limit.
+_WITHOUT_RIGHTS = (
+    "setpriv --reuid=54321 --clear-groups --inh-caps=+dac_override,+dac_read_search "
+    "--ambient-caps=+dac_override,+dac_read_search"
+).split()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs another user")
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_without_spare_processes_commands_say_so(processes: int, tmp_path: Path) -> None:
+    """Neither a traceback nor a bug: the limit is named, or what it ended."""
+    (tmp_path / "remote").mkdir()
+    for words in (["doctor"], ["cache", "push", "--all", "--remote", "remote"]):
+        limit = ["prlimit", f"--nproc={processes}"]
+        done = subprocess.run(
+            [*_WITHOUT_RIGHTS, *limit, sys.executable, "-m", "tvmflow", *words],
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in (0, 1, 4), done.stderr
+        assert "Traceback" not in done.stderr and "bug" not in done.stderr
+        if processes == 1:
+            assert "the system starts no more processes or threads for this user" in done.stderr
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
