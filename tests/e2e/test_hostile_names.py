@@ -101,8 +101,9 @@ def test_no_delivered_text_has_a_name_as_it_is(project: Project) -> None:
     data = hostile("data")
     recipe = write_recipe(project, folder, data)
     summary, junit = project.folder / "summary.md", project.folder / "junit.xml"
-    project.environment |= {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_ACTIONS": "true"}
-    run = project.tvmflow("run", str(recipe), "--junit", str(junit))
+    project.environment["GITHUB_ACTIONS"] = "true"
+    written = ("--summary", str(summary), "--junit", str(junit))
+    run = project.tvmflow("run", str(recipe), *written)
     assert run.code == 0, run.err
     for command in (
         ("report", "-o", "report.html"),
