@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,26 @@ def test_weights_with_the_same_name_are_not_confused(tmp_path: Path) -> None:
     lowered = lowering.lower(mod, lowering.make_target(TARGET), plain)
     assert [var.name for var in lowered.mod["main"].params] == ["x", "lv", "lv"]
     assert (run(model, lowered, data) == 2 * params["a"] - 9).all()
+
+
+def test_names_of_parameters_are_none_of_kernels(tmp_path: Path) -> None:
+    """TVM writes them into C as they are; weights are known by the names that the import gave them."""
+    names = ["x; int stolen(void) { return 0; } //", "/model/in:0", "plain.weight-1", "9"]
+    parameters = [relax.Var(name, relax.TensorType((1, 4), "float32")) for name in names]
+    builder = relax.BlockBuilder()
+    with builder.function("main", parameters, attrs={"num_input": 2}):
+        with builder.dataflow():
+            total = parameters[0]
+            for other in parameters[1:]:
+                total = builder.emit(relax.op.add(total, other))
+            result = builder.emit_output(total)
+        builder.emit_func_output(result)
+    lowered = lowering.lower(builder.finalize(), lowering.make_target({"kind": "c"}), OPTIONS)
+    assert lowered.weight_names == ("plain.weight-1", "9")
+    used = {
+        str(parameter.name)
+        for function in lowered.mod.functions.values()
+        for parameter in function.params
+    }
+    assert not used & {*names} - {"plain.weight-1"}
+    assert all(re.fullmatch(r"[A-Za-z_][\w.:-]*", name, re.ASCII) for name in used)
