@@ -88,7 +88,7 @@ def _list_problems(planned: PlannedRecipe, listed: ImageFiles) -> Iterator[str]:
             else:
                 _check_arrays(folder / data)
         except (OSError, ValueError) as error:
-            reason = error
+            reason = str(error)
             if isinstance(error, OSError) and error.strerror:
                 reason = f"{excerpt(str(error.filename))}: {error.strerror}"
             yield f"{planned.data_position(target)}: verify.data: {data}: {reason}"

@@ -141,9 +141,9 @@ def read_table(path: Path) -> ImageList:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             rows = list(csv.reader(stream))
     except UnicodeDecodeError:
-        raise ValueError("is no table: it is not text in UTF-8") from None
+        raise ValueError("is not a table: it is not text in UTF-8") from None
     except csv.Error as error:
-        raise ValueError(f"is no table: {error}") from None
+        raise ValueError(f"is not a table: {error}") from None
     if not rows or [name.strip() for name in rows[0]] != _COLUMNS:
         raise ValueError(f"must begin with the line {','.join(_COLUMNS)}")
     images = [[cell.strip() for cell in row] for row in rows[1:] if row]
