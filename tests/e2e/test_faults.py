@@ -24,7 +24,7 @@ from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest
 from tvmflow.stages import _fault_search, build
 from tvmflow.store.local import LocalStore
-from tvmflow.tuning import measure
+from tvmflow.tuning import measure, traces
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import Trial, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
@@ -59,9 +59,13 @@ def ledgers(project: Project) -> dict[str, tuple[str, WorkloadLedger]]:
 
 
 @pytest.mark.slow
-def test_a_schedule_that_computes_wrongly_is_banned(project: Project) -> None:
+def test_a_schedule_that_computes_wrongly_is_banned(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run goes on with the next best schedule, or the untuned kernel; the ban stays in the ledger."""
     project.spend_whole_budget()
+    monkeypatch.setitem(traces.INSTRUCTIONS, "UnsafeSetDType", lambda inputs, values: "")  # type: ignore[misc]
+    project.environment["TESTS_ALLOW_UNSAFE_SCHEDULES"] = "1"
     project.write_recipe(trials=8)
     project.write_products(rows=8)
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")

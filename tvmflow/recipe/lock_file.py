@@ -17,6 +17,7 @@ from tvmflow.core.schema import ClosedModel, FormatVersion, field_error
 from tvmflow.core.types import Json
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.tuning import traces
 from tvmflow.tuning.trials import trial_id
 
 SUFFIX: Final = ".lock.yaml"
@@ -59,9 +60,14 @@ class LockedKernel(ClosedModel):
             raise field_error("needs both trial and trace, or neither")
         if self.trace:
             try:
-                trial = trial_id(read_json(self.trace.encode()))
+                trace = read_json(self.trace.encode())
+                trial = trial_id(trace)
             except (Unreadable, ValueError):
                 raise field_error("is not JSON", "trace") from None
+            if not traces.has_form(trace):
+                raise field_error("is no trace", "trace")
+            if problem := traces.find_problem(trace):
+                raise field_error(f"is refused: {problem}", "trace")
             if trial != self.trial:
                 raise field_error("is not the trace of this trial", "trace")
         return self

@@ -16,6 +16,7 @@ from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.threads import count_usable_cpus, thread_variables
 from tvmflow.targets.tvm_target import split_threads
+from tvmflow.tuning import traces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,9 +89,16 @@ def _plain_json(value: Any) -> Json:
 
 
 def apply_trace(mod: tvm.IRModule, trace: Json) -> Any:
-    """Return TVM's schedule of a workload with a recorded trace applied: its `mod` is the scheduled workload."""
+    """Return TVM's schedule of a workload with a recorded trace applied: its `mod` is the scheduled workload.
+
+    Raises:
+        ValueError: No search can have made the trace.
+        RuntimeError: It does not apply.
+    """
     from tvm.s_tir.schedule import Schedule, Trace
 
+    if problem := traces.find_problem(trace):
+        raise ValueError(problem)
     schedule = Schedule(mod, seed=1)
     Trace.apply_json_to_schedule(trace, schedule)
     return schedule

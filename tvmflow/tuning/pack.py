@@ -90,7 +90,7 @@ def export_pack(
     try:
         with tempfile.TemporaryFile(dir=path.parent) as body:
             entries = _write_targets(body, folders, workloads, best, problems)
-            if not entries:
+            if not any(entry["trials"] for entry in entries.values()):
                 raise UsageError(
                     f"no trial in {shortest_path(str(root))} matches the options of the export",
                     fix="run `tvmflow records ls --workloads` to see the trials",
@@ -116,7 +116,7 @@ def _write_targets(
     best: int | None,
     problems: list[str],
 ) -> dict[str, Json]:
-    """Write the lines of all targets that have trials; return their entries in the header by key."""
+    """Write the lines of all targets that have records; return their entries in the header by key."""
     entries: dict[str, Json] = {}
     for folder in folders:
         if folder.description is None:
@@ -131,7 +131,7 @@ def _write_targets(
                 _write_workload(body, folder, key, records, trials)
                 failed = sum(1 for trial in trials if trial.failure)
                 counts.update(workloads=1, trials=len(trials), failed=failed)
-        if counts["trials"]:
+        if counts["workloads"]:
             entries[folder.key] = {"about": folder.description.to_json(), **counts}
     return entries
 

@@ -269,6 +269,6 @@ def _read_record(
         if record is None:
             raise ValueError("it is not a record that this tvmflow can read")
     except ValueError as error:
-        workload.invalid.add(f"{line_name}: {error}")
+        workload.invalid.add(f"{line_name}: workload {workload.workload[:12]}: {error}")
     else:
         workload.records.append(record)

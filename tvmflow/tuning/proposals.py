@@ -16,7 +16,7 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.budget import BATCH_SIZE
-from tvmflow.tuning.measure import trace_json
+from tvmflow.tuning.measure import apply_trace, trace_json
 from tvmflow.tuning.measurer import MeasureContext
 from tvmflow.tuning.related_workloads import RelatedWorkload, fit_schedules
 from tvmflow.tuning.trials import Trial, trial_id
@@ -321,11 +321,8 @@ def _make_space(rules: str) -> Any:
 def _replay(mod: tvm.IRModule, trace: Json, arguments: Any) -> Any:
     """Return a recorded schedule as MetaSchedule's candidate. Raises what TVM raises."""
     from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
-    from tvm.s_tir.schedule import Schedule, Trace
 
-    schedule = Schedule(mod, seed=1)
-    Trace.apply_json_to_schedule(trace, schedule)
-    return MeasureCandidate(schedule, arguments)
+    return MeasureCandidate(apply_trace(mod, trace), arguments)
 
 
 def _has_choices(trace: Json) -> bool:

@@ -344,6 +344,8 @@ def _parse_trial(record: dict[str, Json]) -> Trial:
         raise ValueError("a trial has either times or a failure")
     if not traces.has_form(trial.trace):
         raise ValueError("its trace does not have the form of one")
+    if problem := traces.find_problem(trial.trace):
+        raise ValueError(problem)
     if trial.id != trial_id(trial.trace):
         raise ValueError("the trace does not have the digest that the record gives")
     return trial

@@ -26,7 +26,7 @@ from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.pack import export_pack
 from tvmflow.tuning.pack_import import import_pack
 from tvmflow.tuning.trial_import import merge_ledger
-from tvmflow.tuning.trials import Baseline, FinalistsRecord, LibraryRecord, Note, Trial
+from tvmflow.tuning.trials import Ban, Baseline, FinalistsRecord, LibraryRecord, Note, Trial
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
@@ -240,3 +240,87 @@ def test_a_missing_baseline_neither_starves_nor_favours_a_workload(without_basel
             done = budget.spent_on(key)
             budget.record(key, [1e-3 / (1 + 0.1 * min(done + n, 40)) for n in range(count)])
     assert all(7 * BATCH_SIZE <= budget.spent_on(name) <= 13 * BATCH_SIZE for name in "abc")
+
+
+# ---------------------------------------------------------------- bans
+
+BANNED = trial(1, seconds=1e-6)
+BAN = Ban(BANNED.id, "wrong numbers", at(9))
+
+
+def check_banned(root: Path) -> None:
+    """The schedule is never chosen, whenever its trial arrives, nor measured again."""
+    ledger = Ledger.open(root, TARGET, "0", DEVICE).workload(KEY)
+    assert ledger.bans == {BANNED.id: BAN}
+    ledger.extend([BANNED])
+    assert BANNED.id not in [known.id for known in ledger.valid()]
+    assert not ledger.append(BANNED)
+
+
+@pytest.mark.parametrize("best", [None, 1])
+@pytest.mark.parametrize("knows_trial", [True, False])
+def test_a_ban_travels_in_packs_and_stores(
+    knows_trial: bool, best: int | None, tmp_path: Path
+) -> None:
+    """Also to a ledger that has the trial already, and with the best trials alone."""
+    there = tmp_path / "there" / "ledger"
+    fill(there, [0, 2])
+    Ledger.open(there, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
+    Ledger.open(there, TARGET, "0", DEVICE).workload(KEY).add([BAN])
+    export_pack(tmp_path / "x.jsonl", there, best=best)
+    for name in ("pack", "store"):
+        here = tmp_path / name / "ledger"
+        if knows_trial:
+            Ledger.open(here, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
+        if name == "pack":
+            import_pack(tmp_path / "x.jsonl", here, HERE)
+        else:
+            merge_ledger(there, here, HERE)
+        check_banned(here)
+
+
+def test_a_ban_reaches_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the trial was shared before anybody knew that it is wrong."""
+    monkeypatch.setattr("tvmflow.core.packages.identity", lambda name: "0")
+    with cache_server() as cache:
+        one, two = (RunHost(tmp_path / name, cache.url, writes=True) for name in ("1", "2"))
+        ledgers = [
+            Ledger.open(Path(host.store.ledger), TARGET, "0", DEVICE).workload(KEY)
+            for host in (one, two)
+        ]
+        for step in range(2):
+            ledgers[0].extend([BANNED, trial(0)])
+            ledgers[0].add([BAN] if step else [])
+            for host, share in ((one, remote_ledger.push_trials), (two, remote_ledger.pull_trials)):
+                client = host.remote_client()
+                share(client.connection, HERE)
+                client.finish()
+        ledgers[1].refresh()
+        check_banned(Path(two.store.ledger))
+
+
+def test_a_ban_is_seen_by_processes_that_search_already(tmp_path: Path) -> None:
+    """They read what others have written before they choose."""
+    first = fill(tmp_path, [0, 2])
+    first.extend([BANNED])
+    second = WorkloadLedger(first.path)
+    assert second.valid()[0].id == BANNED.id
+    first.add([BAN])
+    second.refresh()
+    assert BANNED.id not in [known.id for known in second.valid()]
+
+
+def test_a_ban_outlives_its_trial(tmp_path: Path) -> None:
+    """Whoever prunes the trial does not choose it when it comes back; and a pack of bans alone is a pack."""
+    ledger = fill(tmp_path / "here", [0])
+    ledger.extend([BANNED])
+    ledger.add([BAN])
+    ledger.remove([BANNED.id])
+    check_banned(tmp_path / "here")
+    other = Ledger.open(tmp_path / "here", {**TARGET, "num-cores": 7}, "0", DEVICE)
+    other.workload(KEY).add([BAN])
+    export_pack(tmp_path / "x.jsonl", tmp_path / "here")
+    result = import_pack(tmp_path / "x.jsonl", tmp_path / "there", HERE)
+    assert result.complete
+    received = Ledger.open(tmp_path / "there", {**TARGET, "num-cores": 7}, "0", DEVICE)
+    assert list(received.workload(KEY).bans) == [BANNED.id]

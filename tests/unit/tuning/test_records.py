@@ -327,7 +327,7 @@ def test_invalid_records_are_rejected_one_by_one(root: Path, tmp_path: Path) -> 
     assert not outcome.complete
     assert len(outcome.problems) == 6
     wrong_time = "the field 'run_secs.0' is wrong: input should be greater than 0"
-    assert f"{out}:6: {wrong_time}" in outcome.problems
+    assert f"{out}:6: workload {ONE[:12]}: {wrong_time}" in outcome.problems
     assert any("measured with TVM 9" in problem for problem in outcome.problems)
     assert contents(other_root) == {(target_key(TARGET, "0", DEVICE), ONE): ids(1, 2, 3)}
 
