@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,6 +125,54 @@ def test_an_unknown_inner_tensor(archives: Path) -> None:
     with pytest.raises(ImportFailed, match="the model has no tensor 'relu7'") as caught:
         frontend.load({"model": archives / "block.pt2"}, (), ("relu7",))
     assert "torch.export.load(FILE).graph" in caught.value.fix
+
+
+def _hostile(document: dict[str, Any], kind: str, command: str) -> tuple[Any, dict[str, bytes]]:
+    """Return a graph, and further files, from which `torch.export.load` or its module would run a command."""
+    code = f"__import__('os').system({command!r})"
+    constants = {"path_name": "opaque_obj_0", "is_param": False, "use_pickle": True}
+    config = {"config": {"evil": {**constants, "tensor_meta": None}}}
+    files = {
+        "constants/model_constants_config.json": json.dumps(config).encode(),
+        # os.system, its argument, and a call of it
+        "constants/opaque_obj_0": f"cos\nsystem\n(V{command}\ntR.".encode(),
+    }
+    if kind == "guard":
+        return {**document, "guards_code": [f"{code} == 0"]}, {}
+    if kind == "pickle":
+        return document, files
+    text = json.dumps(document).replace(
+        '{"as_int": 4}', json.dumps({"as_expr": {"expr_str": code}})
+    )
+    return json.loads(text), {}
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize("kind", ["size", "guard", "pickle"])
+def test_no_archive_runs_code(archives: Path, tmp_path: Path, kind: str) -> None:
+    """PyTorch alone would; tvmflow refuses it, or gives PyTorch what is left without the code."""
+    trace, path = tmp_path / "trace", tmp_path / "evil.pt2"
+    with zipfile.ZipFile(archives / "block.pt2") as old, zipfile.ZipFile(path, "w") as new:
+        [name] = [name for name in old.namelist() if name.endswith("models/model.json")]
+        data = name.replace("models/model.json", "data/")
+        document, files = _hostile(json.loads(old.read(name)), kind, f"touch {trace}")
+        files = {name: json.dumps(document).encode(), **{f"{data}{n}": c for n, c in files.items()}}
+        for entry in old.namelist():
+            new.writestr(entry, files.pop(entry, old.read(entry)))
+        for entry, content in files.items():
+            new.writestr(entry, content)
+    with contextlib.suppress(ImportFailed):
+        loaded = frontend.load({"model": path}, ())
+        feed = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in loaded.inputs}
+        with frontend.reference(
+            {"model": path}, loaded.inputs, loaded.outputs, threads=1, scratch=tmp_path
+        ) as reference:
+            assert reference.run(feed)
+    assert not trace.exists()
+    code = "import sys, torch; p = torch.export.load(sys.argv[1]); p.module()(*p.example_inputs[0])"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True)
+    assert trace.exists()
 
 
 @pytest.mark.pytorch

@@ -23,6 +23,9 @@ from tvmflow.core.process_tree import kill_tree
 Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
 
+is_child = False
+"""True in a child of a fork server: what is done there cannot take its caller down."""
+
 _PR_SET_PDEATHSIG: Final = 1
 _OOM_SCORE: Final = "500"
 
@@ -119,6 +122,8 @@ def _end_of(pid: int) -> int | None:
 
 def _run_child(result: int, log: int, request: int) -> NoReturn:
     """Run one call in this freshly forked process, and exit without Python's finalization."""
+    global is_child
+    is_child = True
     parent = os.getppid()
     os.setsid()
     if sys.platform == "linux":

@@ -63,6 +63,19 @@ def _cgroup_texts(name: str) -> Iterator[str]:
         yield read_text(f"{folder}/{name}")
 
 
+def limit_address_space(size: int) -> None:
+    """Let this process map so many bytes more than now, where the system can limit that; then MemoryError is raised.
+
+    This is for processes that neither load TVM nor use a GPU.
+    """
+    import resource
+
+    pages = read_text("/proc/self/statm").split()
+    if pages:
+        limit = int(pages[0]) * os.sysconf("SC_PAGE_SIZE") + size
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 # ---------------------------------------------------------------- processes
 
 

@@ -38,12 +38,14 @@ class _Termination:
         number: The first signal; 0 while there is none.
         note: What the announcement says besides.
         reactions: What a signal does in the code that runs, innermost last.
+        has_signal_thread: Whether a thread waits for signals.
     """
 
     def __init__(self) -> None:
         self.number = 0
         self.note = ""
         self.reactions: list[Callable[[], None]] = []
+        self.has_signal_thread = False
         self._announcement = _thread.allocate_lock()
 
     def handle(self, number: int, _: object = None) -> None:
@@ -98,15 +100,25 @@ def watch_signals() -> None:
     for number in _NAMES:
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _termination.handle)
-    _start_thread(_termination.watch, (read_end,))
+    _termination.has_signal_thread = _start_thread(_termination.watch, (read_end,))
 
 
-def _start_thread(function: "Callable[..., None]", arguments: "tuple[int, ...]") -> None:
-    """Start a thread; where this user may have no more, the main thread alone handles signals."""
+def _start_thread(function: "Callable[..., None]", arguments: "tuple[int, ...]") -> bool:
+    """Start a thread; where this user may have no more, the main thread alone handles signals.
+
+    Returns:
+        Whether it was started.
+    """
     try:
         _thread.start_new_thread(function, arguments)
     except RuntimeError:
-        pass
+        return False
+    return True
+
+
+def has_signal_thread() -> bool:
+    """Return whether a thread of this process waits for signals."""
+    return _termination.has_signal_thread
 
 
 def signal_number() -> int:

@@ -91,6 +91,50 @@ class ModelInput(NamedTuple):
     problem: str = ""
     limits: Mapping[str, Limits] = MappingProxyType({})
 
+    def to_json(self) -> Json:
+        """Return the input as JSON."""
+        return {**self._asdict(), "limits": dict(self.limits)}
+
+    @classmethod
+    def from_json(cls, value: Json) -> ModelInput:
+        """Return the input that `to_json` wrote."""
+        dims = None if value["dims"] is None else tuple(value["dims"])
+        limits = {name: (low, high) for name, (low, high) in value["limits"].items()}
+        return cls(**{**value, "dims": dims, "limits": limits})
+
+
+class ModelFacts(NamedTuple):
+    """Facts of a model that stand in one of its files: all that planning needs of it.
+
+    Attributes:
+        inputs: Its inputs; those that have a default, or may be weights, are not required.
+        data_files: The names of files with weights, where they stand in the model's file.
+        weights: The names of weights, where a file has weights alone.
+        unsupported: Why it cannot be imported, as the end of a sentence; or nothing.
+        outputs: The names of its outputs, or their beginnings that the user chose.
+    """
+
+    inputs: tuple[ModelInput, ...] = ()
+    data_files: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    unsupported: str = ""
+    outputs: tuple[str, ...] = ()
+
+    def to_json(self) -> Json:
+        """Return the facts as JSON."""
+        return {**self._asdict(), "inputs": [value.to_json() for value in self.inputs]}
+
+    @classmethod
+    def from_json(cls, value: Json) -> ModelFacts:
+        """Return the facts that `to_json` wrote."""
+        return cls(
+            tuple(map(ModelInput.from_json, value["inputs"])),
+            tuple(value["data_files"]),
+            tuple(value["weights"]),
+            str(value["unsupported"]),
+            tuple(value["outputs"]),
+        )
+
 
 def unsupported_dtype(name: str) -> str:
     """Return the problem of an input whose dtype cannot be compiled."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tvmflow.core.documentation import page_url, schema_url
-from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.errors import ImportFailed, RecipeError, UsageError
 from tvmflow.core.file_kinds import MODEL, check_kind, recognize
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import shell_word
@@ -149,9 +149,13 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         pins = pins_of(error.files)
         files = _list_files(model, kind, {**fields, **pins}, sources)
     paths = {file.role: Path(file.path) for file in files}
-    if problems := list(find_output_problems(FRONTENDS[kind].read_outputs(paths))):
+    try:
+        outputs = FRONTENDS[kind].read_outputs(paths)
+        inputs = list_inputs(paths) if kind == "mxnet" else FRONTENDS[kind].read_inputs(paths)
+    except ImportFailed as error:
+        raise UsageError(error.message, fix=error.fix) from error
+    if problems := list(find_output_problems(outputs)):
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
-    inputs = list_inputs(paths) if kind == "mxnet" else FRONTENDS[kind].read_inputs(paths)
     size = sum(path.stat().st_size for path in paths.values())
     fields = {**_describe_source(kind, model, folder), **pins}
     return Model(name_of(model), kind, fields, tuple(inputs), size)

@@ -18,7 +18,7 @@ from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
 from tests.support.pytorch_archives import LEAF, container, graph
 from tests.support.tflite_models import TfliteBuilder
 from tvmflow.frontends import pytorch, tflite
-from tvmflow.frontends.pytorch._code_checks import copy_archive
+from tvmflow.frontends.pytorch._archive import copy_for_pytorch
 from tvmflow.frontends.pytorch._source import read_facts
 
 _GRAPH: Final = "net/models/model.json"
@@ -102,9 +102,8 @@ def _pytorch_case(draw: random.Random, folder: Path) -> Callable[[], object]:
         path.write_bytes(_write(_mutate_files(draw)))
 
     def read() -> None:
-        facts = read_facts(path)
         pytorch.read_inputs({"model": path})
-        copy_archive(path, facts.graph, folder)
+        copy_for_pytorch(path, folder)
 
     return read
 

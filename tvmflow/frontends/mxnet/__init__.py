@@ -22,6 +22,7 @@ from tvmflow.frontends.mxnet._source import (
     MxnetSource,
     checkpoint_file,
     checkpoint_files,
+    read_variables,
 )
 from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
 from tvmflow.frontends.mxnet._source import read_inputs as read_inputs
@@ -79,7 +80,7 @@ def _check_symbol(file: InputFile) -> None:
     start = f"{file.where}: model.mxnet.prefix"
     try:
         if file.path:
-            read_symbol(Path(file.path))
+            read_variables(Path(file.path))
     except ImportFailed as error:
         raise RecipeError(f"{start}: {error.message}") from None
     except OSError as error:

@@ -1,19 +1,24 @@
 """Reads MXNet's `.params` files: the binary formats that MXNet 0.8 to 1.9 wrote, without MXNet.
 
-The layout is that of `NDArray::Save` and `NDArray::Load` in MXNet's `src/ndarray/ndarray.cc`.
+The layout is that of `NDArray::Save` and `NDArray::Load` in MXNet's `src/ndarray/ndarray.cc`. Names are
+read without numpy, and without the values.
 """
 
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
 
 _FILE_MAGIC: Final = 0x112
 
@@ -37,17 +42,24 @@ _FORMATS: Final[dict[int, _Format]] = {
 # Name, and the number of index arrays that follow the values.
 _SPARSE: Final[dict[int, tuple[str, int]]] = {1: ("row-sparse", 1), 2: ("CSR", 2)}
 
-# NumPy has no bfloat16; this has the same size.
-_BFLOAT16: Final = "V2"
-# In the order of MXNet's numbers for them.
+_BFLOAT16: Final = "bfloat16"
+# Dtypes with the bytes of an element, in the order of MXNet's numbers for them.
 _DTYPES: Final = (
-    f"float32 float64 float16 uint8 int32 int8 int64 bool int16 uint16 uint32 uint64 {_BFLOAT16}"
-).split()
+    *(("float32", 4), ("float64", 8), ("float16", 2), ("uint8", 1), ("int32", 4), ("int8", 1)),
+    *(("int64", 8), ("bool", 1), ("int16", 2), ("uint16", 2), ("uint32", 4), ("uint64", 8)),
+    (_BFLOAT16, 2),
+)
 _MAX_ELEMENTS: Final = 1 << 56
 # A higher rank than NumPy's limit means that the bytes are not an array.
 _MAX_RANK: Final = 32
 
-Array = np.ndarray[Any, Any]
+
+class _Stored(NamedTuple):
+    """An array as it is in a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
 
 
 class _Reader:
@@ -55,7 +67,10 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._data = memoryview(path.read_bytes())
+        with path.open("rb") as stream:
+            is_empty = path.stat().st_size == 0
+            mapped = b"" if is_empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        self._data = memoryview(mapped)
         self._at = 0
 
     def take(self, size: int, what: str) -> memoryview:
@@ -102,6 +117,33 @@ def read_params(path: Path) -> dict[str, Array]:
     Raises:
         ImportFailed: for a file that is truncated, of another kind, or has sparse arrays.
     """
+    import numpy as np
+
+    params: dict[str, Array] = {}
+    for name, stored in _read_stored(path).items():
+        if isinstance(stored, str):
+            raise ImportFailed(
+                f"{path.name}: {quoted(name)} cannot be imported: {stored}",
+                fix="store the array densely (`array.tostype('default')`) as float32 and save the checkpoint again",
+            )
+        dtype = np.dtype(stored.dtype)
+        array = np.frombuffer(stored.data, dtype.newbyteorder("<")).reshape(stored.shape)
+        # The copy is aligned and writable, and does not keep the whole file in memory.
+        params[name] = array.astype(dtype)
+    return params
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """Return the names of the arrays of a checkpoint, as `read_params` does.
+
+    Raises:
+        ImportFailed: for a file that is truncated, or of another kind.
+    """
+    return tuple(_read_stored(path))
+
+
+def _read_stored(path: Path) -> dict[str, _Stored | str]:
+    """Return the arrays of a checkpoint by name, or why one is not supported."""
     reader = _Reader(path)
     head = bytes(reader.take(min(8, path.stat().st_size), "its first number"))
     if head[:4] == b"PK\x03\x04":
@@ -121,18 +163,13 @@ def read_params(path: Path) -> dict[str, Array]:
     if not reader.is_at_end():
         raise reader.damaged("bytes follow the last name")
 
-    params: dict[str, Array] = {}
+    stored: dict[str, _Stored | str] = {}
     for name, array in zip(names, arrays, strict=True):
         plain = name.removeprefix("arg:").removeprefix("aux:")
-        if plain in params:
+        if plain in stored:
             raise reader.damaged(f"it has two arrays named {quoted(plain)}")
-        if isinstance(array, str):
-            raise ImportFailed(
-                f"{path.name}: {quoted(plain)} cannot be imported: {array}",
-                fix="store the array densely (`array.tostype('default')`) as float32 and save the checkpoint again",
-            )
-        params[plain] = array
-    return params
+        stored[plain] = array
+    return stored
 
 
 def _read_name(reader: _Reader, index: int) -> str:
@@ -143,7 +180,7 @@ def _read_name(reader: _Reader, index: int) -> str:
         raise reader.damaged(f"name {index} is not text") from None
 
 
-def _read_array(reader: _Reader, what: str) -> Array | str:
+def _read_array(reader: _Reader, what: str) -> _Stored | str:
     """Return one array, or the reason why it is not supported, for the error that names it."""
     magic = reader.number("I", what)
     # Before 64-bit dimensions there was no magic number: the first number is the rank.
@@ -157,19 +194,17 @@ def _read_array(reader: _Reader, what: str) -> Array | str:
     if shape is None:
         return "it was saved without a value"
     reader.take(8, f"the device of {what}")
-    dtype = _dtype(reader, what)
-    data = reader.take(math.prod(shape) * dtype.itemsize, f"the data of {what}")
-    if dtype == _BFLOAT16:
-        return "its type is bfloat16"
-    # The copy is aligned and writable, and does not keep the whole file in memory.
-    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(shape).astype(dtype)
+    dtype, width = _dtype(reader, what)
+    data = reader.take(math.prod(shape) * width, f"the data of {what}")
+    return "its type is bfloat16" if dtype == _BFLOAT16 else _Stored(dtype, shape, data)
 
 
-def _dtype(reader: _Reader, what: str) -> np.dtype[Any]:
+def _dtype(reader: _Reader, what: str) -> tuple[str, int]:
+    """Return the dtype of an array, and the bytes of an element."""
     flag = reader.number("i", f"the type of {what}")
     if not 0 <= flag < len(_DTYPES):
         raise reader.damaged(f"{what} has the unknown type {flag}")
-    return np.dtype(_DTYPES[flag])
+    return _DTYPES[flag]
 
 
 def _shape(
@@ -195,9 +230,9 @@ def _skip_sparse(reader: _Reader, what: str, storage: int, form: _Format) -> str
     stored = _shape(reader, what, form) or ()
     if _shape(reader, what, form) is not None:
         reader.take(8, f"the device of {what}")
-        sizes = [_dtype(reader, what).itemsize * math.prod(stored)]
+        sizes = [_dtype(reader, what)[1] * math.prod(stored)]
         for _ in range(index_arrays):
-            width = _dtype(reader, what).itemsize
+            width = _dtype(reader, what)[1]
             sizes.append(width * math.prod(_shape(reader, what, form) or ()))
         # The values come first, then the index arrays.
         for size in sizes:

@@ -8,12 +8,15 @@ from typing import ClassVar, Final
 
 from pydantic import Field
 
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelInput, Where
+from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, Where
 from tvmflow.frontends._file_source import NamedFile, SeveralFiles, pinned_by_name
-from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.mxnet._params import read_names
+from tvmflow.frontends.mxnet._symbol import not_a_symbol, read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 
 SYMBOL: Final = "symbol"
@@ -94,15 +97,41 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     Raises:
         ImportFailed: when the file is not a symbol.
     """
-    symbol = read_symbol(files[SYMBOL])
-    variables = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
-    return [ModelInput(name, is_required=False) for name in variables]
+    return read_variables(files[SYMBOL]).inputs
+
+
+def read_variables(path: Path) -> ModelFacts:
+    """Return the variables of a symbol as inputs, and the nodes of its outputs.
+
+    Raises:
+        ImportFailed: when the file is not a symbol.
+    """
+    try:
+        return _variables_in(path)
+    except NotAModel as error:
+        raise not_a_symbol(path, str(error)) from None
+
+
+def _read_variables(path: Path) -> ModelFacts:
+    symbol = read_symbol(path)
+    names = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
+    return ModelFacts(
+        tuple(ModelInput(name, is_required=False) for name in names),
+        outputs=tuple(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads)),
+    )
+
+
+def _read_weights(path: Path) -> ModelFacts:
+    return ModelFacts(weights=read_names(path))
+
+
+_variables_in = read_in_worker(_read_variables)
+_weights_in = read_in_worker(_read_weights)
 
 
 def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
     """Return the nodes that the names of outputs begin with; errors are those of `read_inputs`."""
-    symbol = read_symbol(files[SYMBOL])
-    return list(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads))
+    return read_variables(files[SYMBOL]).outputs
 
 
 def list_epochs(symbol: Path) -> list[int]:
@@ -119,10 +148,10 @@ def list_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
     Raises:
         ImportFailed: when a file is not of a checkpoint.
     """
-    # numpy is loaded for this alone
-    from tvmflow.frontends.mxnet._params import read_params
-
-    weights = read_params(files[PARAMS])
+    try:
+        weights = set(_weights_in(files[PARAMS]).weights)
+    except NotAModel as error:
+        raise ImportFailed(f"{files[PARAMS].name} cannot be read: {error}") from None
     return [
         value._replace(is_required=True)
         for value in read_inputs(files)

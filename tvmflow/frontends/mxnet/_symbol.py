@@ -45,11 +45,11 @@ def read_symbol(path: Path) -> Symbol:
         nodes = [_node(raw) for raw in graph["nodes"]]
         heads = tuple(_entry(head) for head in graph["heads"])
     except RecursionError:
-        raise _not_a_symbol(path, "it is nested too deep") from None
+        raise not_a_symbol(path, "it is nested too deep") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _not_a_symbol(path, f"{type(error).__name__}: {last_line(error)}") from None
+        raise not_a_symbol(path, f"{type(error).__name__}: {last_line(error)}") from None
     if len(nodes) > _MAX_NODES:
-        raise _not_a_symbol(path, f"it has {len(nodes):,} nodes, and the limit is {_MAX_NODES:,}")
+        raise not_a_symbol(path, f"it has {len(nodes):,} nodes, and the limit is {_MAX_NODES:,}")
     if not heads:
         raise ImportFailed(f"{path.name}: the symbol has no outputs")
     _check_order(nodes, heads, path)
@@ -60,7 +60,8 @@ def read_symbol(path: Path) -> Symbol:
     return Symbol(tuple(nodes), heads)
 
 
-def _not_a_symbol(path: Path, reason: str) -> ImportFailed:
+def not_a_symbol(path: Path, reason: str) -> ImportFailed:
+    """Return the error for a file that is not a symbol."""
     return ImportFailed(
         f"{path.name} is not an MXNet symbol: {reason}",
         fix="name the checkpoint by its prefix and epoch: PREFIX-symbol.json and PREFIX-0000.params",

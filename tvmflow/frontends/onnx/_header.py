@@ -6,14 +6,16 @@ Field numbers are those of onnx.proto3. The bytes of weights are skipped by thei
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends._base import ModelFacts, ModelInput
 from tvmflow.frontends._inputs import MAX_SIGNATURE
+from tvmflow.frontends._reading import NotAModel
 from tvmflow.frontends.onnx._element_types import model_input
-from tvmflow.frontends.onnx._protobuf import Field, NotAModel, fields
+from tvmflow.frontends.onnx._protobuf import Field, fields
 
 # Message -> number of a field -> message in that field.
 _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
@@ -28,31 +30,25 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
 }
 _GRAPH: Final = 7
 MAX_NODES: Final = 100_000
-"""The most nodes of a model: no exporter makes more, and TVM would take hours."""
+"""The most nodes of a model, in all of its graphs and functions: no exporter makes more, and TVM would take hours."""
 
 MAX_WEIGHTS: Final = 100_000
 """The most weights of a model."""
 
+# Nodes, attributes, tensors and the like of all graphs and functions, and all of their fields. Protobuf takes some
+# 200 bytes for the shortest one, which has 2 bytes in a file.
+_MAX_MESSAGES: Final = 800_000
+_MAX_FIELDS: Final = 2_500_000
+
+# Numbers of the fields of a node, and of a function, that name an operator: its name, domain and overload.
+_OPERATOR: Final[Mapping[str, tuple[int, int, int]]] = {"node": (4, 7, 8), "function": (1, 10, 13)}
+_STANDARD: Final = "ai.onnx"
 # The limit of protobuf's own readers.
 _MAX_DEPTH: Final = 100
 
 
-class Header(NamedTuple):
-    """Facts of a model that stand in its ONNX file.
-
-    Attributes:
-        data_files: The sorted `location`s of tensors whose data is in other files.
-        inputs: The inputs of the graph; those that have a default, or are weights, are not required.
-        outputs: The names of the outputs of the graph.
-    """
-
-    data_files: tuple[str, ...]
-    inputs: tuple[ModelInput, ...]
-    outputs: tuple[str, ...]
-
-
-def read_header(path: Path) -> Header:
-    """Return what an ONNX file says of the model.
+def read_header(path: Path) -> ModelFacts:
+    """Return what an ONNX file says of the model: inputs, outputs, and the sorted names of files with its weights.
 
     Raises:
         NotAModel: when the file is not an ONNX model.
@@ -62,7 +58,23 @@ def read_header(path: Path) -> Header:
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         reader = _Reader(data)
         data_files = set(reader.data_files(Field(0, 0, len(data)), "model"))
-        return Header(tuple(sorted(data_files)), tuple(reader.inputs()), tuple(reader.outputs()))
+        reader.check_inlined()
+        inputs, outputs = tuple(reader.inputs()), tuple(reader.outputs())
+        return ModelFacts(inputs, tuple(sorted(data_files)), outputs=outputs)
+
+
+_Operator = tuple[str, str, str]
+
+
+def _as_operator(parts: list[str]) -> _Operator:
+    name, domain, overload = parts
+    return name, "" if domain == _STANDARD else domain, overload
+
+
+def _count_nodes(calls: Mapping[_Operator, int], functions: Mapping[_Operator, int]) -> int:
+    """Return the nodes that calls become, where each function has so many; no more than one too many."""
+    count = sum(times * functions.get(operator, 1) for operator, times in calls.items())
+    return min(count, MAX_NODES + 1)
 
 
 class _Reader:
@@ -74,6 +86,10 @@ class _Reader:
         self._inputs: list[Field] = []
         self._outputs: list[Field] = []
         self._nodes = 0
+        self._visited = self._messages = 0
+        # How often the main graph, and each function, calls which operator.
+        self._calls: Counter[_Operator] = Counter()
+        self._functions: dict[_Operator, Counter[_Operator]] = {}
 
     def data_files(self, message: Field, kind: str, depth: int = 0) -> Iterator[str]:
         """Give the location of each tensor with external data; record the main graph's inputs and weights."""
@@ -86,34 +102,74 @@ class _Reader:
             return
         children = _CHILDREN[kind]
         has_graph = False
+        operator = ["", "", ""]
+        outer = self._calls
+        if kind == "function":
+            self._calls = Counter()
         for field in self._fields(message):
+            if field.number in _OPERATOR.get(kind, ()):
+                operator[_OPERATOR[kind].index(field.number)] = self._text(field)
             has_graph = has_graph or field.number == _GRAPH
+            self._count(field, kind)
             if kind == "graph" and depth == 1:
                 self._record(field)
-            if field.number in children:
+            if field.number in children and field.start < field.end:
                 yield from self.data_files(field, children[field.number], depth + 1)
         if kind == "model" and not has_graph:
             raise NotAModel("it has no graph")
+        if kind == "node":
+            self._calls[_as_operator(operator)] += 1
+        elif kind == "function":
+            self._functions[_as_operator(operator)] = self._calls
+            self._calls = outer
+
+    def check_inlined(self) -> None:
+        """Check that the model is not too large when calls of its functions are replaced by their nodes."""
+        counts: dict[_Operator, int] = {}
+        active: set[_Operator] = set()
+        pending = [operator for operator in self._calls if operator in self._functions]
+        while pending:
+            operator = pending[-1]
+            calls = self._functions[operator]
+            missing = [o for o in calls if o in self._functions and o not in counts]
+            if operator in counts or not missing:
+                counts.setdefault(operator, _count_nodes(calls, counts))
+                active.discard(operator)
+                pending.pop()
+            elif operator in active:
+                raise NotAModel("one of its functions calls itself")
+            else:
+                active.add(operator)
+                pending += missing
+        if self._functions and _count_nodes(self._calls, counts) > MAX_NODES:
+            raise NotAModel(
+                f"it has more than {MAX_NODES:,} nodes when its functions are inlined, which tvmflow does not import"
+            )
+
+    def _count(self, field: Field, kind: str) -> None:
+        """Count a field of a message of any graph or function."""
+        self._visited += 1
+        child = _CHILDREN[kind].get(field.number)
+        if child is not None:
+            self._messages += 1
+            _check_count(self._messages, _MAX_MESSAGES, "nodes, attributes and tensors")
+        if child == "node":
+            self._nodes += 1
+            _check_count(self._nodes, MAX_NODES, "nodes")
+        _check_count(self._visited, _MAX_FIELDS, "fields of nodes, attributes and tensors")
 
     def _record(self, field: Field) -> None:
-        """Record a field of the main graph: `node`, `initializer`, `input` or `output`."""
-        if field.number == 1:
-            self._nodes += 1
-        elif field.number == 5:
+        """Record a field of the main graph: `initializer`, `input` or `output`."""
+        if field.number == 5:
             self._weights.add(self._name(field, 8))
+            _check_count(len(self._weights), MAX_WEIGHTS, "weights")
         elif field.number == 11:
             self._inputs.append(field)
+            # Old models list their weights as inputs, too.
+            _check_count(len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs")
         elif field.number == 12:
             self._outputs.append(field)
-        # Old models list their weights as inputs, too.
-        for count, limit, noun in (
-            (self._nodes, MAX_NODES, "nodes"),
-            (len(self._weights), MAX_WEIGHTS, "weights"),
-            (len(self._inputs), MAX_SIGNATURE + MAX_WEIGHTS, "inputs"),
-            (len(self._outputs), MAX_SIGNATURE, "outputs"),
-        ):
-            if count > limit:
-                raise NotAModel(f"it has more than {limit:,} {noun}, which tvmflow does not import")
+            _check_count(len(self._outputs), MAX_SIGNATURE, "outputs")
 
     def inputs(self) -> Iterator[ModelInput]:
         """Give the inputs of the main graph."""
@@ -160,3 +216,8 @@ class _Reader:
 
     def _fields(self, message: Field) -> Iterator[Field]:
         return fields(self._data, message.start, message.end)
+
+
+def _check_count(count: int, limit: int, noun: str) -> None:
+    if count > limit:
+        raise NotAModel(f"it has more than {limit:,} {noun}, which tvmflow does not import")

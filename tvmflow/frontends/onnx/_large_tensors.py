@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tvmflow.frontends.onnx._protobuf import Field, NotAModel, fields
+from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.onnx._protobuf import Field, fields
 
 _MIN_BYTES: Final = 1 << 16
 """The size from which a tensor stays in its file. It must be larger than what passes read: shapes, axes, scales."""

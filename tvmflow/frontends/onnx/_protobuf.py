@@ -6,12 +6,10 @@ import mmap
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from tvmflow.frontends._reading import NotAModel
+
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _INT64_SIGN: Final = 1 << 63
-
-
-class NotAModel(ValueError):
-    """The bytes are not an ONNX model."""
 
 
 class Field(NamedTuple):

@@ -15,7 +15,7 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -23,15 +23,14 @@ from tvmflow.frontends._file_source import (
     find_missing_file,
     further_file,
     named_file,
-    read_once,
     shown,
 )
-from tvmflow.frontends.onnx._header import Header, read_header
-from tvmflow.frontends.onnx._protobuf import NotAModel
+from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.onnx._header import read_header
 from tvmflow.store.addresses import HUB, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
 
-_read_header = read_once(read_header)
+_read_header = read_in_worker(read_header)
 
 MODEL: Final = "model"
 """The role of the ONNX file."""
@@ -157,7 +156,7 @@ def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
     return _read_signature(files).outputs
 
 
-def _read_signature(files: Mapping[str, Path]) -> Header:
+def _read_signature(files: Mapping[str, Path]) -> ModelFacts:
     try:
         return _read_header(files[MODEL])
     except NotAModel as error:

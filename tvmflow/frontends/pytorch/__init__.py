@@ -13,7 +13,7 @@ from tvmflow.core import packages
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
 from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
-from tvmflow.frontends.pytorch._source import MODEL, PytorchSource, read_facts
+from tvmflow.frontends.pytorch._source import MODEL, PytorchSource
 from tvmflow.frontends.pytorch._source import files as files
 from tvmflow.frontends.pytorch._source import find_missing_files as find_missing_files
 from tvmflow.frontends.pytorch._source import read_inputs as read_inputs
@@ -72,12 +72,10 @@ def reference(
 ) -> AbstractContextManager[Reference]:
     """Start PyTorch on the archive in an isolated process."""
     from tvmflow.frontends import _reference_process
-    from tvmflow.frontends.pytorch._code_checks import copy_archive
 
-    archive = read_facts(files[MODEL])
     first = {
-        "archive": str(copy_archive(files[MODEL], archive.graph, scratch)),
-        "containers": archive.containers,
+        "archive": str(files[MODEL].resolve()),
+        "scratch": str(scratch),
         "tensors": [spec.name for spec in tensors],
         "threads": threads,
     }

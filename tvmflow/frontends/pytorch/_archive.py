@@ -2,7 +2,7 @@
 
 The graph is a JSON document in a zip file: `NAME/models/model.json` from PyTorch 2.8 on, formerly
 `serialized_exported_program.json`; both have the schema of torch/_export/serde/schema.py. Weights
-are not read, and pickles in the archive are not loaded.
+are not read, and pickles in the archive are not loaded. PyTorch is given a checked copy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import json
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,11 +21,16 @@ from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.frontends._base import Limits, ModelInput, unsupported_dtype
 from tvmflow.frontends._file_source import read_once
-from tvmflow.frontends.pytorch._code_checks import DAMAGE, RunsCode, check_graph, check_members
+from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.pytorch._checked_copy import check_graph, copy_archive
 
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
-_MAX_GRAPH_BYTES: Final = 1 << 30
+# PyTorch does not compress archives. Somebody who does saves less than this, but for weights that are all zeros.
+_MAX_GRAPH_BYTES: Final = 128 << 20
+_MAX_INFLATION: Final = 16
+_MIN_INFLATED_BYTES: Final = 256 << 20
+_MAX_ENTRIES: Final = 100_000
 # The numbers of `ScalarType`; complex numbers, bfloat16 and float8 are no dtypes of inputs.
 _DTYPES: Final[Mapping[int, str]] = {
     1: "uint8",
@@ -53,21 +60,25 @@ _TRAINING: Final[Mapping[str, str]] = {
     "alpha_dropout": "train",
     "feature_alpha_dropout": "train",
 }
+# What zipfile and json raise at damaged files.
+_DAMAGE: Final = (
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    struct.error,
+    zlib.error,
+)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
 _SPECIALIZED_MINIMUM: Final = 2
 _INFINITY: Final = 1 << 62
 
 
-class NotAnArchive(ValueError):
-    """A file is no archive that can be imported: the message says why."""
-
-
 class Archive(NamedTuple):
     """Facts of a model that stand in its archive.
 
     Attributes:
-        graph: The name of its graph among the entries of the zip file.
         torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
         inputs: Its tensors in order; constants that it was exported with are none.
         outputs: The names of its tensors in order, by `name_outputs`.
@@ -75,7 +86,6 @@ class Archive(NamedTuple):
             `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
 
-    graph: str
     torch_version: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
@@ -87,58 +97,82 @@ def read_archive(path: Path) -> Archive:
     """Return the facts of an archive.
 
     Raises:
-        NotAnArchive: when it is none, or holds what cannot be imported.
+        NotAModel: when it is none, or holds what cannot be imported.
         OSError: when it cannot be read.
     """
-    graph, document = _read_graph(path)
+    _, document = _read_graph(path)
     try:
         check_graph(document)
-        return _parse(document, graph)
-    except NotAnArchive:
+        return _parse(document)
+    except NotAModel:
         raise
-    except RunsCode as error:
-        raise NotAnArchive(str(error)) from error
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise NotAnArchive(
+        raise NotAModel(
             f"its graph has another form than that of torch.export ({type(error).__name__})"
         ) from error
 
 
+def copy_for_pytorch(path: Path, folder: Path) -> Path:
+    """Return the copy of an archive, in a folder, that PyTorch may load.
+
+    Raises:
+        NotAModel: when it is none, or its graph holds code.
+    """
+    copy = folder / "model.pt2"
+    name, document = _read_graph(path)
+    check_graph(document)
+    copy_archive(path, name, document, copy)
+    return copy
+
+
 def _read_graph(path: Path) -> tuple[str, Any]:
-    """Return the name of the graph of an archive's model, and its JSON document."""
+    """Return the name and the JSON document of an archive's model."""
     try:
         with zipfile.ZipFile(path) as archive:
-            check_members(archive.namelist())
-            # of several entries with one name, the last
-            listed = {entry.filename: entry for entry in archive.infolist()}
-            entries = [entry for name, entry in listed.items() if is_graph(name)]
+            entries = [entry for entry in archive.infolist() if is_graph(entry.filename)]
             names = [Path(entry.filename).stem for entry in entries]
             if len(entries) > 1 and _MODEL not in names:
-                raise NotAnArchive(
+                raise NotAModel(
                     f"it has several models, and none is named {_MODEL!r}: {names_text(names)}"
                 )
             if not entries:
-                raise NotAnArchive("it has no graph of torch.export")
+                raise NotAModel("it has no graph of torch.export")
             entry = entries[names.index(_MODEL) if _MODEL in names else 0]
-            if entry.file_size > _MAX_GRAPH_BYTES:
-                raise NotAnArchive(f"its graph has {entry.file_size:,} bytes")
+            _check_sizes(archive.infolist(), entry, path.stat().st_size)
+            # no more than the size in the index is read, whatever comes out of the compressed bytes
             return entry.filename, json.loads(archive.read(entry))
-    except RunsCode as error:
-        raise NotAnArchive(str(error)) from error
     except zipfile.BadZipFile as error:
-        raise NotAnArchive(
-            "it is not a zip file, as archives of torch.export are, or a damaged one"
+        raise NotAModel(
+            "it is no zip file, as archives of torch.export are, or a damaged one"
         ) from error
-    except NotAnArchive:
+    except NotAModel:
         raise
-    except (*DAMAGE, OSError) as error:
+    except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
         # A position in the file that is below 0 is an OSError.
-        raise NotAnArchive("its graph is no JSON document, or is damaged") from error
+        raise NotAModel("its graph is no JSON document, or is damaged") from error
 
 
-def _parse(document: Mapping[str, Any], graph_name: str) -> Archive:
+def _check_sizes(
+    entries: Sequence[zipfile.ZipInfo], graph: zipfile.ZipInfo, archive_bytes: int
+) -> None:
+    """Check what an archive would be when it is unpacked."""
+    if len(entries) > _MAX_ENTRIES or len({entry.filename for entry in entries}) < len(entries):
+        raise NotAModel(f"it has {len(entries):,} files, or two of one name")
+    if graph.file_size > _MAX_GRAPH_BYTES:
+        raise NotAModel(
+            f"its graph has {graph.file_size:,} bytes, and the limit is {_MAX_GRAPH_BYTES:,}"
+        )
+    limit = max(_MAX_INFLATION * archive_bytes, _MIN_INFLATED_BYTES)
+    total = sum(entry.file_size for entry in entries)
+    if total > limit:
+        raise NotAModel(
+            f"its files have {total:,} bytes when they are unpacked, and the limit for its size is {limit:,}"
+        )
+
+
+def _parse(document: Mapping[str, Any]) -> Archive:
     module = document["graph_module"]
     graph, signature = module["graph"], module["signature"]
     _refuse_other_devices(graph["tensor_values"])
@@ -155,7 +189,6 @@ def _parse(document: Mapping[str, Any], graph_name: str) -> Archive:
     specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
     return Archive(
-        graph_name,
         str(document.get("torch_version") or ""),
         inputs,
         _distinct(outputs, [value.name for value in inputs]),
@@ -203,7 +236,7 @@ def _refuse_other_devices(tensors: Mapping[str, Mapping[str, Any]]) -> None:
     for tensor in tensors.values():
         device = tensor["device"]["type"]
         if device != "cpu":
-            raise NotAnArchive(
+            raise NotAModel(
                 f"it was exported on the device {excerpt(str(device))}: export `model.cpu()` with inputs on the CPU"
             )
 
@@ -218,7 +251,7 @@ def _refuse_training(nodes: Sequence[Mapping[str, Any]]) -> None:
             # Statistics of the batch are what a model without learned ones always takes.
             learned = "as_none" not in arguments.get("running_mean", {})
             if trains and learned and arguments.get("p", {}).get("as_float", 1.0) > 0:
-                raise NotAnArchive(
+                raise NotAModel(
                     f"it was exported in training mode ({operator}): call `model.eval()` before torch.export.export"
                 )
 

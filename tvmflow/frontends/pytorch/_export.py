@@ -17,9 +17,8 @@ from tvmflow.core.python_process import module_command
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.onnx._source import EXTERNAL
 from tvmflow.frontends.onnx._source import MODEL as ONNX_MODEL
-from tvmflow.frontends.pytorch._archive import Archive
-from tvmflow.frontends.pytorch._code_checks import copy_archive
-from tvmflow.frontends.pytorch._source import read_facts
+from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch
+from tvmflow.frontends.pytorch._source import read_importable
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +51,11 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
         ImportFailed: with what PyTorch says of it.
         EnvironmentProblem: when PyTorch or its exporter cannot be imported.
     """
-    archive = read_facts(path)
+    archive = read_importable(path)
     inner = [name for name in tensors if name not in archive.outputs]
     answer_file, log = folder / "answer.json", folder / "pytorch-export.log"
     request = {
-        "archive": str(copy_archive(path, archive.graph, folder)),
+        "archive": str(copy_for_pytorch(path, folder)),
         "containers": archive.containers,
         "inputs": [value.name for value in archive.inputs],
         "outputs": archive.outputs,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
 from tvmflow.frontends.pytorch._program import import_torch, open_program
 
 
@@ -17,7 +19,9 @@ class _Program:
         self.note = ""
         self._torch = torch
         torch.set_num_threads(first["threads"])
-        program = open_program(first["archive"], first["containers"], first["tensors"])
+        archive = Path(first["archive"])
+        copy = copy_for_pytorch(archive, Path(first["scratch"]))
+        program = open_program(str(copy), read_archive(archive).containers, first["tensors"])
         self._module = program.module()
         self._spec = program.call_spec.in_spec
         self._arguments = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import PT2
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -22,7 +23,8 @@ from tvmflow.frontends._file_source import (
     resolve_single_file,
     shown,
 )
-from tvmflow.frontends.pytorch._archive import Archive, NotAnArchive, read_archive
+from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.pytorch._archive import Archive, read_archive
 from tvmflow.store.source_files import SourceFiles
 
 MODEL: Final = "model"
@@ -61,8 +63,8 @@ def files(
     try:
         if file.path:
             check_other_kind(f"{start}: {shown(file)}", Path(file.path), PT2)
-            read_archive(Path(file.path))
-    except NotAnArchive as error:
+            _read_facts(Path(file.path))
+    except NotAModel as error:
         raise RecipeError(f"{start}: {shown(file)} cannot be imported: {error}") from None
     except OSError as error:
         raise unreadable(f"{start}: {file.path}", error) from error
@@ -75,21 +77,43 @@ def read_inputs(files: Mapping[str, Path]) -> Sequence[ModelInput]:
     Raises:
         ImportFailed: when the file is no archive that can be imported.
     """
-    return read_facts(files[MODEL]).inputs
+    with _explained():
+        return _read_facts(files[MODEL]).inputs
 
 
 def read_outputs(files: Mapping[str, Path]) -> Sequence[str]:
     """Return the names of the outputs of the archive; errors are those of `read_inputs`."""
-    return read_facts(files[MODEL]).outputs
+    with _explained():
+        return _read_facts(files[MODEL]).outputs
 
 
-def read_facts(path: Path) -> Archive:
+def read_facts(path: Path) -> ModelFacts:
+    """Return what planning needs of an archive.
+
+    Raises:
+        NotAModel: when it is none that can be imported.
+    """
+    archive = read_archive(path)
+    return ModelFacts(archive.inputs, outputs=archive.outputs)
+
+
+_read_facts = read_in_worker(read_facts)
+
+
+def read_importable(path: Path) -> Archive:
     """Return the facts of an archive.
 
     Raises:
         ImportFailed: when it is none that can be imported.
     """
-    try:
+    with _explained():
         return read_archive(path)
-    except NotAnArchive as error:
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raise ImportFailed where a file is no archive that can be imported."""
+    try:
+        yield
+    except NotAModel as error:
         raise ImportFailed(f"the PyTorch archive cannot be imported: {error}") from error

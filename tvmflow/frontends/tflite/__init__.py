@@ -94,16 +94,11 @@ def reference(
         raise EnvironmentProblem(
             "LiteRT, the reference for TFLite models, is not installed", fix=REFERENCE.install
         )
-    model = read_importable(files[MODEL])
-    numbers = {name: number for number, name in model.inputs.items()}
-    names = dict(model.outputs)
-    inner = {model.tensors[number].name: number for op in model.operators for number in op.outputs}
     first = {
         "model": str(files[MODEL].resolve()),
-        "inputs": numbers,
         "shapes": {spec.name: spec.shape for spec in inputs},
-        "results": [names[spec.name] for spec in outputs] + [inner[spec.name] for spec in tensors],
-        "has_inner_tensors": bool(tensors),
+        "outputs": [spec.name for spec in outputs],
+        "tensors": [spec.name for spec in tensors],
         "threads": threads,
     }
     return _reference_process.start(

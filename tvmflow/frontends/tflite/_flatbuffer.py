@@ -1,6 +1,8 @@
 """Reads FlatBuffers: tables whose fields are found by their number, vectors, strings.
 
 The format is that of https://flatbuffers.dev/internals. Nothing is read outside the file, whatever stands in it.
+Tables and vectors may overlap, and one may be named a hundred thousand times: what is read of all of them together is
+limited by the size of the file.
 """
 
 from __future__ import annotations
@@ -10,13 +12,36 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
+from tvmflow.frontends._reading import NotAModel
+
 Buffer = bytes | mmap.mmap
 
 _MAX_TEXT: Final = 1 << 16
+# What converters write is read once or twice.
+_READ_SHARE: Final = 4
+_SMALLEST_BUDGET: Final = 1 << 16
+# An empty table, and its place in a vector or in another table.
+_TABLE_BYTES: Final = 8
 
 
-class NotAModel(Exception):
-    """A file that cannot be read as a TFLite model; the text continues `is not a TFLite model: `."""
+class Budget:
+    """The bytes of a file that may be read as tables, vectors and strings, each as often as it is read."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._limit = self._left = max(_READ_SHARE * len(data), _SMALLEST_BUDGET)
+
+    def spend(self, size: int) -> None:
+        """Count bytes that are read.
+
+        Raises:
+            NotAModel: when they are too many.
+        """
+        self._left -= size
+        if self._left < 0:
+            raise NotAModel(
+                f"it names the same tables, lists or names so often that they are more than {self._limit:,} bytes, "
+                f"{_READ_SHARE} times its size, which no converter does"
+            )
 
 
 class Table:
@@ -25,18 +50,21 @@ class Table:
     Args:
         data: The file.
         position: Where the table begins.
+        budget: How much may be read of the file.
     """
 
-    def __init__(self, data: Buffer, position: int) -> None:
+    def __init__(self, data: Buffer, position: int, budget: Budget) -> None:
+        budget.spend(_TABLE_BYTES)
         self._data = data
         self._position = position
+        self._budget = budget
         self._fields = position - int(_read(data, position, "i"))
         self._size = int(_read(data, self._fields, "H"))
 
     @classmethod
-    def root(cls, data: Buffer) -> Table:
+    def root(cls, data: Buffer, budget: Budget) -> Table:
         """Return the table that a file begins with."""
-        return cls(data, int(_read(data, 0, "I")))
+        return cls(data, int(_read(data, 0, "I")), budget)
 
     def scalar(self, number: int, code: str, default: float) -> float:
         """Return a number of the type `code`, as module `struct` names it."""
@@ -50,7 +78,7 @@ class Table:
     def table(self, number: int) -> Table | None:
         """Return a table, or None without one."""
         place = self._place(number)
-        return None if place is None else Table(self._data, self._target(place))
+        return None if place is None else Table(self._data, self._target(place), self._budget)
 
     def tables(self, number: int, limit: int) -> Iterator[Table]:
         """Give the tables of a vector, which has at most `limit`."""
@@ -58,13 +86,15 @@ class Table:
         if count > limit:
             raise NotAModel(f"a list in it has {count:,} entries, and the limit is {limit:,}")
         for index in range(count):
-            yield Table(self._data, self._target(start + 4 * index))
+            yield Table(self._data, self._target(start + 4 * index), self._budget)
 
     def numbers(self, number: int, code: str, limit: int) -> tuple[float, ...]:
         """Return a vector of at most `limit` numbers of the type `code`."""
-        start, count = self.span(number, struct.calcsize(code))
+        size = struct.calcsize(code)
+        start, count = self.span(number, size)
         if count > limit:
             raise NotAModel(f"a list in it has {count:,} numbers, and the limit is {limit:,}")
+        self._budget.spend(count * size)
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def integers(self, number: int, code: str, limit: int) -> tuple[int, ...]:
@@ -76,6 +106,7 @@ class Table:
         start, count = self.span(number, 1)
         if count > _MAX_TEXT:
             raise NotAModel(f"a name in it has {count:,} characters")
+        self._budget.spend(count)
         return bytes(self._data[start : start + count]).decode("utf-8", "replace")
 
     def span(self, number: int, size: int) -> tuple[int, int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.frontends.tflite._flatbuffer import Buffer, NotAModel, Table
+from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.tflite._flatbuffer import Budget, Buffer, Table
 from tvmflow.frontends.tflite._operators import CUSTOM, NAMES, read_options
 
 IDENTIFIER: Final = b"TFL3"
@@ -138,7 +139,8 @@ def read_model(data: Buffer) -> Model:
     """
     if not is_tflite(data[:8]):
         raise NotAModel("it does not begin as one")
-    root = Table.root(data)
+    budget = Budget(data)
+    root = Table.root(data, budget)
     graph = next(root.tables(2, MAX_ENTRIES), None)
     if graph is None:
         raise NotAModel("it has no graph")
@@ -156,8 +158,8 @@ def read_model(data: Buffer) -> Model:
     return Model(
         tensors,
         operators,
-        dict(zip(inputs, _distinct(_names(inputs, tensors, signature[0])), strict=True)),
-        list(zip(_distinct(_names(outputs, tensors, signature[1])), outputs, strict=True)),
+        dict(zip(inputs, _distinct(_names(inputs, tensors, signature[0]), budget), strict=True)),
+        list(zip(_distinct(_names(outputs, tensors, signature[1]), budget), outputs, strict=True)),
     )
 
 
@@ -238,13 +240,16 @@ def _names(
         yield signature.get(number) or tensors[number].name or f"tensor_{number}"
 
 
-def _distinct(names: Iterator[str]) -> Iterator[str]:
+def _distinct(names: Iterator[str], budget: Budget) -> Iterator[str]:
     """Give names, numbered where they repeat: a tensor may be an output twice."""
     seen: set[str] = set()
+    counts: dict[str, int] = {}
     for name in names:
-        distinct, count = name, 1
+        distinct, count = name, counts.get(name, 1)
         while distinct in seen:
             count += 1
             distinct = f"{name}_{count}"
+        budget.spend(len(distinct))
         seen.add(distinct)
+        counts[name] = count
         yield distinct

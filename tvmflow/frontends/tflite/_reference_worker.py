@@ -29,21 +29,26 @@ class _Interpreter:
 
         self.name = f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
         self.note = ""
+        path = Path(first["model"])
+        content = path.read_bytes()
+        model = read_model(content)
         self._shapes: dict[str, list[int]] = first["shapes"]
-        self._inputs: dict[str, int] = first["inputs"]
-        self._results: list[int] = first["results"]
+        self._inputs = {name: number for number, name in model.inputs.items()}
+        names = dict(model.outputs)
+        inner = {model.tensors[n].name: n for op in model.operators for n in op.outputs}
+        self._results = [*map(names.__getitem__, first["outputs"])]
+        self._results += map(inner.__getitem__, first["tensors"])
         options: dict[str, Any] = {}
-        if first["has_inner_tensors"]:
+        if first["tensors"]:
             options = {
                 "experimental_preserve_all_tensors": True,
                 "experimental_op_resolver_type": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             }
         options["num_threads"] = first["threads"]
-        path = Path(first["model"])
         self._interpreter = self._open(model_path=str(path), **options)
         self._exact = self._interpreter
-        if weights := list_hybrid_weights(read_model(path.read_bytes())):
-            content = _with_float_weights(path.read_bytes(), weights)
+        if weights := list_hybrid_weights(model):
+            content = _with_float_weights(content, weights)
             self._exact = self._open(model_content=content, **options)
             operators = count_text(len({number for number, _ in weights}), "operator")
             self.note = f"outputs are compared with {self.name} for the weights of {operators} in float32: with integers it rounds their data as it runs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,14 @@ from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.frontends._base import InputRequest, MissingFile, ModelInput, SourceFields, Where
+from tvmflow.frontends._base import (
+    InputRequest,
+    MissingFile,
+    ModelFacts,
+    ModelInput,
+    SourceFields,
+    Where,
+)
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -26,7 +34,7 @@ from tvmflow.frontends._file_source import (
     shown,
 )
 from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
-from tvmflow.frontends.tflite._flatbuffer import NotAModel
+from tvmflow.frontends._reading import NotAModel, read_in_worker
 from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
 from tvmflow.frontends.tflite._operators import FIX, SUPPORTED
 from tvmflow.store.source_files import SourceFiles
@@ -79,12 +87,12 @@ def _check_file(path: Path, start: str) -> None:
         RecipeError: with a message that begins with `start`.
     """
     try:
-        model = read_file(path)
+        facts = _read_facts(path)
     except NotAModel as error:
         check_other_kind(start, path, TFLITE)
         raise RecipeError(f"{start} is not a TFLite model: {error}") from None
-    if text := unsupported_text(model):
-        raise RecipeError(f"{start} cannot be imported: {text}", fix=FIX)
+    if facts.unsupported:
+        raise RecipeError(f"{start} cannot be imported: {facts.unsupported}", fix=FIX)
 
 
 def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
@@ -93,13 +101,19 @@ def read_inputs(files: Mapping[str, Path]) -> list[ModelInput]:
     Raises:
         ImportFailed: when the file is no TFLite model that can be imported.
     """
-    model = read_importable(files[MODEL])
-    return [_read_input(name, model.tensors[n]) for n, name in model.inputs.items()]
+    return list(_read_supported(files).inputs)
 
 
 def read_outputs(files: Mapping[str, Path]) -> list[str]:
     """Return the names of the outputs of the model; errors are those of `read_inputs`."""
-    return [name for name, _ in read_importable(files[MODEL]).outputs]
+    return list(_read_supported(files).outputs)
+
+
+def _read_supported(files: Mapping[str, Path]) -> ModelFacts:
+    with _explained():
+        facts = _read_facts(files[MODEL])
+    _check_supported(facts.unsupported)
+    return facts
 
 
 def resolve(files: Mapping[str, Path], inputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -122,7 +136,24 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
     return ModelInput(name, tensor.dtype if is_known else None, dims, problem=problem)
 
 
-def unsupported_text(model: Model) -> str:
+def read_facts(path: Path) -> ModelFacts:
+    """Return what planning needs of a file.
+
+    Raises:
+        NotAModel: when it is not a TFLite model.
+    """
+    model = read_file(path)
+    return ModelFacts(
+        tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
+        unsupported=_unsupported_text(model),
+        outputs=tuple(name for name, _ in model.outputs),
+    )
+
+
+_read_facts = read_in_worker(read_facts)
+
+
+def _unsupported_text(model: Model) -> str:
     """Return which operators of a model are not imported; an empty string if all are."""
     names = sorted({op.name for op in model.operators if op.name not in SUPPORTED})
     return f"tvmflow lacks the TFLite operators {names_text(names)}" if names else ""
@@ -147,11 +178,22 @@ def read_importable(path: Path) -> Model:
     Raises:
         ImportFailed: when it is none, or has operators that are not imported.
     """
-    try:
+    with _explained():
         model = read_file(path)
+    _check_supported(_unsupported_text(model))
+    return model
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raise ImportFailed where a file is not a TFLite model."""
+    try:
+        yield
     except NotAModel as error:
         text = f"the file is not a TFLite model: {error}"
         raise ImportFailed(text, fix="convert or download it again") from None
-    if text := unsupported_text(model):
-        raise ImportFailed(text, fix=FIX)
-    return model
+
+
+def _check_supported(unsupported: str) -> None:
+    if unsupported:
+        raise ImportFailed(unsupported, fix=FIX)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.support.onnx_models import classifier, model, value
+from tvmflow.frontends._reading import NotAModel
 from tvmflow.frontends.onnx._header import read_header
-from tvmflow.frontends.onnx._protobuf import NotAModel
 
 MODEL = classifier().SerializeToString()
 

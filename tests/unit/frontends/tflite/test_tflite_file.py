@@ -16,7 +16,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import tflite as frontend
 from tvmflow.frontends._base import ModelInput
-from tvmflow.frontends.tflite._flatbuffer import NotAModel
+from tvmflow.frontends._reading import NotAModel
 from tvmflow.frontends.tflite._model import read_model
 
 FILE = Path("net.tflite")

@@ -1,0 +1,196 @@
+"""Reads what planning needs of a model's files in a worker process, within limits of memory and time.
+
+A file comes from anybody. Its readers count what they read; the limits of the process hold for what they
+do not foresee. A stage is in a worker already, and reads directly.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+from tvmflow.core import errors, fork_server_process, termination
+from tvmflow.core.errors import Interrupted, TvmflowError
+from tvmflow.core.fork_server import ForkServer, Outcome
+from tvmflow.core.formatting import size_text
+from tvmflow.core.memory import limit_address_space
+from tvmflow.core.types import Json
+from tvmflow.frontends._base import ModelFacts
+
+_Reader = Callable[[Path], ModelFacts]
+
+_ENTRY: Final = f"{__name__}:read_file"
+_PRELOADED: Final = ("tvmflow.frontends",)
+_MAX_MEMORY: Final = 800_000_000
+# Of CPU time, of which other programs take nothing away: for small files, and at most.
+_MIN_SECONDS: Final = 7
+_MAX_SECONDS: Final = 60
+_BYTES_PER_SECOND: Final = 16 << 20
+# For a file that is a pipe, or on a disk that does not answer.
+_TIMEOUT_S: Final = 300.0
+_MAX_FACTS: Final = 16_000_000
+
+
+class NotAModel(ValueError):
+    """A file is no model that can be imported; the message is the reason."""
+
+
+def read_in_worker(read: _Reader) -> _Reader:
+    """Return a function that reads a file in a worker process, and again only when it has changed.
+
+    Args:
+        read: A function at the top level of a module. It may raise NotAModel, and errors of tvmflow.
+    """
+
+    @functools.lru_cache(maxsize=16)
+    def read_unchanged(path: Path, stamp: tuple[int, ...]) -> ModelFacts:
+        if fork_server_process.is_child:
+            return read(path)
+        payload = {"reader": f"{read.__module__}:{read.__qualname__}", "path": str(path.absolute())}
+        with _open_server() as server:
+            outcome = server.call(_ENTRY, payload, timeout_s=_TIMEOUT_S)
+        return _facts_of(outcome, path)
+
+    @functools.wraps(read)
+    def read_cached(path: Path) -> ModelFacts:
+        status = path.stat()
+        return read_unchanged(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+    return read_cached
+
+
+# ---------------------------------------------------------------- this process
+
+
+def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
+    """Return what the worker read.
+
+    Raises:
+        NotAModel: when it could not, for a reason that is in the file.
+        OSError: when the file cannot be read.
+        TvmflowError: as the reader did.
+    """
+    if outcome.kind == "cancelled":
+        raise Interrupted(outcome.message)
+    if outcome.kind == "error":
+        kind: type[TvmflowError] | None = getattr(errors, outcome.error, None)
+        if kind is None:
+            raise RuntimeError(f"reading {path} failed with {outcome.message}")
+        raise kind(outcome.message, fix=outcome.fix)
+    if outcome.kind != "ok":
+        raise NotAModel(f"the process that reads it {outcome.message}")
+    if "errno" in outcome.value:
+        number = int(outcome.value["errno"])
+        raise OSError(number, os.strerror(number), str(path))
+    if "problem" in outcome.value:
+        raise NotAModel(outcome.value["problem"])
+    return ModelFacts.from_json(outcome.value["facts"])
+
+
+@contextlib.contextmanager
+def _open_server() -> Iterator[ForkServer]:
+    """Give a server whose children read.
+
+    A process without threads forks one in a millisecond. Others start one, and keep it: a child that they fork would
+    wait for what their threads hold.
+    """
+    if _is_single_threaded():
+        with ForkServer.fork() as server:
+            yield server
+    else:
+        yield _KEPT.server()
+
+
+def _is_single_threaded() -> bool:
+    # the thread that waits for signals holds nothing
+    own = 1 + termination.has_signal_thread()
+    return sys.platform == "linux" and len(list(Path("/proc/self/task").iterdir())) == own
+
+
+class _KeptServer:
+    """The server of a process with threads, which ends with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._pid = 0
+
+    def server(self) -> ForkServer:
+        """Return the server, which is started by the first call."""
+        with self._lock:
+            is_own = self._pid == os.getpid()
+            if self._server is None or self._server.is_gone or not is_own:
+                if self._server is not None and is_own:
+                    self._server.close()
+                self._server, self._pid = ForkServer.start(_PRELOADED), os.getpid()
+                atexit.register(self._server.close)
+            return self._server
+
+
+_KEPT: Final = _KeptServer()
+
+
+# ---------------------------------------------------------------- the worker
+
+
+def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
+    """Read a file within limits: the entry point of a child.
+
+    Args:
+        payload: `reader`, the function as `module:name`, and `path`.
+        emit: Not used.
+
+    Returns:
+        `facts`, or `problem` with the reason why there are none, or `errno`.
+    """
+    module, _, name = payload["reader"].partition(":")
+    reader: _Reader = getattr(importlib.import_module(module), name)
+    path = Path(payload["path"])
+    try:
+        size = path.stat().st_size
+        seconds = min(_MIN_SECONDS + size // _BYTES_PER_SECOND, _MAX_SECONDS)
+        # files are mapped
+        limit_address_space(_MAX_MEMORY + size)
+        _limit_cpu(seconds)
+        facts = reader(path).to_json()
+        if len(json.dumps(facts)) > _MAX_FACTS:
+            return {"problem": f"its inputs take more than {size_text(_MAX_FACTS)} to describe"}
+        return {"facts": facts}
+    except NotAModel as error:
+        return {"problem": str(error)}
+    except MemoryError:
+        text = f"reading it takes more than {size_text(_MAX_MEMORY)} of memory, the limit for what is not weights"
+        return {"problem": text}
+    except _TooSlow:
+        return {"problem": f"reading it takes more than {seconds} s, the limit for its size"}
+    except OSError as error:
+        if error.errno is None:
+            raise
+        return {"errno": error.errno}
+
+
+class _TooSlow(BaseException):
+    """Reading took too long. No reader handles it as damage of the file."""
+
+
+def _limit_cpu(seconds: int) -> None:
+    """Raise _TooSlow after a time, or end this process a little later where that has no effect."""
+    import resource
+
+    def stop(*_: object) -> NoReturn:
+        raise _TooSlow
+
+    used = sum(os.times()[:2])
+    signal.signal(signal.SIGXCPU, stop)
+    limit = int(used) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 2))
