@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -39,6 +39,7 @@ from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, head
 _RECORD_START: Final = b"{"
 # What searches note about all trials together.
 _SEARCH_NOTES: Final = (ExhaustedMark, SearchTime, SearchEnd)
+_MAX_REPAIRS: Final = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +63,7 @@ class WorkloadLedger(WorkloadRecords):
     """The records of one workload on one target, shared with other processes, as read or written so far.
 
     Attributes:
-        repairs: A sentence for each damage that was found when the file was read.
+        repairs: A sentence for each damage that was found when the file was read, of the first ones.
         quarantined: How many lines were quarantined.
     """
 
@@ -157,10 +158,10 @@ class WorkloadLedger(WorkloadRecords):
     def quarantine(self, ids: Iterable[str], reason: str) -> None:
         """Move trials that no longer apply to the workload into the quarantine file."""
         with self._locked():
-            for trial_id in ids:
-                if trial_id in self.trials:
-                    self._quarantine_line(self._lines.pop(trial_id), reason)
-                    del self.trials[trial_id]
+            known = [trial_id for trial_id in ids if trial_id in self.trials]
+            self._quarantine_lines([(self._lines.pop(trial_id), reason) for trial_id in known])
+            for trial_id in known:
+                del self.trials[trial_id]
 
     def remove(self, ids: Iterable[str]) -> int:
         """Delete trials and return how many were present. The others keep order and bytes.
@@ -278,61 +279,87 @@ class WorkloadLedger(WorkloadRecords):
             self._report_repair(
                 f"{self.path}:{number}: an incomplete last line of {len(tail)} bytes was removed"
             )
+        damaged: list[tuple[_Line, str]] = []
+        superseded: list[_Line] = []
         for content in lines:
             self._line_count += 1
-            self._read_line(_Line(self._offset, len(content), self._line_count), content)
+            line = _Line(self._offset, len(content), self._line_count)
+            if reason := self._read_line(line, content, superseded):
+                damaged.append((line, reason))
             self._offset += len(content) + 1
             self._last_line = content + b"\n"
+        self._quarantine_lines(damaged)
+        self._blank(superseded)
 
-    def _read_line(self, line: _Line, content: bytes) -> None:
-        """Read one line. A quarantined line is blank, and a newer version's is left alone."""
+    def _read_line(self, line: _Line, content: bytes, superseded: list[_Line]) -> str:
+        """Read one line. A quarantined line is blank, and a newer version's is left alone.
+
+        Args:
+            line: Where it is.
+            content: Its bytes.
+            superseded: Gets the line whose place this one takes.
+
+        Returns:
+            Why it is to be quarantined; an empty string otherwise.
+        """
         try:
             record = parse_line(content)
         except ValueError as error:
-            self._quarantine_line(line, f"unreadable: {error}")
-            return
+            return f"unreadable: {error}"
         if isinstance(record, Trial):
             if not self.is_news(record):
-                self._quarantine_line(line, "the same trial is in an earlier line")
-                return
+                return "the same trial is in an earlier line"
             if record.id in self.trials:
-                self._blank(self._lines[record.id])
+                superseded.append(self._lines[record.id])
             self._lines[record.id] = line
         if isinstance(record, FileHeader):
             if record != header_of(self.path):
                 raise _ForeignFile(record)
             self._has_header = True
         self.keep(record)
+        return ""
 
-    def _quarantine_line(self, line: _Line, reason: str) -> None:
-        """Copy a line to the quarantine file, then blank it in place: no other line moves."""
-        with self.path.open("rb") as stream:
-            stream.seek(line.start)
-            content = stream.read(line.length)
-            entry = {
-                "when": timestamp(),
-                "reason": reason,
-                "line": content.decode("utf-8", "backslashreplace"),
-            }
-            with self.quarantine_path.open("ab") as quarantine:
+    def _quarantine_lines(self, damaged: Sequence[tuple[_Line, str]]) -> None:
+        """Copy lines to the quarantine file, then blank them in place: no other line moves.
+
+        Args:
+            damaged: Each line with the reason.
+        """
+        if not damaged:
+            return
+        with self.path.open("rb") as stream, self.quarantine_path.open("ab") as quarantine:
+            for line, reason in damaged:
+                stream.seek(line.start)
+                content = stream.read(line.length)
+                entry = {
+                    "when": timestamp(),
+                    "reason": reason,
+                    "line": content.decode("utf-8", "backslashreplace"),
+                }
                 quarantine.write(canonical(entry) + b"\n")
-                quarantine.flush()
-                os.fsync(quarantine.fileno())
-        self._blank(line)
-        self.quarantined += 1
-        self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
+            # all of them are on disk before the first one is blanked
+            quarantine.flush()
+            os.fsync(quarantine.fileno())
+        self._blank([line for line, _ in damaged])
+        self.quarantined += len(damaged)
+        for line, reason in damaged:
+            self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
 
-    def _blank(self, line: _Line) -> None:
-        """Write spaces over a line of the locked file."""
+    def _blank(self, lines: Sequence[_Line]) -> None:
+        """Write spaces over lines of the locked file."""
+        if not lines:
+            return
         with self.path.open("r+b") as stream:
-            stream.seek(line.start)
-            stream.write(b" " * line.length)
+            for line in lines:
+                stream.seek(line.start)
+                stream.write(b" " * line.length)
             stream.flush()
             os.fsync(stream.fileno())
 
     def _report_repair(self, text: str) -> None:
         _log.debug("%s", text)
-        self.repairs.append(text)
+        if len(self.repairs) < _MAX_REPAIRS:
+            self.repairs.append(text)
 
 
 @contextlib.contextmanager
