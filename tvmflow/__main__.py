@@ -87,7 +87,8 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
     stdout: Any = sys.stdout
     if encoding := sys._xoptions.get(_OUTPUT_ENCODING):
-        for stream in (stdout, sys.stderr):
+        stderr: Any = sys.stderr
+        for stream in (stdout, stderr):
             stream.reconfigure(encoding=encoding, errors="backslashreplace")
     is_unsafe = stdout.errors == "strict" or stdout.encoding.lower() not in ("utf-8", "utf8")
     raw: Any = _Output(1, "w", closefd=False)

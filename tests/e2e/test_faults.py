@@ -64,7 +64,7 @@ def test_a_schedule_that_computes_wrongly_is_banned(
 ) -> None:
     """The run goes on with the next best schedule, or the untuned kernel; the ban stays in the ledger."""
     project.spend_whole_budget()
-    monkeypatch.setitem(traces.INSTRUCTIONS, "UnsafeSetDType", lambda inputs, values: "")  # type: ignore[misc]
+    monkeypatch.setitem(traces.INSTRUCTIONS, "UnsafeSetDType", lambda inputs, values: "")
     project.environment["TESTS_ALLOW_UNSAFE_SCHEDULES"] = "1"
     project.write_recipe(trials=8)
     project.write_products(rows=8)

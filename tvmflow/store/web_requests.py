@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import (
+    FileHandler,
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
 
 from tvmflow.core.errors import DownloadError
 from tvmflow.core.formatting import count_text
@@ -112,15 +122,6 @@ def denial_fix(url: str, credential: Credential | None) -> str:
     return f"set ${variable} to a token, or {netrc}" if variable else netrc
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """Leaves redirects to `open_url`: `urllib` would read their bodies, and follow them to invalid addresses."""
-
-    def http_error_302(self, *_: object) -> None:
-        """Return nothing, so that `urllib` raises the answer as an `HTTPError`."""
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
 def _refused_redirect(url: str, reason: str) -> DownloadError:
     return DownloadError(
         f"{without_secrets(url)} {reason}",
@@ -133,4 +134,20 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.lower()
 
 
-_OPENER: Final = build_opener(_NoRedirects)
+def _make_opener() -> OpenerDirector:
+    """Return what sends requests, without urllib's redirects: it reads their bodies, and follows them to invalid addresses."""
+    opener = OpenerDirector()
+    for handler in (
+        ProxyHandler,
+        HTTPHandler,
+        HTTPSHandler,
+        FileHandler,
+        UnknownHandler,
+        HTTPDefaultErrorHandler,
+        HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
+_OPENER: Final = _make_opener()

@@ -422,9 +422,9 @@ def make_case(draw: random.Random, folder: Path) -> Case:
     count = folder / "sent.txt"
 
     def action() -> int:
-        real_sleep = time.sleep
+        real_sleep: Callable[[float], None] = time.sleep
         # pauses before further attempts, which a user would wait for
-        time.sleep = lambda seconds: real_sleep(min(seconds, _SHORTEST_PAUSE_S))
+        time.sleep = lambda seconds: real_sleep(min(float(seconds), _SHORTEST_PAUSE_S))
         with serve(_KINDS[kind](folder), draw, sent) as port:
             code = main([*_command(kind, port, folder), "--store", str(store)])
         count.write_text(str(len(sent)))
@@ -482,7 +482,7 @@ def _command(kind: str, port: int, folder: Path) -> list[str]:
         "hub": _HUB_RECIPE.replace(COMMIT, "main") if kind == "hub branch" else _HUB_RECIPE,
     }[name]
     pin = f"\n  sha256: {hashlib.sha256(_model(folder)).hexdigest()}" if kind == "web run" else ""
-    recipe = folder / _RECIPE
+    path = folder / _RECIPE
     text = (folder.parent / _RECIPE).read_text()
-    recipe.write_text(text.replace("onnx: tiny.onnx", f"onnx: {address}{pin}"))
-    return ["run", str(recipe), "--until", "import"] if pin else ["plan", str(recipe)]
+    path.write_text(text.replace("onnx: tiny.onnx", f"onnx: {address}{pin}"))
+    return ["run", str(path), "--until", "import"] if pin else ["plan", str(path)]

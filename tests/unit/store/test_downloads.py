@@ -249,7 +249,7 @@ def test_a_redirect_to_no_address_is_rejected(location: str, web: Web, tmp_path:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_the_body_of_a_redirect_is_not_read(status: int, tmp_path: Path) -> None:
     """It may have no end, and would fill the memory."""
-    sent = []
+    sent: list[int] = []
 
     class Handler(RequestHandler):
         def do_GET(self) -> None:
