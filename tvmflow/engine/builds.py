@@ -311,9 +311,10 @@ def _read_verdict(stages: Mapping[str, StageReport]) -> dict[str, Json]:
 
 
 def _largest(facts: Facts, field: str) -> float | None:
-    """Return the largest value of a field of all outputs; None when it is not a finite number for each."""
+    """Return the largest value of a field of all outputs, and of what goes into an index; None when it is not a finite number for each."""
+    compared = [*facts.get("outputs", {}).values(), *facts.get("index_inputs", {}).values()]
     # Infinities and NaN are text there.
-    values = [float(output.get(field, math.nan)) for output in facts.get("outputs", {}).values()]
+    values = [float(output.get(field, math.nan)) for output in compared]
     return max(values) if values and all(map(math.isfinite, values)) else None
 
 

@@ -36,10 +36,11 @@ _TUNE: Final = "tune"
 def has_wrong_outputs(verdict: Mapping[str, Json]) -> bool:
     """Return whether a verdict rejects a library for its outputs, and not for its speed or accuracy alone."""
     compared = [verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {})]
-    return any(
+    return not verdict.get("layers", {}).get("passed", True) or any(
         not comparison["passed"] and "incomparable" not in comparison
         for entry in compared
-        for comparison in entry.get("outputs", {}).values()
+        for kind in ("outputs", "index_inputs")
+        for comparison in entry.get(kind, {}).values()
     )
 
 

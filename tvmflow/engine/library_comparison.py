@@ -159,7 +159,7 @@ def _add_bytes(
 
 
 def _find_largest_error(verdict: Facts) -> float | None:
-    outputs = verdict.get("outputs", {}).values()
+    outputs = [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
     # Infinities and NaN are text there.
     errors = [float(output.get("max_abs_error", math.nan)) for output in outputs]
     return max(errors) if errors and all(map(math.isfinite, errors)) else None

@@ -142,7 +142,11 @@ def _verification(verdict: Mapping[str, Json]) -> dict[str, Json]:
     """Return the parts of a verdict that say how good a library is; empty when there is none."""
     if not verdict:
         return {}
-    outputs = get_field(verdict, "outputs", of=dict).values()
+    outputs = [
+        output
+        for kind in ("outputs", "index_inputs")
+        for output in get_field(verdict, kind, of=dict).values()
+    ]
     errors = [get_number(output, "max_abs_error") for output in outputs]
     return {
         "passed": get_field(verdict, "passed", of=bool),

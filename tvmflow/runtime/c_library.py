@@ -25,7 +25,7 @@ from tvmflow.runtime.arrays import (
     allocate_aligned,
     allocate_array,
 )
-from tvmflow.runtime.programs import Call, Record
+from tvmflow.runtime.programs import Call, Observe, Record
 
 if sys.platform == "win32":
     from _ctypes import FreeLibrary as unload
@@ -92,6 +92,8 @@ class Tensor(ctypes.Structure):
 
 
 _Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
+_Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+_Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 # Function -> its result, and its arguments.
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -271,6 +273,15 @@ class NativeProgram:
 
         return main
 
+    def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
+        """Return the outputs of a call that shows its memory, with all tensors between kernels, after each kernel."""
+        memory = _Memory()
+        context = _Context(self, memory)
+        context.profile(lambda name, seconds: observe(memory.block))
+        results = self._allocate([None] * len(self.outputs))
+        context.run(inputs, results)
+        return results
+
     def fetch(self, tensor: Array) -> Array:
         """Return the array itself."""
         return tensor
@@ -286,17 +297,37 @@ def _read(tensor: Any) -> Array:
     return read_array(tensor)
 
 
-class _Context:
-    """Memory and threads for one call at a time."""
+class _Memory:
+    """The memory of one context, where Python can read it.
 
-    def __init__(self, library: NativeProgram) -> None:
+    Attributes:
+        block: The memory, once the context exists.
+    """
+
+    def __init__(self) -> None:
+        self.block = bytearray()
+        self.allocate, self.release = _Allocate(self._allocate), _Release(lambda user, block: None)
+
+    def _allocate(self, _user: Any, size: int, alignment: int) -> int:
+        self.block = bytearray(size + alignment)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.block))
+        return address + -address % alignment
+
+
+class _Context:
+    """Memory and threads for one call at a time; the memory is the library's own where none is given."""
+
+    def __init__(self, library: NativeProgram, memory: _Memory | None = None) -> None:
         loaded, functions = library.loaded, library.loaded.functions
         self._functions = functions
         self._handle = ctypes.c_void_p()
         options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
+        if memory is not None:
+            options.allocate = ctypes.cast(memory.allocate, ctypes.c_void_p)
+            options.release = ctypes.cast(memory.release, ctypes.c_void_p)
         self._check(functions["create"](options, self._handle))
         # it keeps the library: garbage is finalized in any order
-        self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle)
+        self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle, memory)
         self._finalizer.atexit = False
         inputs, self._inputs = _make_buffers(library.inputs)
         outputs, self._outputs = _make_buffers(library.outputs)
@@ -355,7 +386,7 @@ class _Context:
         self._check(self._functions["profile"](self._handle, self._hook, None))
 
 
-def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p) -> None:
+def _destroy(loaded: _LoadedLibrary, handle: ctypes.c_void_p, _memory: _Memory | None) -> None:
     loaded.functions["destroy"](handle)
 
 

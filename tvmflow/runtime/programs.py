@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 Record = Callable[[str, float], None]
 """Receives the name of an operator and the seconds of one call of it."""
 
+Observe = Callable[[bytes | bytearray], None]
+"""Receives memory with tensors of a call: what a kernel has just read and written, or all that the library has."""
+
 Call = Callable[[], object]
 """Calls a model with inputs that are in place."""
 
@@ -42,6 +45,14 @@ class Program(Protocol):
 
     def wait(self) -> None:
         """Wait until all calls have ended: those of a GPU return earlier."""
+
+
+class WatchedProgram(Program, Protocol):
+    """The code of a model in one piece."""
+
+    def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
+        """Return the outputs of a call that shows its memory after each kernel."""
+        ...
 
 
 class PartProgram(Program, Protocol):

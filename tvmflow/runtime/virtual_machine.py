@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
-from tvmflow.runtime.programs import Call, Record
+from tvmflow.runtime.programs import Call, Observe, Record
 from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.backends import cpu
 from tvmflow.targets.backends._base import Backend
@@ -191,6 +191,24 @@ class VirtualMachine:
         with self._lock:
             self.pool.enter()
             yield partial(self._instrumented_main(record), *self._fill(inputs))
+
+    def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
+        """Return the outputs of a call that shows the tensors of each kernel after it."""
+        import tvm_ffi
+
+        vm = self._create_vm()
+
+        def show(_function: Any, _name: str, before: bool, _result: Any, *operands: Any) -> int:
+            if not before:
+                for operand in operands:
+                    if isinstance(operand, tvm_ffi.Tensor):
+                        observe(fetch_array(operand).tobytes())
+            return 0
+
+        vm["set_instrument"](show)
+        with self._lock:
+            self.pool.enter()
+            return [fetch_array(tensor) for tensor in list_tensors(vm["main"](*self._fill(inputs)))]
 
     def _fill(self, inputs: Sequence[Array]) -> list[Any]:
         import numpy as np

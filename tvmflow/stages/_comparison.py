@@ -62,6 +62,18 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
     return comparison
 
 
+def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
+    """Compare two tensors between kernels, in which infinities, such as those of a mask, are as good as numbers."""
+    import numpy as np
+
+    if expected.dtype.kind == "f" and actual.shape == expected.shape:
+        is_same = ~np.isfinite(expected) & (
+            (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        )
+        actual, expected = np.where(is_same, 0, actual), np.where(is_same, 0, expected)
+    return compare(actual, expected, tolerance)
+
+
 def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Array]:
     """Return the absolute and the relative error of each element; infinite where only one is NaN."""
     import numpy as np

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, size_text
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages import _tolerances
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._comparison import compare_inner
 from tvmflow.stages._image_data import DATA
 from tvmflow.stages._imported_model import read_imported_model
+from tvmflow.stages._index_inputs import find_index_inputs
 from tvmflow.stages._reference_run import open_reference
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verify_inputs import load_samples, run_reference_on
@@ -105,7 +107,7 @@ class _Search:
         signature = json.loads(context.inputs["import/signature.json"].read_text())
         self._model = read_imported_model(signature, context.inputs)
         self._signature = signature
-        self._tolerance, self._strict_fields = self._read_tolerance()
+        self._tolerance, self._strict_fields, self._index_inputs = self._read_model()
         self._feed, self._expected = self._run_reference()
 
     def run(self) -> list[Fault]:
@@ -134,7 +136,10 @@ class _Search:
         outputs = check.run([self._feed[spec.name] for spec in self._read_inputs()])
         if check.wrong:
             return [self._describe_kernel(check, wrong) for wrong in check.wrong.values()]
-        if self._agrees(outputs):
+        is_right = self._agrees(outputs)
+        if is_right and self._index_inputs:
+            is_right = self._agrees(self._run_lowered(self._load()))
+        if is_right:
             return [
                 self._blame_tolerance()
                 or Fault(
@@ -147,15 +152,17 @@ class _Search:
 
     # ---------------------------------------------------------------- the reference
 
-    def _read_tolerance(self) -> tuple[Tolerance, tuple[str, ...]]:
-        """Return how closely outputs must agree, and the fields of the recipe that ask for more than the default.
+    def _read_model(self) -> tuple[Tolerance, tuple[str, ...], tuple[TensorSpec, ...]]:
+        """Return how closely outputs must agree, the fields of the recipe that ask for more, and what goes into an index.
 
-        What is within the default is no fault of tvmflow: such fields count for nothing here.
+        What is within the default tolerance is no fault of tvmflow: such fields count for nothing here.
         """
-        checks = self._settings.verify
-        arithmetic = _tolerances.find_arithmetic(
-            self._context.inputs["import/model.json"], self._settings.precision
-        )
+        from tvmflow.compiler import lowering
+
+        checks, inputs = self._settings.verify, self._context.inputs
+        mod = lowering.load_ir(inputs["import/model.json"])
+        arithmetic = _tolerances.find_arithmetic(mod, self._settings.precision)
+        indices = find_index_inputs(mod, self._model, self._settings, inputs)
         default = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
         own = {"rtol": checks.rtol, "atol": checks.atol}
         strict = tuple(
@@ -165,7 +172,8 @@ class _Search:
         )
         own |= dict.fromkeys(strict)
         tolerance = _tolerances.tolerance_for(arithmetic, rtol=own["rtol"], atol=own["atol"])
-        return tolerance, tuple(f"verify.{name}" for name in strict)
+        fields = tuple(f"verify.{name}" for name in strict)
+        return tolerance, fields, indices.tensors if indices else ()
 
     def _blame_tolerance(self) -> Fault | None:
         """Return the fault of a recipe that asks for more than the arithmetic of its model gives."""
@@ -181,21 +189,20 @@ class _Search:
         )
 
     def _run_reference(self) -> tuple[Feed, list[Array]]:
-        """Return the first batch that `verify` compares, and the reference's outputs of it."""
-        names = [spec.name for spec in self._model.outputs]
+        """Return the first batch that `verify` compares, and the reference's outputs of it, with what goes into an index."""
+        model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
+        names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
         candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
         bound = self._model.bound
-        with open_reference(self._settings, self._model, self._context) as reference:
+        with open_reference(self._settings, model, self._context) as reference:
             results = run_reference_on(
                 lambda feed: reference.run({**feed, **bound}), candidates, names, self._tolerance
             )
         return results.samples.batches[0], [results.outputs[0][name] for name in names]
 
     def _agrees(self, outputs: Sequence[Array]) -> bool:
-        from tvmflow.stages._wrong_kernels import compare_tensors
-
         pairs = zip(outputs, self._expected, strict=False)
-        return all(compare_tensors(a, e, self._tolerance)["passed"] for a, e in pairs)
+        return all(compare_inner(a, e, self._tolerance)["passed"] for a, e in pairs)
 
     def _read_inputs(self) -> Sequence[Any]:
         """Return the inputs of the library: those of the model that are not bound to constants."""
@@ -247,10 +254,11 @@ class _Search:
             f"see the module after each pass with {_DUMP}, and {_REPORT}",
         )
 
-    def _load(self, tensors: Sequence[str] = ()) -> LoadedModel:
-        """Import the model once more, with inner tensors as further outputs."""
+    def _load(self, tensors: Sequence[str] | None = None) -> LoadedModel:
+        """Import the model once more, with inner tensors as further outputs: by default those that go into an index."""
         model = self._model
-        return self._frontend.load(model.files, model.inputs, tuple(tensors), model.bound)
+        names = [spec.name for spec in self._index_inputs] if tensors is None else tensors
+        return self._frontend.load(model.files, model.inputs, tuple(names), model.bound)
 
     def _run_imported(self, loaded: LoadedModel) -> list[Array]:
         from tvmflow.compiler import lowering
@@ -321,8 +329,6 @@ class _Search:
         self, names: Sequence[str], run: Callable[[LoadedModel], list[Array]]
     ) -> set[str]:
         """Return those of some inner tensors that differ from the reference's."""
-        from tvmflow.stages._wrong_kernels import compare_tensors
-
         loaded = self._load(names)
         computed = run(loaded)[len(loaded.outputs) :]
         model = self._model._replace(tensors=loaded.tensors)
@@ -331,5 +337,5 @@ class _Search:
         return {
             spec.name
             for spec, array in zip(loaded.tensors, computed, strict=True)
-            if not compare_tensors(array, expected[spec.name], self._tolerance)["passed"]
+            if not compare_inner(array, expected[spec.name], self._tolerance)["passed"]
         }

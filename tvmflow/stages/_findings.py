@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.core.formatting import count_text
 from tvmflow.stages._tolerances import SMALLEST_NORMAL
 from tvmflow.stages._undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages._verdict import ImageComparison, OutputComparison, Verdict
@@ -26,11 +27,13 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     """Return a sentence for everything that is wrong with a model and its parts."""
     reference = verdict.get("reference", "")
     failures = list_mismatches(verdict.get("outputs", {}), reference)
+    failures += _list_wrong_index_inputs(verdict, reference)
     for name, part in verdict.get("parts", {}).items():
         mismatches = list_mismatches(part.get("outputs", {}), reference)
         failures += [f"part '{name}': {mismatch}" for mismatch in mismatches]
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
+    failures += _list_wrong_layers(verdict, reference)
     if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
         failures.append(
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
@@ -43,14 +46,39 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     return failures
 
 
+def _list_wrong_index_inputs(verdict: Verdict, reference: str) -> Iterator[str]:
+    """Give a sentence for every tensor that goes into an index and is wrong."""
+    for name, tensor in verdict.get("index_inputs", {}).items():
+        subject = _index_input(name)
+        if tensor.get("is_missing"):
+            yield (
+                f"{subject} is not in the library's memory as the same kernels compute it in a library that returns it"
+            )
+        else:
+            yield from list_mismatches({name: tensor}, reference, subject)
+
+
+def _list_wrong_layers(verdict: Verdict, reference: str) -> Iterator[str]:
+    """Give a sentence for every layer of a quantized model that is wrong."""
+    layers = verdict.get("layers", {})
+    if not layers.get("is_reproduced", True):
+        yield "the library computes other numbers than the same kernels that are compiled once more"
+    for name, wrong in layers.get("wrong", {}).items():
+        yield (
+            f"'{name}' is up to {count_text(wrong['steps'], 'step')} off in {count_text(wrong['elements'], 'element')} where it is computed "
+            f"from the tensors that {reference} gives, more than {layers['allowed_steps']}"
+        )
+    for name, output in layers.get("outputs", {}).items():
+        subject = f"output '{name}', computed from the tensors that {reference} gives"
+        yield from list_mismatches({name: output}, reference, subject)
+
+
 def describe_fix(verdict: Verdict) -> str:
     """Return what to do about a rejected library: tolerances are of use only where outputs differ from the reference."""
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
-    differs = any(
-        not output["passed"]
-        for library in libraries
-        for output in library.get("outputs", {}).values()
-    )
+    outputs = [output for library in libraries for output in library.get("outputs", {}).values()]
+    outputs += verdict.get("index_inputs", {}).values()
+    differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
     figures = "verify.json among the delivered files has all that was measured"
     return f"{figures}; {tolerances}" if differs else figures
@@ -71,8 +99,25 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
     undetected = _list_undetected(verdict) if verdict["passed"] else ()
     return [
         *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
+        *_list_unchecked_indices(verdict),
         *_list_differing_runtimes(verdict),
     ]
+
+
+def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence where what goes into an index is not compared."""
+    if not verdict["passed"] or "index_inputs_not_compared" not in verdict:
+        return
+    reason = verdict["index_inputs_not_compared"]
+    named = [
+        f"'{name}' ({count_text(output['reached'], 'different value')} in the samples)"
+        for name, output in verdict.get("outputs", {}).items()
+        if "reached" in output
+    ]
+    subject = f"the index {', '.join(named)}" if named else "an index"
+    yield (
+        f"what goes into {subject} is not compared, so that a wrong library could go undetected: {reason}"
+    )
 
 
 def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
@@ -95,6 +140,13 @@ def _list_undetected(verdict: Verdict) -> Iterator[str]:
     for name, comparison in verdict.get("outputs", {}).items():
         if "undetected" in comparison:
             yield f"output '{name}' {_describe_undetected(comparison)}"
+    for name, tensor in verdict.get("index_inputs", {}).items():
+        if "undetected" in tensor:
+            yield f"{_index_input(name)} {_describe_undetected(tensor)}"
+
+
+def _index_input(name: str) -> str:
+    return f"'{name}' (which goes into an index)"
 
 
 def _describe_undetected(comparison: OutputComparison) -> str:
@@ -107,7 +159,7 @@ def _describe_undetected(comparison: OutputComparison) -> str:
 
 def _is_nothing_compared(verdict: Verdict, checks: CheckSettings) -> bool:
     """Return whether zeros would pass for every output, by tolerances that nobody asked for."""
-    outputs = verdict.get("outputs", {}).values()
+    outputs = [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
     undetected = [comparison.get("undetected") for comparison in outputs]
     return (
         bool(undetected) and checks.has_default_tolerance and set(undetected) <= {ZEROS, ANYTHING}
@@ -120,21 +172,30 @@ def _advice(checks: CheckSettings) -> str:
     return f"{_INPUTS_ADVICE}, or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
 
 
-def list_mismatches(outputs: Mapping[str, OutputComparison], reference: str) -> list[str]:
-    """Return a sentence for every output that does not match the reference's."""
+def list_mismatches(
+    outputs: Mapping[str, OutputComparison], reference: str, subject: str = ""
+) -> list[str]:
+    """Return a sentence for every output that does not match the reference's.
+
+    Args:
+        outputs: The outputs by name.
+        reference: The name of the reference.
+        subject: How an output is named, where it is none.
+    """
     sentences = []
     for name, comparison in outputs.items():
+        noun = subject or f"output '{name}'"
         if comparison["passed"]:
             continue
         if "shape" in comparison:
-            sentences.append(f"output '{name}' has shape {comparison['shape']}")
+            sentences.append(f"{noun} has shape {comparison['shape']}")
         elif "incomparable" in comparison:
             sentences.append(
-                f"output '{name}' of {reference} has {comparison['incomparable']}, so that nothing is compared: "
+                f"{noun} of {reference} has {comparison['incomparable']}, so that nothing is compared: "
                 f"{_INPUTS_ADVICE}"
             )
         else:
-            sentences.append(f"output '{name}': {'; '.join(_list_excesses(comparison, reference))}")
+            sentences.append(f"{noun}: {'; '.join(_list_excesses(comparison, reference))}")
     return sentences
 
 

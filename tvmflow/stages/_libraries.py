@@ -112,23 +112,31 @@ class LocalLibrary:
 
     def load_variant(self, model: ScheduledModel) -> Timed:
         """Return the same model with other schedules and the same runtime, in this process."""
+        return self.load_variant_of(model, self.inputs, self.outputs)
+
+    def load_variant_of(
+        self, model: ScheduledModel, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> Module:
+        """Return a variant of the model that may have other inputs and outputs, with the same runtime."""
         from tvmflow.compiler.c_library.local import load_c_library
         from tvmflow.runtime.c_library import NativeProgram
         from tvmflow.runtime.module import Module
 
         signature = {
-            kind: [spec.to_json() for spec in getattr(self.module, kind)]
-            for kind in ("inputs", "outputs")
+            side: [spec.to_json() for spec in specs]
+            for side, specs in (("inputs", inputs), ("outputs", outputs))
         }
         program = self.module.program
         if isinstance(program, NativeProgram):
             variant: Program = load_c_library(model, signature, program.threads)
         else:
-            variant = _load_on_vm(model, cast("VirtualMachine", program), self.module)
+            variant = _load_on_vm(model, cast("VirtualMachine", program), self.module, inputs)
         return Module(variant, signature, self.module.manifest)
 
 
-def _load_on_vm(model: ScheduledModel, like: VirtualMachine, module: Module) -> VirtualMachine:
+def _load_on_vm(
+    model: ScheduledModel, like: VirtualMachine, module: Module, inputs: Sequence[TensorSpec]
+) -> VirtualMachine:
     """Return a model on TVM's virtual machine, with device and threads of another one."""
     from tvmflow.compiler.lowering import compile_with_weights
     from tvmflow.runtime.virtual_machine import VirtualMachine, load_library
@@ -142,7 +150,7 @@ def _load_on_vm(model: ScheduledModel, like: VirtualMachine, module: Module) -> 
             linked = Path(folder, "variant.so")
             export_library(built, linked, module.manifest["target"]["tvm"])
             library = load_library(linked, like.device)
-    return VirtualMachine(library, module.inputs, like.device, pool=like.pool)
+    return VirtualMachine(library, inputs, like.device, pool=like.pool)
 
 
 class PartitionedLibrary:

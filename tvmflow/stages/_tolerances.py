@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.compiler.options import Precision
 
 if TYPE_CHECKING:
     import numpy as np
+    import tvm
 
     Array = np.ndarray[Any, Any]
 
@@ -121,19 +121,17 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
     return tolerance
 
 
-def find_arithmetic(model: Path, precision: Precision) -> str:
+def find_arithmetic(mod: tvm.IRModule, precision: Precision) -> str:
     """Return the coarsest arithmetic of an imported model.
 
     Args:
-        model: The model's IR, `model.json`.
+        mod: The model's IR.
         precision: The precision of its recipe.
     """
     from tvm import relax
 
-    from tvmflow.compiler import lowering
     from tvmflow.compiler.ir import operator_name
 
-    main = lowering.load_ir(model)["main"]
     operators: set[str] = set()
     has_float16 = precision == "mixed"
 
@@ -144,7 +142,7 @@ def find_arithmetic(model: Path, precision: Precision) -> str:
         if isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype.dtype) == FLOAT16:
             has_float16 = True
 
-    relax.analysis.post_order_visit(main, visit)
+    relax.analysis.post_order_visit(mod["main"], visit)
     if operators & {"relax.quantize", "relax.dequantize"}:
         return QUANTIZED
     if precision == "bfloat16":

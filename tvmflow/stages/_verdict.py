@@ -72,6 +72,12 @@ class OutputComparison(TypedDict, total=False):
         worst: The index of the element with the largest error that is out of tolerance, and both values.
         undetected: What a wrong library could do undetected: return `zeros`, ignore its `inputs`, or
             `anything`.
+        classes: For an index: how many elements it is one of.
+        reached: For an index: how many different ones the samples reach.
+        ties: The number of indices that differ where the library's scores are equal within their errors.
+        seen: For a tensor that goes into an index, as a library of the same kernels computes it that
+            returns it: the delivered library has the same bits in its memory.
+        is_missing: It has not, though it computes the tensor with the same kernels.
     """
 
     passed: bool
@@ -92,6 +98,37 @@ class OutputComparison(TypedDict, total=False):
     exceeded: dict[str, float]
     worst: dict[str, Json]
     undetected: str
+    classes: int
+    reached: int
+    ties: int
+    seen: bool
+    is_missing: bool
+
+
+class LayersComparison(TypedDict, total=False):
+    """The rounded tensors of a quantized model, each computed from those of the reference before it.
+
+    Attributes:
+        passed: All of them agree.
+        tensors: How many there are.
+        max_steps: The most steps that an element is off.
+        differing: The share of elements that are off.
+        allowed_steps: The steps that an element may be off.
+        wrong: Those that are further off, by name: the steps, and the number of elements.
+        outputs: The outputs, computed from the last of these tensors.
+        is_reproduced: The library computes, bit for bit, what the same kernels do that are compiled once more.
+        not_compared: Why they are not compared; nothing else is there then.
+    """
+
+    passed: bool
+    tensors: int
+    max_steps: int
+    differing: float
+    allowed_steps: int
+    wrong: dict[str, dict[str, int]]
+    outputs: dict[str, OutputComparison]
+    is_reproduced: bool
+    not_compared: str
 
 
 class ComparedRuntime(TypedDict, total=False):
@@ -135,12 +172,15 @@ class Verdict(TypedDict, total=False):
 
     `reference` names what it was compared with, and `reference_note` says why that is not the
     framework itself, where it refuses the model. `ran_on` names what ran it where that is
-    not this process, `samples` counts samples (or random batches). `latency` has the library, the
+    not this process, `samples` counts samples (or random batches), of which the last
+    `added_samples` reach more elements of an index. `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
     `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `images`
     has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons.
+    `index_inputs` has the tensors that go into an index, and `index_inputs_not_compared` says why
+    there are none; `layers` is there where the outputs of a quantized model do not tell enough.
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
@@ -149,11 +189,15 @@ class Verdict(TypedDict, total=False):
     passed: bool
     against: str
     samples: int
+    added_samples: int
     random_inputs: str
     reference: str
     reference_note: str
     tolerance: dict[str, Json]
     outputs: dict[str, OutputComparison]
+    index_inputs: dict[str, OutputComparison]
+    index_inputs_not_compared: str
+    layers: LayersComparison
     images: dict[str, ImageComparison]
     parts: dict[str, PartVerdict]
     vm: PartVerdict

@@ -35,6 +35,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
         return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
     lines = [f"WARNING: {warning}" for warning in facts.get("warnings", ())]
     lines += _describe_outputs(facts.get("outputs", {}), facts)
+    lines += _describe_index_inputs(facts)
+    lines += _describe_layers(facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
@@ -65,6 +67,39 @@ def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
     ]
+
+
+def _describe_index_inputs(facts: Facts) -> Iterator[str]:
+    """Give how the tensors that go into an index agree, where they were seen, and how many classes were reached."""
+    for name, tensor in facts.get("index_inputs", {}).items():
+        if not tensor["passed"]:
+            continue
+        where = (
+            "the library has the same bits in its memory"
+            if tensor["seen"]
+            else "in a library of the same kernels that returns it: this one computes it within a larger kernel"
+        )
+        yield (
+            f"{name}, which goes into an index, agrees with {facts['reference']} "
+            f"({', '.join(_describe_agreement(tensor))}); {where}"
+        )
+    for name, output in facts.get("outputs", {}).items():
+        if "classes" in output:
+            ties = output.get("ties", 0)
+            tie_text = f"; {count_text(ties, 'index')} of equal scores" if ties else ""
+            yield f"{name} reaches {output['reached']} of {output['classes']} classes{tie_text}"
+
+
+def _describe_layers(facts: Facts) -> Iterator[str]:
+    """Give how closely the layers of a quantized model agree."""
+    layers = facts.get("layers", {})
+    if "not_compared" in layers:
+        yield f"its layers are not compared by themselves: {layers['not_compared']}"
+    elif layers.get("passed"):
+        yield (
+            f"each of {count_text(layers['tensors'], 'rounded tensor')}, computed from the tensors that {facts['reference']} gives, "
+            f"agrees within {count_text(layers['max_steps'], 'step')} ({layers['differing']:.2%} of the elements differ)"
+        )
 
 
 def _describe_image(name: str, comparison: Facts) -> str:

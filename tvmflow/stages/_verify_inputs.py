@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Networks whose biases outweigh numbers from 0 to 1, and those that have no negative ones, need others.
 _DEVIATIONS: Final = (1.0, 10.0)
+# The draws for outputs that are indices, in all and one after the other that reach nothing new.
+_MORE_DRAWS: Final = 60
+_VAIN_DRAWS: Final = 9
 
 
 class ReferenceOutputs(NamedTuple):
@@ -31,12 +34,14 @@ class ReferenceOutputs(NamedTuple):
         outputs: Outputs and inner tensors by name, for each batch.
         undetected: The outputs of which a wrong library would pass, with what it could do.
         random_inputs: The distribution of random inputs; empty for the usual one, and for other inputs.
+        added: How many samples, the last ones, were added for outputs that are indices.
     """
 
     samples: Samples
     outputs: list[dict[str, Array]]
     undetected: dict[str, str]
     random_inputs: str = ""
+    added: int = 0
 
 
 def load_samples(
@@ -100,6 +105,52 @@ def run_reference_on(
             break
     assert best is not None
     return best
+
+
+def reach_more(
+    run: Callable[[Feed], dict[str, Array]],
+    results: ReferenceOutputs,
+    indices: Sequence[str],
+    settings: VerifySettings,
+) -> ReferenceOutputs:
+    """Draw more random inputs for outputs that are indices, and add those that reach other elements than before.
+
+    Args:
+        run: Runs the reference on one batch.
+        results: What it computed before; samples of the recipe, and images, stay as they are.
+        indices: The names of these outputs.
+        settings: Those of `verify`.
+    """
+    data = results.samples
+    is_random = not settings.verify.data and not any(s.image for s in settings.inputs.values())
+    if not is_random or not data.batches[0]:
+        return results
+    batches, outputs = list(data.batches), list(results.outputs)
+    reached = {name: {int(n) for batch in outputs for n in batch[name].flat} for name in indices}
+    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in batches[0].items()]
+    ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
+    deviations = (0.0, *_DEVIATIONS)
+    last = 0
+    for number in range(_MORE_DRAWS):
+        if number - last > _VAIN_DRAWS:
+            break
+        [feed] = samples.random_samples(
+            inputs,
+            ranges,
+            batches=1,
+            seed=settings.verify.seed + 1 + number,
+            deviation=deviations[number % len(deviations)],
+        ).batches
+        computed = run(feed)
+        new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
+        if any(new.values()) and _is_finite([computed], list(computed)):
+            batches.append(feed)
+            outputs.append(computed)
+            reached = {name: reached[name] | new[name] for name in indices}
+            last = number
+    added = len(batches) - len(data.batches)
+    more = data._replace(batches=batches, total=data.total + added)
+    return results._replace(samples=more, outputs=outputs, added=added)
 
 
 def _is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:

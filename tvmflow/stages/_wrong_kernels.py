@@ -21,7 +21,6 @@ from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.stages import _comparison, _findings
 from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verdict import OutputComparison
 from tvmflow.stages.build import BuildSettings, schedule_kernels
 from tvmflow.tuning.workloads import normalize, workload_key
 
@@ -123,7 +122,7 @@ class KernelCheck:
     def _find_mismatch(self, actual: Sequence[Any], expected: Sequence[Any]) -> str:
         """Return how the operands that a kernel leaves differ from the right ones; empty if they do not."""
         comparisons = {
-            str(index): compare_tensors(left.numpy(), right.numpy(), self._tolerance)
+            str(index): _comparison.compare_inner(left.numpy(), right.numpy(), self._tolerance)
             for index, (left, right) in enumerate(zip(actual, expected, strict=True))
             if isinstance(right, tvm.runtime.Tensor)
         }
@@ -151,16 +150,6 @@ class KernelCheck:
 def _copy(operand: Any) -> Any:
     is_tensor = isinstance(operand, tvm.runtime.Tensor)
     return tvm.runtime.tensor(operand.numpy()) if is_tensor else operand
-
-
-def compare_tensors(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Compare two tensors between kernels, in which infinities, such as those of a mask, are as good as numbers."""
-    if expected.dtype.kind == "f" and actual.shape == expected.shape:
-        is_same = ~np.isfinite(expected) & (
-            (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-        )
-        actual, expected = np.where(is_same, 0, actual), np.where(is_same, 0, expected)
-    return _comparison.compare(actual, expected, tolerance)
 
 
 def list_arrays(result: Any) -> list[Array]:

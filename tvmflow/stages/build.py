@@ -206,8 +206,17 @@ def schedule_kernels(
     settings: BuildSettings,
     inputs: Mapping[str, Path],
     dump: IRDump | None = None,
+    *,
+    must_fit: bool = True,
 ) -> tuple[tvm.IRModule, dict[str, str]]:
     """Schedule the kernels of a lowered module, by the chosen schedules and by the rules.
+
+    Args:
+        lowered: The module.
+        settings: Those of `build`.
+        inputs: The files that `build` reads.
+        dump: Where to write the module after each step; None to write nothing.
+        must_fit: Each chosen schedule must fit a kernel.
 
     Returns:
         The module, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
@@ -220,8 +229,10 @@ def schedule_kernels(
     if chosen := _read_json(inputs.get("pick_best/chosen.json")):
         started = time.perf_counter()
         workloads = _read_json(inputs["extract_tasks/workloads.json"])
-        scheduled, tuned = apply.apply_chosen(scheduled, chosen, workloads, target)
-        if not tuned:
+        scheduled, tuned = apply.apply_chosen(
+            scheduled, chosen, workloads, target, must_fit=must_fit
+        )
+        if not tuned and must_fit:
             raise StageError(
                 f"no kernel of this model has the structure of the {count_text(len(chosen), 'chosen schedule')}",
                 fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",

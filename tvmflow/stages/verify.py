@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,9 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._image_data import DATA
+from tvmflow.stages._imported_model import read_imported_model
+from tvmflow.stages._index_check import IndexCheck, count_values
+from tvmflow.stages._index_inputs import find_index_inputs
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages._peer_times import add_compared, compare_settings
 from tvmflow.stages._runtime_choice import run_location
@@ -37,21 +40,25 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
+    import tvm
 
     from tvmflow.stages._reference_run import ReferenceRun
 
     Array = np.ndarray[Any, Any]
-    Feed = dict[str, Array]
+    Outputs = dict[str, OutputComparison]
 
 TRAITS: Final = StageTraits(
     version=10,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
+        "extract_tasks": ("workloads.json",),
+        "pick_best": ("chosen.json",),
         "build": ("kernels.json",),
         "export": ("module.tvmflow", "vm.tvmflow"),
         "emulation_program": ("program",),
     },
+    optional_needs=("extract_tasks", "pick_best"),
     needs_of_parts=("emulation_program",),
     reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
@@ -160,11 +167,15 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
     lasting: Verdict = {"passed": verdict["passed"], "against": verdict["against"]}
     if "reference" in verdict:
         lasting |= {
-            "samples": verdict["samples"],
+            "samples": verdict["samples"] - verdict.get("added_samples", 0),
             "reference": verdict["reference"],
             "tolerance": verdict["tolerance"],
             "outputs": _passed_outputs(verdict["outputs"]),
         }
+        if "index_inputs" in verdict:
+            lasting["index_inputs"] = _passed_outputs(verdict["index_inputs"])
+        if "index_inputs_not_compared" in verdict:
+            lasting["index_inputs_not_compared"] = verdict["index_inputs_not_compared"]
         if "random_inputs" in verdict:
             lasting["random_inputs"] = verdict["random_inputs"]
         if "vm" in verdict:
@@ -183,6 +194,8 @@ def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, Output
         passed[name] = {"passed": output["passed"]}
         if "undetected" in output:
             passed[name]["undetected"] = output["undetected"]
+        if "seen" in output:
+            passed[name]["seen"] = output["seen"]
     return passed
 
 
@@ -192,6 +205,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     The reference has ended before the library is loaded: a large model is in memory once, and the
     threads of neither disturb the other.
     """
+    from tvmflow.compiler import lowering
     from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
 
@@ -207,19 +221,20 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
         _, data = next(candidates)
         reference = None
     else:
-        tolerance = _add_tolerance(verdict, settings, context)
-        reference = run_reference(settings, signature, candidates, tolerance, context)
+        mod = lowering.load_ir(context.inputs["import/model.json"])
+        tolerance = _add_tolerance(verdict, mod, settings)
+        model = read_imported_model(signature, context.inputs)
+        indices = find_index_inputs(mod, model, settings, context.inputs)
+        reference = run_reference(settings, model, indices, candidates, tolerance, context)
         data = reference.results.samples
         if reference.results.random_inputs:
             verdict["random_inputs"] = reference.results.random_inputs
+        if reference.results.added:
+            verdict["added_samples"] = reference.results.added
     verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
-    vm_bundle = context.inputs.get("export/vm.tvmflow")
-    if vm_bundle and reference is not None and settings.run_on == LOCAL:
-        expected = samples.join_outputs(reference.results.outputs, data)
-        verdict["vm"] = {"outputs": _compare_on_vm(vm_bundle, data, expected, reference, settings)}
     min_speedup = settings.tune.min_speedup if settings.tune else None
     failures = _findings.list_failures(verdict, checks)
     if failures and reference is not None:
@@ -246,7 +261,7 @@ def _add_results(
     """Run the library, compare it with the reference, and measure it."""
     from tvmflow.stages._latency import add_latencies
 
-    actual = samples.join_outputs(library.run_all(data.batches), data)
+    actual = library.run_all(data.batches)
     if settings.run_on != LOCAL:
         verdict["ran_on"] = library.ran_on
     tensors = dict(data.batches[0])
@@ -255,10 +270,11 @@ def _add_results(
         verdict["reference"] = reference.name
         if reference.note:
             verdict["reference_note"] = reference.note
-        _add_comparisons(verdict, library, data, actual, reference)
+        _add_comparisons(verdict, library, actual, reference, settings, context)
     if data.labels is not None:
         first = library.outputs[0].name
-        verdict["accuracy"] = _comparison.top1_accuracy(actual, first, data.labels)
+        joined = samples.join_outputs(actual, data)
+        verdict["accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)
     if library.timed is None:
         verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
     else:
@@ -267,25 +283,10 @@ def _add_results(
             verdict["latency"]["reference"] = reference.latency
 
 
-def _compare_on_vm(
-    bundle: Path,
-    data: Samples,
-    expected: Mapping[str, Array],
-    reference: ReferenceRun,
-    settings: VerifySettings,
-) -> dict[str, OutputComparison]:
-    """Compare the library for TVM's virtual machine, which outputs are made of beside the other one."""
-    library = load_local(bundle, settings)
-    actual = samples.join_outputs(library.run_all(data.batches), data)
-    return _compare_outputs(library, actual, expected, reference.tolerance)
-
-
-def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageContext) -> Tolerance:
+def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
-    arithmetic = _tolerances.find_arithmetic(
-        context.inputs["import/model.json"], settings.precision
-    )
+    arithmetic = _tolerances.find_arithmetic(mod, settings.precision)
     tolerance = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
     verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
     return tolerance
@@ -294,9 +295,10 @@ def _add_tolerance(verdict: Verdict, settings: VerifySettings, context: StageCon
 def _add_comparisons(
     verdict: Verdict,
     library: Library,
-    data: Samples,
-    actual: Mapping[str, Array],
+    actual: Sequence[Mapping[str, Array]],
     reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
 ) -> None:
     """Compare the library, and each part by itself, with the reference.
 
@@ -305,15 +307,28 @@ def _add_comparisons(
     Args:
         verdict: Gets the comparisons.
         library: The library.
-        data: The samples.
-        actual: The library's outputs, over all samples.
+        actual: The library's outputs for each batch.
         reference: The reference's outputs and inner tensors, and how closely outputs must agree.
+        settings: Those of `verify`.
+        context: That of the stage.
     """
-    expected, tolerance = reference.results.outputs, reference.tolerance
+    data, expected = reference.results.samples, reference.results.outputs
+    tolerance = reference.tolerance
     joined = samples.join_outputs(expected, data)
-    verdict["outputs"] = _compare_outputs(library, actual, joined, tolerance)
+    check = _add_index_inputs(verdict, library, reference, settings, context)
+
+    def compare(library: Library, outputs: Sequence[Mapping[str, Array]]) -> Outputs:
+        batches = check.settle(outputs) if check else outputs
+        return _compare_outputs(library, samples.join_outputs(batches, data), joined, tolerance)
+
+    verdict["outputs"] = compare(library, actual)
+    if reference.indices:
+        count_values(verdict["outputs"], reference.indices.outputs, expected)
+    if check:
+        check.describe(actual, verdict["outputs"])
     for name, what in reference.results.undetected.items():
-        verdict["outputs"][name]["undetected"] = what
+        index_inputs = verdict.get("index_inputs", {})
+        (index_inputs if name in index_inputs else verdict["outputs"])[name]["undetected"] = what
     if data.labels is not None:
         first = library.outputs[0].name
         verdict["reference_accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)
@@ -326,6 +341,53 @@ def _add_comparisons(
         parts[name] = {"outputs": _compare_outputs(part, part_actual, joined, tolerance)}
     if parts:
         verdict["parts"] = parts
+    vm_bundle = context.inputs.get("export/vm.tvmflow")
+    if vm_bundle and settings.run_on == LOCAL:
+        # the library for TVM's virtual machine, which outputs are made of beside the other one
+        machine = load_local(vm_bundle, settings)
+        verdict["vm"] = {"outputs": compare(machine, machine.run_all(data.batches))}
+    _add_layers(verdict, library, reference, settings, context)
+
+
+def _add_index_inputs(
+    verdict: Verdict,
+    library: Library,
+    reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
+) -> IndexCheck | None:
+    """Compare what goes into an index, where the model has one."""
+    indices = reference.indices
+    if indices is None:
+        return None
+    if indices.loaded is None:
+        verdict["index_inputs_not_compared"] = indices.reason
+        return None
+    check = IndexCheck(indices, library, reference, settings, context)
+    verdict["index_inputs"] = check.tensors
+    return check
+
+
+def _add_layers(
+    verdict: Verdict,
+    library: Library,
+    reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
+    from tvmflow.stages._layer_check import compare_layers, is_close
+
+    compared = [*verdict["outputs"].values(), *verdict.get("index_inputs", {}).values()]
+    is_quantized = verdict["tolerance"]["for"] == _tolerances.QUANTIZED
+    is_passed = all(output["passed"] for output in compared)
+    if (
+        is_quantized
+        and settings.verify.has_default_tolerance
+        and is_passed
+        and not is_close(compared)
+    ):
+        verdict["layers"] = compare_layers(library, reference, settings, context)
 
 
 def _compare_outputs(

@@ -22,17 +22,21 @@ def apply_chosen(
     chosen: Mapping[str, Json],
     workloads: Mapping[str, str],
     target: tvm.target.Target,
+    *,
+    must_fit: bool = True,
 ) -> tuple[tvm.IRModule, list[str]]:
     """Schedule every kernel of a module for which a schedule was chosen.
 
     TVM's own pass takes the first record of a database whose structure fits and is silent when
-    none does. Here a choice that fits no kernel, or that no longer applies, is an error.
+    none does. Here a choice that no longer applies is an error, and one that fits no kernel unless
+    the module is allowed to lack some.
 
     Args:
         lowered: The lowered module.
         chosen: Traces by workload key.
         workloads: Saved modules by workload key.
         target: TVM's target.
+        must_fit: Each must fit a kernel; otherwise the others are left out.
 
     Returns:
         The module, and the sorted names of the scheduled kernels.
@@ -57,7 +61,8 @@ def apply_chosen(
         if key in scheduled:
             module[var] = with_original_attributes(scheduled[key], function)
             keys[str(var.name_hint)] = key
-    if unused := sorted(set(chosen) - set(keys.values())):
+    unused = sorted(set(chosen) - set(keys.values()))
+    if unused and must_fit:
         raise StageError(
             f"{len(unused)} of {len(chosen)} chosen schedules fit no kernel of this model "
             f"(the first: workload {unused[0][:12]})",

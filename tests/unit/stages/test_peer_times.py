@@ -18,6 +18,7 @@ from tvmflow.frontends._peers import PEERS
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _latency, _peer_times, verify
 from tvmflow.stages._base import StageContext
+from tvmflow.stages._imported_model import ImportedModel
 from tvmflow.stages._peer_times import add_compared, compare_settings
 from tvmflow.stages._reference_run import ReferenceRun
 from tvmflow.stages._tolerances import FLOAT32, tolerance_for
@@ -223,7 +224,8 @@ def test_a_runtime_is_compared_with_the_reference_as_the_library_is(
     """On all samples, with the same tolerance; one that differs is still timed."""
     outputs: list[Any] = [{"y": feed["x"]} for feed in DATA.batches]
     tolerance = tolerance_for(FLOAT32, rtol=None, atol=None)
-    reference = ReferenceRun("Ref 1", "", ReferenceOutputs(DATA, outputs, {}), tolerance, None)
+    results, model = ReferenceOutputs(DATA, outputs, {}), ImportedModel({}, (), (), (), {})
+    reference = ReferenceRun("Ref 1", "", results, tolerance, None, model, None)
     right = compare_with(Peer(), tmp_path, monkeypatch, reference)
     assert (right["outputs"]["y"]["passed"], right["outputs"]["y"]["elements"]) == (True, 4)
     wrong = compare_with(Peer(0.5), tmp_path, monkeypatch, reference)

@@ -47,53 +47,65 @@ def list_used_operators(path: str, operators: Operators) -> list[UsedOperator]:
     return list(used)
 
 
-def make_references(
-    used: Sequence[UsedOperator], operators: Operators, calls: Path
-) -> list[type[OpRun]]:
-    """Return a class for each operator, by which the evaluator knows it.
+class OwnReferences:
+    """The numpy functions of operators, with a record of the first call of each node.
 
     Args:
         used: The operators.
         operators: Those of the recipe.
-        calls: The folder for a record of the first call of each node.
+        calls: The folder for the records.
     """
-    return [_make_reference(use, operators, calls) for use in used]
 
+    def __init__(self, used: Sequence[UsedOperator], operators: Operators, calls: Path) -> None:
+        self.used, self._operators, self._calls = used, operators, calls
+        self._recorded: list[NodeProto] = []
 
-def _make_reference(use: UsedOperator, operators: Operators, calls: Path) -> type[OpRun]:
-    operator = use.operator
-    recorded: list[OpRun] = []
+    def call(
+        self, use: UsedOperator, node: NodeProto, arrays: Sequence[Array | None]
+    ) -> tuple[Array, ...]:
+        """Return the outputs of a node.
 
-    def load_attributes(self: Any) -> None:
-        # The attributes of a node must not take the place of the evaluator's own.
-        self.has_linked_attribute, self.attributes_names_ = False, set()
-
-    def run(self: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
+        Raises:
+            StageError: when its function raises, or returns too few.
+        """
+        operator = use.operator
         specs = [None if a is None else Tensor(a.shape, str(a.dtype)) for a in arrays]
-        node = describe_node(self.onnx_node, operator, use.version, specs)
+        described = describe_node(node, operator, use.version, specs)
         assert operator.reference is not None
-        results = operators.call(operator, operator.reference, node, *arrays)
+        results = self._operators.call(operator, operator.reference, described, *arrays)
         results = results if isinstance(results, list | tuple) else [results]
-        if len(results) < node.outputs:
+        if len(results) < described.outputs:
             raise StageError(
-                f"{operator.where}: the reference of the operator {operator} returns {len(results)} results for {node.outputs} outputs",
+                f"{operator.where}: the reference of the operator {operator} returns {len(results)} results for {described.outputs} outputs",
                 fix=f"return an array for each output; {ADVICE}",
             )
-        results = tuple(np.asarray(result) for result in results[: node.outputs])
-        if self not in recorded:
-            recorded.append(self)
-            path = calls / f"{operator.name}-{len(recorded)}.onnx"
-            _record(path, self.onnx_node, use, arrays, results)
+        results = tuple(np.asarray(result) for result in results[: described.outputs])
+        if not any(node is other for other in self._recorded):
+            self._recorded.append(node)
+            path = self._calls / f"{operator.name}-{len(self._recorded)}.onnx"
+            _record(path, node, use, arrays, results)
         return results
 
-    # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
-    body: dict[str, Any] = {
-        "op_domain": operator.domain,
-        "op_schema": None,
-        "_load_attributes": load_attributes,
-    }
-    body |= {"run": run, "_run": run}
-    return type(operator.name, (OpRun,), body)
+    def make_classes(self) -> list[type[OpRun]]:
+        """Return a class for each operator, by which ONNX's reference evaluator knows it."""
+        return [self._make_class(use) for use in self.used]
+
+    def _make_class(self, use: UsedOperator) -> type[OpRun]:
+        def load_attributes(node: Any) -> None:
+            # The attributes of a node must not take the place of the evaluator's own.
+            node.has_linked_attribute, node.attributes_names_ = False, set()
+
+        def run(node: Any, *arrays: Array | None, **_: Any) -> tuple[Array, ...]:
+            return self.call(use, node.onnx_node, arrays)
+
+        # Without a schema of its own, the evaluator would take that of a standard operator of the same name.
+        body: dict[str, Any] = {
+            "op_domain": use.operator.domain,
+            "op_schema": None,
+            "_load_attributes": load_attributes,
+        }
+        body |= {"run": run, "_run": run}
+        return type(use.operator.name, (OpRun,), body)
 
 
 def _record(

@@ -6,12 +6,16 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._frames import Array, Message, serve
-from tvmflow.operators._loading import Operators, load_operators
+from tvmflow.operators._loading import load_operators
+
+if TYPE_CHECKING:
+    from tvmflow.frontends.onnx._own_references import OwnReferences
+    from tvmflow.frontends.onnx._split import SplitModel
 
 _MAX_REASON: Final = 300
 
@@ -30,19 +34,7 @@ class _Session:
         self.name = f"ONNX Runtime {onnxruntime.__version__}"
         self.note = ""
         self._model, self._threads = model, threads
-        self._session = self._open(is_optimized=False)
-
-    def _open(self, *, is_optimized: bool) -> Any:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.log_severity_level = 3
-        if not is_optimized:
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return onnxruntime.InferenceSession(
-            self._model, options, providers=["CPUExecutionProvider"]
-        )
+        self._session = _open(model, threads)
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._session.run(None, dict(arrays))
@@ -57,7 +49,58 @@ class _Session:
 
     @functools.cached_property
     def _timed(self) -> Any:
-        return self._open(is_optimized=True)
+        return _open(self._model, self._threads, is_optimized=True)
+
+
+def _open(model: str | bytes, threads: int, *, is_optimized: bool = False) -> Any:
+    """Return a session of ONNX Runtime for a file, or for the bytes of a model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    if not is_optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+class _SplitSession:
+    """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called.
+
+    Args:
+        split: The model in pieces.
+        references: The numpy functions.
+        threads: The threads of a call.
+    """
+
+    def __init__(self, split: SplitModel, references: OwnReferences, threads: int) -> None:
+        import onnxruntime
+
+        self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        self.note = _own_note(references)
+        self._split, self._references, self._threads = split, references, threads
+        self._sessions: dict[int, Any] = {}
+
+    def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        from tvmflow.frontends.onnx._split import OwnPiece
+
+        values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
+        for place, piece in enumerate(self._split.pieces):
+            if isinstance(piece, OwnPiece):
+                inputs = [values[name] for name in piece.node.input]
+                results: Sequence[Array] = self._references.call(piece.use, piece.node, inputs)
+                names: Sequence[str] = piece.node.output
+            else:
+                feed = {name: array for name in piece.inputs if (array := values[name]) is not None}
+                if place not in self._sessions:
+                    self._sessions[place] = _open(piece.make_model(feed), self._threads)
+                results, names = self._sessions[place].run(None, feed), piece.outputs
+            values.update(zip(names, results, strict=False))
+        outputs = [values[name] for name in self._split.outputs]
+        return [array for array in outputs if array is not None]
+
+    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
+        return functools.partial(self.run, arrays)
 
 
 class _Evaluator:
@@ -66,26 +109,19 @@ class _Evaluator:
     Args:
         model: The path of the model.
         refusal: The error of ONNX Runtime.
-        operators: The operators of the recipe, of which it runs the numpy functions.
-        calls: The folder for a record of their calls.
+        references: The numpy functions of the recipe's operators.
     """
 
-    def __init__(self, model: str, refusal: Exception, operators: Operators, calls: Path) -> None:
+    def __init__(self, model: str, refusal: Exception, references: OwnReferences) -> None:
         import onnx
         import onnxruntime
         from onnx.reference import ReferenceEvaluator
 
-        from tvmflow.frontends.onnx._own_references import list_used_operators, make_references
-
-        used = list_used_operators(model, operators)
-        self._evaluator: Any = ReferenceEvaluator(
-            model, new_ops=make_references(used, operators, calls)
-        )
+        self._evaluator: Any = ReferenceEvaluator(model, new_ops=references.make_classes())
         self.name = f"the ONNX reference evaluator {onnx.__version__}"
         self.note = f"ONNX Runtime {onnxruntime.__version__} refuses this model: {_reason(refusal)}; {self.name} ran it instead"
-        if used:
-            names = ", ".join(str(use.operator) for use in used)
-            self.note += f". The reference of {names} is the numpy function of the recipe"
+        if references.used:
+            self.note += f". {_own_note(references)}"
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
@@ -95,6 +131,11 @@ class _Evaluator:
         return functools.partial(self.run, arrays)
 
 
+def _own_note(references: OwnReferences) -> str:
+    names = ", ".join(str(use.operator) for use in references.used)
+    return f"The reference of {names} is the numpy function of the recipe"
+
+
 def _reason(refusal: Exception) -> str:
     """Return what ONNX Runtime says of a model, without the paths and the place in its source."""
     text = " ".join(str(refusal).split())
@@ -102,15 +143,22 @@ def _reason(refusal: Exception) -> str:
     return excerpt(match[1] if match else text, _MAX_REASON)
 
 
-def _load(first: Message) -> _Session | _Evaluator:
+def _load(first: Message) -> _Session | _SplitSession | _Evaluator:
     try:
         return _Session(first["model"], first["threads"])
     except ImportError:
         raise
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
+        from tvmflow.frontends.onnx._own_references import OwnReferences, list_used_operators
+        from tvmflow.frontends.onnx._split import split_model
+
+        used = list_used_operators(first["model"], operators)
+        references = OwnReferences(used, operators, Path(first["calls"]))
         try:
-            return _Evaluator(first["model"], refusal, operators, Path(first["calls"]))
+            if used and (split := split_model(first["model"], operators)):
+                return _SplitSession(split, references, first["threads"])
+            return _Evaluator(first["model"], refusal, references)
         except StageError:
             raise
         except Exception:

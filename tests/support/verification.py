@@ -1,0 +1,244 @@
+"""A model through import, build, export and verify in this process, with something that is wrong on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from safetensors.numpy import load_file, save_file
+from tvm import relax, tirx
+
+from tests.support.kernels import host_level
+from tvmflow.compiler import ir, lowering
+from tvmflow.core.errors import VerifyFailed
+from tvmflow.recipe import Recipe
+from tvmflow.stages import STAGES, _inner_tensors, _latency, _reference_run, build
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._verdict import Verdict
+from tvmflow.targets.resolve import ResolvedTarget
+
+Array = np.ndarray[Any, Any]
+Schedule = Callable[..., Any]
+
+_STAGES: Final = ("import", "build", "export", "verify")
+
+
+class Verified:
+    """A model in a folder, each stage run once; `verify` may reject what is made wrong afterwards.
+
+    Args:
+        folder: The folder, empty.
+        model: The recipe's `model`, with files by role.
+        files: These files.
+        operators: Files of own operators by name.
+        target: TVM's target; that of this machine's level by default.
+        fields: More fields of the recipe.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Mapping[str, Any],
+        files: Mapping[str, Path],
+        target: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> None:
+        self._folder, self._files = folder, dict(files)
+        self._recipe = Recipe.model_validate(
+            {
+                "recipe": 1,
+                "name": "net",
+                "model": dict(model),
+                "outputs": ["bundle"],
+                "verify": {"repeat": 1},
+                **fields,
+            }
+        )
+        device = {"kind": "cpu", "class": "any"}
+        self._target = ResolvedTarget("host", target or host_level(), 2, (), device, "")
+        self._runs = 0
+        self.imported = self._run("import", {})
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """The imported weights by name."""
+        return dict(load_file(self.imported["import/params.safetensors"]))
+
+    def verify(
+        self,
+        params: Mapping[str, Array] | None = None,
+        kernel: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
+        *,
+        is_delivered_only: bool = False,
+    ) -> Verdict | VerifyFailed:
+        """Build, export and verify a library.
+
+        Args:
+            params: Other weights than those that were imported.
+            kernel: Changes the lowered module before it is scheduled.
+            is_delivered_only: The change is in the delivered library, and in no other one that `verify` builds.
+
+        Returns:
+            The verdict, or the error with which it rejects the library.
+        """
+        files = dict(self.imported)
+        if params is not None:
+            path = self._next("params") / "params.safetensors"
+            save_file(dict(params), path)
+            files["import/params.safetensors"] = path
+        try:
+            with _changed(kernel):
+                files |= self._run("build", files)
+            files |= self._run("export", files)
+            with _changed(None if is_delivered_only else kernel), _without_times():
+                self._run("verify", files)
+        except VerifyFailed as error:
+            return error
+        return cast(Verdict, self.verdict)
+
+    @property
+    def measurements(self) -> Any:
+        """What the last `verify` wrote, also of a library that it rejected."""
+        path = self._folder / f"{self._runs}-verify" / "out" / "measurements.json"
+        return json.loads(path.read_text())
+
+    def _next(self, name: str) -> Path:
+        self._runs += 1
+        folder = self._folder / f"{self._runs}-{name}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def _run(self, name: str, files: Mapping[str, Path]) -> dict[str, Path]:
+        stage = STAGES[name]
+        folder = self._next(name)
+        out, work, nothing = folder / "out", folder / "work", folder / "nothing"
+        for path in (out, work, nothing):
+            path.mkdir()
+        inputs = {
+            role: path
+            for role, path in files.items()
+            if role.partition("/")[0] in stage.TRAITS.needs
+        }
+        inputs |= self._files if stage.TRAITS.reads else {}
+        context = StageContext(inputs, out, work, nothing, nothing, lambda event: None)
+        settings = stage.settings(self._recipe, None if name == "import" else self._target)
+        self.verdict = stage.run(settings, context)
+        written = (path for path in out.rglob("*") if path.is_file())
+        return {f"{name}/{path.relative_to(out)}": path for path in written}
+
+    def list_kernels(self) -> list[str]:
+        """Return the names of the kernels that can be made wrong: those that store into results of a known shape."""
+        mod = self._lower()
+        return sorted(
+            str(var.name_hint)
+            for var, function in mod.functions_items()
+            if isinstance(function, tirx.PrimFunc)
+            and find_result(function, _count_results(mod, var)) is not None
+            and all(isinstance(size, tirx.IntImm) for size in function.params[-1].ty.shape)
+        )
+
+    def _lower(self) -> tvm.IRModule:
+        mod = lowering.load_ir(self.imported["import/model.json"])
+        options = STAGES["build"].settings(self._recipe, self._target).lowering
+        return lowering.lower(mod, lowering.make_target(self._target.tvm), options).mod
+
+
+@contextlib.contextmanager
+def _changed(change: Callable[[tvm.IRModule], tvm.IRModule] | None) -> Iterator[None]:
+    """Let every module that is scheduled be changed before."""
+    schedule = build.schedule_kernels
+
+    def schedule_changed(lowered: tvm.IRModule, *arguments: Any, **options: Any) -> Any:
+        return schedule(change(lowered) if change else lowered, *arguments, **options)
+
+    for module in (build, _inner_tensors):
+        module.schedule_kernels = schedule_changed  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in (build, _inner_tensors):
+            module.schedule_kernels = schedule  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _without_times() -> Iterator[None]:
+    """Measure no latency: of a library that is wrong nobody wants to know it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_latency, "add_latencies", lambda *_: None)
+        patch.setattr(_reference_run, "_measure", lambda *_: None)
+        patch.setattr(_reference_run, "_measure_alone", lambda *_: None)
+        yield
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def negate_largest(params: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """Return weights, of which the largest of one tensor is negated."""
+    weights = params[name].copy()
+    place = int(np.argmax(np.abs(weights.astype(np.float64))))
+    flat = weights.reshape(-1)
+    flat[place] = -max(flat[place], -127) if weights.dtype == np.int8 else -flat[place]
+    return {**params, name: weights}
+
+
+def spoil_kernel(name: str) -> Callable[[tvm.IRModule], tvm.IRModule]:
+    """Return what makes a kernel with this name wrong: one slice of its first result is negated, or larger where it has integers."""
+
+    def apply(mod: tvm.IRModule) -> tvm.IRModule:
+        changed = ir.copy_module(mod)
+        for var, function in mod.functions_items():
+            if var.name_hint == name:
+                changed[var] = _spoil(function, _count_results(mod, var))
+        return changed
+
+    return apply
+
+
+def _count_results(mod: tvm.IRModule, kernel: tvm.ir.GlobalVar) -> int:
+    """Return how many results a kernel has, by a call of it; a model may read the first alone."""
+    for value in ir.DataFlow(mod["main"]).values.values():
+        if ir.operator_name(value) == "relax.call_tir" and value.args[0].same_as(kernel):
+            return len(value.ty.fields) if isinstance(value.ty, relax.TupleType) else 1
+    return 1
+
+
+def find_result(function: tirx.PrimFunc, results: int) -> Any:
+    """Return the first result of a kernel that it stores into; None for one that writes through pointers."""
+    stored = [store.buffer for store in ir.find_nodes(function.body, tirx.BufferStore)]
+    params = function.params[-results:]
+    return next((p for p in params if any(buffer.same_as(p) for buffer in stored)), None)
+
+
+def _spoil(function: tirx.PrimFunc, results: int) -> tirx.PrimFunc:
+    result = find_result(function, results)
+    assert result is not None
+    dtype = str(result.ty.dtype.dtype)
+    is_integer = dtype.startswith(("int", "uint"))
+    place = 0 if is_integer else min(1, int(result.ty.shape[-1]) - 1)
+    # A kernel that rounds to bytes may be one step off anyway.
+    step = 40 if dtype.endswith("int8") else 1
+
+    def rewrite(store: Any) -> Any:
+        if not store.buffer.same_as(result):
+            return store
+        is_spoiled = store.indices[-1] == place
+        if is_integer:
+            value = store.value + tirx.Select(
+                is_spoiled, tirx.const(step, dtype), tirx.const(0, dtype)
+            )
+        else:
+            sign = tirx.Select(is_spoiled, tirx.const(-1.0, dtype), tirx.const(1.0, dtype))
+            value = store.value * sign
+        return tirx.BufferStore(store.buffer, value, store.indices)
+
+    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, rewrite))
+    assert not body.same_as(function.body)
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)

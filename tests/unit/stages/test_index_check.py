@@ -1,0 +1,136 @@
+"""Outputs that are indices: of what, how many elements they reach, ties, and what a verdict says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvmflow.recipe._verify import Verify
+from tvmflow.stages import _findings, verify
+from tvmflow.stages._index_inputs import Index, find_index, settle_ties
+from tvmflow.stages._verdict import Verdict
+from tvmflow.stages._verify_inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
+
+SCORES = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
+CHECKS = CheckSettings(**{**Verify().model_dump(), "data": False})
+
+
+def order(scores: Any, axis: int, count: int) -> Any:
+    return np.take(np.argsort(-scores, axis=axis), range(count), axis=axis)
+
+
+@pytest.mark.parametrize(
+    ("indices", "expected"),
+    [
+        (SCORES.argmax(axis=1), Index("s", 1, is_largest=True)),
+        (SCORES.argmin(axis=2)[..., None], Index("s", 2, is_largest=False)),
+        (order(SCORES, 1, 3), Index("s", 1, is_largest=True)),
+        (np.argsort(SCORES, axis=2).astype(np.float32), Index("s", 2, is_largest=False)),
+        (SCORES.argmax(axis=1) + 1, None),
+        (np.zeros((2, 5), np.int64), None),
+        (np.full((2, 4), 7), None),
+        (np.zeros(3, np.int64), None),
+    ],
+    ids=["argmax", "argmin", "topk", "argsort", "from 1", "others", "out of range", "shape"],
+)
+def test_what_an_output_is_an_index_of_is_told_by_its_numbers(indices: Any, expected: Any) -> None:
+    """A frontend may compute the index with any operators."""
+    assert find_index("i", ["s"], [{"i": indices, "s": SCORES}]) == expected
+
+
+def settle(actual: Any, own: Any, right: Any) -> Any:
+    """Return the index of a library with scores of its own, settled."""
+    own, right = np.asarray(own, np.float32), np.asarray(right, np.float32)
+    expected = right.argmax(axis=1)
+    index = Index("s", 1, is_largest=True)
+    return settle_ties(np.asarray(actual), expected, {"s": own}, {"s": right}, index).tolist()
+
+
+def test_an_index_of_equal_scores_is_settled_and_a_wrong_one_is_not() -> None:
+    """It must be right for the library's own scores, as far as these are off."""
+    right = [[1.0, 3.0, 3.0], [5.0, 1.0, 2.0]]
+    assert settle([2, 0], right, right) == [1, 0]
+    assert settle([2, 2], right, right) == [1, 2], "the second score is no tie"
+    close = [[1.0, 3.0, 3.00001], [5.0, 1.0, 2.0]]
+    assert settle([2, 0], close, right) == [1, 0]
+    assert settle([0, 0], close, right) == [0, 0]
+    assert settle([3, 0], right, right) == [3, 0], "it is out of range"
+    pairs = np.array([[1.0, 1.0, 0.5]], np.float32)
+    index = Index("s", 1, is_largest=True)
+    twice = settle_ties(np.array([[0, 0]]), np.array([[0, 1]]), {"s": pairs}, {"s": pairs}, index)
+    assert twice.tolist() == [[0, 0]], "one element cannot be two of the largest"
+
+
+def test_more_inputs_are_drawn_until_no_other_class_is_reached() -> None:
+    """Those that reach one are added to the samples; a range is never left, and data stay as they are."""
+
+    def run(feed: Any) -> Any:
+        return {"i": np.array([int(abs(feed["x"][0]) * 2) % 4])}
+
+    def reach(made: VerifySettings) -> ReferenceOutputs:
+        signature = {"inputs": [{"name": "x", "shape": [1], "dtype": "float32"}]}
+        _, data = next(load_samples(signature, made, None))
+        results = ReferenceOutputs(data, [run(feed) for feed in data.batches], {})
+        return reach_more(run, results, ["i"], made)
+
+    more = reach(VerifySettings.model_construct(verify=CHECKS, inputs={}))
+    assert {int(batch["i"][0]) for batch in more.outputs} == set(range(4))
+    assert len(more.samples.batches) == more.samples.total == len(more.outputs) == 3 + more.added
+    ranges = {"x": InputSettings(range=(0.0, 1.0))}
+    held = reach(VerifySettings.model_construct(verify=CHECKS, inputs=ranges))
+    assert all(0 <= batch["x"][0] <= 1 for batch in held.samples.batches)
+    data = CHECKS.model_copy(update={"data": True})
+    assert reach(VerifySettings.model_construct(verify=data, inputs={})).added == 0
+
+
+GOOD: Any = {
+    "passed": True, "atol": 0.0, "rtol": 0.0, "max_abs_error": 0.0, "max_rel_error": 0.0,
+    "error_of_largest": 0.0,
+}  # fmt: skip
+
+
+def verdict(**fields: Any) -> Verdict:
+    output: Any = {**GOOD, "reached": 3, "classes": 10}
+    made: Any = {"passed": True, "against": "reference", "reference": "ORT", "samples": 5}
+    made |= {"outputs": {"best": output}, "tolerance": {"for": "float32"}, **fields}
+    return made  # type: ignore[no-any-return]
+
+
+def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() -> None:
+    seen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": True}}), {})
+    assert seen[1:3] == [
+        "scores, which goes into an index, agrees with ORT (largest error: absolute 0, relative 0, 0 of the largest "
+        "value); the library has the same bits in its memory",
+        "best reaches 3 of 10 classes",
+    ]
+    unseen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": False}}), {})
+    assert unseen[1].endswith(
+        "in a library of the same kernels that returns it: this one computes it within a larger kernel"
+    )
+
+
+def test_an_index_of_which_only_itself_is_compared_has_a_warning() -> None:
+    made = verdict(index_inputs_not_compared="the library runs on another machine")
+    assert _findings.list_failures(made, CHECKS) == []
+    assert _findings.list_warnings(made, CHECKS) == [
+        "what goes into the index 'best' (3 different values in the samples) is not compared, so that a wrong library "
+        "could go undetected: the library runs on another machine"
+    ]
+    lasting = verify.verdict_without_measurements(made)
+    assert lasting["index_inputs_not_compared"] == "the library runs on another machine"
+
+
+def test_a_wrong_tensor_before_an_index_and_a_wrong_layer_have_a_sentence() -> None:
+    missing: Any = {**GOOD, "passed": False, "seen": False, "is_missing": True}
+    layers = {
+        "passed": False, "tensors": 3, "max_steps": 7, "differing": 0.1, "allowed_steps": 1,
+        "wrong": {"u": {"steps": 7, "elements": 12}}, "outputs": {},
+    }  # fmt: skip
+    assert _findings.list_failures(verdict(index_inputs={"s": missing}, layers=layers), CHECKS) == [
+        "'s' (which goes into an index) is not in the library's memory as the same kernels compute it in a library "
+        "that returns it",
+        "'u' is up to 7 steps off in 12 elements where it is computed from the tensors that ORT gives, more than 1",
+    ]

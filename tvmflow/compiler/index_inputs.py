@@ -1,0 +1,164 @@
+"""Tensors that go into an index: what decides on the indices, counts and flags that a model returns or selects by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from tvm import relax
+
+from tvmflow.compiler import ir
+
+# They turn numbers into flags or integers element by element: of interest only where the result is returned, or selects.
+_ELEMENTWISE: Final = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("astype", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
+        *("isnan", "isinf", "isfinite"),
+    )
+)
+# They read the order of bytes as well.
+_ORDERS: Final = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort", "topk"))
+_SELECTIONS: Final = frozenset(
+    f"relax.{name}" for name in ("take", "gather_elements", "gather_nd", "dynamic_strided_slice")
+)
+
+
+class FoundIndices(NamedTuple):
+    """The indices of a model.
+
+    Attributes:
+        inputs: The variables that go into an index, in the order of their computation.
+        outputs: The places of the outputs that are indices.
+        selects: An index selects what the model goes on with, or returns.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[int, ...]
+    selects: bool
+
+
+def find_indices(main: relax.Function) -> FoundIndices:
+    """Return what goes into an index in an imported `main`.
+
+    An output that is an index says little of that: of ten scores, only which is the largest. So do
+    outputs that an index selects. Variables that are inputs, weights or outputs themselves are left out.
+    """
+    walk = _Walk(main)
+    order = {binding.var: place for place, binding in enumerate(ir.list_bindings(main.body))}
+    outputs = ir.list_outputs(main)
+    indices = tuple(
+        place
+        for place, var in enumerate(outputs)
+        if isinstance(var, relax.Var) and _is_index(var) and walk.find([var])
+    )
+    variables = (var for var in walk.find(outputs) if var in order and var not in set(outputs))
+    return FoundIndices(tuple(sorted(variables, key=order.__getitem__)), indices, walk.selects)
+
+
+class _Walk:
+    """A walk from outputs to the inputs."""
+
+    def __init__(self, main: relax.Function) -> None:
+        self._values = ir.DataFlow(main).values
+        self._into_indices: set[Any] = set()
+        self._selected: set[Any] = set()
+
+    def find(self, outputs: Sequence[Any]) -> set[Any]:
+        """Return the variables before some outputs that go into an index."""
+        self._into_indices, self._selected = set(), set()
+        left = [(var, isinstance(var, relax.Var) and _is_index(var)) for var in outputs]
+        seen = set()
+        while left:
+            place = var, is_index = left.pop()
+            if place in seen or not isinstance(var, relax.Var) or var not in self._values:
+                continue
+            seen.add(place)
+            left += self._visit(var, self._values[var], is_index)
+        return self._into_indices | (self._selected if self._into_indices else set())
+
+    @property
+    def selects(self) -> bool:
+        """True if an index selects something before the last outputs."""
+        return bool(self._into_indices and self._selected)
+
+    def _visit(self, var: Any, value: Any, is_index: bool) -> Iterator[tuple[Any, bool]]:
+        """Note what a value reads, and give what is to be visited next, with whether it is part of an index."""
+        for branch in ir.branches_of(value):
+            yield from ((result, is_index) for result in ir.list_variables(branch.body))
+        operands = ir.list_variables(value.cond if isinstance(value, relax.If) else value)
+        name = ir.operator_name(value)
+        numbers = [operand for operand in operands if _is_number(operand, name)]
+        if name in _SELECTIONS and len(operands) > 1:
+            self._selected.update(numbers)
+        if numbers and _is_index(var) and (is_index or name not in _ELEMENTWISE):
+            self._into_indices.update(numbers)
+        selects = is_index or name in _SELECTIONS or isinstance(value, relax.If)
+        for operand in operands:
+            yield operand, selects and _is_index(operand)
+
+
+def _list_dtypes(expr: Any) -> list[str]:
+    ty = expr.ty
+    fields = ty.fields if isinstance(ty, relax.TupleType) else [ty]
+    return [str(field.dtype.dtype) for field in fields if isinstance(field, relax.TensorType)]
+
+
+def _is_index(expr: Any) -> bool:
+    """Return whether a tensor is of integers or flags, or a tuple has one that is; bytes are quantized numbers."""
+    return any(dtype == "bool" or _is_wide_integer(dtype) for dtype in _list_dtypes(expr))
+
+
+def _is_wide_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint")) and not dtype.endswith("int8")
+
+
+def _is_number(expr: Any, reader: str) -> bool:
+    dtypes = _list_dtypes(expr)
+    kinds = ("float", "bfloat", "int8", "uint8") if reader in _ORDERS else ("float", "bfloat")
+    return len(dtypes) == 1 and dtypes[0].startswith(kinds)
+
+
+def find_quantized(main: relax.Function) -> list[Any]:
+    """Return the variables of an imported `main` that are computed numbers rounded to bytes, in their order."""
+    flow = ir.DataFlow(main)
+    return [
+        binding.var
+        for binding in ir.list_bindings(main.body)
+        if ir.operator_name(binding.value) in ("relax.quantize", "relax.astype")
+        and not flow.is_weight(binding.value.args[0])
+        and not flow.is_weight(binding.var)
+        and _list_dtypes(binding.value.args[0])[0].startswith(("float", "bfloat"))
+        and _list_dtypes(binding.var)[0] in ("int8", "uint8")
+    ]
+
+
+def find_nodes_of(
+    main: relax.Function, variables: Sequence[Any], nodes: Sequence[str]
+) -> dict[Any, str]:
+    """Return the node of the user's model that computes each of some variables.
+
+    What an importer puts before a node has the name of that node: then it is the node before it.
+
+    Args:
+        main: The imported `main`.
+        variables: The variables.
+        nodes: The node of each binding.
+    """
+    values = ir.DataFlow(main).values
+    names = {
+        binding.var: node for binding, node in zip(ir.list_bindings(main.body), nodes, strict=True)
+    }
+    readers: dict[Any, set[str]] = {}
+    for var, value in values.items():
+        for operand in ir.list_variables(value):
+            readers.setdefault(operand, set()).add(names[var])
+    names_of: dict[Any, str] = {}
+    for variable in variables:
+        var = variable
+        while var in values and (not names[var] or readers.get(var, set()) == {names[var]}):
+            operands = ir.list_variables(values[var])
+            var = operands[0] if operands else None
+        if var in values:
+            names_of[variable] = names[var]
+    return names_of

@@ -1,0 +1,211 @@
+"""The indices of a model: what goes into them, which element they name, and ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import FRONTENDS
+from tvmflow.stages._imported_model import ImportedModel
+from tvmflow.stages._tolerances import Tolerance
+from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tvm
+
+    from tvmflow.frontends._base import LoadedModel
+
+    Array = np.ndarray[Any, Any]
+
+# Rounding of a score that a kernel computes together with the index.
+_ROUNDING: Final = 2.0**-21
+
+
+class IndexInputs(NamedTuple):
+    """The tensors of a model that go into an index.
+
+    Attributes:
+        mod: The imported module.
+        outputs: The outputs that are indices.
+        selects: An index selects what the model goes on with, or returns.
+        loaded: The model with these tensors as further outputs; None where they cannot be compared.
+        reason: Why they cannot.
+    """
+
+    mod: tvm.IRModule
+    outputs: tuple[str, ...]
+    selects: bool
+    loaded: LoadedModel | None
+    reason: str = ""
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors, as far as they can be compared."""
+        return self.loaded.tensors if self.loaded else ()
+
+
+def find_index_inputs(
+    mod: tvm.IRModule, model: ImportedModel, settings: VerifySettings, files: Mapping[str, Path]
+) -> IndexInputs | None:
+    """Return the tensors that go into an index; None for a model without one.
+
+    Args:
+        mod: The imported module.
+        model: The imported model.
+        settings: Those of `verify`.
+        files: The files of the stage.
+    """
+    from tvmflow.compiler import index_inputs
+
+    model_indices = index_inputs.find_indices(mod["main"])
+    outputs = tuple(model.outputs[place].name for place in model_indices.outputs)
+    if not model_indices.inputs:
+        return None
+    unloaded = IndexInputs(mod, outputs, model_indices.selects, None)
+    if reason := no_inner_reason(settings):
+        return unloaded._replace(reason=reason)
+    from tvmflow.stages._inner_tensors import load_with_inner
+
+    kind = settings.model["kind"]
+    try:
+        loaded = load_with_inner(mod, model_indices.inputs, model, kind, files)
+    except StageError as error:
+        return unloaded._replace(reason=f"the import cannot return it: {error}")
+    if loaded is None:
+        name = FRONTENDS[kind].REFERENCE.name
+        return unloaded._replace(reason=f"it has no name by which {name} returns it")
+    return unloaded._replace(loaded=loaded)
+
+
+def no_inner_reason(settings: VerifySettings) -> str:
+    """Return why inner tensors of a library cannot be compared, or an empty string."""
+    if settings.run_on != LOCAL:
+        return "the library runs on another machine"
+    if settings.lowering is None or len(settings.machines) != 1:
+        return "the model is in parts"
+    [machine] = settings.machines.values()
+    return "" if machine.tvm["kind"] == "llvm" else "the library runs on a GPU"
+
+
+def list_clear_indices(
+    indices: IndexInputs, expected: Sequence[Mapping[str, Array]], tolerance: Tolerance
+) -> tuple[str, ...]:
+    """Return the outputs for which more inputs may be drawn: none where a tie of scores would look like an error.
+
+    Args:
+        indices: The indices of the model.
+        expected: What the reference has computed of some batches.
+        tolerance: How closely outputs must agree.
+    """
+    names = [spec.name for spec in indices.tensors]
+    if names:
+        is_clear = all(find_index(output, names, expected) for output in indices.outputs)
+    else:
+        # scores of float32 are seldom equal
+        is_clear = tolerance.of_slice > 0
+    return indices.outputs if is_clear and not indices.selects else ()
+
+
+class Index(NamedTuple):
+    """An output that is an index.
+
+    Attributes:
+        tensor: The name of what it is an index of.
+        axis: The axis of that.
+        is_largest: The first is that of the largest element.
+    """
+
+    tensor: str
+    axis: int
+    is_largest: bool
+
+
+def find_index(
+    name: str, tensors: Iterable[str], expected: Sequence[Mapping[str, Array]]
+) -> Index | None:
+    """Return what an output of the reference is an index of, by its numbers; None if it is none."""
+    for tensor in tensors:
+        for axis in range(expected[0][tensor].ndim):
+            for is_largest in (True, False):
+                index = Index(tensor, axis, is_largest)
+                if all(_is_index_of(batch[name], batch[tensor], index) for batch in expected):
+                    return index
+    return None
+
+
+def _is_index_of(indices: Array, scores: Array, index: Index) -> bool:
+    import numpy as np
+
+    places = _place(indices, scores, index.axis)
+    if places is None:
+        return False
+    best = _best(scores, index, places.shape[index.axis])
+    return bool(np.array_equal(np.take_along_axis(scores, places, index.axis), best))
+
+
+def _place(indices: Array, scores: Array, axis: int) -> Array | None:
+    """Return indices in the shape that `take_along_axis` takes; None if they cannot be indices along the axis."""
+    import numpy as np
+
+    length = scores.shape[axis]
+    others = scores.size // length if length else 0
+    if length < 2 or not others or not indices.size or indices.size % others:
+        return None
+    shape = (*scores.shape[:axis], indices.size // others, *scores.shape[axis + 1 :])
+    if [n for n in shape if n > 1] != [n for n in indices.shape if n > 1]:
+        return None
+    places: Array = np.asarray(indices).astype(np.int64).reshape(shape)
+    is_within = (places == indices.reshape(shape)) & (places >= 0) & (places < length)
+    return places if bool(is_within.all()) else None
+
+
+def _best(scores: Array, index: Index, count: int) -> Array:
+    """Return the largest or smallest elements along an axis, the first one first."""
+    import numpy as np
+
+    ordered = np.sort(scores, axis=index.axis)
+    if index.is_largest:
+        ordered = np.flip(ordered, axis=index.axis)
+    return np.take(ordered, range(count), axis=index.axis)
+
+
+def settle_ties(
+    actual: Array,
+    expected: Array,
+    own: Mapping[str, Array],
+    right: Mapping[str, Array],
+    index: Index,
+) -> Array:
+    """Return an index in which each element that is right for the library's own scores is that of the reference.
+
+    Args:
+        actual: The library's index.
+        expected: That of the reference.
+        own: The library's scores by name.
+        right: Those of the reference.
+        index: What the index is one of.
+    """
+    import numpy as np
+
+    if np.array_equal(actual, expected):
+        return actual
+    scores = own[index.tensor]
+    places = _place(actual, scores, index.axis)
+    if places is None or not _is_distinct(places, index.axis):
+        return actual
+    best = _best(scores, index, places.shape[index.axis]).astype(np.float64)
+    chosen = np.take_along_axis(scores, places, index.axis).astype(np.float64)
+    errors = np.abs(scores.astype(np.float64) - right[index.tensor].astype(np.float64))
+    allowed = 2 * errors.max() + _ROUNDING * np.abs(best).max()
+    is_tie = (np.abs(chosen - best) <= allowed).reshape(actual.shape)
+    return np.where(is_tie, expected, actual)
+
+
+def _is_distinct(places: Array, axis: int) -> bool:
+    import numpy as np
+
+    return bool((np.diff(np.sort(places, axis=axis), axis=axis) > 0).all())

@@ -1,0 +1,220 @@
+"""The imported model with inner tensors as further outputs, compiled as the delivered library is, and compared with the reference.
+
+The weights are those of the delivered library, and so are the schedules wherever a kernel is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tvmflow.compiler import ir, lowering
+from tvmflow.compiler.index_inputs import find_nodes_of
+from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.runtime.module import Module
+from tvmflow.runtime.programs import WatchedProgram
+from tvmflow.stages._imported_model import ImportedModel
+from tvmflow.stages._libraries import LocalLibrary
+from tvmflow.stages._verify_settings import VerifySettings
+from tvmflow.stages.build import BuildSettings, schedule_kernels
+from tvmflow.tuning.measure import load_compiler
+from tvmflow.tuning.workloads import normalize, workload_key
+
+_log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+
+def load_with_inner(
+    mod: tvm.IRModule,
+    variables: Sequence[Any],
+    model: ImportedModel,
+    kind: str,
+    files: Mapping[str, Path],
+    dtypes: Sequence[str] = (),
+) -> LoadedModel | None:
+    """Import a model once more, with what some variables hold as further outputs and the weights of the library.
+
+    Args:
+        mod: The imported module.
+        variables: Variables of its `main`.
+        model: The model.
+        kind: The frontend.
+        files: The files of the stage.
+        dtypes: Those of the tensors; any where none is inputs_of.
+
+    Returns:
+        None where the frontend has no names for the tensors.
+    """
+    frontend = FRONTENDS[kind]
+    tensors = frontend.list_tensors(model.files)
+    if not tensors:
+        return None
+    plain = frontend.load(model.files, model.inputs, (), model.bound)
+    if not tvm_ffi.structural_equal(plain.mod, mod):
+        _log.debug("the model is imported in another way than it was")
+        return None
+    nodes = set(find_nodes_of(mod["main"], variables, plain.nodes).values())
+    names = tuple(name for name, node in tensors.items() if node in nodes)
+    loaded = frontend.load(model.files, model.inputs, names, model.bound)
+    kept = tuple(spec.name for spec in loaded.tensors if not dtypes or spec.dtype in dtypes)
+    if kept != tuple(spec.name for spec in loaded.tensors):
+        loaded = frontend.load(model.files, model.inputs, kept, model.bound)
+    weights = lowering.load_weights(files["import/params.safetensors"])
+    if not loaded.tensors or not loaded.params.keys() <= weights.keys():
+        return None
+    return loaded._replace(params={name: weights[name] for name in loaded.params})
+
+
+def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
+    """Return a model in which all that follows an inner tensor reads an input in its place; None with control flow.
+
+    Each tensor is then computed from those before it as the reference has them: errors do not add up.
+    """
+    if not ir.is_straight_line(loaded.mod):
+        return None
+    main = loaded.mod["main"]
+    outputs = ir.list_outputs(main)
+    count = len(loaded.outputs)
+    inputs_of = {
+        var: relax.Var(f"inner_{place}", var.ty) for place, var in enumerate(outputs[count:])
+    }
+    computed = {var: relax.Var(f"computed_{place}", var.ty) for place, var in enumerate(inputs_of)}
+    bindings = []
+    for binding in main.body.blocks[0].bindings:
+        var = binding.var
+        if var in inputs_of:
+            bindings.append(relax.VarBinding(computed[var], binding.value))
+            bindings.append(relax.VarBinding(var, inputs_of[var]))
+        else:
+            bindings.append(binding)
+    results = [*outputs[:count], *(computed[var] for var in outputs[count:])]
+    ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(results)]
+    bindings += [relax.VarBinding(*pair) for pair in zip(ends, results, strict=True)]
+    body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
+    inputs = int(main.attrs["num_input"])
+    params = [*main.params[:inputs], *inputs_of.values(), *main.params[inputs:]]
+    cut = relax.Function(params, body, body.body.ty, is_pure=True).with_attrs(
+        {"num_input": inputs + len(inputs_of), "global_symbol": "main"}
+    )
+    mod = ir.copy_module(loaded.mod)
+    mod[loaded.mod.get_global_var("main")] = cut
+    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod = relax.transform.DeadCodeElimination(["main"])(mod)
+    specs = dict(zip(inputs_of, loaded.tensors, strict=True))
+    return loaded._replace(mod=mod, inputs=(*loaded.inputs, *specs.values()))
+
+
+@dataclass(frozen=True)
+class InnerLibrary:
+    """A model with inner tensors as further outputs, lowered and scheduled as the delivered library is.
+
+    Attributes:
+        loaded: The model.
+        lowered: Its kernels without schedules.
+        scheduled: The model with schedules.
+    """
+
+    loaded: LoadedModel
+    lowered: LoweredModel
+    scheduled: ScheduledModel
+
+    @classmethod
+    def schedule(
+        cls, loaded: LoadedModel, settings: VerifySettings, files: Mapping[str, Path]
+    ) -> InnerLibrary:
+        """Lower and schedule a model with the settings and the chosen schedules of `build`."""
+        machine = settings.machines[""].tvm
+        assert settings.lowering is not None and settings.schedules is not None
+        load_compiler(machine)
+        target = lowering.make_target(machine)
+        build = BuildSettings(
+            target=machine,
+            lowering=settings.lowering,
+            schedules=settings.schedules,
+            runtime="",
+            forms=(),
+        )
+        lowered = lowering.lower(loaded.mod, target, settings.lowering)
+        scheduled, _ = schedule_kernels(lowered.mod, build, files, must_fit=False)
+        weights = lowered.compute_weights(loaded.params)
+        return cls(loaded, lowered, ScheduledModel(scheduled, weights, target))
+
+    def load(self, library: LocalLibrary) -> Module:
+        """Return it, compiled for this process and the runtime of a library."""
+        loaded = self.loaded
+        return library.load_variant_of(
+            self.scheduled, loaded.inputs, (*loaded.outputs, *loaded.tensors)
+        )
+
+    def list_shared(self, imported: tvm.IRModule, settings: VerifySettings) -> set[str]:
+        """Return the inner tensors that the delivered library computes, too, with the same kernels from the inputs on.
+
+        Others are no tensors there: they are computed within a larger kernel, or in another layout.
+        """
+        assert settings.lowering is not None
+        delivered = lowering.lower(imported, self.scheduled.target, settings.lowering).mod
+        keys = {
+            workload_key(normalize(kernel))
+            for kernel in delivered.functions.values()
+            if isinstance(kernel, tvm.tirx.PrimFunc)
+        }
+        mod = self.lowered.mod
+        outputs = ir.list_outputs(mod["main"])[len(self.loaded.outputs) :]
+        return {
+            spec.name
+            for spec, var in zip(self.loaded.tensors, outputs, strict=True)
+            if (kernels := _list_kernels_before(mod["main"], var)) is not None
+            and all(workload_key(normalize(mod[kernel])) in keys for kernel in kernels)
+        }
+
+
+def _list_kernels_before(main: relax.Function, var: Any) -> set[Any] | None:
+    """Return the kernels that compute a variable, and all before it; None where a condition decides."""
+    values = ir.DataFlow(main).values
+    kernels, left, seen = set(), [var], set()
+    while left:
+        current = left.pop()
+        if current in seen or current not in values:
+            continue
+        seen.add(current)
+        value = values[current]
+        if isinstance(value, relax.If):
+            return None
+        if ir.operator_name(value) == "relax.call_tir":
+            kernels.add(value.args[0])
+        left += ir.list_variables(value)
+    return kernels
+
+
+def find_in_memory(
+    library: LocalLibrary, feed: Mapping[str, Array], tensors: Mapping[str, Array]
+) -> set[str]:
+    """Return the tensors that a call of a library has in its memory, bit for bit, after one of its kernels.
+
+    Args:
+        library: The library.
+        feed: Its inputs.
+        tensors: What to look for, by name.
+    """
+    contents = {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
+    seen: set[str] = set()
+
+    def observe(memory: bytes | bytearray) -> None:
+        seen.update(n for n, content in contents.items() if n not in seen and content in memory)
+
+    inputs = [np.ascontiguousarray(feed[spec.name]) for spec in library.inputs]
+    program = cast(WatchedProgram, library.module.program)
+    for result in program.watch(inputs, observe):
+        observe(result.tobytes())
+    return seen

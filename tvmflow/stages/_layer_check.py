@@ -1,0 +1,186 @@
+"""A quantized model layer by layer: the errors of many roundings in its outputs hide a wrong weight, those of one do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tvmflow.core.errors import StageError
+from tvmflow.frontends._base import LoadedModel
+from tvmflow.stages import _tolerances
+from tvmflow.stages._base import StageContext
+from tvmflow.stages._comparison import compare
+from tvmflow.stages._imported_model import ImportedModel
+from tvmflow.stages._index_inputs import no_inner_reason
+from tvmflow.stages._libraries import Library, LocalLibrary
+from tvmflow.stages._reference_run import ReferenceRun, open_reference
+from tvmflow.stages._tolerances import tolerance_for
+from tvmflow.stages._verdict import LayersComparison, OutputComparison
+from tvmflow.stages._verify_settings import VerifySettings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tvm
+
+    Array = np.ndarray[Any, Any]
+
+# A step of 128, and of few elements: more than some roundings that went the other way, and less than what one wrong
+# weight does to the outputs of a small network.
+_CLOSE: Final = 1 / 2**7
+_CLOSE_RMS: Final = 1 / 2**8
+# Sums of two orders may fall on two sides of a half.
+_STEPS: Final = 1
+# Weights, and with bfloat16 data as well, are rounded once more.
+_COARSE_STEPS: Final = 2
+_PRECISIONS: Final = {"mixed": _tolerances.FLOAT16, "bfloat16": _tolerances.BFLOAT16}
+_MAX_BATCHES: Final = 3
+
+
+def is_close(outputs: Iterable[OutputComparison]) -> bool:
+    """Return whether the outputs of a quantized model agree so closely that its layers need no comparison."""
+    return all(
+        float(output["error_of_largest"]) <= _CLOSE and float(output["rms_error"]) <= _CLOSE_RMS
+        for output in outputs
+        if output["elements"]
+    )
+
+
+def compare_layers(
+    library: Library, reference: ReferenceRun, settings: VerifySettings, context: StageContext
+) -> LayersComparison:
+    """Compare each rounded tensor of a quantized model, computed from the reference's own tensors before it.
+
+    Args:
+        library: The delivered library.
+        reference: What the reference has computed.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.index_inputs import find_quantized
+
+    if reason := no_inner_reason(settings):
+        return {"passed": True, "not_compared": reason}
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    model, batches = reference.model, reference.results.samples.batches
+    cut = _load_cut(mod, find_quantized(mod["main"]), model, settings, context.inputs)
+    if cut is None:
+        return {"passed": True, "not_compared": "not all of its rounded tensors have a name"}
+    layers = _compare(cut, model, library, batches[:_MAX_BATCHES], settings, context)
+    layers["is_reproduced"] = _is_reproduced(mod, library, batches[0], settings, context)
+    layers["passed"] &= layers["is_reproduced"]
+    return layers
+
+
+def _is_reproduced(
+    mod: tvm.IRModule,
+    library: Library,
+    feed: Mapping[str, Array],
+    settings: VerifySettings,
+    context: StageContext,
+) -> bool:
+    """Return whether the library computes, bit for bit, what the same kernels do that are compiled once more.
+
+    The layers are right in a library of almost the same kernels; this one must be made of them, too.
+    """
+    from tvmflow.compiler import lowering
+    from tvmflow.stages._inner_tensors import InnerLibrary
+
+    assert isinstance(library, LocalLibrary)
+    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    loaded = LoadedModel(mod, params, library.inputs, library.outputs)
+    module = InnerLibrary.schedule(loaded, settings, context.inputs).load(library)
+    [delivered], again = library.run_all([dict(feed)]), module.run(dict(feed))
+    return all(again[name].tobytes() == array.tobytes() for name, array in delivered.items())
+
+
+def _load_cut(
+    mod: tvm.IRModule,
+    variables: Sequence[Any],
+    model: ImportedModel,
+    settings: VerifySettings,
+    files: Mapping[str, Path],
+) -> LoadedModel | None:
+    """Return the model, cut at all of its rounded tensors; None where not all of them can be named."""
+    from tvmflow.compiler import ir
+    from tvmflow.stages._inner_tensors import cut_at_inner, load_with_inner
+
+    try:
+        loaded = load_with_inner(
+            mod, variables, model, settings.model["kind"], files, ("int8", "uint8")
+        )
+    except StageError:
+        return None
+    inner = set(variables) - set(ir.list_outputs(mod["main"]))
+    if loaded is None or len(loaded.tensors) != len(inner):
+        return None
+    return cut_at_inner(loaded)
+
+
+def _compare(
+    cut: LoadedModel,
+    model: ImportedModel,
+    library: Library,
+    batches: Sequence[Mapping[str, Array]],
+    settings: VerifySettings,
+    context: StageContext,
+) -> LayersComparison:
+    import numpy as np
+
+    from tvmflow.stages._inner_tensors import InnerLibrary
+
+    assert isinstance(library, LocalLibrary)
+    with open_reference(settings, model._replace(tensors=cut.tensors), context) as reference:
+        expected = [reference.run({**feed, **model.bound}) for feed in batches]
+    module = InnerLibrary.schedule(cut, settings, context.inputs).load(library)
+    names = [spec.name for spec in cut.tensors]
+    computed = [
+        module.run({**feed, **{name: results[name] for name in names}})
+        for feed, results in zip(batches, expected, strict=True)
+    ]
+    allowed = _COARSE_STEPS if settings.precision in _PRECISIONS else _STEPS
+    steps, wrong, differing, elements = 0, dict[str, dict[str, int]](), 0, 0
+    for name in names:
+        left, right = (
+            np.stack([batch[name] for batch in side]).astype(np.int16)
+            for side in (computed, expected)
+        )
+        error = np.abs(left - right)
+        steps = max(steps, int(error.max(initial=0)))
+        differing += int(np.count_nonzero(error))
+        elements += error.size
+        if count := int(np.count_nonzero(error > allowed)):
+            wrong[name] = {"steps": int(error.max()), "elements": count}
+    outputs = _compare_outputs(cut, computed, expected, settings)
+    return {
+        "passed": not wrong and all(output["passed"] for output in outputs.values()),
+        "tensors": len(names),
+        "max_steps": steps,
+        "differing": differing / max(1, elements),
+        "allowed_steps": allowed,
+        "wrong": wrong,
+        "outputs": outputs,
+    }
+
+
+def _compare_outputs(
+    cut: LoadedModel,
+    computed: Sequence[Mapping[str, Array]],
+    expected: Sequence[Mapping[str, Array]],
+    settings: VerifySettings,
+) -> dict[str, OutputComparison]:
+    """Compare the outputs of floats as those of a model that is not quantized: no rounding is left in them."""
+    import numpy as np
+
+    arithmetic = _PRECISIONS.get(settings.precision, _tolerances.FLOAT32)
+    tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
+    return {
+        spec.name: compare(
+            np.stack([batch[spec.name] for batch in computed]),
+            np.stack([batch[spec.name] for batch in expected]),
+            tolerance,
+        )
+        for spec in cut.outputs
+        if spec.dtype.startswith("float")
+    }
