@@ -14,6 +14,7 @@ from tests.support.mxnet_runs import compute
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.onnx._reference_worker import EXACT_BYTES
 
 Array = np.ndarray[Any, Any]
 Shape = Sequence[int | str | None]
@@ -82,8 +83,10 @@ def agree(
 
     loaded = load(made, folder, feed)
     actual = compute(loaded, feed)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(*EXACT_BYTES)
     session = onnxruntime.InferenceSession(
-        made.SerializeToString(), providers=["CPUExecutionProvider"]
+        made.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     expected = session.run(None, dict(feed))
     assert [spec.name for spec in loaded.outputs] == [output.name for output in made.graph.output]

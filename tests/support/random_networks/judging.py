@@ -8,6 +8,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from tvmflow.frontends.onnx._reference_worker import EXACT_BYTES
+
 Arrays = Sequence[np.ndarray[Any, Any]]
 
 _STEP: Final = 1e-6
@@ -22,6 +24,7 @@ def run_reference(made: onnx.ModelProto, feed: Mapping[str, Any]) -> Arrays:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
+    options.add_session_config_entry(*EXACT_BYTES)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     providers = ["CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(made.SerializeToString(), options, providers=providers)

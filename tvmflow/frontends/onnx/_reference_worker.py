@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tvmflow.frontends.onnx._own_references import OwnReferences
     from tvmflow.frontends.onnx._split import SplitModel
 
+EXACT_BYTES: Final = ("session.x64quantprecision", "1")
+"""The option of ONNX Runtime with which products of bytes are exact on x86 CPUs without VNNI, where 16 bits overflow."""
+
 _MAX_REASON: Final = 300
 
 
@@ -60,6 +63,7 @@ def _open(model: str | bytes, threads: int, *, is_optimized: bool = False) -> An
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     if not is_optimized:
+        options.add_session_config_entry(*EXACT_BYTES)
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
