@@ -250,14 +250,14 @@ CASES: Final[Mapping[str, Case]] = {
         ".onnx", "onnx", _write(lambda: _onnx(_relu(), message(25, b"\x3a\0" * 1_000_000)))
     ),
     "onnx-sparse": Case(".onnx", "onnx", _write(lambda: _onnx(_relu(b"\x7a\0" * 1_000_000))), True),
-    "onnx-values": Case(".onnx", "onnx", _write(lambda: _onnx(_relu(b"\x6a\0" * 4_200_000))), True),
+    "onnx-values": Case(".onnx", "onnx", _write(lambda: _onnx(_relu(b"\x6a\0" * 2_100_000))), True),
     "onnx-functions": Case(".onnx", "onnx", _write(lambda: _laughs(30, 4))),
     "onnx-nested": Case(".onnx", "onnx", _write(lambda: _nested(5_000))),
     "pt2-graph": Case(
         ".pt2", "pytorch", lambda p: _pt2(p, ("[", 1), ("[],", 300 * MEGABYTE), tail="0]"), True
     ),
     "pt2-lists": Case(
-        ".pt2", "pytorch", lambda p: _pt2(p, ("[", 1), ("[],", 40 * MEGABYTE), tail="0]"), True
+        ".pt2", "pytorch", lambda p: _pt2(p, ("[", 1), ("[],", 20 * MEGABYTE), tail="0]"), True
     ),
     "pt2-deep": Case(".pt2", "pytorch", lambda p: _pt2(p, ("[", MEGABYTE))),
     "pt2-weights": Case(".pt2", "pytorch", _pt2_weights, True),

@@ -37,16 +37,16 @@ REASONS = {
     "onnx-sparse": "it has more than 800,000 nodes, attributes and tensors",
     "onnx-functions": "it has more than 100,000 nodes when its functions are inlined",
     "onnx-nested": "it is nested more than 100 levels deep",
-    "pt2-graph": "its graph has 943,718,403 bytes, and the limit is 134,217,728",
+    "pt2-graph": "its graph has 943,718,403 bytes, and the limit is 67,108,864",
     "pt2-lists": "reading it takes more than 800.0 MB of memory",
     "pt2-deep": "its graph is no JSON document, or is damaged",
     "pt2-weights": "its files have 943,719,286 bytes when they are unpacked, and the limit for its size is 268,435,456",
     "pt2-names": "reading it takes more than 800.0 MB of memory",
     "mxnet-nodes": "it has 100,001 nodes, and the limit is 100,000",
     "mxnet-deep": "it is nested too deep",
-    "mxnet-lists": "reading it takes more than 800.0 MB of memory",
+    "mxnet-lists": "it has 62,914,661 bytes, and the limit is 33,554,432",
     "mxnet-params": "it ends within array 50001 of 1152921504606846976",
-    "onnx-values": "it has more than 2,500,000 fields of nodes, attributes and tensors",
+    "onnx-values": "it has more than 2,000,000 fields of nodes, attributes and tensors",
 }
 
 

@@ -13,6 +13,7 @@ from tvmflow.core.formatting import excerpt, last_line, quoted
 # Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
 _WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
 _MAX_NODES: Final = 100_000
+_MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
 
@@ -39,6 +40,9 @@ def read_symbol(path: Path) -> Symbol:
     Raises:
         ImportFailed: when it is not a symbol file, or damaged.
     """
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise not_a_symbol(path, f"it has {size:,} bytes, and the limit is {_MAX_BYTES:,}")
     try:
         graph = json.loads(path.read_text(encoding="utf-8"))
         version = _version(graph)

@@ -38,7 +38,7 @@ MAX_WEIGHTS: Final = 100_000
 # Nodes, attributes, tensors and the like of all graphs and functions, and all of their fields. Protobuf takes some
 # 200 bytes for the shortest one, which has 2 bytes in a file.
 _MAX_MESSAGES: Final = 800_000
-_MAX_FIELDS: Final = 2_500_000
+_MAX_FIELDS: Final = 2_000_000
 
 # Numbers of the fields of a node, and of a function, that name an operator: its name, domain and overload.
 _OPERATOR: Final[Mapping[str, tuple[int, int, int]]] = {"node": (4, 7, 8), "function": (1, 10, 13)}
@@ -100,21 +100,22 @@ class _Reader:
             if 1 in entry and self._text(entry[1]) == "location":
                 yield self._text(entry[2]) if 2 in entry else ""
             return
-        children = _CHILDREN[kind]
+        children, numbers = _CHILDREN[kind], _OPERATOR.get(kind, ())
         has_graph = False
         operator = ["", "", ""]
         outer = self._calls
         if kind == "function":
             self._calls = Counter()
         for field in self._fields(message):
-            if field.number in _OPERATOR.get(kind, ()):
-                operator[_OPERATOR[kind].index(field.number)] = self._text(field)
+            child = children.get(field.number, "")
+            self._count(child)
+            if field.number in numbers:
+                operator[numbers.index(field.number)] = self._text(field)
             has_graph = has_graph or field.number == _GRAPH
-            self._count(field, kind)
             if kind == "graph" and depth == 1:
                 self._record(field)
-            if field.number in children and field.start < field.end:
-                yield from self.data_files(field, children[field.number], depth + 1)
+            if child and field.start < field.end:
+                yield from self.data_files(field, child, depth + 1)
         if kind == "model" and not has_graph:
             raise NotAModel("it has no graph")
         if kind == "node":
@@ -146,11 +147,10 @@ class _Reader:
                 f"it has more than {MAX_NODES:,} nodes when its functions are inlined, which tvmflow does not import"
             )
 
-    def _count(self, field: Field, kind: str) -> None:
-        """Count a field of a message of any graph or function."""
+    def _count(self, child: str) -> None:
+        """Count a field of a message of any graph or function, with the kind of message that it holds."""
         self._visited += 1
-        child = _CHILDREN[kind].get(field.number)
-        if child is not None:
+        if child:
             self._messages += 1
             _check_count(self._messages, _MAX_MESSAGES, "nodes, attributes and tensors")
         if child == "node":

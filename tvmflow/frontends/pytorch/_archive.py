@@ -27,7 +27,7 @@ from tvmflow.frontends.pytorch._checked_copy import check_graph, copy_archive
 _MODEL: Final = "model"
 _NAMED_TUPLE: Final = "collections.namedtuple"
 # PyTorch does not compress archives. Somebody who does saves less than this, but for weights that are all zeros.
-_MAX_GRAPH_BYTES: Final = 128 << 20
+_MAX_GRAPH_BYTES: Final = 64 << 20
 _MAX_INFLATION: Final = 16
 _MIN_INFLATED_BYTES: Final = 256 << 20
 _MAX_ENTRIES: Final = 100_000
