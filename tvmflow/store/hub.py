@@ -20,7 +20,7 @@ from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.store.addresses import HubFile, InvalidAddress, check_address, without_secrets
+from tvmflow.store.addresses import HubFile, check_address, without_secrets
 from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
 from tvmflow.store.web_requests import BROKEN_ANSWER, RETRYABLE, open_url
 
@@ -101,15 +101,17 @@ def endpoint() -> str:
     Raises:
         HubError: when the environment names another one, and that is no URL.
     """
-    named = without_secrets(os.environ.get("HF_ENDPOINT", "").rstrip("/"))
+    named = os.environ.get("HF_ENDPOINT", "").rstrip("/")
     if not named:
         return "https://huggingface.co"
+    shown = without_secrets(named)
     try:
-        check_address(named)
-    except InvalidAddress as error:
+        urllib.parse.urlsplit(named)
+        check_address(shown)
+    except ValueError:
         fix = "write it as https://HOST, or unset it"
-        raise HubError(f"$HF_ENDPOINT, {excerpt(named)}, is no URL: {error}", fix) from None
-    return named
+        raise HubError(f"$HF_ENDPOINT is no URL: {excerpt(shown)}", fix) from None
+    return shown
 
 
 def check_online() -> None:

@@ -195,10 +195,10 @@ def _failed(status: int) -> Answer:
 
 def _file(content: bytes) -> Service:
     def answer(method: str, path: str, headers: Mapping[str, str]) -> Answer:
-        found = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
-        start = int(found[1]) if found else 0
+        requested = re.fullmatch(r"bytes=(\d+)-", headers.get("range", ""))
+        start = int(requested[1]) if requested else 0
         full = ok(content[start:], ("ETag", '"one"'))
-        if not found:
+        if not requested:
             return full
         part = f"bytes {start}-{len(content) - 1}/{len(content)}"
         return Answer(b"HTTP/1.1 206 Part", [*full.headers, ("Content-Range", part)], full.body)

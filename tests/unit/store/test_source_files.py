@@ -221,6 +221,32 @@ def test_what_a_server_calls_a_digest_is_checked(hub: Hub, sources: SourceFiles)
         assert fix == "check $HF_ENDPOINT"
 
 
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"a":' * 100_000, b'{"sha": ' + b"9" * 5000 + b"}", b"[]", b"\xff"]
+)
+def test_an_answer_that_is_no_hubs_is_refused(
+    body: bytes, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deeply it nests: Python's own reader would end with a RecursionError."""
+    with serving(body) as server:
+        address = server.url.removesuffix("/model.onnx")
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        file = at(f"hf://org/net/onnx/model.onnx@{COMMIT}")
+        text, _ = refusal(sources, file, DownloadError)
+    assert text.endswith(f"{address} does not answer as the Hub does")
+
+
+@pytest.mark.parametrize("endpoint", ["http://[bad", "hub.example", "ftp://hub.example"])
+def test_an_endpoint_that_is_no_url_is_refused(
+    endpoint: str, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable is to blame, not the recipe."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    file = at(f"hf://org/net/onnx/model.onnx@{COMMIT}")
+    text, _ = refusal(sources, file, DownloadError)
+    assert "$HF_ENDPOINT" in text
+
+
 def test_a_license_that_is_no_spdx_expression_is_reported_once(
     hub: Hub, sources: SourceFiles, caplog: pytest.LogCaptureFixture
 ) -> None:

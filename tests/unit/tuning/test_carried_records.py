@@ -263,20 +263,20 @@ def test_a_ban_travels_in_packs_and_stores(
     knows_trial: bool, best: int | None, tmp_path: Path
 ) -> None:
     """Also to a ledger that has the trial already, and with the best trials alone."""
-    there = tmp_path / "there" / "ledger"
-    fill(there, [0, 2])
-    Ledger.open(there, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
-    Ledger.open(there, TARGET, "0", DEVICE).workload(KEY).add([BAN])
-    export_pack(tmp_path / "x.jsonl", there, best=best)
+    origin = tmp_path / "origin" / "ledger"
+    fill(origin, [0, 2])
+    Ledger.open(origin, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
+    Ledger.open(origin, TARGET, "0", DEVICE).workload(KEY).add([BAN])
+    export_pack(tmp_path / "x.jsonl", origin, best=best)
     for name in ("pack", "store"):
-        here = tmp_path / name / "ledger"
+        copy = tmp_path / name / "ledger"
         if knows_trial:
-            Ledger.open(here, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
+            Ledger.open(copy, TARGET, "0", DEVICE).workload(KEY).extend([BANNED])
         if name == "pack":
-            import_pack(tmp_path / "x.jsonl", here, HERE)
+            import_pack(tmp_path / "x.jsonl", copy, HERE)
         else:
-            merge_ledger(there, here, HERE)
-        check_banned(here)
+            merge_ledger(origin, copy, HERE)
+        check_banned(copy)
 
 
 def test_a_ban_reaches_other_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
