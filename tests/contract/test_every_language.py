@@ -307,13 +307,14 @@ def test_documents_have_the_structure_that_they_have_with_plain_names(
 
 
 @batches
-def test_programs_compile(seed: int, size: int, count: Count) -> None:
+def test_programs_compile(seed: int, size: int, tmp_path: Path, count: Count) -> None:
     """As C11 with trigraphs and as C++17, without a warning."""
     names = draw_names(seed, size)
     for what, write in PROGRAMS.items():
-        program = f"{write(names)}\nint main(void) {{ return 0; }}\n"
+        (tmp_path / "made.h").write_text(write(names), encoding="utf-8")
+        program = "#include <made.h>\nint main(void) { return 0; }\n"
         programs = {"made.c": program, "made.cpp": program}
-        assert find_program_errors(programs, [], read_host().triple) == [], what
+        assert find_program_errors(programs, [tmp_path], read_host().triple) == [], what
         count(f"hostile names: {what}", size)
 
 

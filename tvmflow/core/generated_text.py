@@ -32,7 +32,7 @@ _MARKDOWN: Final = str.maketrans(
     }
 )
 # A list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or read as code.
-_MARKDOWN_BEGIN: Final = re.compile(r"(?:\d*)([-+=.)])")
+_MARKDOWN_BEGIN: Final = re.compile(r"\d*(?:([.)])(?=\s|$)|([-+])(?=[\s-]|$)|(=))")
 _MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"})
 _DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
 
@@ -159,7 +159,7 @@ def markdown_text(text: str) -> str:
     begin = len(escaped) - len(escaped.lstrip(" "))
     end = len(escaped) - len(stripped) - begin
     if match := _MARKDOWN_BEGIN.match(stripped):
-        at = match.start(1)
+        at = match.start(match.lastindex or 0)
         stripped = f"{stripped[:at]}\\{stripped[at:]}"
     return f"{'&#32;' * begin}{stripped}{'&#32;' * end}"
 

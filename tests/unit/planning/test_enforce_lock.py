@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,11 @@ from tvmflow.release.lock import lock_text, make_lock
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.trials import trial_id
 
-TRACE = [["GetSBlock", [], ["b0", "main"], ["b0"]], []]
+TRACE = [[["GetSBlock", [], ["b0", "main"], ["b0"]]], []]
 WORKLOAD = "ab" * 32
 CONTENTS = {
     "tasks.json": f'[{{"key": "{WORKLOAD}", "names": ["conv"], "weight": 2}}]',
-    "chosen.json": f'{{\n "{WORKLOAD}": [\n  [\n   "GetSBlock",\n   [],\n   [\n    "b0",\n    "main"\n   ],\n'
-    '   [\n    "b0"\n   ]\n  ],\n  []\n ]\n}',
+    "chosen.json": json.dumps({WORKLOAD: TRACE}, indent=1),
 }
 
 

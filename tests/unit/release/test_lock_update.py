@@ -15,7 +15,7 @@ from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedRecipe, LockedTar
 from tvmflow.release import lock_update
 from tvmflow.tuning.trials import trial_id
 
-TRACE = ["decisions"]
+TRACE: list[list[object]] = [[], []]
 
 
 def task(key: str, name: str, *, tunable: bool = True) -> Json:

@@ -26,7 +26,12 @@ TARGET = LockedTarget(
     kernels={
         "a": LockedKernel(names=["conv"], calls=1, untuned_us=456.0, flops=1e6),
         "b": LockedKernel(
-            names=["pool"], calls=9, untuned_us=99.0, tuned_us=88.0, trial=trial_id([]), trace="[]"
+            names=["pool"],
+            calls=9,
+            untuned_us=99.0,
+            tuned_us=88.0,
+            trial=trial_id([[], []]),
+            trace="[[], []]",
         ),
     },
 )

@@ -83,7 +83,7 @@ def test_an_array_of_four_dimensions_is_a_batch(tmp_path: Path) -> None:
 )
 def test_anything_else_says_what_an_image_is(images: object) -> None:
     for call in (brightness_module().classify, brightness_module().preprocess):
-        with pytest.raises(BundleError, match="is no image") as caught:
+        with pytest.raises(BundleError, match="is not an image") as caught:
             call(images)
         assert "[images, height, width, channels]" in caught.value.fix
 

@@ -22,7 +22,7 @@ def test_a_file_has_one_name_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(b"", "no names"), (b"a\n\nb\n", "line 2 is empty"), (b"\xff\xfe", "no text in UTF-8")],
+    [(b"", "no names"), (b"a\n\nb\n", "line 2 is empty"), (b"\xff\xfe", "not text in UTF-8")],
 )
 def test_a_file_without_names_is_an_error(content: bytes, text: str) -> None:
     """Each with its line where there is one."""
@@ -90,8 +90,8 @@ def test_predictions_are_shown_by_file() -> None:
         (b"a\nb\x1b[2J\n", r"its line 2 has a control character: 'b\\x1b\[2J'"),
         ("a\u2028b\nc\n".encode(), "its line 1 has a control character"),
         ("\u202ea\nb\n".encode(), "its line 1 has a control character"),
-        ("é".encode("latin-1"), "it is no text in UTF-8"),
-        ("a\nb\n".encode("utf-16"), "it is no text in UTF-8"),
+        ("é".encode("latin-1"), "it is not text in UTF-8"),
+        ("a\nb\n".encode("utf-16"), "it is not text in UTF-8"),
     ],
 )
 def test_a_file_of_labels_from_anybody(content: bytes, problem: str) -> None:
