@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,32 @@ def test_planning_and_an_up_to_date_run_import_no_framework(finished_project: Pr
     assert find_heavy_imports(project, "run", "tiny.yaml") == []
     project.edit_recipe("# a small", "# an edited, small")
     assert find_heavy_imports(project, "run", "tiny.yaml") == []
+
+
+@pytest.mark.slow
+def test_an_up_to_date_run_starts_no_process(finished_project: Project) -> None:
+    """Planning reads the model in one, and what is up to date is not planned."""
+    project = finished_project
+    code = (
+        "import sys; sys.argv = ['tvmflow', *sys.argv[1:]]; started = []; sys.addaudithook(lambda event, _: "
+        "started.append(event) if event in ('os.fork', 'os.posix_spawn', 'subprocess.Popen') else None); "
+        "from tvmflow.__main__ import main; code = main(); print(started); sys.exit(code)"
+    )
+
+    def list_started(*words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=project.folder, env=project.environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        started: list[str] = json.loads(done.stdout.splitlines()[-1].replace("'", '"'))
+        return started
+
+    assert "os.fork" in list_started("plan", "tiny.yaml")
+    assert "os.fork" in list_started("run", "tiny.yaml")
+    # what was written in the last two seconds is planned again
+    time.sleep(2)
+    list_started("run", "tiny.yaml")
+    assert list_started("run", "tiny.yaml") == []
 
 
 def test_a_run_without_a_folder_for_device_locks_fails(project: Project) -> None:
