@@ -64,12 +64,12 @@ class LockedKernel(ClosedModel):
                 trial = trial_id(trace)
             except (Unreadable, ValueError):
                 raise field_error("is not JSON", "trace") from None
-            if not traces.has_form(trace):
-                raise field_error("is no trace", "trace")
-            if problem := traces.find_problem(trace):
-                raise field_error(f"is refused: {problem}", "trace")
             if trial != self.trial:
                 raise field_error("is not the trace of this trial", "trace")
+            if not traces.has_form(trace):
+                raise field_error("is not a trace", "trace")
+            if problem := traces.find_problem(trace):
+                raise field_error(f"is refused: {problem}", "trace")
         return self
 
 
