@@ -401,7 +401,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -
             ledger.workload(key)
     result = check_ledger(tmp_path)
     assert (result.workloads, result.trials) == (1, 1)
-    assert [("no regular file" in text) for text in result.findings] == [True, True]
+    assert [("not a regular file" in text) for text in result.findings] == [True, True]
     os.mkfifo(ledger.folder / f"{'c' * 64}.about.json")
     assert ledger.description("c" * 64) == WorkloadDescription()
 

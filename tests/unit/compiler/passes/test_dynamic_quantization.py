@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import tvm
 from onnx.helper import make_node as node
 from tvm import relax
 
 from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
-from tests.support.onnx_models import draw, load, model, value
+from tests.support.onnx_models import draw, load, model, open_session, value
 from tvmflow.compiler import lowering, schedules
 from tvmflow.frontends._base import LoadedModel
 
@@ -101,10 +100,7 @@ def check(made: onnx.ModelProto, folder: Path, target: dict[str, Any], data: Arr
     """Check that a model computes what ONNX Runtime computes."""
     loaded = load(made, folder, {"x": data})
     [actual] = outputs(loaded, {"x": data}, target)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(made.SerializeToString(), options)
-    [expected] = session.run(None, {"x": data})
+    [expected] = open_session(made).run(None, {"x": data})
     largest = float(np.abs(expected).max()) or 1.0
     np.testing.assert_allclose(actual / largest, expected / largest, rtol=0, atol=1e-5)
     return loaded
@@ -168,7 +164,7 @@ def test_weights_near_their_zero_point_keep_their_digits(
     made = model(nodes, [value("x", (4, depth), "uint8")], [value("y", None)], weights)
     feed = {"x": random.integers(200, 256, (4, depth), "uint8")}
     [actual] = outputs(load(made, tmp_path, feed), feed, TARGETS[target]())
-    [expected] = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feed)
+    [expected] = open_session(made).run(None, feed)
     np.testing.assert_array_equal(actual, expected)
 
 
@@ -247,7 +243,6 @@ def test_sums_that_nothing_converts_stay_exact(operator: str, tmp_path: Path) ->
     feed = {"x": random.integers(200, 256, size, "uint8")}
     loaded = load(made, tmp_path, feed)
     [actual] = outputs(loaded, feed)
-    session = onnxruntime.InferenceSession(made.SerializeToString())
-    [expected] = session.run(None, feed)
+    [expected] = open_session(made).run(None, feed)
     assert expected.max() > 1 << 24
     np.testing.assert_array_equal(actual, expected)
