@@ -62,7 +62,8 @@ def find_index_inputs(
     from tvmflow.compiler import index_inputs
 
     model_indices = index_inputs.find_indices(mod["main"])
-    outputs = tuple(model.outputs[place].name for place in model_indices.outputs)
+    # behind the outputs are the counts of those whose sizes are known only after a call
+    outputs = tuple(spec.name for n, spec in enumerate(model.outputs) if n in model_indices.outputs)
     if not model_indices.inputs:
         return None
     unloaded = IndexInputs(mod, outputs, model_indices.selects, None)

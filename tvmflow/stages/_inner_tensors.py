@@ -17,8 +17,10 @@ import tvm_ffi
 from tvm import relax
 
 from tvmflow.compiler import ir, lowering
+from tvmflow.compiler.counts import read_counts
 from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
+from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.runtime.module import Module
@@ -55,7 +57,12 @@ def load_with_inner(
 
     Returns:
         None where the frontend has no names for the tensors.
+
+    Raises:
+        StageError: when it cannot be imported so. Rows of padding of a tensor whose size is counted differ.
     """
+    if read_counts(mod["main"]):
+        raise StageError("sizes of its outputs are known only after a call")
     frontend = FRONTENDS[kind]
     tensors = frontend.list_tensors(model.files)
     if not tensors:
