@@ -55,7 +55,9 @@ def write_recipe(project: Project, folder: Path, name: str) -> Path:
     model = folder / f"{hostile('file').replace('/', '')}.onnx"
     write_model(model, name, hostile("scores"))
     labels = folder / f"{hostile('labels').replace('/', '')}.txt"
-    labels.write_text("\n".join(hostile(f"class {i}") for i in range(3)), encoding="utf-8")
+    # labels with characters that no terminal shows are refused
+    classes = (hostile(f"class {i}").replace("\u202e", "") for i in range(3))
+    labels.write_text("\n".join(classes), encoding="utf-8")
     spec = {"shape": [1, 3, 8, 8], "image": {"resize": [8, 8], "scale": "1/255"}}
     recipe = folder / "tiny.yaml"
     # JSON is YAML
