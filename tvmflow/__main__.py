@@ -47,13 +47,15 @@ def main() -> int:
         # The reader of the output has closed it, as in `tvmflow plan … | head`.
         _discard_output()
     except OSError as error:
-        text, fix = f"standard output cannot be written: {error.strerror}", _FREE_SPACE
         if error.errno in _TOO_MANY_FILES:
             # while modules are imported, which `cli` does not see
-            text, fix = (
-                f"{error.filename}: {error.strerror}",
-                "allow more open files (ulimit -n 4096)",
-            )
+            text = f"{error.filename}: {error.strerror}"
+            fix = "allow more open files (ulimit -n 4096)"
+        else:
+            from tvmflow.core.disk_errors import describe_output
+
+            text = f"standard output cannot be written{describe_output()}: {error.strerror}"
+            fix = _FREE_SPACE
         with contextlib.suppress(OSError):
             sys.stderr.write(f"tvmflow: {text}\n  fix: {fix}\n")
         _discard_output()

@@ -261,6 +261,12 @@ def _find(path: str) -> FileSystem:
     return find_file_system(path)
 
 
+def describe_output() -> str:
+    """Return where standard output goes, for a message: a file and its file system; nothing for a terminal or a pipe."""
+    path = os.path.realpath("/proc/self/fd/1")
+    return f" to {shortest_path(path)} ({_find(path)})" if os.path.isfile(path) else ""
+
+
 def _redirected_output() -> list[str]:
     """Return the files that this process's output is redirected to."""
     links = [f"/proc/self/fd/{number}" for number in (1, 2)]
