@@ -28,14 +28,14 @@ model:
   # onnx: models/digits.onnx         # a path from the recipe's folder, or a URL
   # sha256: 9f86d081884c7d65…        # digest of that file; required for a URL
 
-inputs:                              # what the model does not tell: see inputs.md
+inputs:                              # what the model leaves open: see inputs.md
   data:
     shape: [1, 1, 8, 8]              # the batch size is fixed too
     dtype: float32
     range: [0.0, 1.0]                # of random inputs, when verify has no data
     image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # how an image becomes this input
     # value: 16000                   # or a constant, which removes the input from the library
-labels: models/digits-labels.txt     # names of the classes, one a line
+labels: models/digits-labels.txt     # names of the classes, one per line
 
 variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
   one: {}                            # as above
@@ -73,7 +73,7 @@ stage_memory: 8GiB                   # a stage that takes more is stopped
 _INTRODUCTION: Final = """\
 # Recipes
 
-A recipe is a YAML file that describes what to build: the model, its input shapes, the targets, the tuning budget, the outputs and the checks. All paths in it start at the folder of the recipe, wherever it is run from.
+A recipe is a YAML file that describes what to build: the model, its input shapes, the targets, the tuning budget, the outputs and the checks. All paths in it start at the folder of the recipe, wherever you run it.
 
 Three fields are enough:
 
@@ -97,7 +97,7 @@ More recipes, ready to run, are in [recipes/](../recipes).
 
 ## Mistakes
 
-`tvmflow plan RECIPE` validates a recipe without running anything. All mistakes are reported together, each with file, line and column, and the exit code is 2:
+`tvmflow plan RECIPE` validates a recipe without running anything. It reports all mistakes together, each with file, line and column, and ends with exit code 2:
 
 <!-- not run: a test of this page compares the messages (tests/unit/recipe/test_recipe_docs.py) -->
 ```console
@@ -116,9 +116,9 @@ Planning also reads the header of the model and compares it with `inputs`: [inpu
 A model is data from somebody else, and tvmflow treats it as such:
 
 - External data of an ONNX model is read only from the folder of the model, after all symbolic links are followed.
-- The graph, the opset and the data of all weights are checked before any pass sees them. A model has at most 100,000 nodes and 100,000 weights, 10,000 inputs and outputs, and no tensor of more than 2^31 elements; constants that a few numbers would blow up are refused before they are made.
-- Names are shown with control characters escaped and cut at a length; `--json` has them as they are.
-- A model that the framework itself refuses is never reported as agreeing with it. Where ONNX's reference evaluator can run a model that ONNX Runtime refuses, it is the reference, under its own name, and the refusal is told beside it.
+- The graph, the opset and the data of all weights are checked before any pass sees them. A model may have at most 100,000 nodes, 100,000 weights, 10,000 inputs and outputs, and 2^31 elements in a tensor; if a few numbers in the file would make a larger constant, it is refused before it is made.
+- Names are shown with control characters escaped, and shortened if they are long; `--json` has them as they are.
+- A model that the framework itself refuses is never reported as agreeing with it. If ONNX Runtime refuses a model that ONNX's reference evaluator can run, the evaluator is the reference, under its own name, and the report also shows the refusal.
 
 ## In an editor
 
@@ -131,7 +131,7 @@ Editors complete, explain and check recipes and pipelines with their JSON Schema
 _PIPELINES: Final = """\
 ### Pipelines
 
-A pipeline lists the stages to run, in order; one without `stages` runs all of them, as the pipeline `tune` does. `tune` and `compile` (without search) are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
+A pipeline lists the stages to run, in order; without `stages`, it runs all of them, like the pipeline `tune`. `tune` and `compile` (without search) are in [pipelines/](../pipelines); a recipe may name its own file (`pipeline: nightly.yaml`, from the recipe's folder), and `--pipeline` overrides it. A stage must come after the stages that it needs.
 
 ```yaml
 pipeline: 1
@@ -140,7 +140,7 @@ description: All stages except the checks.
 stages: [import, extract_tasks, tune, pick_best, build, export]
 ```
 
-A pipeline that lists recipes can be run on its own, `tvmflow run pipelines/release.yaml`: see [releases.md](releases.md).
+You can run a pipeline that lists recipes by itself, `tvmflow run pipelines/release.yaml`: see [releases.md](releases.md).
 
 """
 

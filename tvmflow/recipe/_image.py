@@ -75,7 +75,7 @@ class ImageSpec(ClosedModel):
     crop: _Length | None = Field(
         default=None,
         examples=[224],
-        description="The size of the middle that is cut out: that of the input.",
+        description="The size of the middle that is cut out; it must be that of the input.",
     )
     pad: int | None = Field(
         default=None,
@@ -86,7 +86,7 @@ class ImageSpec(ClosedModel):
     )
     interpolation: Annotated[
         str, one_of(INTERPOLATIONS, "an interpolation"), schema_enum(INTERPOLATIONS)
-    ] = Field(default="bilinear", description="How sizes change, with antialiasing.")
+    ] = Field(default="bilinear", description="How images are resized, with antialiasing.")
     colour: Annotated[str, one_of(COLOURS, "a colour"), schema_enum(list(COLOURS))] | None = Field(
         default=None, description="The order of channels. Default: RGB, or GRAY for one channel."
     )
@@ -97,7 +97,7 @@ class ImageSpec(ClosedModel):
     scale: _Scale | None = Field(
         default=None,
         examples=["1/255"],
-        description="The factor of levels from 0 to 255: a number or a fraction. Default: 1/255; 1 for integers.",
+        description="The factor for levels from 0 to 255: a number or a fraction. Default: 1/255; 1 for integers.",
     )
     mean: _PerChannel | None = Field(
         default=None,

@@ -41,7 +41,7 @@ class Kernels(ClosedModel):
     )
     plain: list[_Operator] = Field(
         default=[],
-        description="Operators that keep the layout and weights of the model, whatever `layout` and `weights` are.",
+        description="Operators that keep the layout and weights of the model, whatever `layout` and `weights` say.",
     )
     winograd: Literal[0, 2, 4] = Field(
         default=2,
@@ -55,8 +55,8 @@ class Kernels(ClosedModel):
     )
     vector_bits: Literal[128, 256, 512] | None = Field(
         default=None,
-        description="Width of vectors in bits; wider ones than the target has are its widest. Default: the width with which "
-        "the model's convolutions and matrix products take fewest operations, which is narrow for few channels.",
+        description="Width of vectors in bits, at most the widest of the target. Default: the width with which the model's "
+        "convolutions and matrix products take the fewest operations, which is narrow for few channels.",
     )
     schedules: Literal["rules", "none"] = Field(
         default="rules",

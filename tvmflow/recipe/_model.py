@@ -67,7 +67,7 @@ def _to_tuples(value: Any) -> Any:
 
 
 class InputSpec(ClosedModel):
-    """One input of the model. What it leaves out is as in the model."""
+    """One input of the model. Fields that are left out stay as in the model."""
 
     shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(to_tuple)] = (
         Field(
@@ -78,7 +78,7 @@ class InputSpec(ClosedModel):
     )
     dtype: _Dtype | None = Field(
         default=None,
-        description="Element type. Default: as in the model; float32 where it does not tell.",
+        description="Element type. Default: as in the model, or float32 if the model does not say.",
     )
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
@@ -88,8 +88,8 @@ class InputSpec(ClosedModel):
     value: Annotated[Any, BeforeValidator(_to_tuples), WithJsonSchema(_VALUE_SCHEMA)] = Field(
         default=None,
         examples=[16000],
-        description="A constant, a number or nested lists of them, to which the input is bound: the library does not "
-        "have it. A number with `shape` fills that shape.",
+        description="Binds the input to a constant, a number or nested lists of them, which removes it from the library. "
+        "A number with `shape` fills that shape.",
     )
     image: ImageSpec | None = Field(
         default=None,

@@ -123,8 +123,8 @@ class Recipe(ClosedModel):
     license: SpdxExpression | None = Field(
         default=None,
         examples=["Apache-2.0"],
-        description="License of the model and of what is built from it, for the wheel and for bills of materials: an SPDX "
-        "expression, such as `MIT OR Apache-2.0`; `LicenseRef-NAME` for one that SPDX does not list.",
+        description="License of the model and of the delivered files, for the wheel and for bills of materials: an SPDX "
+        "expression, such as `MIT OR Apache-2.0`; `LicenseRef-NAME` for a license that SPDX does not list.",
     )
     model: ModelSource = Field(
         examples=[{"onnx": "model.onnx"}], description="Where the model comes from."
@@ -133,7 +133,7 @@ class Recipe(ClosedModel):
         default_factory=dict,
         validate_default=True,
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
-        description="Inputs of the model by name: what the model does not tell, and what is to differ from it. See "
+        description="Inputs of the model by name: what the model leaves open, and what you want to change. See "
         "[inputs.md](inputs.md).",
     )
     operators: Annotated[
@@ -141,14 +141,14 @@ class Recipe(ClosedModel):
     ] = Field(
         default=(),
         examples=[["ops/bev_pool.py", "ops/bev_pool.c"]],
-        description="Files that implement operators of the model that tvmflow lacks: Python files, and the files of C that "
-        "these use. See [operators.md](operators.md).",
+        description="Files that implement operators which tvmflow lacks: Python files, and the C files that they use. See "
+        "[operators.md](operators.md).",
     )
     labels: str | None = Field(
         default=None,
         min_length=1,
         examples=["labels.txt"],
-        description="Names of the classes, for the scores of the first output: a file with one name a line, a path from "
+        description="Names of the classes, for the scores of the first output: a file with one name per line, a path from "
         "the recipe's folder. See [images.md](images.md).",
     )
     variants: dict[_VariantName, Variant] = Field(
@@ -183,8 +183,8 @@ class Recipe(ClosedModel):
     )
     runtime: Runtime = Field(
         default="auto",
-        description="`c`: the library calls its kernels itself and needs nothing where it runs. `vm`: TVM's virtual machine "
-        "runs it. `auto`: `c` where target and model allow it. See [exports.md](exports.md).",
+        description="`c`: the library calls its kernels itself and needs no runtime. `vm`: TVM's virtual machine runs it. "
+        "`auto`: `c` if target and model allow it. See [exports.md](exports.md).",
     )
     verify: Verify = Field(
         default=Verify(),
@@ -200,8 +200,8 @@ class Recipe(ClosedModel):
         default=None,
         min_length=1,
         examples=["4GiB"],
-        description="How much memory each stage may take before it is stopped; no result depends on it. Default: 80 % of "
-        "this machine's for all stages together. `--stage-memory` takes precedence: see [cli.md](cli.md).",
+        description="How much memory each stage may take before it is stopped; results do not depend on it. Default: 80 % "
+        "of this machine's memory for all stages together. `--stage-memory` takes precedence: see [cli.md](cli.md).",
     )
 
     @field_validator("inputs")

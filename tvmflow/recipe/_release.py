@@ -102,8 +102,8 @@ class Release(ClosedModel):
     drop: Annotated[tuple[str, ...], BeforeValidator(to_tuple)] = Field(
         default=(),
         examples=[["digits/edge"]],
-        description="What the last release has and this one need not have: `RECIPE`, `RECIPE/TARGET`, "
-        "`RECIPE/TARGET/OUTPUT`, or `RECIPE/TARGET/verify`. Anything else that is gone fails the release.",
+        description="What this release drops on purpose: `RECIPE`, `RECIPE/TARGET`, `RECIPE/TARGET/OUTPUT`, or "
+        "`RECIPE/TARGET/verify`. If anything else of the last release is missing, the release fails.",
     )
     gates: Gates = Field(
         default=Gates(), examples=[{"max_slowdown": 0.05}], description="Limits that must be met."
@@ -116,7 +116,7 @@ class Release(ClosedModel):
 
 
 class Retune(ClosedModel):
-    """A tuning budget for all recipes and targets together, spent in rounds where it gains most."""
+    """A tuning budget for all recipes and targets together, spent in rounds on those that gain most."""
 
     trials: int | None = Field(
         default=None,

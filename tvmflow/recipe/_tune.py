@@ -35,14 +35,15 @@ class Tune(ClosedModel):
         default=None,
         gt=0,
         le=1e6,
-        description="Maximum time to search for one target, with the time that earlier runs spent on its kernels; "
-        "the best schedules up to then are used.",
+        description="Maximum time to search for one target, including the time that earlier runs spent on its kernels; "
+        "then the best schedules so far are used.",
     )
     deliver_every: float | None = Field(
         default=None,
         gt=0,
         le=1e6,
-        description="Deliver the best library so far when the search begins, and after each of so many minutes of it.",
+        description="Deliver the best library so far when the search begins, and then each time after so many minutes of "
+        "searching.",
     )
     trials_per_task: int | None = Field(
         default=None,

@@ -29,8 +29,8 @@ class Verify(ClosedModel):
     data: str | None = Field(
         default=None,
         min_length=1,
-        description="An npz file with one array for each input, whose first axis is the samples, or images: a folder, or "
-        "a table `file,label` (see [images.md](images.md)); a path from the recipe's folder. Default: random inputs "
+        description="A path from the recipe's folder: an npz file with one array for each input, whose first axis is the "
+        "samples; or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
         "from `seed`.",
     )
     label: str = Field(
@@ -69,9 +69,9 @@ class Verify(ClosedModel):
     ] = Field(
         default=(),
         examples=[["onnxruntime", "openvino"]],
-        description="Other runtimes that are compared with the reference, and timed beside the library in turns, with the same "
-        "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or `auto` for those that are. "
-        "See [comparison.md](comparison.md).",
+        description="Other runtimes to compare with the reference and to time in turns with the library, with the same "
+        "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or "
+        "`auto` for all that are installed. See [comparison.md](comparison.md).",
     )
     run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
         default="auto",
