@@ -108,7 +108,7 @@ def _examine_runtime_folder() -> Finding:
     subject, folder = "folder of the device locks", Path(device_locks_folder())
     base = os.environ.get(RUNTIME_VARIABLE, "")
     if base and not Path(base).is_absolute():
-        detail = f"${RUNTIME_VARIABLE} is {base!r}, which is no absolute path: {folder} is used"
+        detail = f"${RUNTIME_VARIABLE} is {base!r}, which is not an absolute path: {folder} is used"
         return Finding(subject, False, detail, RUNTIME_FIX, optional=True)
     for place in (folder, folder.parent):
         if place.exists() and place.stat().st_uid != os.getuid():

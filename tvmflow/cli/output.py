@@ -71,7 +71,7 @@ def check_output_file(path: Path | None, inputs: Iterable[str]) -> None:
     if path is None:
         return
     if is_folder(path):
-        raise UsageError(f"{path} is a folder, and a file is to be written there", fix=_OTHER_FILE)
+        raise UsageError(f"{path} is a folder, so no file can be written there", fix=_OTHER_FILE)
     others = [Path(name) for name in inputs]
     if is_file(path) and any(is_file(other) and path.samefile(other) for other in others):
         raise UsageError(f"{path} is read by this command and would be lost", fix=_OTHER_FILE)

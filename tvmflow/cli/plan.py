@@ -39,7 +39,7 @@ def plan(options: PlanOptions) -> int:
     """Show which stages `run` would run, and why, without running them."""
     if options.graph and options.json:
         raise UsageError(
-            "--graph and --json cannot be shown together",
+            "--graph and --json cannot be combined",
             fix="use --json alone: its stages have the edges of the graph as `needs`",
         )
     check_output_file(options.output, options.recipes.recipes)

@@ -87,7 +87,7 @@ def _find_libraries(
     if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
         command = f"tvmflow run {shell_word(what)}"
         libraries = list_libraries(_list_finished(options, store), command)
-        problem = f"{what} has no kernels yet: it was not built as it is now"
+        problem = f"{what} has no kernels yet: it has not been built in its present form"
     else:
         run = read_run(store, what)
         paths = dict.fromkeys(shortest_path(recipe.path) for recipe in run.recipes)

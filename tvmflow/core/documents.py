@@ -47,7 +47,7 @@ def read_json(content: bytes) -> Json:
     """Return the value of a JSON text.
 
     Raises:
-        Unreadable: It is no JSON, nests too deeply, or has what readers understand differently:
+        Unreadable: It is not JSON, nests too deeply, or has what readers understand differently:
             NaN, infinities, a name that occurs twice.
     """
     try:
@@ -57,7 +57,7 @@ def read_json(content: bytes) -> Json:
     except RecursionError:
         raise Unreadable("it nests too deeply") from None
     except ValueError as error:
-        raise Unreadable(f"it is no JSON ({_reason(error)})") from None
+        raise Unreadable(f"it is not JSON ({_reason(error)})") from None
     _check_depth(value)
     return value
 

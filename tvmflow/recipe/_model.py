@@ -131,7 +131,7 @@ class InputSpec(ClosedModel):
         for scalar in scalars_of(value):
             if not isinstance(scalar, bool | int | float) or not math.isfinite(scalar):
                 text = quoted(str(scalar))
-                raise field_error(f"must be a number, or lists of numbers; {text} is none")
+                raise field_error(f"must be a number, or lists of numbers, not {text}")
         try:
             shape = shape_of_value(value)
         except ValueError as error:

@@ -221,7 +221,7 @@ class BuildTarget(ClosedModel):
         mapping = self.tvm_target() if self.is_single() else None
         problem = backend_for(mapping).target_problem(mapping) if mapping else ""
         if mapping and not _TRIPLE.fullmatch(cpu_triple(mapping)):
-            problem = f"{quoted(cpu_triple(mapping))} is no mtriple, such as aarch64-linux-gnu"
+            problem = f"{quoted(cpu_triple(mapping))} is not an mtriple, such as aarch64-linux-gnu"
         if problem:
             raise field_error(problem, "tvm")
         return self

@@ -68,11 +68,11 @@ def find_damaged_files(
     for path in sorted(root.iterdir()):
         if path.name in FOLDERS:
             if not path.is_dir():
-                yield DamagedFile("folder", path.name, "it is no folder")
+                yield DamagedFile("folder", path.name, "it is not a folder")
             elif path.name not in _UNCHECKED:
                 yield from _check_folder(store, path, {**_CONTENT_CHECKS, **checks})
         elif path.name not in FILES:
-            yield DamagedFile("file", path.name, "it is no part of a store")
+            yield DamagedFile("file", path.name, "it is not part of a store")
         elif path.name != "format" and not path.is_file():
             yield DamagedFile("lock", path.name, "it is not a file")
 
@@ -120,7 +120,7 @@ def _find_fault(folder: Path, path: Path, check: ContentCheck | None) -> str:
         # a run removes its claim, and makes that of a killed one again
         return ""
     if folder.name in ("cas", "actions") and not _is_named_well(path):
-        return "its name is no digest, or that of another folder"
+        return "its name is not a digest, or belongs to another folder"
     if not path.is_file():
         return "it is a link to nothing" if path.is_symlink() else "it is not a file"
     if check is None:

@@ -99,7 +99,7 @@ def endpoint() -> str:
     """Return the URL of the Hub.
 
     Raises:
-        HubError: when the environment names another one, and that is no URL.
+        HubError: when the environment names another one, which is not a URL.
     """
     named = os.environ.get("HF_ENDPOINT", "").rstrip("/")
     if not named:
@@ -110,7 +110,7 @@ def endpoint() -> str:
         check_address(shown)
     except ValueError:
         fix = "write it as https://HOST, or unset it"
-        raise HubError(f"$HF_ENDPOINT is no URL: {excerpt(shown)}", fix) from None
+        raise HubError(f"$HF_ENDPOINT is not a URL: {excerpt(shown)}", fix) from None
     return shown
 
 

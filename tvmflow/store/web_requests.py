@@ -84,7 +84,7 @@ def redirect_target(url: str, location: str) -> str:
         location: The header `Location` of the answer, which may be anything.
 
     Raises:
-        DownloadError: when it is no URL, or must not be followed.
+        DownloadError: when it is not a URL, or must not be followed.
     """
     try:
         quoted_location = urllib.parse.quote(
@@ -99,10 +99,10 @@ def redirect_target(url: str, location: str) -> str:
         check_address(target)
     except InvalidAddress as error:
         raise _refused_redirect(
-            url, f"redirects to {without_secrets(target)}, which is no address: {error}"
+            url, f"redirects to {without_secrets(target)}, which is not an address: {error}"
         ) from None
     except ValueError:
-        raise _refused_redirect(url, "redirects to what is no address") from None
+        raise _refused_redirect(url, "redirects to something that is not an address") from None
     return target
 
 

@@ -269,7 +269,7 @@ def _failure(emulator: Emulator, code: int, stderr: str) -> StageError:
     )
     if assertion:
         return StageError(
-            f"{emulator} crashed itself: {assertion}",
+            f"{emulator} itself crashed: {assertion}",
             fix="use a newer qemu (7.2 crashes on some vector instructions of riscv64), or verify.run_on: rpc",
         )
     if code == -signal.SIGILL:

@@ -262,7 +262,7 @@ def _read_record(
 ) -> None:
     try:
         if not is_certain:
-            raise ValueError("it is not a record, or follows a line that is none")
+            raise ValueError("it is not a record, or the line before it is not one")
         if len(line) > _MAX_RECORD_BYTES:
             raise ValueError(f"it is longer than {size_text(_MAX_RECORD_BYTES)}")
         record = parse_line(line)

@@ -227,7 +227,7 @@ def find_problem(trace: Json) -> str:
     if any(index not in range(len(instructions)) for index, _ in decisions):
         return "its trace has a decision about an instruction that it lacks"
     if not all(_are_numbers(decision) for _, decision in decisions):
-        return "its trace has a decision that is no number"
+        return "its trace has a decision that is not a number"
     if not _has_only_int64(trace):
         return "its trace has a number that TVM cannot hold"
     return ""

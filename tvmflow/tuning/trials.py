@@ -308,7 +308,7 @@ def parse_line(line: bytes) -> Record | None:
     record = read_object(line)
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
-        raise ValueError("the field 'v' is no version")
+        raise ValueError("the field 'v' is not a version")
     if version > SEARCH_VERSION:
         return None
     try:
@@ -334,7 +334,7 @@ def read_object(line: bytes) -> dict[str, Json]:
     except documents.Unreadable as error:
         raise ValueError(str(error)) from error
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
@@ -343,7 +343,7 @@ def _parse_trial(record: dict[str, Json]) -> Trial:
     if bool(trial.run_secs) == bool(trial.failure):
         raise ValueError("a trial has either times or a failure")
     if not traces.has_form(trial.trace):
-        raise ValueError("its trace does not have the form of one")
+        raise ValueError("its trace is malformed")
     if problem := traces.find_problem(trial.trace):
         raise ValueError(problem)
     if trial.id != trial_id(trial.trace):

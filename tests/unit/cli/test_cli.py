@@ -216,7 +216,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["plan", "tiny.yaml", "--output", "tiny.yaml"],
             "is read by this command and would be lost",
         ),
-        (["run", "tiny.yaml", "--junit", "."], ". is a folder, and a file is to be written there"),
+        (["run", "tiny.yaml", "--junit", "."], ". is a folder, so no file can be written there"),
         (["run", "tiny.yaml", "--summary", "tiny.yaml"], "would be lost"),
         (["lock", "tiny.yaml", "--lock", "tiny.yaml"], "would be lost"),
         (["lock", "tiny.yaml", "--lock", "."], ". is a folder"),

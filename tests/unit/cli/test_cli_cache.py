@@ -165,7 +165,7 @@ def test_repair_says_what_it_did_and_what_is_left(
     (root / "photo.jpg").write_text("mine")
     code, out, _ = answer(capsys, "verify")
     assert (code, "`tvmflow cache repair` sets aside" in out) == (1, True)
-    assert "file photo.jpg is damaged: it is no part of a store" in out
+    assert "file photo.jpg is damaged: it is not part of a store" in out
     (root / "photo.jpg").unlink()
     (root / "last" / "net" / "build+host").write_text("")
     (root / "history").mkdir()

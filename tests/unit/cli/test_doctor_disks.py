@@ -86,7 +86,7 @@ def test_a_noexec_folder_for_temporary_files_is_bad(
     [
         ("/sys", "/sys", False),
         ("/dev/null", "/dev/null", False),
-        ("relative/folder", "is no absolute path: /tmp/tvmflow-", True),
+        ("relative/folder", "is not an absolute path: /tmp/tvmflow-", True),
     ],
 )
 def test_a_bad_runtime_folder_is_named(

@@ -22,16 +22,16 @@ from tvmflow.core.documents import (
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it is no JSON"),
-        (b"{", "it is no JSON"),
-        (b"\xff\xfe\x00", "it is no JSON"),
+        (b"", "it is not JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe\x00", "it is not JSON"),
         (b"NaN", "NaN is not a number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
         (b'{"a": 1, "a": 2}', "'a' occurs twice"),
         (b"[" * 100 + b"]" * 100, "nests too deeply"),
         (b"[" * 1_000_000, "nests too deeply"),
         (b'{"a":' * 1_000_000, "nests too deeply"),
-        (b"9" * 100_000, "it is no JSON"),
+        (b"9" * 100_000, "it is not JSON"),
     ],
     ids=lambda value: str(value)[:20],
 )

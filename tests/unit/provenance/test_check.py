@@ -268,7 +268,7 @@ def test_two_statements_must_not_contradict_each_other(delivered: Delivered) -> 
         (b"\n\n", "it is empty"),
         (b"{}", "it is no envelope"),
         (b"[]", "it is no envelope"),
-        (b"\x00", "it is no JSON"),
+        (b"\x00", "it is not JSON"),
         (b"[" * 200_000, "it nests too deeply"),
         (b'{"payloadType": "application/vnd.in-toto+json", "payload": 1, "signatures": []}', "no envelope"),
         (b'{"payloadType": "text/plain", "payload": "", "signatures": []}', "it holds 'text/plain'"),

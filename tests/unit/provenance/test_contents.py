@@ -62,7 +62,7 @@ def test_files_that_differ_from_the_manifest_are_reported(
         ({"manifest__json": b"[" * 100_000}, "its manifest.json: it nests too deeply"),
         ({"manifest__json": b'{"bundle": 99}'}, "it has bundle format 99"),
         ({"manifest__json": b'{"bundle": 2, "parts": [{"file": "x"}]}'}, "it has no part 'x'"),
-        ({"signature__json": b"nonsense"}, "its signature.json: it is no JSON"),
+        ({"signature__json": b"nonsense"}, "its signature.json: it is not JSON"),
         ({"../evil": b"x"}, "an entry that points outside of it: '../evil'"),
         ({"/evil": b"x"}, "an entry that points outside of it"),
         ({"a\\..\\evil": b"x"}, "an entry that points outside of it"),

@@ -377,7 +377,7 @@ WRONG = [
     wrong(
         "a value that is text",
         ("dtype: float32", "value: 16k"),
-        "6:38: inputs.data.value: must be a number, or lists of numbers; '16k' is none",
+        "6:38: inputs.data.value: must be a number, or lists of numbers, not '16k'",
     ),
     wrong(
         "a ragged value",

@@ -58,7 +58,7 @@ TARGETS = {
     "toolchain: {linker: g++, flags: -s}": "8:66: targets.0.toolchain.flags: must be a list, such as [-shared, -s], not the string '-s'",
     "toolchain: {linker: g++, flag: [-s]}": "8:59: targets.0.toolchain.flag: unknown field; did you mean 'flags'?",
     "tvm: {kind: cuda}": "8:46: targets.0.tvm.kind: the preset x86-64-v3 has the kind llvm",
-    'tvm: {mtriple: "x86_64-linux-gnu\\nexecute_process()"}': "8:39: targets.0.tvm: 'x86_64-linux-gnu\\nexecute_process()' is no mtriple, such as aarch64-linux-gnu",
+    'tvm: {mtriple: "x86_64-linux-gnu\\nexecute_process()"}': "8:39: targets.0.tvm: 'x86_64-linux-gnu\\nexecute_process()' is not an mtriple, such as aarch64-linux-gnu",
     "tvm: 5": "8:39: targets.0.tvm: must be a mapping, such as {kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a72}, not the number 5",
 }
 VARIANTS = {

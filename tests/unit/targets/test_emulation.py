@@ -184,7 +184,7 @@ def test_a_crash_of_qemu_is_not_one_of_the_library(folder: Path, tmp_path: Path)
     program(folder, f'echo "{text}" >&2; kill -SEGV $$')
     with pytest.raises(StageError) as caught:
         run(tmp_path)
-    assert caught.value.message == (f"qemu-aarch64 7.2.22 -cpu cortex-a72 crashed itself: {text}")
+    assert caught.value.message == (f"qemu-aarch64 7.2.22 -cpu cortex-a72 itself crashed: {text}")
     assert "newer qemu" in caught.value.fix
 
 
