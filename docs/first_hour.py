@@ -89,12 +89,12 @@ _DIGITS_STEPS: Final = (
     Step("Is it installed?", "", ("tvmflow --version", "tvmflow doctor")),
     Step(
         "One command",
-        "The folder has a model and its test data. Without a recipe, it is built for this machine.",
+        "The folder has a model and its test data. Without a recipe, the model is built for this machine.",
         ("tvmflow build models/digits.onnx",),
     ),
     Step(
         "A recipe",
-        "A recipe says what to build, and can be kept.",
+        "A recipe says what to build; you can keep it.",
         ("tvmflow init models/digits.onnx", "cat digits.tvmflow.yaml"),
     ),
     Step(
@@ -117,7 +117,7 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "A mistake",
-        "What a typing error looks like.",
+        "This is what a typing error looks like.",
         ("sed 's/trials/trails/' digits.tvmflow.yaml > wrong.yaml", "tvmflow plan wrong.yaml"),
         exit_code=2,
     ),
@@ -137,7 +137,7 @@ _DIGITS_STEPS: Final = (
     ),
     Step(
         "What changed, and where does the time go?",
-        "The last two runs beside each other, and the kernels of the library with the nodes that they compute.",
+        "The last two runs side by side, and the kernels of the library with the nodes that they compute.",
         ("tvmflow compare latest~1 latest", "tvmflow show kernels digits.tvmflow.yaml"),
     ),
     Step(
@@ -204,7 +204,7 @@ _MODELS_STEPS: Final = (
     ),
     Step(
         "An index as the output",
-        "What was compared besides the index, and with how many inputs, is said.",
+        "The summary says what was compared besides the index, and with how many inputs.",
         (
             "tvmflow build models/classifier.onnx",
             "tvmflow run-model dist/classifier/host/classifier.tvmflow",
@@ -222,8 +222,8 @@ _MODELS_STEPS: Final = (
     ),
     Step(
         "Change one layer",
-        "The last convolution gets more channels: its kernel alone is new, and the minutes go to that. The trials of "
-        "the others stay as many as they were.",
+        "The last convolution gets more channels. Only its kernel is new, and the minutes go to it; the others get no "
+        "further trials.",
         (
             "python make_first_models.py --channels 24",
             "tvmflow explain net.tvmflow.yaml tune",
