@@ -25,6 +25,7 @@ from tvmflow.core.errors import Interrupted, TvmflowError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import size_text
 from tvmflow.core.memory import limit_address_space
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
 from tvmflow.frontends._base import ModelFacts
 
@@ -58,7 +59,8 @@ def read_in_worker(read: _Reader) -> _Reader:
         if fork_server_process.is_child:
             return read(path)
         payload = {"reader": f"{read.__module__}:{read.__qualname__}", "path": str(path.absolute())}
-        with _open_server() as server:
+        # after the server was forked: what explains the wait is a thread
+        with _open_server() as server, explain_wait(f"reading {path.name}: up to a minute"):
             outcome = server.call(_ENTRY, payload, timeout_s=_TIMEOUT_S)
         return _facts_of(outcome, path)
 
