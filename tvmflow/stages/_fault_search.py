@@ -107,7 +107,7 @@ class _Search:
         signature = json.loads(context.inputs["import/signature.json"].read_text())
         self._model = read_imported_model(signature, context.inputs)
         self._signature = signature
-        self._tolerance, self._index_inputs = self._read_model()
+        self._tolerance, self._own_tolerance, self._index_inputs = self._read_model()
         self._feed, self._expected = self._run_reference()
 
     def run(self) -> list[Fault]:
@@ -123,7 +123,7 @@ class _Search:
         if not is_here or self._build is None:
             return [
                 self._find_import_fault()
-                or self._blame_tolerance()
+                or self._blame_tolerance(self._run_imported(self._load()))
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
                     "for this target are wrong; these can be looked into only where this machine runs them",
@@ -141,7 +141,7 @@ class _Search:
             is_right = self._agrees(self._run_lowered(self._load()))
         if is_right:
             return [
-                self._blame_tolerance()
+                self._blame_tolerance(outputs)
                 or Fault(
                     "each kernel computes what it should, and so does the model on TVM's virtual machine: "
                     "the C library or its packaging is to blame",
@@ -152,8 +152,8 @@ class _Search:
 
     # ---------------------------------------------------------------- the reference
 
-    def _read_model(self) -> tuple[Tolerance, tuple[TensorSpec, ...]]:
-        """Return how closely outputs must agree, and what goes into an index.
+    def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
+        """Return how closely outputs must agree, here and for the recipe, and what goes into an index.
 
         What is within the default tolerance is no fault of tvmflow: fields of the recipe that ask for more
         count for nothing here.
@@ -165,6 +165,7 @@ class _Search:
         arithmetic = _tolerances.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
         tolerance = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
+        own = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
         if not checks.has_default_tolerance:
             tolerance = tolerance._replace(
                 rtol=max(tolerance.rtol, checks.rtol or 0.0),
@@ -173,10 +174,12 @@ class _Search:
                 scale=None,
                 exact_integers=False,
             )
-        return tolerance, indices.tensors if indices else ()
+        return tolerance, own, indices.tensors if indices else ()
 
-    def _blame_tolerance(self) -> Fault | None:
-        """Return the fault of a recipe that asks for more than the arithmetic of its model gives."""
+    def _blame_tolerance(self, outputs: Sequence[Array]) -> Fault | None:
+        """Return the fault of a recipe that asks for more than these outputs of its model give."""
+        if self._agrees(outputs, self._own_tolerance):
+            return None
         rtol, checks = self._tolerance.rtol, self._settings.verify
         # that of the largest output: the recipe's own holds for all of them, and does not grow with any
         atol = max(
@@ -207,9 +210,9 @@ class _Search:
             )
         return results.samples.batches[0], [results.outputs[0][name] for name in names]
 
-    def _agrees(self, outputs: Sequence[Array]) -> bool:
+    def _agrees(self, outputs: Sequence[Array], tolerance: Tolerance | None = None) -> bool:
         pairs = zip(outputs, self._expected, strict=False)
-        return all(compare_inner(a, e, self._tolerance)["passed"] for a, e in pairs)
+        return all(compare_inner(a, e, tolerance or self._tolerance)["passed"] for a, e in pairs)
 
     def _read_inputs(self) -> Sequence[Any]:
         """Return the inputs of the library: those of the model that are not bound to constants."""
