@@ -183,7 +183,8 @@ class _Search:
         rtol, checks = self._tolerance.rtol, self._settings.verify
         # that of the largest output: the recipe's own holds for all of them, and does not grow with any
         atol = max(
-            float(self._tolerance.absolute(a.astype("float64")).max()) for a in self._expected
+            float(self._tolerance.absolute(a.astype("float64")).max(initial=0.0))
+            for a in self._expected
         )
         limits = (("verify.rtol", checks.rtol, rtol), ("verify.atol", checks.atol, atol))
         strict = [name for name, own, default in limits if own is not None and own < default]
