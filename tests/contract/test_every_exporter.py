@@ -83,9 +83,16 @@ def test_it_writes_the_files_that_it_announced(
 
 @every_exporter
 def test_the_same_library_gives_the_same_bytes(
-    name: str, built: BuiltModel, exported: Exported, tmp_path: Path
+    name: str,
+    built: BuiltModel,
+    exported: Exported,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whenever and wherever it is written, in whatever order its description is, and by the stage too."""
+    """Whenever and wherever it is written, in whatever order its description is, and by the stage too.
+
+    No file has a time, so that SOURCE_DATE_EPOCH changes none.
+    """
     one, two = tmp_path / "one", tmp_path / "two" / "further down"
     one.mkdir()
     two.mkdir(parents=True)
@@ -98,6 +105,7 @@ def test_the_same_library_gives_the_same_bytes(
     again = built._replace(
         library=copied_library, manifest=turned, forms=forms, exported_files=others
     )
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     # the permissions in an archive are not those of the files that it was made from
     with umask(0o077):
         EXPORTERS[name].export(again, two)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,25 @@ def test_a_schedule_that_computes_wrongly_is_banned(
     assert list(ledger.bans) == [wrong.id]
     assert "banned 20" in project.tvmflow("records", "show", ledger.path.stem).out
     assert project.run().ran == []
+
+
+@pytest.mark.slow
+def test_a_tolerance_that_no_arithmetic_meets_is_blamed_on_the_recipe(project: Project) -> None:
+    """The library is rejected; what to change is the recipe, and nobody is asked to report a bug."""
+    write_normalized(project)
+    project.edit_recipe("rtol: 1.0e-3, atol: 1.0e-4", "rtol: 1.0e-12, atol: 1.0e-14")
+    failed = project.run()
+    assert (failed.code, failed.outcome("verify/host")) == (3, "rejected")
+    verify = failed.stages["verify/host"]
+    assert "(rtol 1e-12, atol 1e-14)" in verify["message"]
+    assert re.search(
+        r"the model agrees with the reference within the default tolerance \(rtol 0.001, and for these outputs up to "
+        r"atol \d\S*\), and verify.rtol and verify.atol of the recipe are stricter",
+        verify["message"],
+    )
+    assert "raise verify.rtol and verify.atol or leave them out" in verify["fix"]
+    assert "bug" not in verify["message"] + verify["fix"]
+    assert not (project.folder / "dist/tiny/host/tiny.tvmflow").exists()
 
 
 # ---------------------------------------------------------------- whatever else can be wrong

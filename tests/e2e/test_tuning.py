@@ -6,7 +6,8 @@ import base64
 import json
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -211,22 +212,38 @@ def add_slow_schedule(project: Project) -> WorkloadLedger:
     return ledger
 
 
-def claim_that_it_wins(ledger: WorkloadLedger) -> None:
-    """Make the ledger say that the slow schedule also won against the untuned kernel."""
-    lines = []
-    for line in ledger.path.read_text().splitlines():
-        record = json.loads(line)
-        if "finalists" in record:
-            first, *others = record["samples"]
-            record["untuned"] = [1e-3] * len(first)
-            record["samples"] = [[1e-9] * len(first), *([1.0] * len(first) for _ in others)]
-        lines.append(canonical(record).decode())
-    ledger.path.write_text("\n".join(lines) + "\n")
+def claim_that_it_wins(path: Path) -> None:
+    """Make a file of the ledger say that the slow schedule also won against the untuned kernel."""
+
+    def claim(record: dict[str, Any]) -> None:
+        first, *others = record["samples"]
+        record["untuned"] = [1e-3] * len(first)
+        record["samples"] = [[1e-9] * len(first), *([1.0] * len(first) for _ in others)]
+
+    change_records(path, "finalists", claim)
+
+
+def claim_that_the_library_wins(path: Path) -> None:
+    """Make a file of the ledger say that the whole library with that schedule is a hundred times as fast as without."""
+
+    def claim(record: dict[str, Any]) -> None:
+        record |= {"slower": [], "tuned": [1e-5] * 9, "untuned": [1e-3] * 9}
+
+    change_records(path, "library", claim)
+
+
+def change_records(path: Path, field: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the records of one kind in a file of the ledger."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        if field in record:
+            change(record)
+    path.write_text("".join(f"{canonical(record).decode()}\n" for record in records))
 
 
 @pytest.mark.slow
 def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Project) -> None:
-    """Neither alone nor, where the ledger claims that it won there, in the whole library does it pass."""
+    """Neither alone nor, where the ledger claims that it won there, in the whole library does it pass, nor unseen at the end."""
     project.spend_whole_budget()
     project.write_model(channels=64)
     project.write_recipe(trials=6)
@@ -240,7 +257,7 @@ def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Pr
     assert alone.code == 0
     assert conv["tuned_us"] is None or conv["tuned_us"] < conv["untuned_us"]
 
-    claim_that_it_wins(ledger)
+    claim_that_it_wins(ledger.path)
     assert project.tvmflow("clean", "--yes").code == 0
     whole = project.run()
     library = whole.stages["pick_best/host"]["facts"]["library"]
@@ -251,6 +268,25 @@ def test_a_library_whose_tuned_schedule_is_slow_is_delivered_untuned(project: Pr
     assert project.tvmflow("clean", "--yes").code == 0
     again = project.run().stages["pick_best/host"]["facts"]["library"]
     assert again == library
+    delivered = project.folder / "dist/tiny/host/tiny.so"
+    untuned = delivered.read_bytes()
+
+    # Where the ledger claims that, too, what would be delivered is measured: a gate refuses it.
+    for path in (project.folder / "cache/ledger").rglob("*.jsonl"):
+        claim_that_the_library_wins(path)
+    project.edit_recipe("trials: 7", "trials: 7, min_speedup: 1")
+    rejected = project.run("--force", "pick_best")
+    assert (rejected.code, rejected.outcome("verify/host")) == (3, "rejected")
+    assert "below tune.min_speedup 1" in rejected.stages["verify/host"]["message"]
+    assert delivered.read_bytes() == untuned
+    # Without it the run says so, and how to get the untuned one.
+    project.edit_recipe("trials: 7, min_speedup: 1", "trials: 7")
+    said = project.tvmflow("run", "tiny.yaml")
+    assert said.code == 0
+    assert "SLOWER THAN UNTUNED: speedup over untuned 0." in said.out
+    assert "`--minutes 0` delivers the untuned library" in said.out
+    assert project.tvmflow("run", "tiny.yaml", "--minutes", "0").code == 0
+    assert delivered.read_bytes() == untuned
 
 
 def trials_of(project: Project) -> dict[str, int]:

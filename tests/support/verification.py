@@ -19,7 +19,7 @@ from tests.support.kernels import host_level
 from tvmflow.compiler import ir, lowering
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe import Recipe
-from tvmflow.stages import STAGES, _inner_tensors, _latency, _reference_run, build
+from tvmflow.stages import STAGES, _inner_tensors, _latency, build, verify
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._verdict import Verdict
 from tvmflow.targets.resolve import ResolvedTarget
@@ -172,8 +172,7 @@ def _without_times() -> Iterator[None]:
     """Measure no latency: of a library that is wrong nobody wants to know it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_latency, "add_latencies", lambda *_: None)
-        patch.setattr(_reference_run, "_measure", lambda *_: None)
-        patch.setattr(_reference_run, "_measure_alone", lambda *_: None)
+        patch.setattr(verify, "add_reference_time", lambda *_: None)
         yield
 
 

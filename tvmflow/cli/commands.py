@@ -86,7 +86,11 @@ class Command(NamedTuple):
 
     def run(self, options: Options) -> int:
         """Run the command and return its exit code."""
-        return self.find_function()(options)
+        from tvmflow.core.slow_steps import explain_wait
+
+        with explain_wait("loading tvmflow: a few seconds the first time"):
+            function = self.find_function()
+        return function(options)
 
 
 def load_commands(name: str) -> tuple[Command, ...]:

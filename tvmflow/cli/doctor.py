@@ -19,6 +19,7 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.project import find_project, shortest_path
 from tvmflow.core.requirements import REQUIREMENTS, install_command
+from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._peers import PEERS, Peer
 from tvmflow.store.local import LocalStore
@@ -157,7 +158,8 @@ def _examine_peer(peer: Peer) -> Finding:
 def _examine_package(name: str) -> Finding:
     subject = f"package {name}"
     try:
-        identity, package = packages.identity(name), packages.find_package(name)
+        with explain_wait(IDENTITY_WAIT.format(name)):
+            identity, package = packages.identity(name), packages.find_package(name)
     except EnvironmentProblem as problem:
         return Finding(subject, False, problem.message, problem.fix)
     if package.rivals:
@@ -197,7 +199,10 @@ def _examine_emulators() -> Finding:
 
 
 def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
-    outcome = fork_server.call(f"{__name__}:{probe.function}", probe.argument, timeout_s=_TIMEOUT_S)
+    with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
+        outcome = fork_server.call(
+            f"{__name__}:{probe.function}", probe.argument, timeout_s=_TIMEOUT_S
+        )
     good = outcome.kind == "ok"
     detail = str(outcome.value) if good else outcome.message
     return Finding(probe.subject, good, detail, probe.fix, probe.optional)

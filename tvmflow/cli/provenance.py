@@ -27,6 +27,7 @@ from tvmflow.core.file_kinds import (
     TRIALS,
     check_kind,
 )
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import inspect as inspection
 from tvmflow.provenance import write
@@ -83,11 +84,12 @@ def inspect(options: InspectOptions) -> int:
 def verify(options: VerifyOptions) -> int:
     """Check delivered files against statements and signatures."""
     evidence = _read_evidence(options.statements)
-    findings = [
-        finding
-        for path in map(_existing, options.files)
-        for finding in check_delivered(path, *evidence)
-    ]
+    with explain_wait("reading the delivered files: as long as your disk takes"):
+        findings = [
+            finding
+            for path in map(_existing, options.files)
+            for finding in check_delivered(path, *evidence)
+        ]
     bad = sum(not finding.good for finding in findings)
     value = {"good": not bad, "files": [_finding_to_json(finding) for finding in findings]}
     code = EXIT_VERIFY if bad else EXIT_OK

@@ -14,6 +14,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.paired_times import PairedTimes
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
@@ -103,6 +104,7 @@ def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -
             precision="model",
             scratch=Path(scratch),
         ) as peer,
+        explain_wait(f"running {peer.name} and the library in turns: up to a minute"),
     ):
         expected = samples.run_samples(lambda batch: peer.run({**batch, **bound}), feed)
         actual = samples.run_samples(module.run, feed)

@@ -20,6 +20,8 @@ MIN_PAIRS: Final = 8
 _ERROR: Final = 0.01
 # Subjects whose ratio lies this close to 1 are equally fast, for every purpose.
 _EQUAL: Final = 0.01
+# A ratio is precise whose limits are this close to each other.
+_PRECISE: Final = 1.1
 
 
 class PairedTimes(NamedTuple):
@@ -65,6 +67,12 @@ class PairedTimes(NamedTuple):
         low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
         return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
 
+    @property
+    def is_precise(self) -> bool:
+        """True if the limits of the ratio lie close to each other."""
+        low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+        return high <= low * _PRECISE
+
 
 def _count_outer(pairs: int) -> int:
     """Return how many ratios are left out at each end, so that the rest still covers the median."""
@@ -80,6 +88,7 @@ def measure_in_turns(
     *,
     seconds: float,
     min_pairs: int = 3,
+    precise_pairs: int = 0,
     max_pairs: int = 64,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedTimes:
@@ -90,13 +99,15 @@ def measure_in_turns(
         second: The same for the second.
         seconds: The time after which no further pair begins.
         min_pairs: Pairs that are measured in any case.
+        precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
         max_pairs: Pairs that are measured at most.
         clock: Returns the current time in seconds.
     """
     started = clock()
     times = PairedTimes((), ())
     while len(times.first) < max_pairs:
-        if len(times.first) >= min_pairs and (times.is_decided or clock() - started > seconds):
+        is_enough = times.is_decided and (len(times.first) >= precise_pairs or times.is_precise)
+        if len(times.first) >= min_pairs and (is_enough or clock() - started > seconds):
             break
         # Every second pair runs backwards, so that neither always follows the other.
         if len(times.first) % 2 == 0:

@@ -11,6 +11,9 @@ from typing import Final
 
 _log = logging.getLogger(__name__)
 
+IDENTITY_WAIT: Final = "reading the files of {}: a few seconds, once for each version"
+"""The text about a package whose files are hashed."""
+
 # A shorter wait needs no explanation.
 _PATIENCE_S: Final = 1.0
 

@@ -336,10 +336,16 @@ def _list_peers(facts: Facts) -> Iterator[Peer]:
             yield Peer(str(runtime["name"]), latency_s, speedup, differs)
     latency = facts.get("latency", {})
     library, reference = latency.get("library"), latency.get("reference")
-    if library and reference and facts["reference"] not in names:
+    if not library or not reference or facts["reference"] in names:
+        return
+    name = str(facts["reference"])
+    if in_turns := facts.get("reference_speedup"):
+        yield Peer(name, shown_latency(library["median"], in_turns), _read_speedup(in_turns))
+    else:
+        # a result of an earlier version, which measured each by itself
         median = reference["median"] / library["median"]
         low, high = reference["min"] / library["max"], reference["max"] / library["min"]
-        yield Peer(str(facts["reference"]), reference["median"], Speedup(median, low, high, 0))
+        yield Peer(name, reference["median"], Speedup(median, low, high, 0))
 
 
 def _read_untuned(facts: Facts) -> float | None:

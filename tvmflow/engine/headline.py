@@ -12,6 +12,8 @@ from tvmflow.engine.builds import Build, Peer, Speedup
 # From here on a factor says more than a percentage.
 _LEAST_FACTOR: Final = 1.095
 _WHOLE_FACTOR: Final = 9.95
+# Limits that are so far apart stand in the headline themselves: their median says too little.
+_WIDE: Final = 1.5
 _UNTUNED: Final = "the same model untuned"
 _REJECTED: Final = "rejected"
 _VERDICTS: Final = {
@@ -77,23 +79,34 @@ def choose_peer(build: Build) -> Peer | None:
 
 def speedup_text(speedup: Speedup, name: str) -> str:
     """Return a speedup over something as people say it, without a claim that the noise does not allow."""
-    judgement = speedup.judgement
+    judgement, median, low, high = speedup.judgement, speedup.median, speedup.low, speedup.high
     if judgement == "more":
-        return _factor_text(speedup.median, "{} times as fast as", "{} faster than", name)
+        limits = (low, high)
+        return _factor_text(median, limits, "{} times as fast as", "{} faster than", name)
     if judgement == "less":
+        limits = (1 / high, 1 / low)
         return _factor_text(
-            1 / speedup.median, "SLOWER: {} times the time of", "{} slower than", name
+            1 / median, limits, "SLOWER: {} times the time of", "{} slower than", name
         )
     if judgement == "equal":
         return f"as fast as {name}, within the noise"
-    limits = f"{speedup.low:.2g} to {speedup.high:.2g} times as fast"
-    return f"the machine was too noisy to compare it with {name} ({limits})"
+    limits_text = f"{low:.2g} to {high:.2g} times as fast"
+    return f"the machine was too noisy to compare it with {name} ({limits_text})"
 
 
-def _factor_text(factor: float, times: str, percent: str, name: str) -> str:
+def _factor_text(
+    factor: float, limits: tuple[float, float], times: str, percent: str, name: str
+) -> str:
+    low, high = limits
     if factor < _LEAST_FACTOR:
         return f"{percent.format(f'{factor - 1:.0%}')} {name}"
-    return f"{times.format(f'{factor:.{1 if factor < _WHOLE_FACTOR else 0}f}')} {name}"
+    if high > low * _WIDE:
+        return f"{times.format(f'{_round_factor(low)} to {_round_factor(high)}')} {name}"
+    return f"{times.format(_round_factor(factor))} {name}"
+
+
+def _round_factor(factor: float) -> str:
+    return f"{factor:.{1 if factor < _WHOLE_FACTOR else 0}f}"
 
 
 def _summarize(builds: Sequence[Build]) -> Iterator[str]:

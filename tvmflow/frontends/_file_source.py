@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
@@ -25,7 +24,6 @@ from tvmflow.store.addresses import (
 )
 from tvmflow.store.source_files import SourceFiles
 
-_Facts = TypeVar("_Facts")
 _DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
 
 
@@ -120,21 +118,6 @@ def resolve_single_file(
         text = f"model.files: {noun} is one file; its digest is `sha256`"
         raise RecipeError(f"{where('files')}: {text}")
     return sources.resolve(file)
-
-
-def read_once(read: Callable[[Path], _Facts]) -> Callable[[Path], _Facts]:
-    """Return a function that reads a file again only when it has changed: planning needs its facts several times."""
-
-    @functools.lru_cache(maxsize=16)
-    def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Facts:
-        return read(path)
-
-    @functools.wraps(read)
-    def read_cached(path: Path) -> _Facts:
-        status = path.stat()
-        return read_unchanged(path, (status.st_size, status.st_mtime_ns, status.st_ino))
-
-    return read_cached
 
 
 def check_other_kind(start: str, path: Path, expected: FileKind) -> None:

@@ -18,17 +18,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from tvmflow.core import errors, fork_server_process, termination
 from tvmflow.core.errors import Interrupted, TvmflowError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import size_text
 from tvmflow.core.memory import limit_address_space
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
 from tvmflow.frontends._base import ModelFacts
 
 _Reader = Callable[[Path], ModelFacts]
+_Read = TypeVar("_Read")
 
 _ENTRY: Final = f"{__name__}:read_file"
 _PRELOADED: Final = ("tvmflow.frontends",)
@@ -46,6 +48,21 @@ class NotAModel(ValueError):
     """A file is no model that can be imported; the message is the reason."""
 
 
+def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
+    """Return a function that reads a file again only when it has changed: planning needs its facts several times."""
+
+    @functools.lru_cache(maxsize=16)
+    def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Read:
+        return read(path)
+
+    @functools.wraps(read)
+    def read_cached(path: Path) -> _Read:
+        status = path.stat()
+        return read_unchanged(path, (status.st_size, status.st_mtime_ns, status.st_ino))
+
+    return read_cached
+
+
 def read_in_worker(read: _Reader) -> _Reader:
     """Return a function that reads a file in a worker process, and again only when it has changed.
 
@@ -53,21 +70,17 @@ def read_in_worker(read: _Reader) -> _Reader:
         read: A function at the top level of a module. It may raise NotAModel, and errors of tvmflow.
     """
 
-    @functools.lru_cache(maxsize=16)
-    def read_unchanged(path: Path, stamp: tuple[int, ...]) -> ModelFacts:
+    @functools.wraps(read)
+    def read_aside(path: Path) -> ModelFacts:
         if fork_server_process.is_child:
             return read(path)
         payload = {"reader": f"{read.__module__}:{read.__qualname__}", "path": str(path.absolute())}
-        with _open_server() as server:
+        # after the server was forked: what explains the wait is a thread
+        with _open_server() as server, explain_wait(f"reading {path.name}: up to a minute"):
             outcome = server.call(_ENTRY, payload, timeout_s=_TIMEOUT_S)
         return _facts_of(outcome, path)
 
-    @functools.wraps(read)
-    def read_cached(path: Path) -> ModelFacts:
-        status = path.stat()
-        return read_unchanged(path, (status.st_size, status.st_mtime_ns, status.st_ino))
-
-    return read_cached
+    return read_once(read_aside)
 
 
 # ---------------------------------------------------------------- this process

@@ -17,6 +17,7 @@ import numpy as np
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.python_process import module_command
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import ReferenceTraits
 from tvmflow.frontends._frames import Array, Message, receive, send
@@ -181,7 +182,8 @@ def start(
         )
     reference = ReferenceProcess(traits, process, log, inputs, outputs)
     try:
-        answer, _ = reference.request(first)
+        with explain_wait(f"starting {traits.name}: a few seconds, more the first time"):
+            answer, _ = reference.request(first)
         reference.name, reference.note = answer["name"], answer["note"]
         _log.debug("reference: %s in process %d, log %s", reference.name, process.pid, log)
         yield reference

@@ -6,6 +6,7 @@ from tvmflow.core import packages
 from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError
 from tvmflow.core.keys import group_files, list_changes, stage_key
+from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
 from tvmflow.store.failures import find_failure
 from tvmflow.store.file_digests import FileDigests
@@ -149,7 +150,8 @@ def identify_tool(name: str, spec: StageSpec) -> str:
         EnvironmentProblem: when it is not installed or cannot be identified.
     """
     try:
-        return packages.identity(name)
+        with explain_wait(IDENTITY_WAIT.format(name)):
+            return packages.identity(name)
     except EnvironmentProblem as problem:
         raise type(problem)(f"{spec.id}: {problem.message}", fix=problem.fix) from None
 

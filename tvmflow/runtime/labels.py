@@ -21,6 +21,8 @@ PROBABILITIES: Final = ("softmax", "sigmoid")
 """The last operators of models whose scores are probabilities."""
 BEST: Final = 5
 """How many classes are shown."""
+MAX_NAME: Final = 500
+"""The most characters of a name: generated code holds no longer one."""
 
 # Sums of probabilities are this close to 1, also in float16.
 _SUM_TOLERANCE: Final = 1e-2
@@ -142,7 +144,8 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
     """Return the labels in a file with one name a line; spaces around names, and empty lines at the end, are left out.
 
     Raises:
-        ValueError: when the file is not text, has no names, an empty line between names, or control characters.
+        ValueError: when the file is not text, has no names, an empty line between names, control
+            characters (also marks that change the direction of text), or a name that is too long.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -153,10 +156,13 @@ def parse_labels(content: bytes, activation: str = "") -> Labels:
         raise ValueError("it has no names")
     if "" in names:
         raise ValueError(f"its line {names.index('') + 1} is empty: write one name a line")
-    if wrong := next((name for name in names if not name.isprintable()), None):
-        raise ValueError(
-            f"its line {names.index(wrong) + 1} has a control character: {quoted(wrong)}"
-        )
+    for number, name in enumerate(names, 1):
+        if not name.isprintable():
+            raise ValueError(f"its line {number} has a control character: {quoted(name)}")
+        if len(name) > MAX_NAME:
+            raise ValueError(
+                f"its line {number} ({quoted(name)}) has a name of {len(name):,} characters, more than {MAX_NAME}"
+            )
     return Labels(tuple(names), activation, hashlib.sha256(content).hexdigest())
 
 

@@ -107,7 +107,7 @@ class _Search:
         signature = json.loads(context.inputs["import/signature.json"].read_text())
         self._model = read_imported_model(signature, context.inputs)
         self._signature = signature
-        self._tolerance, self._strict_fields, self._index_inputs = self._read_model()
+        self._tolerance, self._own_tolerance, self._index_inputs = self._read_model()
         self._feed, self._expected = self._run_reference()
 
     def run(self) -> list[Fault]:
@@ -123,7 +123,7 @@ class _Search:
         if not is_here or self._build is None:
             return [
                 self._find_import_fault()
-                or self._blame_tolerance()
+                or self._blame_tolerance(self._run_imported(self._load()))
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
                     "for this target are wrong; these can be looked into only where this machine runs them",
@@ -141,7 +141,7 @@ class _Search:
             is_right = self._agrees(self._run_lowered(self._load()))
         if is_right:
             return [
-                self._blame_tolerance()
+                self._blame_tolerance(outputs)
                 or Fault(
                     "each kernel computes what it should, and so does the model on TVM's virtual machine: "
                     "the C library or its packaging is to blame",
@@ -152,10 +152,11 @@ class _Search:
 
     # ---------------------------------------------------------------- the reference
 
-    def _read_model(self) -> tuple[Tolerance, tuple[str, ...], tuple[TensorSpec, ...]]:
-        """Return how closely outputs must agree, the fields of the recipe that ask for more, and what goes into an index.
+    def _read_model(self) -> tuple[Tolerance, Tolerance, tuple[TensorSpec, ...]]:
+        """Return how closely outputs must agree, here and for the recipe, and what goes into an index.
 
-        What is within the default tolerance is no fault of tvmflow: such fields count for nothing here.
+        What is within the default tolerance is no fault of tvmflow: fields of the recipe that ask for more
+        count for nothing here.
         """
         from tvmflow.compiler import lowering
 
@@ -163,25 +164,35 @@ class _Search:
         mod = lowering.load_ir(inputs["import/model.json"])
         arithmetic = _tolerances.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
-        default = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
-        own = {"rtol": checks.rtol, "atol": checks.atol}
-        strict = tuple(
-            name
-            for name, value in own.items()
-            if value is not None and value < getattr(default, name)
-        )
-        own |= dict.fromkeys(strict)
-        tolerance = _tolerances.tolerance_for(arithmetic, rtol=own["rtol"], atol=own["atol"])
-        fields = tuple(f"verify.{name}" for name in strict)
-        return tolerance, fields, indices.tensors if indices else ()
+        tolerance = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
+        own = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+        if not checks.has_default_tolerance:
+            tolerance = tolerance._replace(
+                rtol=max(tolerance.rtol, checks.rtol or 0.0),
+                atol=max(tolerance.atol, checks.atol or 0.0),
+                rms=None,
+                scale=None,
+                exact_integers=False,
+            )
+        return tolerance, own, indices.tensors if indices else ()
 
-    def _blame_tolerance(self) -> Fault | None:
-        """Return the fault of a recipe that asks for more than the arithmetic of its model gives."""
-        if not self._strict_fields:
+    def _blame_tolerance(self, outputs: Sequence[Array]) -> Fault | None:
+        """Return the fault of a recipe that asks for more than these outputs of its model give."""
+        if self._agrees(outputs, self._own_tolerance):
             return None
-        fields = " and ".join(self._strict_fields)
-        verb = "is" if len(self._strict_fields) == 1 else "are"
-        default = f"atol {self._tolerance.atol:g}, rtol {self._tolerance.rtol:g}"
+        rtol, checks = self._tolerance.rtol, self._settings.verify
+        # that of the largest output: the recipe's own holds for all of them, and does not grow with any
+        atol = max(
+            float(self._tolerance.absolute(a.astype("float64")).max(initial=0.0))
+            for a in self._expected
+        )
+        limits = (("verify.rtol", checks.rtol, rtol), ("verify.atol", checks.atol, atol))
+        strict = [name for name, own, default in limits if own is not None and own < default]
+        if not strict:
+            return None
+        fields = " and ".join(strict)
+        verb = "is" if len(strict) == 1 else "are"
+        default = f"rtol {rtol:g}, and for these outputs up to atol {atol:.2g}"
         return Fault(
             f"the model agrees with the reference within the default tolerance ({default}), and {fields} of the recipe "
             f"{verb} stricter",
@@ -200,9 +211,9 @@ class _Search:
             )
         return results.samples.batches[0], [results.outputs[0][name] for name in names]
 
-    def _agrees(self, outputs: Sequence[Array]) -> bool:
+    def _agrees(self, outputs: Sequence[Array], tolerance: Tolerance | None = None) -> bool:
         pairs = zip(outputs, self._expected, strict=False)
-        return all(compare_inner(a, e, self._tolerance)["passed"] for a, e in pairs)
+        return all(compare_inner(a, e, tolerance or self._tolerance)["passed"] for a, e in pairs)
 
     def _read_inputs(self) -> Sequence[Any]:
         """Return the inputs of the library: those of the model that are not bound to constants."""

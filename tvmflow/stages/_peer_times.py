@@ -1,7 +1,8 @@
-"""Other runtimes beside a library, each in a process of its own: which, whether they agree, and by how much they are slower."""
+"""Other runtimes beside a library, and the reference, each in a process of its own: which, whether they agree, and by how much they are slower."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tvmflow.stages import _comparison
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._imported_model import read_imported_model
 from tvmflow.stages._latency import exclusive_devices, make_latency, make_speedup, measure_peer
-from tvmflow.stages._libraries import UNTIMED_REASONS, Library
+from tvmflow.stages._libraries import UNTIMED_REASONS, Library, Timed
 from tvmflow.stages._verdict import ComparedRuntime, OutputComparison, Verdict
 from tvmflow.stages._verify_settings import LOCAL, CompareSettings, VerifySettings
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
@@ -52,6 +53,36 @@ def compare_settings(
 def device_of(target: ResolvedTarget | PartitionedTarget) -> str:
     """Return the kind of device that a target runs on; a partitioned one runs on the CPU, too."""
     return "cpu" if isinstance(target, PartitionedTarget) else str(target.device["kind"])
+
+
+def add_reference_time(
+    verdict: Verdict,
+    library: Library,
+    timed: Timed,
+    data: Samples,
+    reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Time the reference in turns with the library, unless it is one of the requested runtimes.
+
+    Args:
+        verdict: Gets the latency and the speedup.
+        library: The library.
+        timed: The library as one that can be timed.
+        data: The samples; the first batch is timed.
+        reference: The reference.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+    requested = settings.compare.runtimes if settings.compare else ()
+    if reference.timed is None or any(PEERS[name].is_reference for name in requested):
+        return
+    feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
+    with exclusive_devices(settings, context):
+        times = measure_peer(timed, feed, reference.timed, {**feed, **reference.model.bound})
+    verdict["latency"]["reference"] = make_latency(times.second)
+    verdict["reference_speedup"] = make_speedup(times)
 
 
 def add_compared(
@@ -114,10 +145,13 @@ def _run(
     scratch = context.work / name
     scratch.mkdir(exist_ok=True)
     own_feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
+    running = reference.timed if reference and PEERS[name].is_reference else None
     try:
         with (
             exclusive_devices(settings, context),
-            open_peer(
+            contextlib.nullcontext(running)
+            if running
+            else open_peer(
                 name,
                 model.files,
                 model.inputs,

@@ -1,7 +1,8 @@
-"""The framework that a model came from, run before the library is loaded: what it computes, and how long it takes."""
+"""The framework that a model came from, run before the library is loaded: what it computes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,9 +13,7 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._imported_model import ImportedModel
 from tvmflow.stages._index_inputs import IndexInputs, list_clear_indices
-from tvmflow.stages._latency import exclusive_devices, measure
 from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verdict import Latency
 from tvmflow.stages._verify_inputs import ReferenceOutputs, reach_more, run_reference_on
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
 
@@ -26,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class ReferenceRun(NamedTuple):
-    """The results of a reference whose process has ended.
+    """The results of a reference.
 
     Attributes:
         name: Framework and version.
         note: What a report must say of it besides its name, or nothing.
         results: What it computed, and of which samples.
         tolerance: How closely outputs must agree with its own.
-        latency: That of the first batch; None where the library runs on another machine.
+        timed: The reference, which still runs, to be timed in turns with the library; None where that
+            runs on another machine.
         model: The imported model.
         indices: The tensors that go into an index; None for a model without an index.
     """
@@ -42,7 +42,7 @@ class ReferenceRun(NamedTuple):
     note: str
     results: ReferenceOutputs
     tolerance: Tolerance
-    latency: Latency | None
+    timed: Reference | None
     model: ImportedModel
     indices: IndexInputs | None
 
@@ -54,8 +54,9 @@ def run_reference(
     candidates: Iterator[tuple[str, Samples]],
     tolerance: Tolerance,
     context: StageContext,
+    stack: contextlib.ExitStack,
 ) -> ReferenceRun:
-    """Run the reference in a process of its own, which then ends.
+    """Run the reference in a process of its own, which then ends where it is not timed.
 
     Args:
         settings: Those of `verify`.
@@ -64,6 +65,7 @@ def run_reference(
         candidates: The samples that it may be run on, with their distribution.
         tolerance: How closely outputs must agree.
         context: That of the stage.
+        stack: Ends the process of a reference that is timed.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
@@ -72,7 +74,9 @@ def run_reference(
         names = [name for name in names if name not in indices.outputs]
         names += [spec.name for spec in inner]
     more = model._replace(tensors=(*model.tensors, *inner))
-    with open_reference(settings, more, context) as reference:
+    is_timed = settings.run_on == LOCAL
+    with contextlib.ExitStack() as own:
+        reference = own.enter_context(open_reference(settings, more, context))
 
         def run(feed: Feed) -> dict[str, Array]:
             return reference.run({**feed, **model.bound})
@@ -81,38 +85,14 @@ def run_reference(
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
             results = reach_more(run, results, clear, settings)
-        name, note = reference.name, reference.note
-        latency = None if inner else _measure(reference, results, model, settings, context)
-    if inner:
-        latency = _measure_alone(results, model, settings, context)
-    return ReferenceRun(name, note, results, tolerance, latency, model, indices)
-
-
-def _measure(
-    reference: Reference,
-    results: ReferenceOutputs,
-    model: ImportedModel,
-    settings: VerifySettings,
-    context: StageContext,
-) -> Latency | None:
-    if settings.run_on != LOCAL:
-        return None
-    feed = {**results.samples.batches[0], **model.bound}
-    with exclusive_devices(settings, context):
-        return measure(reference, feed, settings.verify.repeat)
-
-
-def _measure_alone(
-    results: ReferenceOutputs,
-    model: ImportedModel,
-    settings: VerifySettings,
-    context: StageContext,
-) -> Latency | None:
-    """Measure the reference without inner tensors, which cost time."""
-    if settings.run_on != LOCAL:
-        return None
-    with open_reference(settings, model, context) as reference:
-        return _measure(reference, results, model, settings, context)
+        name, note, timed = reference.name, reference.note, None
+        if is_timed and not more.tensors:
+            timed = reference
+            stack.push(own.pop_all())
+    if is_timed and timed is None:
+        # inner tensors cost time
+        timed = stack.enter_context(open_reference(settings, model._replace(tensors=()), context))
+    return ReferenceRun(name, note, results, tolerance, timed, model, indices)
 
 
 def open_reference(

@@ -57,7 +57,8 @@ def search(
             *(tasks, options, measure_context, ledger, fork_server, context.emit, remote),
             measure_roofline=lambda: _measure_roofline(settings, measure_context, fork_server),
         )
-        return ledger, tuning.run()
+        with measure_context.clock.ticking():
+            return ledger, tuning.run()
 
 
 def _make_options(tune: SearchSettings) -> SearchOptions:

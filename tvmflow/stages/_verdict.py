@@ -175,7 +175,7 @@ class Verdict(TypedDict, total=False):
     not this process, `samples` counts samples (or random batches), of which the last
     `added_samples` reach more elements of an index. `latency` has the library, the
     same model `untuned`, and the `reference`; `speedup` is there where the library is tuned,
-    `profile` where it ran in this process. `tolerance` is for the arithmetic that it names. `images`
+    `reference_speedup` where the reference was timed, and `profile` where the library ran in this process. `tolerance` is for the arithmetic that it names. `images`
     has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
     `not_run` and `latency_not_measured` are reasons.
@@ -206,6 +206,7 @@ class Verdict(TypedDict, total=False):
     ran_on: str
     latency: dict[str, Latency]
     speedup: Speedup
+    reference_speedup: Speedup
     compared: dict[str, ComparedRuntime]
     profile: Profile
     latency_not_measured: str

@@ -19,6 +19,7 @@ _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
 }
 
 _UNTUNED: Final = "untuned"
+_REFERENCE: Final = "reference"
 _SHARE_TEXTS: Final[Mapping[str, str]] = {
     "of_largest": "an output's largest value",
     "of_slice": "the largest value of its rows, columns or channels",
@@ -128,16 +129,17 @@ def _describe_latency(facts: Facts) -> list[str]:
     names = {
         "library": "this library",
         _UNTUNED: _UNTUNED,
-        "reference": facts.get("reference", ""),
+        _REFERENCE: facts.get("reference", ""),
     }
     compared = facts.get("compared", {}).values()
     in_turns = {runtime["name"] for runtime in compared if "latency" in runtime}
     latency = facts.get("latency", {})
+    speedups = {
+        _UNTUNED: facts.get("speedup"),
+        _REFERENCE: facts.get("reference_speedup"),
+    }
     measured = [
-        (
-            names[subject],
-            _scale_latency(row, latency, facts.get("speedup")) if subject == _UNTUNED else row,
-        )
+        (names[subject], _scale_latency(row, latency, speedups.get(subject)))
         for subject, row in latency.items()
         if names[subject] not in in_turns
     ]
@@ -157,6 +159,7 @@ def _describe_latency(facts: Facts) -> list[str]:
     table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
     return [
         *table,
+        *_describe_reference_speedup(facts),
         *(line for runtime in compared for line in _describe_compared(runtime, facts)),
         *_describe_speedup(facts.get("speedup")),
         *_describe_profile(facts.get("profile")),
@@ -171,6 +174,11 @@ def _scale_latency(
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
     return {name: value * scale for name, value in row.items()}
+
+
+def _describe_reference_speedup(facts: Facts) -> Iterator[str]:
+    if "reference_speedup" in facts:
+        yield _speedup_text(facts["reference_speedup"], facts["reference"])
 
 
 def _describe_compared(runtime: Facts, facts: Facts) -> Iterator[str]:
@@ -193,8 +201,10 @@ def _describe_speedup(speedup: Speedup | None) -> list[str]:
     """Return the speedup over the untuned library; a tuned library that is slower stands out."""
     if speedup is None:
         return []
-    warning = "SLOWER THAN UNTUNED: " if speedup["is_slower"] else ""
-    return [f"{warning}{_speedup_text(speedup, 'untuned')}"]
+    text = _speedup_text(speedup, _UNTUNED)
+    if not speedup["is_slower"]:
+        return [text]
+    return [f"SLOWER THAN UNTUNED: {text}; `--minutes 0` delivers the untuned library"]
 
 
 def _speedup_text(speedup: Speedup, subject: str) -> str:

@@ -38,7 +38,7 @@ from tvmflow.targets.tvm_target import cpu_triple
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=7,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     reads=(_images.LABELS,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tvmflow.stages._imported_model import read_imported_model
 from tvmflow.stages._index_check import IndexCheck, count_values
 from tvmflow.stages._index_inputs import find_index_inputs
 from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
-from tvmflow.stages._peer_times import add_compared, compare_settings
+from tvmflow.stages._peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     Outputs = dict[str, OutputComparison]
 
 TRAITS: Final = StageTraits(
-    version=10,
+    version=11,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -137,7 +138,9 @@ def run(settings: VerifySettings, context: StageContext) -> Verdict:
     )
     if settings.run_on == LOCAL and settings.verify.against == "none" and reasons:
         return _conclude({"passed": True, "against": "none", "not_run": reasons}, context)
-    return _conclude(_verify(settings, context), context)
+    with contextlib.ExitStack() as stack:
+        verdict = _verify(settings, context, stack)
+    return _conclude(verdict, context)
 
 
 def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
@@ -199,11 +202,13 @@ def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, Output
     return passed
 
 
-def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
+def _verify(
+    settings: VerifySettings, context: StageContext, stack: contextlib.ExitStack
+) -> Verdict:
     """Return everything that is verified of the library, and whether it passes.
 
-    The reference has ended before the library is loaded: a large model is in memory once, and the
-    threads of neither disturb the other.
+    A reference that is not timed has ended before the library is loaded: a large model is in memory
+    once. The stack ends the process of one that is.
     """
     from tvmflow.compiler import lowering
     from tvmflow.stages._operator_check import list_operator_mismatches
@@ -225,7 +230,7 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
         tolerance = _add_tolerance(verdict, mod, settings)
         model = read_imported_model(signature, context.inputs)
         indices = find_index_inputs(mod, model, settings, context.inputs)
-        reference = run_reference(settings, model, indices, candidates, tolerance, context)
+        reference = run_reference(settings, model, indices, candidates, tolerance, context, stack)
         data = reference.results.samples
         if reference.results.random_inputs:
             verdict["random_inputs"] = reference.results.random_inputs
@@ -234,6 +239,8 @@ def _verify(settings: VerifySettings, context: StageContext) -> Verdict:
     verdict["samples"] = data.total
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
+        if library.timed is not None and reference is not None:
+            add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
     min_speedup = settings.tune.min_speedup if settings.tune else None
     failures = _findings.list_failures(verdict, checks)
@@ -279,8 +286,6 @@ def _add_results(
         verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
     else:
         add_latencies(verdict, library, tensors, settings, context)
-        if reference is not None and reference.latency is not None:
-            verdict["latency"]["reference"] = reference.latency
 
 
 def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings) -> Tolerance:

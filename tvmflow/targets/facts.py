@@ -9,7 +9,7 @@ from typing import Final
 
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import Host
@@ -50,7 +50,8 @@ def _load_answers(
     store: LocalStore, queries: Sequence[Json], context: Json, query: Query
 ) -> list[Json]:
     """Return the answer to each query: from the store, else from `query`, whose answers go to the store."""
-    build = packages.identity("apache-tvm")
+    with explain_wait(IDENTITY_WAIT.format("apache-tvm")):
+        build = packages.identity("apache-tvm")
     names = [digest_of([_VERSION, value, context, build]) for value in queries]
     notes = {name: store.notes.read("facts", name) for name in names}
     queries_by_name = dict(zip(names, queries, strict=True))

@@ -54,6 +54,18 @@ def test_subjects_without_noise_and_difference_end_early() -> None:
     assert len(times.first) == MIN_PAIRS and times.is_decided
 
 
+def test_a_figure_takes_more_pairs_than_a_decision_where_there_is_noise() -> None:
+    """A factor of 20 is decided at once; by how much it is 20 is known later, without noise at once, too."""
+    for seed in range(5):
+        first, second = reader(noisy(1.0, seed)), reader(noisy(20.0, -seed - 1))
+        times = measure_in_turns(first, second, seconds=1, precise_pairs=12, clock=lambda: 0.0)
+        assert (len(times.first), times.is_faster, times.is_precise) == (12, True, False)
+    quiet = measure_in_turns(
+        lambda: 1.0, lambda: 20.0, seconds=1, precise_pairs=12, clock=lambda: 0.0
+    )
+    assert (len(quiet.first), quiet.is_precise) == (MIN_PAIRS, True)
+
+
 def test_the_time_limit_ends_slow_measurements_after_a_few_pairs() -> None:
     """With so few nothing is beyond the noise, and the limits are all ratios."""
     ticks = itertools.count()

@@ -147,7 +147,14 @@ def test_a_runtime_that_differs_from_the_reference_is_marked() -> None:
     assert Build.from_json(json.loads(json.dumps(build.to_json()))) == build
 
 
-def test_the_reference_is_a_peer_without_turns() -> None:
+def test_the_reference_is_a_peer_like_others() -> None:
+    """It is measured in turns with the library, and its latency is the library's times the ratio of these turns."""
+    verdict = {**VERDICT, "compared": {}, "reference_speedup": speedup(20.0, 19.0, 21.0)}
+    (build,) = list_builds(report(stage("net:verify/host", **verdict)))
+    assert build.peers == (Peer("ONNX Runtime 1.30.1", 1e-3 * 20, Speedup(20.0, 19.0, 21.0, 20)),)
+
+
+def test_the_reference_of_an_earlier_version_is_a_peer_without_turns() -> None:
     """The limits are those of single calls. An error that is not a number is not known."""
     outputs = {"y": {"max_abs_error": math.inf, "max_rel_error": 0.1, "rtol": 1e-3, "atol": 1e-5}}
     verdict = {**VERDICT, "compared": {}, "outputs": outputs}

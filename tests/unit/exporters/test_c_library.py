@@ -279,17 +279,23 @@ static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *w
 """
 
 
-def test_tensors_without_elements_need_no_memory(tmp_path: Path) -> None:
-    """They may be NULL, and overlap nothing; others of the same call are as usual."""
+def link_empty(folder: Path, program: str = EMPTY) -> Path:
+    """Link the library of a program without kernels, beside its header `empty.h`, and return it."""
     tensors = [
         {"name": "none", "dtype": "float32", "shape": [0, 4]},
         {"name": "two", "dtype": "float32", "shape": [2]},
     ]
-    (tmp_path / "empty.c").write_text(EMPTY)
+    (folder / "empty.c").write_text(program)
     triple = exports.target().tvm["mtriple"]
     model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
-    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, tmp_path / "libempty.so")
-    library = CLibrary(tmp_path / "libempty.so", "empty")
+    library, compiled = folder / "libempty.so", {c_library.PROGRAM: folder / "empty.c"}
+    c_library.link(model, compiled, library, header=folder / "empty.h")
+    return library
+
+
+def test_tensors_without_elements_need_no_memory(tmp_path: Path) -> None:
+    """They may be NULL, and overlap nothing; others of the same call are as usual."""
+    library = CLibrary(link_empty(tmp_path), "empty")
     source, target = np.array([1, 2], "float32"), np.zeros(2, "float32")
     for nothing in (Buffer(None, 0), Buffer(source.ctypes.data + 4, 0)):
         target[:] = 0
@@ -331,15 +337,7 @@ int main(void) {
 def test_inputs_may_be_constant(tmp_path: Path, language: tuple[str, str, str]) -> None:
     """Without a cast and a warning, in C and C++; programs for buffers alone still compile."""
     compiler, suffix, standard = language
-    tensors = [
-        {"name": "none", "dtype": "float32", "shape": [0, 4]},
-        {"name": "two", "dtype": "float32", "shape": [2]},
-    ]
-    (tmp_path / "empty.c").write_text(EMPTY)
-    triple = exports.target().tvm["mtriple"]
-    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
-    library, header = tmp_path / "libempty.so", tmp_path / "empty.h"
-    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, library, header=header)
+    library = link_empty(tmp_path)
     (tmp_path / f"main.{suffix}").write_text(CONSTANT)
     flags = ["-Wall", "-Wextra", "-Wcast-qual", "-Wconversion", "-Werror", "-pedantic"]
     command = [sys.executable, "-m", "ziglang", compiler, standard, *flags, f"main.{suffix}"]
@@ -350,12 +348,8 @@ def test_inputs_may_be_constant(tmp_path: Path, language: tuple[str, str, str]) 
 def test_more_memory_than_there_are_addresses_is_not_asked_for(tmp_path: Path) -> None:
     """The scratch memory of many threads may be more than a size counts, and then all but nothing."""
     program = EMPTY.replace("TF_SCRATCH 0u", f"TF_SCRATCH {1 << 61}u")
-    (tmp_path / "empty.c").write_text(program.replace("TF_MOST_TASKS 1u", "TF_MOST_TASKS 8u"))
-    tensors = [{"name": name, "dtype": "float32", "shape": [0]} for name in "ab"]
-    triple = exports.target().tvm["mtriple"]
-    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
-    c_library.link(model, {c_library.PROGRAM: tmp_path / "empty.c"}, tmp_path / "libempty.so")
-    assert CLibrary(tmp_path / "libempty.so", "empty", threads=7).status == NO_MEMORY
+    library = link_empty(tmp_path, program.replace("TF_MOST_TASKS 1u", "TF_MOST_TASKS 8u"))
+    assert CLibrary(library, "empty", threads=7).status == NO_MEMORY
 
 
 PROGRAM: Final = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -207,6 +208,61 @@ def test_a_weights_file_that_is_no_regular_file_is_refused(
         assert library.create(mapped(Path(special))) == UNREADABLE_WEIGHTS
         assert library.context.value is None
     assert b"a pipe" in library.function("message")(UNREADABLE_WEIGHTS)
+
+
+TRUNCATES: Final = """
+import ctypes, os, sys
+
+from tvmflow.runtime.c_library import Buffer, Options
+
+library, file = ctypes.CDLL(sys.argv[1]), sys.argv[2]
+
+class WeightsOptions(Options):
+    _fields_ = [("weights_file", ctypes.c_char_p), ("weights", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+context = ctypes.c_void_p()
+options = WeightsOptions(abi=0x10001, threads=1, weights_file=file.encode())
+assert library.digits_create(ctypes.byref(options), ctypes.byref(context)) == 0
+image, scores = (ctypes.c_float * 64)(), (ctypes.c_float * 10)()
+buffers = [Buffer(ctypes.addressof(tensor), ctypes.sizeof(tensor)) for tensor in (image, scores)]
+arguments = [item for buffer in buffers for item in (ctypes.byref(buffer), ctypes.c_size_t(1))]
+assert library.digits_run(context, *arguments) == 0
+print("ran", flush=True)
+os.truncate(file, 0)
+library.digits_run(context, *arguments)
+print("ran again")
+"""
+
+
+def test_a_weights_file_may_be_replaced_by_a_rename_and_not_be_truncated(
+    folder: Path, library: CLibrary, tmp_path: Path
+) -> None:
+    """As the header says, with the two remedies: a program that maps a file dies when others make it shorter."""
+    file, other = tmp_path / "digits.weights", tmp_path / "other.weights"
+    content = (folder / "digits.weights").read_bytes()
+    image = {"data": np.ones((1, 1, 8, 8), "float32")}
+    file.write_bytes(content)
+    assert library.create(mapped(file)) == 0
+    [expected] = library.run(image)
+    other.write_bytes(b"")
+    other.replace(file)
+    np.testing.assert_array_equal(library.run(image)[0], expected)
+
+    file.write_bytes(content)
+    in_turn = place(file.read_bytes())
+    assert library.function("destroy")(library.context) == 0
+    assert library.create(in_memory(in_turn)) == 0
+    os.truncate(file, 0)
+    np.testing.assert_array_equal(library.run(image)[0], expected)
+
+    file.write_bytes(content)
+    command = [sys.executable, "-c", TRUNCATES, str(folder / "libdigits.so"), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGBUS, "ran\n", "")
+    header = " ".join((folder / "digits.h").read_text().replace("\n   *", "").split())
+    assert "replace it by a rename only" in header
+    assert "ends the program with SIGBUS" in header
+    assert "read it, and give its content below" in header
 
 
 def write_constants(exported: Exported, path: Path, change: int) -> None:

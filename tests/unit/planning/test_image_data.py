@@ -200,7 +200,7 @@ def test_names_of_classes_are_names_that_code_holds(folder: Path) -> None:
     """The C++ project and the wheel have them."""
     (folder / "labels.txt").write_text(f"dog\n{'t' * 501}\n")
     text = problem(folder, verify={})
-    assert "labels: line 2 of labels.txt ('ttt" in text
+    assert "labels: labels.txt cannot be read: its line 2 ('ttt" in text
     assert text.endswith("has a name of 501 characters, more than 500")
 
 

@@ -7,8 +7,15 @@ import math
 import numpy as np
 import pytest
 
+from tvmflow.core import generated_text
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.labels import Labels, format_predictions, parse_labels, predictions_json
+from tvmflow.runtime.labels import (
+    MAX_NAME,
+    Labels,
+    format_predictions,
+    parse_labels,
+    predictions_json,
+)
 
 THREE = Labels(("cat", "dog", "owl"), "", "0" * 64)
 
@@ -90,6 +97,7 @@ def test_predictions_are_shown_by_file() -> None:
         (b"a\nb\x1b[2J\n", r"its line 2 has a control character: 'b\\x1b\[2J'"),
         ("a\u2028b\nc\n".encode(), "its line 1 has a control character"),
         ("\u202ea\nb\n".encode(), "its line 1 has a control character"),
+        (b"a\n" + b"b" * 501, r"its line 2 \('b.*\) has a name of 501 characters, more than 500"),
         ("é".encode("latin-1"), "it is not text in UTF-8"),
         ("a\nb\n".encode("utf-16"), "it is not text in UTF-8"),
     ],
@@ -98,6 +106,15 @@ def test_a_file_of_labels_from_anybody(content: bytes, problem: str) -> None:
     """What a terminal would obey, or show as something else, is no name."""
     with pytest.raises(ValueError, match=problem):
         parse_labels(content)
+
+
+def test_every_label_is_a_name_that_code_holds() -> None:
+    """There is one rule for labels, which is stricter than that for names of inputs: RTL marks are none of theirs."""
+    assert MAX_NAME == generated_text.MAX_NAME
+    for code in {*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029} - {*b"\r\n"}:
+        with pytest.raises(ValueError):
+            parse_labels(f"a{chr(code)}b\nc\n".encode())
+        assert generated_text.find_name_problem(f"a{chr(code)}b")
 
 
 def test_names_end_with_the_lines_of_any_system() -> None:

@@ -131,8 +131,9 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
         "reference_accuracy": 0.75,
         "ran_on": "tx2 at board:9090",
         "latency": {"library": make_latency([1e-3, 3e-3]), "reference": make_latency([5e-3])},
+        "reference_speedup": make_speedup(PairedTimes((1e-3,) * 8, (5e-3,) * 8)),
     }
-    agreement, ran_on, accuracy, latency = verify.describe(facts, {})
+    agreement, ran_on, accuracy, latency, speedup = verify.describe(facts, {})
     assert agreement == (
         "scores agrees with ONNX Runtime 1.31.1 on 1 sample (largest error: absolute 7e-07, "
         "relative 2e-05; allowed: atol 0.0001, rtol 0.001)"
@@ -146,6 +147,9 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
         "its part head",
     ]
     assert rows[0][-10:-8] == ["2", "ms"]
+    # the library's latency times the ratio of their turns
+    assert rows[1][-10:-8] == ["10", "ms"]
+    assert speedup == "speedup over ONNX Runtime 1.31.1 5 (5 to 5, measured in turns, 8 pairs)"
 
 
 def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:

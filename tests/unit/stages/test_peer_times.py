@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tvmflow.runtime.samples import Samples
 from tvmflow.stages import _latency, _peer_times, verify
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._peer_times import add_compared, compare_settings
+from tvmflow.stages._peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages._reference_run import ReferenceRun
 from tvmflow.stages._tolerances import FLOAT32, tolerance_for
 from tvmflow.stages._verdict import ComparedRuntime, Verdict
@@ -243,6 +243,53 @@ def test_a_runtime_that_rejects_a_model_fails_nothing(
     stand_in.note = "it refuses this model"
     compared = compare_with(stand_in, tmp_path, monkeypatch)
     assert compared == {"name": "OpenVINO", "not_timed": "it refuses this model"}
+
+
+class Turns(Timed):
+    """A subject that writes down when it is called."""
+
+    name, note = "Ref 1.0", ""
+
+    def __init__(self, letter: str, seconds: float, calls: list[str]) -> None:
+        self.letter, self.seconds, self.calls = letter, seconds, calls
+
+    def run_as_timed(self, feed: Any) -> dict[str, Any]:
+        return {"y": feed["x"]}
+
+    def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
+        assert repeat == 1
+        self.calls.append(self.letter)
+        return [self.seconds]
+
+
+@pytest.mark.parametrize("compare", [None, ["onnxruntime"]])
+def test_the_reference_is_measured_in_turns_with_the_library(
+    compare: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rule for other runtimes, also where it is one of these: then once, in the process that runs already."""
+    monkeypatch.setattr(_latency, "_settle", lambda: None)
+    monkeypatch.setattr(_peer_times, "open_peer", None)
+    calls: list[str] = []
+    library, timed = Turns("l", 1e-3, calls), cast(Any, Turns("r", 20e-3, calls))
+    results = ReferenceOutputs(DATA, [{"y": feed["x"]} for feed in DATA.batches], {})
+    tolerance, model = (
+        tolerance_for(FLOAT32, rtol=None, atol=None),
+        ImportedModel({}, (), (), (), {}),
+    )
+    reference = ReferenceRun("Ref 1.0", "", results, tolerance, timed, model, None)
+    verdict: Verdict = {"passed": True, "against": "reference", "latency": {"library": {}}}
+    context = StageContext({}, tmp_path, tmp_path, tmp_path, tmp_path, lambda event: None)
+    settings = verify.settings(requests(compare) if compare else recipe(), target())
+    about = (DATA, reference, settings, context)
+    add_reference_time(verdict, cast(Any, library), library, *about)
+    signature = {"inputs": [TensorSpec("x", (2,), "float32").to_json()]}
+    add_compared(verdict, cast(Any, library), DATA, reference, signature, settings, context)
+    assert "".join(calls) == "lrrl" * 4
+    found = (
+        verdict["compared"]["onnxruntime"]["speedup"] if compare else verdict["reference_speedup"]
+    )
+    assert found["median"] == 20
+    assert verdict["latency"].get("reference", {}).get("median") == (None if compare else 20e-3)
 
 
 def test_every_runtime_says_how_to_install_it() -> None:

@@ -115,13 +115,14 @@ def test_pe(folder: Path, tmp_path: Path, triple: str) -> None:
 
 @pytest.mark.parametrize("triple", [*ELF, *MACHO, *PE])
 def test_the_same_objects_give_the_same_bytes_anywhere(
-    folder: Path, tmp_path: Path, triple: str
+    folder: Path, tmp_path: Path, triple: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Folder names leave no trace in the library, and neither does the time."""
-    digests = {
-        hashlib.sha256(linked(folder, triple, tmp_path / name).read_bytes()).hexdigest()
-        for name in ("a", "a/much/longer/folder")
-    }
+    """Folder names leave no trace in the library, and neither does the time, nor one that SOURCE_DATE_EPOCH gives."""
+    digests = set()
+    for name, epoch in (("a", "0"), ("a/much/longer/folder", "1700000000")):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        content = linked(folder, triple, tmp_path / name).read_bytes()
+        digests.add(hashlib.sha256(content).hexdigest())
     assert len(digests) == 1
     content = (tmp_path / "a" / "x.lib").read_bytes()
     assert str(tmp_path).encode() not in content

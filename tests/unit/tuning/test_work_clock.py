@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +38,59 @@ def test_the_clock_stands_while_any_thread_waits() -> None:
     second.close()
     seconds[0] = 16.0
     assert clock.now() == 9.0
+
+
+def test_the_clock_stands_while_the_process_is_stopped() -> None:
+    """An hour between two looks counts as one second, if no CPU was used; without stops all seconds count."""
+    seconds, busy = [0.0], [0.0]
+    clock = WorkClock(lambda: seconds[0], lambda: busy[0])
+    with clock.ticking():
+        for _ in range(10):
+            seconds[0] += 4.0
+            clock.now()
+        assert clock.now() == 40.0
+        seconds[0] += 3600.0
+        assert clock.now() == 41.0
+        # native code that gives no thread a chance to look
+        seconds[0] += 60.0
+        busy[0] += 50.0
+        assert clock.now() == 101.0
+        # what was waited meanwhile does not count twice
+        with clock.waiting():
+            seconds[0] += 3600.0
+        assert clock.now() == 101.0
+        seconds[0] += 2.0
+    assert clock.now() == 103.0
+
+
+STOPPED = """
+import signal, sys, time
+from tvmflow.tuning import work_clock
+
+work_clock._TICK_S, work_clock._MAX_SILENT_S = 0.05, 0.5
+clock = work_clock.WorkClock()
+with clock.ticking():
+    began, real_s = clock.now(), time.monotonic()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    print(clock.now() - began, time.monotonic() - real_s)
+"""
+
+
+def test_a_search_that_was_suspended_keeps_its_minutes() -> None:
+    """After SIGSTOP and SIGCONT; the thread of the clock alone looks at it."""
+    command = [sys.executable, "-c", STOPPED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        process.stdout.readline()
+        time.sleep(0.2)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+        counted_s, real_s = map(float, process.communicate("\n")[0].split())
+    assert real_s - counted_s > 1.2
 
 
 def test_a_tuning_that_waits_for_the_device_of_another_run_loses_no_time(tmp_path: Path) -> None:

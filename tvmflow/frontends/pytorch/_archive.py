@@ -20,8 +20,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.frontends._base import Limits, ModelInput, unsupported_dtype
-from tvmflow.frontends._file_source import read_once
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends._reading import NotAModel, read_once
 from tvmflow.frontends.pytorch._checked_copy import check_graph, copy_archive
 
 _MODEL: Final = "model"

@@ -14,6 +14,7 @@ from typing import Final
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
 from tvmflow.core.files import output_file
 from tvmflow.core.python_process import module_command
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.pytorch._export import INSTALL
 
@@ -58,13 +59,14 @@ def export_factory(factory: str, path: Path) -> str:
     ):
         answer_file = Path(folder, "answer.json")
         request = {"factory": factory, "archive": temporary, "answer": str(answer_file)}
-        code = subprocess.run(
-            module_command(_WORKER, json.dumps(request)),
-            stdin=subprocess.DEVNULL,
-            stdout=_STANDARD_ERROR,
-            env=worker_environment({}),
-            check=False,
-        ).returncode
+        with explain_wait(f"calling {factory} and exporting its module: as long as PyTorch takes"):
+            code = subprocess.run(
+                module_command(_WORKER, json.dumps(request)),
+                stdin=subprocess.DEVNULL,
+                stdout=_STANDARD_ERROR,
+                env=worker_environment({}),
+                check=False,
+            ).returncode
         if not answer_file.is_file():
             raise _error(factory, "code", f"its process ended with code {code}")
         answer = json.loads(answer_file.read_text())

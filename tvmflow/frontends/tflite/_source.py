@@ -29,12 +29,11 @@ from tvmflow.frontends._file_source import (
     check_other_kind,
     find_missing_file,
     named_file,
-    read_once,
     resolve_single_file,
     shown,
 )
 from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
-from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends._reading import NotAModel, read_in_worker, read_once
 from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
 from tvmflow.frontends.tflite._operators import FIX, SUPPORTED
 from tvmflow.store.source_files import SourceFiles

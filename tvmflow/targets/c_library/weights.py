@@ -36,8 +36,9 @@ enum {
 };
 """
 _FILE_OPTION: Final = """\
-  /* The file %(title)s.weights, in UTF-8 on Windows; it must not be written to while there are contexts. It is mapped
-   * and not read: all contexts and processes share its memory. */
+  /* The file %(title)s.weights, in UTF-8 on Windows. It is mapped and not read: all contexts and processes share its
+   * memory. While there are contexts, replace it by a rename only: in a file that is truncated in place, the next call of
+   * run ends the program with SIGBUS. Where others may write to the file, read it, and give its content below. */
   const char *weights_file;
 """
 _MEMORY_OPTIONS: Final = """\
