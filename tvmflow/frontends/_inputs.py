@@ -214,7 +214,7 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
     """Return why an input has no shape to compile for, or an empty string; sizes that are open are none."""
     name, dims, shape = quoted(value.name), value.dims, _requested_shape(request)
     if dims is not None and 0 in dims:
-        return f"input {name} has shape {dims_text(dims)}, which is empty: export the model with another size"
+        return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
     if shape is not None:
         fits = dims is None or (
             len(dims) == len(shape)
@@ -223,7 +223,7 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
         return "" if fits else _mismatch_text(value, request, shape)
     sizes = [size for size in dims or () if isinstance(size, int) and size > 0]
     if math.prod(sizes) > MAX_ELEMENTS:
-        return f"input {name} has shape {dims_text(sizes)}, which has more than 2^31 elements"
+        return f"input {name} has shape {dimensions_text(sizes)}, which has more than 2^31 elements"
     return ""
 
 
@@ -250,7 +250,7 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
 
 
 def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[int]) -> str:
-    text = f"input {quoted(value.name)} has shape {dims_text(value.dims or ())}, "
+    text = f"input {quoted(value.name)} has shape {dimensions_text(value.dims or ())}, "
     if request.value is None or request.shape is not None:
         return f"{text}which {list(shape)} does not fit"
     advice = "" if shape else "; a number fills the `shape` that stands beside it"
@@ -269,7 +269,7 @@ def _is_free(size: int | str) -> bool:
     return isinstance(size, str) or size < 0
 
 
-def dims_text(dims: Sequence[int | str]) -> str:
+def dimensions_text(dims: Sequence[int | str]) -> str:
     """Return the sizes of an input as a model has them, for people."""
     sizes = [quoted(size or "?") if isinstance(size, str) else str(size) for size in dims]
     return f"[{names_text(sizes, 32)}]"

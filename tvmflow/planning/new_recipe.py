@@ -22,7 +22,7 @@ from tvmflow.frontends._base import InputRequest, ModelInput
 from tvmflow.frontends._inputs import (
     SIZE,
     InputLine,
-    dims_text,
+    dimensions_text,
     find_mismatches,
     find_output_problems,
     suggest_inputs,
@@ -282,7 +282,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         name: shapes[name] for name in shapes if name in unknown and SIZE in shapes[name]
     }
     batches = {
-        value.name: (dims_text(value.dims), shapes[value.name])
+        value.name: (dimensions_text(value.dims), shapes[value.name])
         for value in model.inputs
         if value.name in unknown and value.dims and "1" in _list_free(value)
     }
