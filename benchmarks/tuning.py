@@ -158,7 +158,7 @@ def local_measurer(fork_server: Any, folder: Path) -> Any:
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
     from tvmflow.targets.host import read_host
     from tvmflow.tuning import measure, measurer
-    from tvmflow.tuning.work_clock import WorkClock
+    from tvmflow.tuning.tuning_job import WorkClock
 
     target, host = host_target(), read_host()
     load_intrinsics(target)
@@ -248,7 +248,7 @@ def tune_tvmflow(model: str, folder: Path, seconds: float, per_task: int) -> dic
     from tvmflow.tuning import measure, measurer, search, tuning_job
     from tvmflow.tuning.budget import BudgetRules
     from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.work_clock import WorkClock
+    from tvmflow.tuning.tuning_job import WorkClock
     from tvmflow.tuning.workloads import extract_workloads
 
     target, host = host_target(), read_host()

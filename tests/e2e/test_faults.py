@@ -164,7 +164,7 @@ def test_rules_passes_and_converters_are_told_apart(
 
     with monkeypatch.context() as patch:
         schedule = build.schedule_kernels
-        name = "tvmflow.stages._wrong_kernels.schedule_kernels"
+        name = "tvmflow.stages._fault_search.schedule_kernels"
         patch.setattr(name, lambda *arguments: wrong_rule(schedule(*arguments)))
         text = search(payload)
         assert "as the schedule rule register_tiles schedules it" in text

@@ -20,7 +20,7 @@ from tvmflow.cli import main
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
 from tvmflow.store import garbage_collection
-from tvmflow.store.eviction_plan import Limits
+from tvmflow.store.garbage_collection import Limits
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin
 

@@ -25,8 +25,7 @@ from tvmflow.tuning.budget import Budget, BudgetRules
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import MeasureContext
-from tvmflow.tuning.tuning_job import SearchOptions, Task
-from tvmflow.tuning.work_clock import WorkClock
+from tvmflow.tuning.tuning_job import SearchOptions, Task, WorkClock
 from tvmflow.tuning.workloads import Workload, extract_workloads
 
 Emit = Callable[[dict[str, Any]], None]

@@ -25,15 +25,13 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.tables import columns
 from tvmflow.engine.answers import is_sealed
 from tvmflow.engine.run_records import FOLDER, is_record
-from tvmflow.store.eviction_plan import Limits
-from tvmflow.store.garbage_collection import Collection, collect_garbage, preview_collection
-from tvmflow.store.integrity import IntegrityReport, check_integrity
+from tvmflow.store.garbage_collection import Collection, Limits, collect_garbage, preview_collection
+from tvmflow.store.integrity import IntegrityReport, Step, check_integrity, repair_store
 from tvmflow.store.inventory import require_store
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import remove_pin
-from tvmflow.store.repair import Step, repair_store
 from tvmflow.store.usage import PinUsage, StoreUsage, measure_pins, measure_usage
-from tvmflow.tuning.ledger_check import check_ledger
+from tvmflow.tuning.ledger_folders import check_ledger
 
 _SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2

@@ -9,7 +9,7 @@ from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.output import print_result
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.types import Decision, Json, StageKey, StageSpec
-from tvmflow.engine.explanation import explain_stage
+from tvmflow.engine.plan_text import explain_stage
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest

@@ -15,8 +15,7 @@ from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, printable
 from tvmflow.core.types import Json, Plan
 from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
-from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid
-from tvmflow.engine.plan_graph_svg import to_svg
+from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid, to_svg
 from tvmflow.engine.plan_text import format_plan
 from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
 from tvmflow.planning.checks import describe_runtimes

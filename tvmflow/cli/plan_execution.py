@@ -16,8 +16,8 @@ from tvmflow.core.types import Plan
 from tvmflow.engine.progress import Printer, interim_text
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.engine.stage_logs import WorkerLogs
 from tvmflow.engine.summary import render
-from tvmflow.engine.worker_logs import WorkerLogs
 from tvmflow.executors import Event
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.store.local import LocalStore

@@ -32,7 +32,7 @@ from tvmflow.core.types import STATEMENT_SUFFIX, Json
 from tvmflow.provenance import inspect as inspection
 from tvmflow.provenance import write
 from tvmflow.provenance.check import check_delivered
-from tvmflow.provenance.inspection_text import format_inspection
+from tvmflow.provenance.inspect import format_inspection
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
 from tvmflow.runtime.statements import Finding
 

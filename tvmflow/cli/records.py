@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.cli import records_output
 from tvmflow.cli.definitions.records import (
     ExportOptions,
     ImportOptions,
@@ -25,18 +25,26 @@ from tvmflow.cli.output import (
 )
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
+from tvmflow.core.formatting import count_text, latency_text, size_text
 from tvmflow.core.project import shortest_path
+from tvmflow.core.types import Json
 from tvmflow.release.lock_trials import SUFFIXES, import_lock
 from tvmflow.store.inventory import require_store
 from tvmflow.store.local import LocalStore
-from tvmflow.tuning import pruning, replay
-from tvmflow.tuning.ledger_check import check_ledger
-from tvmflow.tuning.ledger_folders import list_target_folders
+from tvmflow.tuning import listing, pruning, replay
+from tvmflow.tuning.ledger_folders import (
+    LedgerCheck,
+    TargetFolder,
+    check_ledger,
+    list_target_folders,
+)
 from tvmflow.tuning.listing import find_workload_trials
 from tvmflow.tuning.machine_class import this_machine_class
-from tvmflow.tuning.pack import export_pack
-from tvmflow.tuning.pack_import import import_pack
+from tvmflow.tuning.pack_import import ExportResult, export_pack, import_pack
+from tvmflow.tuning.pruning import PruneResult
+from tvmflow.tuning.replay import ReplayResult
 from tvmflow.tuning.trial_import import ImportResult, merge_ledger
+from tvmflow.tuning.trials import Trial
 
 
 @with_disk_errors
@@ -46,13 +54,13 @@ def list_targets(options: ListOptions) -> int:
     folders = list_target_folders(Path(ledger), options.target_keys)
     workloads = options.workloads
     if options.json:
-        targets = [records_output.target_to_json(folder, workloads) for folder in folders]
+        targets = [target_to_json(folder, workloads) for folder in folders]
         print_json({"targets": targets})
         return EXIT_OK
     if not folders:
         print_lines(f"no trials in {shortest_path(str(ledger))}")
     for folder in folders:
-        print_lines(*records_output.format_target(folder, workloads))
+        print_lines(*format_target(folder, workloads))
     return EXIT_OK
 
 
@@ -64,11 +72,9 @@ def show(options: ShowOptions) -> int:
         workload._replace(trials=workload.trials[: options.best])
         for workload in find_workload_trials(ledger, options.key, options.target_keys)
     ]
-    value = {"workloads": [records_output.workload_to_json(workload) for workload in workloads]}
+    value = {"workloads": [workload_to_json(workload) for workload in workloads]}
     lines = (
-        line
-        for workload in workloads
-        for line in records_output.format_trials(workload, trace=options.trace)
+        line for workload in workloads for line in format_trials(workload, trace=options.trace)
     )
     print_result(value, lines, as_json=options.json)
     return EXIT_OK
@@ -84,7 +90,7 @@ def export(options: ExportOptions) -> int:
         workloads=options.workloads,
         best=options.best,
     )
-    lines = records_output.format_packed(options.file, packed)
+    lines = format_packed(options.file, packed)
     code = EXIT_FAILED if packed.problems else EXIT_OK
     return print_outcome(packed._asdict(), lines, code, options)
 
@@ -123,7 +129,7 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
         "complete": result.complete,
     }
     code = EXIT_OK if result.complete else EXIT_FAILED
-    return print_outcome(value, records_output.format_import(result), code, options)
+    return print_outcome(value, format_import(result), code, options)
 
 
 @with_disk_errors
@@ -143,7 +149,7 @@ def prune(options: PruneOptions) -> int:
             dry_run=not options.yes,
         )
     value = {"done": options.yes, "workloads": [row.to_json() for row in pruned]}
-    lines = records_output.format_pruned(pruned, done=options.yes)
+    lines = format_pruned(pruned, done=options.yes)
     code = EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
     return print_outcome(value, lines, code, options)
 
@@ -161,7 +167,7 @@ def verify(options: VerifyOptions) -> int:
     clean = checked.clean and not (replayed and replayed.quarantined)
     more = {"replayed": replayed._asdict()} if replayed else {}
     value = {**checked._asdict(), **more, "clean": clean}
-    lines = records_output.format_check(checked, replayed)
+    lines = format_check(checked, replayed)
     return print_outcome(value, lines, EXIT_OK if clean else EXIT_FAILED, options)
 
 
@@ -176,3 +182,178 @@ COMMANDS: Final = {
         "verify": verify,
     }
 }
+
+
+# ---------------------------------------------------------------- records output
+# Trials as text and as JSON, for `tvmflow records`.
+
+
+_SHORT_KEY: Final = 12
+_SHOWN_PROBLEMS: Final = 10
+
+
+def format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
+    """Yield the line of a target, with those of its workloads if `workloads` is set."""
+    summary = listing.summarize_target(folder)
+    days = f"{summary.first[:10]} to {summary.last[:10]}" if summary.first else "never"
+    fields = [
+        summary.key[:_SHORT_KEY],
+        f"{count_text(summary.workloads, 'workload'):>14}",
+        f"{count_text(summary.trials, 'trial'):>13} ({_format_counts(summary.failed, summary.unreadable)})",
+        f"{days:<24}",
+        f"{size_text(summary.bytes):>8}",
+    ]
+    if summary.quarantined:
+        fields.append(f"{count_text(summary.quarantined, 'line')} quarantined")
+    yield "  ".join([*fields, summary.text])
+    if workloads:
+        yield from map(_format_workload, listing.summarize_workloads(folder))
+
+
+def _format_workload(summary: listing.WorkloadSummary) -> str:
+    best = "none works" if summary.best_s is None else latency_text(summary.best_s)
+    fields = [
+        f"  {summary.key[:_SHORT_KEY]}",
+        f"{count_text(summary.trials, 'trial'):>12} ({_format_counts(summary.failed, summary.unreadable)})",
+        f"{best:>10} ±{summary.spread / 2:<4.0%}",
+        summary.last[:10] or "never",
+        summary.description.text or "no description",
+    ]
+    return "  ".join(fields)
+
+
+def format_trials(workload: listing.WorkloadTrials, *, trace: bool) -> Iterator[str]:
+    """Yield the lines of a workload and its trials, with the trace of each if `trace` is set."""
+    yield f"workload {workload.key}{_indent(workload.description.text)}"
+    yield f"on {workload.target[:_SHORT_KEY]}  {workload.target_text}"
+    for trial in workload.trials:
+        yield _format_trial(trial)
+        if ban := workload.bans.get(trial.id):
+            yield f"    banned {ban.when[:19]}: {ban.reason}"
+        if trace:
+            yield from (f"    {line}" for line in listing.format_trace(trial.trace))
+    yield from workload.problems
+
+
+def _format_trial(trial: Trial) -> str:
+    time = f"{latency_text(trial.seconds):>9}" if trial.run_secs else "   failed"
+    load = "/".join(f"{value:.2g}" for value in trial.load)
+    model = trial.host.get("model", "") if isinstance(trial.host, dict) else ""
+    fields = [
+        f"  {trial.id[:_SHORT_KEY]}",
+        f"{time} ±{trial.spread / 2:<4.0%}",
+        f"load {load}",
+        trial.when[:19],
+        f"seed {trial.seed}",
+        f"TVM {trial.tvm}",
+        str(model),
+    ]
+    if trial.failure:
+        fields.append(f"{trial.failure.phase} {trial.failure.kind}: {trial.failure.message}")
+    return "  ".join(fields)
+
+
+def format_packed(file: Path, packed: ExportResult) -> Iterator[str]:
+    """Yield the lines about a trial pack that was written."""
+    yield (
+        f"{file}: {count_text(packed.trials, 'trial')} ({packed.failed} failed) of "
+        f"{count_text(packed.workloads, 'workload')} on {count_text(packed.targets, 'target')}, "
+        f"{size_text(packed.bytes)}"
+    )
+    yield f"sha256 of the content {packed.digest}"
+    yield from _format_problems(packed.problems, "left out")
+
+
+def format_import(result: ImportResult) -> Iterator[str]:
+    """Yield the lines about trials that came from elsewhere."""
+    for target in result.targets:
+        outcome = (
+            f"rejected: {target.rejection}"
+            if target.rejection
+            else f"{count_text(target.new, 'new trial')}, {target.known} known, {target.invalid} invalid, "
+            f"in {count_text(target.workloads, 'workload')}"
+        )
+        yield f"{target.target[:_SHORT_KEY]}  {outcome}  ({target.target_text})"
+    yield from _format_problems(result.problems, "refused")
+    new, known, refused = (
+        sum(getattr(target, name) for target in result.targets)
+        for name in ("new", "known", "invalid")
+    )
+    rejected = sum(1 for target in result.targets if target.rejection)
+    yield (
+        f"{count_text(new, 'trial')} taken, {known} known already, "
+        f"{count_text(refused, 'record')} refused"
+        + (f", {count_text(rejected, 'target')} rejected" if rejected else "")
+    )
+
+
+def format_pruned(pruned: Sequence[PruneResult], *, done: bool) -> Iterator[str]:
+    """Yield a line for each workload with trials to remove, and the total."""
+    for row in pruned:
+        yield (
+            f"{row.target[:_SHORT_KEY]}/{row.key[:_SHORT_KEY]}  {row.trials} of "
+            f"{count_text(row.total, 'trial')} ({row.failed} failed)"
+            f"{_indent(row.description.text)}"
+            + (f"  skipped: {row.skip_reason}" if row.skip_reason else "")
+        )
+    total = count_text(sum(row.trials for row in pruned if not row.skip_reason), "trial")
+    yield f"{total} removed" if done else f"{total} would be removed; --yes removes them"
+
+
+def format_check(checked: LedgerCheck, replayed: ReplayResult | None) -> Iterator[str]:
+    """Yield what was wrong with trials, and the totals."""
+    yield from checked.findings
+    yield (
+        f"{count_text(checked.trials, 'trial')} of {count_text(checked.workloads, 'workload')} on "
+        f"{count_text(checked.targets, 'target')} can be read; "
+        f"{count_text(checked.quarantined, 'line')} quarantined"
+    )
+    if replayed:
+        yield from replayed.findings
+        yield (
+            f"{replayed.trials - replayed.quarantined} of {count_text(replayed.trials, 'trace')} of "
+            f"{count_text(replayed.workloads, 'workload')} can be applied; {replayed.quarantined} quarantined; "
+            f"no kernel in the store for {count_text(replayed.unknown, 'workload')}"
+        )
+
+
+def _format_problems(problems: Sequence[str], kind: str) -> Iterator[str]:
+    for problem in problems[:_SHOWN_PROBLEMS]:
+        yield f"{kind}: {problem}"
+    if len(problems) > _SHOWN_PROBLEMS:
+        yield f"{kind}: {len(problems) - _SHOWN_PROBLEMS} more"
+
+
+def _indent(text: str) -> str:
+    return f"  {text}" if text else ""
+
+
+def _format_counts(failed: int, unreadable: int) -> str:
+    damaged = f", {unreadable} unreadable: run `tvmflow records verify`" if unreadable else ""
+    return f"{failed} failed{damaged}"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
+    """Return the summary of a target, with those of its workloads if `workloads` is set."""
+    value: dict[str, Json] = listing.summarize_target(folder)._asdict()
+    if workloads:
+        value["by_workload"] = [row.to_json() for row in listing.summarize_workloads(folder)]
+    return value
+
+
+def workload_to_json(workload: listing.WorkloadTrials) -> dict[str, Json]:
+    """Return a workload with its trials."""
+    return {
+        **workload._asdict(),
+        "description": workload.description.to_json(),
+        "trials": [_trial_to_json(trial) for trial in workload.trials],
+        "bans": {trial: ban.to_json() for trial, ban in workload.bans.items()},
+    }
+
+
+def _trial_to_json(trial: Trial) -> dict[str, Json]:
+    seconds = trial.seconds if trial.run_secs else None
+    return {**trial.to_json(), "seconds": seconds, "spread": trial.spread}

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tvmflow.cli.arguments import OutputOptions
-from tvmflow.cli.output import print_json, print_lines
+from tvmflow.cli.output import print_json, print_lines, print_notes
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
-from tvmflow.core.formatting import count_text, latency_text
-from tvmflow.core.types import Json
+from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.planning.request import RunRequest
-from tvmflow.recipe import Release
+from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
 from tvmflow.release.gates import CONTENT_GATE, Comparison, list_checked_gates
-from tvmflow.release.lock import make_lock, pin_lock
+from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.measurements import LOCK
 from tvmflow.release.previous import find_folder
+from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
+from tvmflow.release.retune import (
+    TuneFacts,
+    TuningProgress,
+    select_stage,
+    spend_budget,
+    with_spent_trials,
+)
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
 
@@ -142,3 +153,131 @@ def _format_comparison(comparison: Comparison, previous: str) -> Iterator[str]:
     elif comparison.not_timed_reason:
         reason = comparison.not_timed_reason
         yield f"{comparison.label}: latency not compared with {previous}: {reason}"
+
+
+# ---------------------------------------------------------------- retune
+# The retuning of a pipeline with `retune`: a budget of trials for all of its recipes and targets.
+
+
+def retune(
+    plan: Plan,
+    budget: Retune,
+    run_plan: Callable[[Plan], RunReport | None],
+    output: OutputOptions,
+) -> Plan:
+    """Tune in rounds and return the plan with the trials that each recipe and target was given.
+
+    Args:
+        plan: A plan with `tune` stages.
+        budget: How many trials or minutes are spent, and in which rounds.
+        run_plan: Runs a plan; None when the user has interrupted.
+        output: How the rounds are shown.
+    """
+
+    def tune(spec: StageSpec) -> TuneFacts | None:
+        report = run_plan(select_stage(plan, spec))
+        if report is None or report.exit_code != EXIT_OK:
+            return None
+        facts = next(stage.facts for stage in report.stages if stage.stage_id == spec.id)
+        return TuneFacts.from_json(facts)
+
+    def show_round(progress: TuningProgress) -> None:
+        if output.json:
+            event = {"event": "round", "stage_id": progress.spec.id, **progress._asdict()}
+            del event["spec"]
+            print_json(event)
+        elif not output.quiet:
+            print_lines(_format_progress(progress))
+
+    specs = [spec for spec in plan.stages if spec.traits.uses_ledger and _is_tunable(spec)]
+    rows = spend_budget(specs, budget, tune, show_round)
+    if not output.json:
+        print_notes(
+            output,
+            "trials spent:",
+            *(f"{_format_progress(row)}; {row.trials} in total" for row in rows),
+            "to keep this result, run `tvmflow lock`, or write these totals into the recipes as tune.trials",
+        )
+    return with_spent_trials(plan, rows)
+
+
+def _is_tunable(spec: StageSpec) -> bool:
+    """Return whether the recipe wants this target tuned and there is a device to measure on."""
+    return not spec.settings.get("unmeasurable_reason") and bool(
+        spec.settings["tune"].get("repeat")
+    )
+
+
+def _format_progress(progress: TuningProgress) -> str:
+    if progress.estimated_us is None:
+        return f"  {progress.spec.id}: {progress.stop_reason or 'no round'}"
+    speedup = progress.speedup
+    total = f"estimated speedup over untuned {speedup:.3g}" if speedup > 1 else "no speedup"
+    end = f"; {progress.stop_reason}" if progress.stop_reason else ""
+    return (
+        f"  {progress.spec.id}: {count_text(progress.measured, 'trial')} in "
+        f"{count_text(progress.rounds, 'round')}, {latency_text(progress.estimated_us / 1e6)} in "
+        f"kernels ({total}, last round {progress.gain or 0.0:.1%}){end}"
+    )
+
+
+# ---------------------------------------------------------------- reproduce
+# The reproducibility check, at the end of `tvmflow run --check-reproducible`.
+
+
+def check_reproducible(
+    prepared: PreparedRun, request: RunRequest, store: LocalStore, output: OutputOptions
+) -> int:
+    """Build a finished run twice more, show the result, and return the exit code: 3 when a file differs."""
+
+    def show_build(number: int) -> None:
+        if not output.json and not output.quiet:
+            print_lines(f"building again in an empty store ({number} of {len(ENVIRONMENTS)})")
+
+    folder = Path(tempfile.mkdtemp(prefix="tvmflow-again-"))
+    try:
+        lock = Path(request.lock) if request.lock else _write_lock(prepared, store, folder)
+        arguments = list(_build_arguments(request))
+        report = build_again(arguments, lock, prepared.plan, store, folder, show_build)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if output.json:
+        difference = report.difference and report.difference._asdict()
+        print_json({"event": "reproduced", **report._asdict(), "difference": difference})
+    elif report.difference or not output.quiet:
+        print_lines(*_format_report(report))
+    return EXIT_VERIFY if report.difference else EXIT_OK
+
+
+def _write_lock(prepared: PreparedRun, store: LocalStore, folder: Path) -> Path:
+    path = folder / "again.lock.yaml"
+    plan_state = evaluate_plan(prepared.plan, store)
+    text = lock_text(make_lock(prepared.recipes, prepared.plan, plan_state, store, folder))
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _build_arguments(request: RunRequest) -> Iterator[str]:
+    """Yield the arguments of `run` that select what is built; it is not verified again."""
+    yield from request.recipes
+    for option, values in (("--target", request.targets), ("--variant", request.variants)):
+        for value in values:
+            yield from (option, value)
+    if request.pipeline:
+        yield from ("--pipeline", request.pipeline)
+    yield from ("--until", request.until if request.until not in (None, "verify") else "export")
+
+
+def _format_report(report: ReproducibilityReport) -> Iterator[str]:
+    difference = report.difference
+    if difference is None:
+        durations = " and ".join(duration_text(seconds) for seconds in report.seconds)
+        files, stages = count_text(report.files, "file"), count_text(report.stages, "stage")
+        yield f"reproducible: two more builds gave the same {files} of {stages} ({durations})"
+        return
+    yield (
+        f"NOT REPRODUCIBLE: {difference.build} gave a different {difference.file} "
+        f"for {difference.stage_id}"
+    )
+    yield f"  first difference: {difference.where}"
+    yield "  the inputs of this stage were the same; later stages were not compared"

@@ -21,8 +21,7 @@ from tvmflow.pages.document import render_page
 from tvmflow.pages.run import describe_run, find_previous
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
-from tvmflow.release.page import describe_gates, describe_measurements
-from tvmflow.release.page_comparison import compare_page
+from tvmflow.release.page import compare_page, describe_gates, describe_measurements
 from tvmflow.release.sides import Side, load_side, make_side
 from tvmflow.store.local import LocalStore
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.cli.arguments import (
-    ExecutionOptions,
-    OutputOptions,
-)
+from tvmflow.cli.arguments import ExecutionOptions, OutputOptions
 from tvmflow.cli.ci_messages import report_failures
 from tvmflow.cli.definitions.run import RunOptions
 from tvmflow.cli.download_progress import DownloadLine
@@ -20,26 +17,104 @@ from tvmflow.cli.executors import check_executor_options
 from tvmflow.cli.output import check_output_file, print_json, print_lines, print_notes, write_file
 from tvmflow.cli.plan import show_plan
 from tvmflow.cli.plan_execution import PlanExecution, show_report
-from tvmflow.cli.release import check_release, release
+from tvmflow.cli.release import check_release, check_reproducible, release, retune
 from tvmflow.cli.remote_cache import must_upload
-from tvmflow.cli.reproduce import check_reproducible
-from tvmflow.cli.retune import retune
-from tvmflow.core import signing
+from tvmflow.core import errors, signing
 from tvmflow.core.disk_errors import disk_errors, make_folder
-from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.types import Plan
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, UsageError
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine.interim import is_search, with_best_so_far
-from tvmflow.engine.ir_dump import dump_ir
-from tvmflow.engine.junit import junit_xml
-from tvmflow.engine.markdown import markdown_summary
+from tvmflow.engine.junit import junit_xml, markdown_summary
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording, record_run
 from tvmflow.engine.up_to_date import confirm_run
+from tvmflow.planning.decisions import PlanState, evaluate_plan, input_digests
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.request import RunRequest
 from tvmflow.planning.stage_names import find_stages
 from tvmflow.provenance.source_state import read_builder_id
+from tvmflow.stages import STAGES
 from tvmflow.store.local import LocalStore
+
+# ---------------------------------------------------------------- ir dump
+# The dump of IR for `tvmflow run --dump-ir`: stages that lower a model lower it once more, into a
+# folder.
+#
+# Results and keys are not affected. Stages that are up to date are lowered too, so the dump does
+# not depend on the state of the store.
+
+
+_PRELOAD: Final = ("numpy", "tvm")
+
+
+class StageDump(NamedTuple):
+    """The dump of one stage.
+
+    Attributes:
+        stage_id: The stage.
+        folder: The folder with the files; None if the model could not be lowered.
+        problem: Why the model could not be lowered to the end; empty if it could.
+        exit_code: The exit code that this is worth.
+    """
+
+    stage_id: str
+    folder: Path | None
+    problem: str = ""
+    exit_code: int = EXIT_OK
+
+
+def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
+    """Lower the models of a plan once more, and write the IR after each pass.
+
+    Args:
+        plan: A plan that was run.
+        store: The store with its results.
+        folder: Where each stage gets a folder `<recipe>/<stage>+<target>`.
+
+    Yields:
+        The dump of each stage that lowers a model.
+
+    Raises:
+        StageError: No stage of the plan lowers a model.
+    """
+    specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
+    if not specs:
+        names = " and ".join(name for name, stage in STAGES.items() if stage.TRAITS.dump_ir)
+        raise StageError(
+            "--dump-ir: no stage of this run lowers a model",
+            fix=f"run {names}, for example without --until",
+        )
+    state = evaluate_plan(plan, store)
+    with ForkServer.start(_PRELOAD) as fork_server:
+        for spec in specs:
+            target = folder / spec.recipe / spec.label.replace("/", "+")
+            yield _dump_stage(spec, state, fork_server, target)
+
+
+def _dump_stage(
+    spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
+) -> StageDump:
+    missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
+    if missing:
+        return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
+    # of a locked run, the lock file has the chosen schedules
+    inputs = {file.role: file.path for file in spec.files} | {
+        role: state.store.blobs.verified_path(digest)
+        for role, digest in input_digests(spec, state.artifacts).items()
+    }
+    outcome = fork_server.call(
+        STAGES[spec.stage].TRAITS.dump_ir,
+        {"settings": spec.settings, "inputs": inputs, "folder": str(folder)},
+        timeout_s=spec.timeout_s,
+    )
+    _log.debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
+    if outcome.kind == "ok":
+        return StageDump(spec.id, folder)
+    error = getattr(errors, outcome.error, StageError)
+    problem = f"{outcome.message}\n  fix: {outcome.fix}" if outcome.fix else outcome.message
+    return StageDump(spec.id, folder, problem, error.exit_code)
+
 
 _log = logging.getLogger(__name__)
 

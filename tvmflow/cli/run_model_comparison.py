@@ -13,8 +13,8 @@ from tvmflow.core.errors import BundleError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.paired_times import PairedTimes
 from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS

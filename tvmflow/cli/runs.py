@@ -27,10 +27,9 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.tables import table
 from tvmflow.core.terminal import find_width
 from tvmflow.core.types import Json
-from tvmflow.engine.headline import make_headline
 from tvmflow.engine.run_records import RunRecord, list_runs, read_run
 from tvmflow.engine.stage_logs import StageLog, find_logs, follow, read_text
-from tvmflow.engine.summary import count_stages
+from tvmflow.engine.summary import count_stages, make_headline
 from tvmflow.store.leases import active_runs
 
 _MAX_NAMES: Final = 24

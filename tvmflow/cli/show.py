@@ -2,21 +2,313 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from tvmflow.cli.definitions.show import ShowRunOptions
+from tvmflow.cli import records
+from tvmflow.cli.arguments import RECIPE_SUFFIXES
+from tvmflow.cli.definitions.show import ShowKernelOptions, ShowKernelsOptions, ShowRunOptions
+from tvmflow.cli.download_progress import DownloadLine
 from tvmflow.cli.output import print_result
-from tvmflow.cli.show_kernels import show_kernel, show_kernels
-from tvmflow.core.errors import EXIT_OK
-from tvmflow.core.formatting import duration_text
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text, duration_text, excerpt, latency_text, names_text
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import shortest_path
+from tvmflow.core.tables import table
 from tvmflow.core.terminal import find_width
-from tvmflow.engine.report import STOPPED
+from tvmflow.core.types import Json
+from tvmflow.engine.kernel_details import (
+    BuiltLibrary,
+    ChosenTrials,
+    KernelDetails,
+    KernelRow,
+    find_kernel,
+    find_trials,
+    list_libraries,
+    list_rows,
+    make_kernel_code,
+    read_details,
+)
+from tvmflow.engine.report import STOPPED, StageReport
 from tvmflow.engine.run_records import LATEST, RunRecord, read_run
 from tvmflow.engine.summary import summary
+from tvmflow.planning.decisions import evaluate_plan
+from tvmflow.planning.prepare import prepare_run
+from tvmflow.planning.request import RunRequest
+from tvmflow.stages.build import OWN_SCHEDULE, TUNED, UNSCHEDULED
+from tvmflow.stages.kernel_code import KernelCode
+from tvmflow.store.local import LocalStore
+
+# ---------------------------------------------------------------- show kernels
+# `tvmflow show kernels` and `tvmflow show kernel`: the kernels of libraries, and all that is known
+# of one.
+
+
+_SHOWN_KEY: Final = 12
+_MAX_KERNEL: Final = 40
+_NUMBERS: Final = ("time", "per inference", "alone", "calls")
+_WITHOUT_RULE: Final = {
+    OWN_SCHEDULE: "its own: it was written with its loops",
+    UNSCHEDULED: "none: it runs as one loop after the other",
+}
+
+
+def show_kernels(options: ShowKernelsOptions) -> int:
+    """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model."""
+    store = options.store.open_to_read()
+    libraries = _find_libraries(options, store)
+    tables = {library.name: list_rows(library, store) for library in libraries}
+    value = {name: [row.to_json() for row in rows] for name, rows in tables.items()}
+    print_result(value, _format_kernels(tables), as_json=options.json)
+    return EXIT_OK
+
+
+def show_kernel(options: ShowKernelOptions) -> int:
+    """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code."""
+    store = options.store.open_to_read()
+    libraries = _find_libraries(options, store)
+    names = find_kernel(libraries, options.kernel)
+    shown = [
+        _read_kernel(library, names[library.name], options, store)
+        for library in libraries
+        if library.name in names
+    ]
+    value = {kernel.library.name: kernel.to_json() for kernel in shown}
+    lines = (line for kernel in shown for line in _format_kernel(kernel, options))
+    print_result(value, lines, as_json=options.json)
+    return EXIT_OK
+
+
+def _find_libraries(
+    options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
+) -> list[BuiltLibrary]:
+    """Return the libraries of a recipe as it is, or of a run.
+
+    Raises:
+        UsageError: None was built.
+    """
+    what = options.what
+    if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
+        command = f"tvmflow run {shell_word(what)}"
+        libraries = list_libraries(_list_finished(options, store), command)
+        problem = f"{what} has no kernels yet: it has not been built in its present form"
+    else:
+        run = read_run(store, what)
+        paths = dict.fromkeys(shortest_path(recipe.path) for recipe in run.recipes)
+        command = " ".join(map(shell_word, ["tvmflow", "run", *paths]))
+        libraries = list_libraries(run.stages, command)
+        problem = f"run {run.id} has built no library"
+    targets = [library.name.rpartition("/")[2] for library in libraries]
+    if options.target and libraries:
+        if options.target not in targets:
+            raise UsageError(
+                f"{what} has no library for {options.target}",
+                fix=f"its targets are: {names_text(targets)}",
+            )
+        libraries = [lib for lib in libraries if lib.name.endswith(f"/{options.target}")]
+    if not libraries:
+        raise UsageError(problem, fix=command)
+    return libraries
+
+
+def _list_finished(
+    options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
+) -> list[StageReport]:
+    """Return the stages of a recipe that are up to date, for one target or all."""
+    request = RunRequest((options.what,), options.pipeline)
+    plan = prepare_run(request, store, DownloadLine()).plan
+    artifacts = evaluate_plan(plan, store).artifacts
+    return [
+        StageReport(spec.id, "hit", "", 0.0, artifacts[spec.id].facts, key=artifacts[spec.id].key)
+        for spec in plan.stages
+        if spec.id in artifacts
+    ]
+
+
+def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
+    width = find_width()
+    for name, rows in tables.items():
+        yield f"{name}: {count_text(len(rows), 'kernel')}"
+        cells = list(map(_format_row, rows))
+        if any(row.share is not None for row in rows):
+            # what was measured in the library is not mixed with what was measured outside of it
+            cells = [{**cell, "alone": ""} for cell in cells]
+            cells.append(_format_rest(rows, tuple(cells[0])))
+        expendable = ("workload", "per inference", "alone", "calls", "schedule")
+        # the nodes get what the other columns leave
+        for line in table(cells, right=_NUMBERS, expendable=expendable, width=width):
+            yield line if width is None else excerpt(line, width - 1)
+
+
+def _format_row(row: KernelRow) -> dict[str, str]:
+    return {
+        "time": "" if row.share is None else f"{row.share:.1%}",
+        "per inference": "" if row.seconds is None else latency_text(row.seconds),
+        "alone": "" if row.alone_s is None else latency_text(row.alone_s),
+        "calls": "" if row.calls is None else str(row.calls),
+        "kernel": excerpt(row.name, _MAX_KERNEL),
+        "schedule": row.schedule,
+        "workload": row.workload[:_SHOWN_KEY],
+        "nodes": row.nodes,
+    }
+
+
+def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
+    """Return the row of what remains of a call, so that all rows add up to it."""
+    share = sum(row.share or 0.0 for row in rows)
+    seconds = sum(row.seconds or 0.0 for row in rows)
+    rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}
+    if seconds:
+        rest["per inference"] = latency_text(max(1 - share, 0.0) * seconds / share)
+    return {heading: rest.get(heading, "") for heading in headings}
+
+
+# ---------------------------------------------------------------- one kernel
+
+
+class _ShownKernel(NamedTuple):
+    """A kernel of a library; `trials` and `code` are None where they were not requested."""
+
+    library: BuiltLibrary
+    details: KernelDetails
+    trials: ChosenTrials | None
+    code: KernelCode | None
+
+    def to_json(self) -> dict[str, Json]:
+        value = self.details.to_json()
+        if self.trials is not None:
+            workloads = map(records.workload_to_json, self.trials.select())
+            value["record"] = {"chosen": self.trials.chosen, "workloads": list(workloads)}
+        if self.code is not None:
+            value["code"] = self.code._asdict()
+        return value
+
+
+def _read_kernel(
+    library: BuiltLibrary, kernel: str, options: ShowKernelOptions, store: LocalStore
+) -> _ShownKernel:
+    details = read_details(library, kernel, store)
+    trials = find_trials(library, details.row, store) if options.record else None
+    code = None
+    if options.tir or options.schedule or options.asm:
+        code = make_kernel_code(library, kernel, store, with_assembly=options.asm)
+    return _ShownKernel(library, details, trials, code)
+
+
+def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator[str]:
+    details = kernel.details
+    yield f"{kernel.library.name}: {details.row.name}"
+    fields = {name: text for name, text in _list_fields(kernel) if text}
+    indent = " " * (max(map(len, fields)) + 4)
+    width = find_width() or len(indent) + max(map(len, fields.values()))
+    for name, text in fields.items():
+        yield from textwrap.wrap(
+            text,
+            max(width, 2 * len(indent)),
+            initial_indent=f"  {name:<{len(indent) - 2}}",
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+    if kernel.trials is not None:
+        yield from ("", *_format_trials(kernel, kernel.trials))
+    if kernel.code is None:
+        return
+    if options.schedule:
+        missing = f"# there are no instructions: its schedule is '{details.row.schedule}'"
+        yield from ("", *(kernel.code.schedule or missing).rstrip().split("\n"))
+    if options.tir:
+        yield from ("", *kernel.code.tir.rstrip().split("\n"))
+    if options.asm:
+        yield from ("", *kernel.code.assembly.rstrip().split("\n"))
+
+
+def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
+    details, row = kernel.details, kernel.details.row
+    yield "nodes", _nodes_text(details)
+    yield "schedule", _schedule_text(details)
+    yield "time", _time_text(kernel)
+    if details.tuned_s is not None and details.untuned_s is not None:
+        ratio = details.untuned_s / details.tuned_s
+        yield "tuning", f"{ratio:.2f} times as fast as untuned, each measured by itself in turns"
+    yield "roofline", _roofline_text(kernel)
+    yield "workload", row.workload[:_SHOWN_KEY]
+
+
+def _nodes_text(details: KernelDetails) -> str:
+    calls = [names_text(nodes) for nodes in details.nodes if nodes]
+    if len(calls) < 2:
+        return "".join(calls)
+    return "; ".join(f"{number}: {text}" for number, text in enumerate(calls, 1))
+
+
+def _schedule_text(details: KernelDetails) -> str:
+    if details.row.schedule == TUNED:
+        text = "found by a search"
+        if details.trials is None:
+            return text
+        return f"{text}: the best of {count_text(details.trials, 'trial')}"
+    if details.row.schedule in _WITHOUT_RULE:
+        return _WITHOUT_RULE[details.row.schedule]
+    text = f"by the rule {details.row.schedule}"
+    if not details.trials:
+        return text
+    return f"{text}; none of {count_text(details.trials, 'trial')} was faster"
+
+
+def _time_text(kernel: _ShownKernel) -> str:
+    row = kernel.details.row
+    calls = "" if row.calls is None else f" in {count_text(row.calls, 'call')}"
+    texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} an inference{calls}"]
+    texts += [] if row.share is None else [f"{row.share:.1%} of the time of a call of the library"]
+    if not texts and row.alone_s is not None:
+        texts = [f"{latency_text(row.alone_s)} an inference{calls}, measured by itself"]
+    if texts:
+        return ", ".join(texts)
+    if "verify" in kernel.library.facts:
+        return (
+            f"not measured{calls and f', {calls.strip()}'}: the library was not run on its target"
+        )
+    return f"not measured: `{kernel.library.command}` verifies and measures"
+
+
+def _roofline_text(kernel: _ShownKernel) -> str:
+    details = kernel.details
+    texts = []
+    if details.gflops is not None:
+        peak = details.peak_gflops
+        part = f", {details.gflops / peak:.0%} of the machine's peak" if peak else ""
+        texts.append(f"{details.gflops:.3g} GFLOPS{part}")
+    if details.roofline_share is not None and details.least_s is not None:
+        least = latency_text(details.least_s)
+        texts.append(f"{details.roofline_share:.0%} of what its roofline allows, {least} a call")
+    if texts or "tune" in kernel.library.facts:
+        return "; ".join(texts)
+    return "not known: only a search measures it (`tune: {trials: 64}` in the recipe)"
+
+
+def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
+    """Yield the lines of the trial behind a schedule, or of the best one, and where there are more."""
+    row, selected = kernel.details.row, trials.select()
+    if not row.workload and not trials.chosen:
+        yield "no trial: this library was built without a search (`tune: {trials: 64}` in the recipe)"
+        return
+    if not selected:
+        yield (
+            f"no trial of {row.name} is in the ledger; `tvmflow records import` takes those of "
+            "another machine"
+        )
+        return
+    if trials.chosen:
+        yield "the trial behind its schedule"
+    else:
+        yield f"its schedule is that of the rule {row.schedule}; the best trial was not faster"
+    for workload in selected:
+        yield from records.format_trials(workload, trace=False)
+    yield f"`tvmflow records show {row.workload[:_SHOWN_KEY]} --trace` shows all of its trials"
+
 
 _SHOWN_COMMIT: Final = 12
 

@@ -6,26 +6,419 @@ tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
 from tvm import relax, s_tir, tirx
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm.s_tir import pipeline as s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
-from tvmflow.compiler.cpu_model import is_cpu
-from tvmflow.compiler.float16_conversions import expand_float16_conversions
-from tvmflow.compiler.ir import find_nodes
-from tvmflow.compiler.overlapping_vectors import overlap_last_vectors
-from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
-from tvmflow.compiler.stack_lets import keep_lets_on_stack
-from tvmflow.compiler.strided_loads import shuffle_strided_loads
+from tvmflow.compiler.cpu_model import converts_float16, is_cpu
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
+
+# ---------------------------------------------------------------- strided loads
+# Loads of every second, third or fourth number, or of each number twice: whole vectors of which
+# numbers are selected.
+#
+# TVM loads such numbers one by one. Pooling with stride 2 and slices with steps read the former,
+# and resizing to nearest pixels the latter.
+
+
+MAX_STRIDE: Final = 4
+"""With larger strides, numbers are loaded one by one: so many vectors would have few of them."""
+
+
+def shuffle_strided_loads() -> tvm.transform.Pass:
+    """Return a pass that loads numbers with a small stride as vectors."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        analyzer = tvm.sym.Analyzer()
+        for loop in find_nodes(function.body, tirx.For):
+            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+
+        def shuffle(load: Any) -> Any:
+            index = load.indices[-1]
+            if isinstance(index, tirx.Ramp):
+                return _select(load, index, analyzer)
+            return _repeat(load, index, analyzer)
+
+        return function.with_body(
+            tvm_ffi.structural_map(function.body, (tvm.ir.TensorLoad, shuffle))
+        )
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="ShuffleStridedLoads")
+
+
+def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
+    """Return the numbers that a load reads several times each, from one vector."""
+    terms = _list_summands(index)
+    quotients = [term for term in terms if isinstance(term, tirx.FloorDiv)]
+    others = [term.value for term in terms if isinstance(term, tirx.Broadcast)]
+    if len(quotients) != 1 or len(others) + 1 != len(terms):
+        return load
+    ramp, count = quotients[0].a, quotients[0].b
+    is_ramp = isinstance(ramp, tirx.Ramp) and _as_number(ramp.stride) == 1
+    count = _as_number(count.value) if isinstance(count, tirx.Broadcast) else 0
+    lanes = int(ramp.lanes) if is_ramp else 0
+    if count < 2 or lanes % count or lanes < 2 * count:
+        return load
+    steps = analyzer.modular_set(ramp.base)
+    if int(steps.coeff) % count or int(steps.base) % count:
+        # the first number of a vector may have been read for the one before it
+        return load
+    start = sum(others, ramp.base // count)
+    vector = tirx.BufferLoad(load.source, [*load.indices[:-1], tirx.Ramp(start, 1, lanes // count)])
+    # TVM selects at most as many numbers as there are
+    return tirx.Shuffle([vector] * count, [lane // count for lane in range(lanes)])
+
+
+def _list_summands(index: Any) -> list[Any]:
+    """Return the terms of a sum."""
+    if isinstance(index, tirx.Add):
+        return [*_list_summands(index.a), *_list_summands(index.b)]
+    return [index]
+
+
+def _as_number(expr: Any) -> int:
+    """Return a constant; 0 for other expressions."""
+    return int(expr) if isinstance(expr, tirx.IntImm) else 0
+
+
+def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
+    """Return the numbers that a load reads, selected from vectors that do not reach beyond the tensor."""
+    stride, lanes = _as_number(index.stride), int(index.lanes)
+    if not 1 < stride <= MAX_STRIDE:
+        return load
+    end, extent = stride * lanes, load.source.ty.shape[-1]
+    is_known = isinstance(extent, tirx.IntImm)
+    if not is_known or analyzer.const_int_bound(index.base).max_value + end > int(extent):
+        end -= stride - 1
+    # whole vectors, so that loads of the numbers between them read the same ones
+    starts = [min(n * lanes, end - lanes) for n in range(stride)]
+    outer = list(load.indices[:-1])
+    vectors = [
+        tirx.BufferLoad(load.source, [*outer, tirx.Ramp(index.base + start, 1, lanes)])
+        for start in starts
+    ]
+    places = [
+        number // lanes * lanes + number - starts[number // lanes]
+        for number in range(0, end, stride)
+    ]
+    return tirx.Shuffle(vectors, places)
+
+
+# ---------------------------------------------------------------- stack lets
+# Variables of expressions become buffers on the stack, because LLVM's code generator in TVM
+# analyzes them in place.
+#
+# It simplifies the value of every let with the values of all variables in it put in their places,
+# apache-tvm 0.27: time doubles with each let that another one's value reads twice, and `log` of
+# `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
+
+
+def keep_lets_on_stack() -> tvm.transform.Pass:
+    """Return a pass that stores the values of lets in buffers of one element before the store that reads them."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        if not find_nodes(function.body, tirx.Let):
+            return function
+        return function.with_body(
+            tvm_ffi.structural_map(function.body, (tirx.BufferStore, _store_lets_first))
+        )
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepLetsOnStack")
+
+
+def _store_lets_first(store: tirx.BufferStore) -> tirx.Stmt:
+    """Return the stores of the lets in the value of a store, and the store itself."""
+    lets = _Lets(store.value)
+    value = lets.take_out(store.value)
+    if not lets.stores:
+        return store
+    last = tirx.BufferStore(store.buffer, value, store.indices)
+    return tirx.SeqStmt([*lets.stores, last])
+
+
+class _Lets:
+    """Collects the stores of lets, each after those of the variables that its value reads."""
+
+    def __init__(self, value: Any) -> None:
+        self.stores: list[tirx.Stmt] = []
+        self._loads: dict[Any, Any] = {}
+        # their values may not be computed where the condition is false
+        self._conditional = {
+            let.var
+            for call in find_nodes(value, tvm.ir.Call)
+            if operator_name(call) == IF_THEN_ELSE
+            for branch in call.args[1:]
+            for let in find_nodes(branch, tirx.Let)
+        }
+
+    def take_out(self, expr: Any) -> Any:
+        """Return an expression without lets that are always evaluated."""
+        callbacks = ((tirx.Let, self._replace), (tirx.Var, self._load))
+        return tvm_ffi.structural_map(expr, callbacks, order="pre")
+
+    def _replace(self, let: Any) -> Any:
+        while isinstance(let, tirx.Let) and let.var not in self._conditional:
+            buffer = tirx.decl_buffer((1,), let.value.ty.dtype, let.var.name, scope="local")
+            store = tirx.BufferStore(buffer, self.take_out(let.value), [0])
+            self.stores += [tirx.AllocBuffer(buffer), store]
+            self._loads[let.var] = tirx.BufferLoad(buffer, [0])
+            let = let.body
+        return self._load(let)
+
+    def _load(self, expr: Any) -> Any:
+        return self._loads.get(expr, expr) if isinstance(expr, tirx.Var) else expr
+
+
+# ---------------------------------------------------------------- overlapping vectors
+# Moves the last vector of a row that no vector divides back, so that it ends where the row ends.
+#
+# A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors,
+# and a condition in the last one leaves out what is beyond the end: TVM computes a vector with
+# such a condition number by number. Here the last vector begins at 81 instead: it computes 15
+# numbers a second time, and has no condition.
+
+
+class _End(NamedTuple):
+    """The condition that keeps a vector within its row: `start + lane < extent`."""
+
+    start: Any
+    extent: int
+
+
+def overlap_last_vectors() -> tvm.transform.Pass:
+    """Return a pass that moves the last vector of a row back, if computing numbers twice changes nothing."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        loops = find_nodes(function.body, tirx.For)
+        if not any(map(_is_conditional, loops)):
+            return function
+        scopes = _list_inner_loops(function)
+
+        def overlap(loop: tirx.For) -> tirx.For:
+            return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, overlap)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="OverlapLastVectors")
+
+
+def _is_conditional(loop: tirx.For) -> bool:
+    """Return whether a loop is a vector that is stored under a condition."""
+    return (
+        int(loop.kind) == tirx.ForKind.VECTORIZED
+        and isinstance(loop.body, SBlockRealize)
+        and isinstance(loop.body.block.body, tirx.BufferStore)
+        and not isinstance(loop.body.predicate, tirx.IntImm)
+    )
+
+
+def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
+    """Return for each buffer that is no parameter the variables of the loops within the block that allocates it."""
+    scopes: dict[Any, set[Any]] = {}
+    for block in find_nodes(function.body, SBlock):
+        if block.alloc_buffers:
+            inner = {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
+            scopes.update(dict.fromkeys(block.alloc_buffers, inner))
+    return scopes
+
+
+def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
+    """Return a vector without the condition that it ends within its row; the same loop where that is not safe.
+
+    Args:
+        loop: The loop over the lanes of the vector.
+        loops: All loops of the kernel.
+        scopes: See `_list_inner_loops`.
+    """
+    lane, lanes = loop.loop_var, int(loop.extent)
+    realize = loop.body
+    conditions = _list_terms(realize.predicate)
+    ends = [end for condition in conditions if (end := _find_end(condition, lane)) is not None]
+    others = [condition for condition in conditions if _find_end(condition, lane) is None]
+    if len(ends) != 1 or ends[0].extent < lanes or any(_uses(other, lane) for other in others):
+        return loop
+    start, extent = ends[0]
+    around = set(find_nodes(start, tirx.Var))
+    nest = [other for other in loops if other.loop_var in around]
+    # in a loop that is unrolled, vectors are registers, which have no computed index
+    is_unrolled = any(int(other.kind) == tirx.ForKind.UNROLLED for other in nest)
+    if is_unrolled or not _may_repeat(realize.block.body, nest, scopes):
+        return loop
+    back = tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start
+    block = _simplify_indices(replace_variables(realize.block, {lane: lane + back}))
+    predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
+    body = SBlockRealize([], predicate, block)
+    return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
+
+
+def _list_terms(condition: Any) -> list[Any]:
+    """Return the conditions that a condition is the conjunction of."""
+    if isinstance(condition, tirx.And):
+        return [*_list_terms(condition.a), *_list_terms(condition.b)]
+    return [condition]
+
+
+def _find_end(condition: Any, lane: Any) -> _End | None:
+    """Return the end of a row that a condition on a lane of a vector is about; None for other conditions."""
+    if not (isinstance(condition, tirx.LT) and isinstance(condition.b, tirx.IntImm)):
+        return None
+    start = tvm.sym.Analyzer().simplify(condition.a - lane)
+    return None if _uses(start, lane) else _End(start, int(condition.b))
+
+
+def _may_repeat(
+    store: tirx.BufferStore, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]
+) -> bool:
+    """Return whether numbers of a row may be computed a second time, after its other vectors.
+
+    Args:
+        store: What stores a vector.
+        nest: The loops over the vectors of the row.
+        scopes: See `_list_inner_loops`.
+    """
+    target = store.buffer
+    if target in scopes and scopes[target].isdisjoint(loop.loop_var for loop in nest):
+        # each vector has a buffer of its own, where nothing is stored for another
+        return True
+    sources = [load.source for load in find_nodes(store.value, tvm.ir.TensorLoad)]
+    others = [
+        other
+        for loop in nest
+        for other in find_nodes(loop.body, tirx.BufferStore)
+        if other.buffer.same_as(target) and not other.same_as(store)
+    ]
+    # buffers that are no parameters may share their memory, if the numbers of one are read but once
+    is_kept = target not in scopes or not any(source in scopes for source in sources)
+    return is_kept and not others and not any(source.same_as(target) for source in sources)
+
+
+def _uses(expr: Any, variable: Any) -> bool:
+    return any(var.same_as(variable) for var in find_nodes(expr, tirx.Var))
+
+
+def _simplify_indices(block: SBlock) -> Any:
+    """Return a block whose loads and stores have simple indices."""
+    simplify = tvm.sym.Analyzer().simplify
+
+    def simplify_load(load: Any) -> Any:
+        return tirx.BufferLoad(load.source, list(map(simplify, load.indices)))
+
+    def simplify_store(store: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(store.buffer, store.value, list(map(simplify, store.indices)))
+
+    rules = ((tvm.ir.TensorLoad, simplify_load), (tirx.BufferStore, simplify_store))
+    return tvm_ffi.structural_map(block, rules)
+
+
+# ---------------------------------------------------------------- float16 conversions
+# Conversions of float16 with operations on integers, for CPUs without instructions for them.
+#
+# LLVM calls a function for each number there, and does not end for some vectors of WebAssembly
+# (LLVM 22).
+
+
+_NARROW: Final = "float16"
+_WIDE: Final = "float32"
+_BITS: Final = "int32"
+
+# float16 has a sign, 5 bits of exponent and 10 of mantissa; float32 8 and 23.
+_SIGN: Final = 0x8000
+_MAGNITUDE: Final = 0x7FFF
+_SMALLEST_NORMAL: Final = 0x0400
+_INFINITY: Final = 0x7C00
+_NAN: Final = 0x7E00
+_SHIFT: Final = 23 - 10
+# The difference of the exponents of a number, and of infinity.
+_REBIAS: Final = (127 - 15) << 23
+_REBIAS_INFINITY: Final = (255 - 31) << 23
+# The step of numbers below the smallest normal one, and the float32 number whose last bit has this value.
+_STEP: Final = 2.0**-24
+_WITH_STEP: Final = 0.5
+_WITH_STEP_BITS: Final = 0x3F000000
+_WIDE_MAGNITUDE: Final = 0x7FFFFFFF
+_WIDE_INFINITY: Final = 0x7F800000
+_WIDE_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
+
+
+def expand_float16_conversions() -> tvm.transform.Pass:
+    """Return a pass that converts float16 with operations on integers, if the CPU of a kernel has no instruction."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        target = function.attrs.get("target")
+        if target is None or converts_float16(target):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Cast, _expand)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="ExpandFloat16Conversions")
+
+
+def _expand(cast: tirx.Cast) -> Any:
+    source, target = str(cast.value.ty.dtype), str(cast.ty.dtype)
+    if source == target or "float64" in (source, target):
+        # rounding twice could give another number
+        return cast
+    if source == _NARROW:
+        wide = widen(cast.value)
+        return wide if target == _WIDE else tirx.Cast(target, wide)
+    if target == _NARROW:
+        return narrow(cast.value if source == _WIDE else tirx.Cast(_WIDE, cast.value))
+    return cast
+
+
+def _let(dtype: str, value: Any, body: Callable[[Any], Any]) -> Any:
+    """Return `body` of a value that it uses more than once."""
+    var = tirx.Var("h", dtype)
+    return tirx.Let(var, value, body(var))
+
+
+def widen(value: Any) -> Any:
+    """Return the float32 number that equals a float16 number."""
+
+    def magnitude(bits: Any) -> Any:
+        bias = tirx.Select(bits < _INFINITY, tirx.const(_REBIAS, _BITS), _REBIAS_INFINITY)
+        normal = tirx.reinterpret(_WIDE, (bits << _SHIFT) + bias)
+        # as integers, because some CPUs take such float32 numbers as 0
+        small = tirx.Cast(_WIDE, bits) * tirx.const(_STEP, _WIDE)
+        return tirx.Select(bits < _SMALLEST_NORMAL, small, normal)
+
+    def signed(bits: Any) -> Any:
+        absolute = _let(_BITS, bits & _MAGNITUDE, magnitude)
+        return tirx.reinterpret(_WIDE, tirx.reinterpret(_BITS, absolute) | (bits & _SIGN) << 16)
+
+    return _let(_BITS, tirx.Cast(_BITS, tirx.reinterpret("uint16", value)), signed)
+
+
+def narrow(value: Any) -> Any:
+    """Return the float16 number that is nearest to a float32 number, of two the even one."""
+
+    def magnitude(bits: Any) -> Any:
+        half = (1 << _SHIFT - 1) - 1
+        rounded = (bits - _REBIAS + half + (bits >> _SHIFT & 1)) >> _SHIFT
+        # the addition rounds to steps
+        steps = tirx.reinterpret(_WIDE, bits) + tirx.const(_WITH_STEP, _WIDE)
+        small = tirx.reinterpret(_BITS, steps) - _WITH_STEP_BITS
+        finite = tirx.Select(
+            bits < _WIDE_SMALLEST_NORMAL, small, tirx.min(rounded, tirx.const(_INFINITY, _BITS))
+        )
+        return tirx.Select(bits > _WIDE_INFINITY, tirx.const(_NAN, _BITS), finite)
+
+    def signed(bits: Any) -> Any:
+        absolute = _let(_BITS, bits & _WIDE_MAGNITUDE, magnitude)
+        return tirx.reinterpret(_NARROW, tirx.Cast("uint16", bits >> 16 & _SIGN | absolute))
+
+    return _let(_BITS, tirx.reinterpret(_BITS, value), signed)
+
 
 _CPU_PIPELINE: Final = "tvmflow_cpu"
 
@@ -238,3 +631,81 @@ def _mark_small_buffer(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
 
 
 compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
+
+
+# ---------------------------------------------------------------- split loops
+# Splits loops at the periods of their indices, because LLVM's loop vectorizer miscompiles them.
+#
+# In `for i in range(16)` with `a[i % 8]` in a condition, LLVM may read 16 consecutive elements of
+# `a`: it takes the modulo by a power of 2, which is a cast to a few bits for it, for one that
+# never wraps. It does so where its vectors are longer than the period, as those of `znver4` and
+# `znver5` are. In a loop of 8 iterations nothing wraps.
+
+
+# Elements of the longest vectors, times the vectors that LLVM computes in turns.
+_MAX_PERIOD: Final = 512
+
+
+def split_loops_where_indices_repeat() -> tvm.transform.Pass:
+    """Return a pass that splits loops in which an index is taken modulo less than it reaches."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        if not find_nodes(function.body, tirx.FloorMod, tirx.Mod):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _split)))
+
+    return tirx.transform.prim_func_pass(
+        transform, opt_level=0, name="SplitLoopsWhereIndicesRepeat"
+    )
+
+
+def _split(loop: tirx.For) -> tirx.For:
+    """Return a loop, or nested ones, of which none has an index that repeats."""
+    period = _find_period(loop)
+    if not period:
+        return loop
+    dtype, extent = loop.loop_var.ty.dtype, loop.extent
+    outer, inner = (tirx.Var(f"{loop.loop_var.name}_{name}", dtype) for name in ("outer", "inner"))
+    body = replace_variables(loop.body, {loop.loop_var: outer * period + inner})
+    length = tvm.sym.Analyzer().simplify(extent % period)
+    is_whole = isinstance(length, tirx.IntImm) and int(length) == 0
+    own = tirx.IntImm(dtype, period) if is_whole else tirx.min(period, extent - outer * period)
+    nested = tirx.For(inner, loop.min, own, tirx.ForKind.SERIAL, body)
+    count = tvm.sym.Analyzer().simplify((extent + period - 1) // period)
+    # indices may repeat in the outer loop, too
+    return _split(tirx.For(outer, loop.min, count, loop.kind, nested, annotations=loop.annotations))
+
+
+def _find_period(loop: tirx.For) -> int:
+    """Return the number of iterations after which an index of a loop first repeats, if vectors may reach beyond them; else 0."""
+    is_known = isinstance(loop.extent, tirx.IntImm)
+    limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
+    if not (isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0):
+        return 0
+    if find_nodes(loop.body, tirx.Ramp):
+        # it is in vectors already
+        return 0
+    values = {bind.var: bind.value for bind in find_nodes(loop.body, tirx.Bind)}
+    periods = (
+        _period_of(node, loop.loop_var, values)
+        for node in find_nodes(loop.body, tirx.FloorMod, tirx.Mod)
+    )
+    return min((p for p in periods if 1 < p < limit), default=0)
+
+
+def _period_of(modulo: Any, var: Any, values: dict[Any, Any]) -> int:
+    """Return the period of a modulo by a power of 2 in a variable; 0 for others, and if it is not linear in it.
+
+    Args:
+        modulo: The modulo.
+        var: The variable.
+        values: What other variables are bound to.
+    """
+    divisor = int(modulo.b) if isinstance(modulo.b, tirx.IntImm) else 0
+    if divisor < 1 or divisor & (divisor - 1):
+        return 0
+    index = modulo.a
+    while values.keys() & (bound := set(find_nodes(index, tirx.Var))):
+        index = replace_variables(index, {v: values[v] for v in bound & values.keys()})
+    step = tvm.sym.Analyzer().simplify(replace_variables(index, {var: var + 1}) - index)
+    return divisor // math.gcd(divisor, int(step)) if isinstance(step, tirx.IntImm) else 0

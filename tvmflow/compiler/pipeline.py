@@ -20,9 +20,8 @@ from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.node_tracking import NodeTracker
 from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
-from tvmflow.compiler.passes.constant_evaluation import evaluate_constants
+from tvmflow.compiler.passes.constant_evaluation import evaluate_constants, fold_constants
 from tvmflow.compiler.passes.dynamic_quantization import convert_integer_products
-from tvmflow.compiler.passes.fold_constants import fold_constants
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 
 SPEC_VERSION: Final = "1.6"
@@ -37,3 +36,18 @@ def stated_license_fields(name: str) -> dict[str, Json]:
     if name and not expression:
         return {"licenses": [{"license": {"name": name}}]}
     return license_fields(expression)
+
+
+# ---------------------------------------------------------------- licenses
+# Licenses by name: which names are SPDX expressions.
+
+
+def license_expression(name: str) -> str:
+    """Return a name as an SPDX expression in its canonical form; an empty string where it is none."""
+    # Loading the list of licenses takes longer than reading a recipe that names none.
+    from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+
+    try:
+        return str(canonicalize_license_expression(name))
+    except InvalidLicenseExpression:
+        return ""

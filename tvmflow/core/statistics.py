@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Final, Literal, NamedTuple
 
 # Two times whose ratio is known no better than this are called equal, if it may be 1.
@@ -62,3 +65,116 @@ def summarize(values: Sequence[float]) -> Summary:
         min=min(values),
         std=statistics.stdev(values) if len(values) > 1 else 0.0,
     )
+
+
+# ---------------------------------------------------------------- paired times
+# Paired times: two subjects measured in turns, until it is known which is faster.
+#
+# On a busy machine single times say little. In turns, a disturbance meets both alike, and the
+# ratio of two times that were measured one after the other hardly changes.
+
+
+MIN_PAIRS: Final = 8
+"""With fewer pairs nothing is beyond the noise: all of them could lie on one side by chance."""
+
+# The limits of the ratio's median are wrong with this probability. It is small because the pairs are
+# looked at again after each one.
+_ERROR: Final = 0.01
+# Subjects whose ratio lies this close to 1 are equally fast, for every purpose.
+_EQUAL: Final = 0.01
+# A ratio is precise whose limits are this close to each other.
+_PRECISE: Final = 1.1
+
+
+class PairedTimes(NamedTuple):
+    """Seconds of two subjects that were measured in turns: those of one index belong together."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The first subject's time relative to the second's, for each pair."""
+        return [a / b for a, b in zip(self.first, self.second, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """The median of the ratios; below 1 the first subject is faster."""
+        return median(self.ratios)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The 99 % confidence interval of the median ratio; all ratios when there are few pairs.
+
+        It needs no distribution of the noise: the limits are order statistics (W. J. Conover,
+        Practical Nonparametric Statistics, section 3.2).
+        """
+        ordered = sorted(self.ratios)
+        left_out = _count_outer(len(ordered))
+        return ordered[left_out], ordered[-1 - left_out]
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the first subject is faster beyond the noise."""
+        return len(self.first) >= MIN_PAIRS and self.limits[1] < 1
+
+    @property
+    def is_slower(self) -> bool:
+        """True if the first subject is slower beyond the noise."""
+        return len(self.first) >= MIN_PAIRS and self.limits[0] > 1
+
+    @property
+    def is_decided(self) -> bool:
+        """True if more pairs are of no use: one is faster beyond the noise, or both are equally fast."""
+        low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+        return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
+
+    @property
+    def is_precise(self) -> bool:
+        """True if the limits of the ratio lie close to each other."""
+        low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+        return high <= low * _PRECISE
+
+
+def _count_outer(pairs: int) -> int:
+    """Return how many ratios are left out at each end, so that the rest still covers the median."""
+    outer, tail = 0, 1 / 2**pairs
+    while 2 * (tail := tail + math.comb(pairs, outer + 1) / 2**pairs) <= _ERROR:
+        outer += 1
+    return outer
+
+
+def measure_in_turns(
+    first: Callable[[], float],
+    second: Callable[[], float],
+    *,
+    seconds: float,
+    min_pairs: int = 3,
+    precise_pairs: int = 0,
+    max_pairs: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+) -> PairedTimes:
+    """Measure two subjects in turns until it is decided which is faster.
+
+    Args:
+        first: Returns the seconds of the first subject, once more at each call.
+        second: The same for the second.
+        seconds: The time after which no further pair begins.
+        min_pairs: Pairs that are measured in any case.
+        precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
+        max_pairs: Pairs that are measured at most.
+        clock: Returns the current time in seconds.
+    """
+    started = clock()
+    times = PairedTimes((), ())
+    while len(times.first) < max_pairs:
+        is_enough = times.is_decided and (len(times.first) >= precise_pairs or times.is_precise)
+        if len(times.first) >= min_pairs and (is_enough or clock() - started > seconds):
+            break
+        # Every second pair runs backwards, so that neither always follows the other.
+        if len(times.first) % 2 == 0:
+            a, b = first(), second()
+        else:
+            b, a = second(), first()
+        times = PairedTimes((*times.first, a), (*times.second, b))
+    return times

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from tvmflow.core.paired_times import MIN_PAIRS
-from tvmflow.core.statistics import Judgement, judge_ratio
+from tvmflow.core.statistics import MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
     BAD_FACTS,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.errors import EXIT_OK, EnvironmentProblem
 from tvmflow.core.process_tree import kill_descendants
 from tvmflow.executors import cluster_worker, worker_matching
-from tvmflow.executors._dask_cluster import check_certificates, first_line, import_distributed
+from tvmflow.executors.dask import check_certificates, first_line, import_distributed
 
 Notify = Callable[[str], None]
 """Shows a message to the user."""

@@ -8,23 +8,34 @@ itself runs in a child of the worker, so that a crash in native code is a result
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
+from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
+from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall, StageResult
-from tvmflow.executors import worker_matching
-from tvmflow.executors._base import ExecutorContext, OnEvent
-from tvmflow.executors._dask_cluster import DaskCluster
-from tvmflow.executors._dask_stage import RemoteStage
-from tvmflow.executors.cluster_messages import TOPIC, InputBlob, StageRequest, call_without_paths
+from tvmflow.executors import cluster_worker, worker_matching
+from tvmflow.executors._base import Event, ExecutorContext, OnEvent
+from tvmflow.executors.cluster_messages import (
+    TOPIC,
+    InputBlob,
+    StageRequest,
+    StageResponse,
+    call_without_paths,
+)
+from tvmflow.executors.worker_matching import WorkerDescription
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote._base import BlobRef, RemoteCacheError
@@ -210,3 +221,339 @@ class FileTransfer:
                 f"the remote cache {self._connection.address}: {problem}",
                 fix="--executor dask needs a remote cache that this machine and every worker can reach and may write to",
             ) from problem
+
+
+# ---------------------------------------------------------------- dask stage
+# One stage on a dask cluster, from its submission to its end.
+
+
+_log: Final = logging.getLogger(__name__)
+
+_CHECK_WORKERS_S: Final = 2.0
+# A nanny starts its worker again, which takes some seconds.
+_RESTART_S: Final = 20.0
+_MAX_WORKERS: Final = 3
+
+
+class RemoteStage:
+    """A stage that was submitted to the cluster.
+
+    `events` and `workers` are filled by dask's thread: progress, and the workers that began it.
+    """
+
+    def __init__(self, cluster: DaskCluster, call: StageCall, request: StageRequest) -> None:
+        self.events: deque[Event] = deque()
+        self.workers: list[str] = []
+        self._cluster = cluster
+        self._call = call
+        self._request = request
+        self._future: Any = None
+        self._reported_workers = 1
+        self._next_check = 0.0
+        self._unserved_since: float | None = None
+
+    @contextlib.contextmanager
+    def submitted(self) -> Iterator[None]:
+        """Submit the stage; at the end of the block, release it, or stop it where it still runs."""
+        self._future = self._cluster.client.submit(
+            cluster_worker.run_stage,
+            self._request.to_json(),
+            key=f"tvmflow-{self._call.stage}-{self._request.token}",
+            resources=self._request.resources,
+            pure=False,
+        )
+        try:
+            yield
+        finally:
+            # the connection may be lost by now
+            with contextlib.suppress(Exception):
+                if self._future.done():
+                    self._future.release()
+                else:
+                    self._future.cancel()
+
+    def wait(
+        self, on_event: OnEvent, is_cancelled: Callable[[], bool], patience_s: float
+    ) -> StageResponse | None:
+        """Pass on the events of the stage until it ends.
+
+        Args:
+            on_event: Takes each event.
+            is_cancelled: Tells whether the run was cancelled.
+            patience_s: Seconds for which it may be without a worker that can run it.
+
+        Returns:
+            Its response; None when the run was cancelled.
+
+        Raises:
+            EnvironmentProblem: when no worker could run it to its end, or the scheduler is lost.
+        """
+        self._next_check = time.monotonic()
+        while self._future.status == "pending":
+            if is_cancelled():
+                return None
+            self._pass_on(on_event)
+            self._check_workers(max(patience_s, _RESTART_S))
+            time.sleep(POLL_S)
+        self._pass_on(on_event)
+        if self._future.status == "finished":
+            return StageResponse.from_json(self._future.result(timeout=CONNECT_S))
+        if self._future.status == "error":
+            raise self._describe_failure(self._future.exception(timeout=CONNECT_S))
+        if is_cancelled():
+            return None
+        raise self._cluster.connection_lost()
+
+    def _pass_on(self, on_event: OnEvent) -> None:
+        while self.events:
+            on_event(self.events.popleft())
+        if len(self.workers) > _MAX_WORKERS:
+            raise _workers_lost(self.workers[:-1])
+        if len(self.workers) > self._reported_workers:
+            self._reported_workers = len(self.workers)
+            lost, successor = self.workers[-2:]
+            message = f"worker {lost} ended while it ran this stage; {successor} runs it again"
+            on_event({"event": "cluster", "message": message})
+
+    def _check_workers(self, patience_s: float) -> None:
+        """Raise EnvironmentProblem when no worker can run the stage any more, nor joins in time."""
+        now = time.monotonic()
+        if now <= self._next_check:
+            return
+        self._next_check = now + _CHECK_WORKERS_S
+        refusals = self._cluster.refusals(self._call)
+        if refusals is None:
+            self._unserved_since = None
+            return
+        self._unserved_since = self._unserved_since or now
+        if now - self._unserved_since > patience_s:
+            raise self._cluster.no_worker(refusals)
+
+    def _describe_failure(self, error: Exception) -> EnvironmentProblem:
+        from distributed import KilledWorker
+
+        _log.debug("%s failed on %s: %r", self._call.stage, self.workers, error)
+        if isinstance(error, KilledWorker):
+            return _workers_lost(self.workers)
+        worker = self.workers[-1] if self.workers else "a worker"
+        return EnvironmentProblem(
+            f"worker {worker} could not run it: {type(error).__name__}: {error}",
+            fix="look at what `tvmflow worker` printed there",
+        )
+
+
+def _workers_lost(names: list[str]) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"{len(names)} workers ended while they ran it: {', '.join(names)}",
+        fix="look at what `tvmflow worker` printed there, and whether those machines ran out of memory",
+    )
+
+
+# ---------------------------------------------------------------- dask cluster
+# The connection to a dask cluster: its scheduler, its workers, and which of them can run what.
+
+
+POLL_S: Final = 0.05
+CONNECT_S: Final = 10.0
+_WAIT_STEP_S: Final = 0.5
+_MAX_LISTED: Final = 8
+# Every stage needs the same build of TVM.
+_COMMON_TOOLS: Final = ("apache-tvm", "apache-tvm-ffi")
+
+
+class Worker(NamedTuple):
+    """A worker of the cluster: its name, the number of stages that it runs at a time, its description."""
+
+    name: str
+    slots: int
+    description: WorkerDescription | None
+
+
+class DaskCluster:
+    """A connected cluster, seen from the machine that made the plan."""
+
+    def __init__(self, context: ExecutorContext, is_cancelled: Callable[[], bool]) -> None:
+        self._context = context
+        self._is_cancelled = is_cancelled
+        self.planner = worker_matching.describe_this_host()
+        self.client = _connect(context.scheduler)
+
+    def list_workers(self) -> list[Worker]:
+        """Return the workers of the cluster.
+
+        Raises:
+            EnvironmentProblem: when the connection to the scheduler is lost.
+        """
+        while self.client.status == "connecting":
+            time.sleep(POLL_S)
+        if self.client.status != "running":
+            raise self.connection_lost()
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        return [
+            Worker(
+                str(info["name"]),
+                info["nthreads"],
+                worker_matching.parse_resources(info["resources"] or {}),
+            )
+            for info in workers
+        ]
+
+    def wait_for_slots(self) -> int:
+        """Return how many stages the workers run at a time, and notify the user of workers that are not used.
+
+        Raises:
+            EnvironmentProblem: when no worker can run stages, nor joins in time.
+        """
+        slots, refused = 0, list[str]()
+        for is_last in self._wait_steps():
+            slots, refused = self._count_slots()
+            if slots or is_last:
+                break
+        if not slots:
+            scheduler = self._context.scheduler
+            reasons = "\n  ".join(["", *_first_lines(refused)]) if refused else "it has none"
+            raise EnvironmentProblem(
+                f"no worker of {scheduler} can run stages: {reasons}",
+                fix=f"start some with `tvmflow worker --scheduler {shell_word(scheduler)}`, where the same "
+                "tvmflow and TVM are installed; --wait-for-workers SECONDS waits for them",
+            )
+        for reason in refused:
+            self._context.notify(f"worker {reason}; it is not used")
+        return slots
+
+    def _count_slots(self) -> tuple[int, list[str]]:
+        """Return the slots of all usable workers, and the reasons against the others."""
+        slots, refused = 0, []
+        for worker in self.list_workers():
+            mismatches = worker_matching.list_version_mismatches(
+                self.planner, worker.description, _COMMON_TOOLS
+            )
+            if mismatches:
+                refused.append(f"{worker.name}: {'; '.join(mismatches)}")
+            else:
+                slots += worker.slots
+        _log.debug("%d slots; refused workers: %s", slots, refused)
+        return slots, refused
+
+    def wait_for_worker(self, call: StageCall) -> None:
+        """Wait until a worker can run a stage.
+
+        Raises:
+            EnvironmentProblem: when none can, nor joins in time.
+        """
+        for is_last in self._wait_steps():
+            reasons = self.refusals(call)
+            if reasons is None:
+                return
+            if is_last:
+                raise self.no_worker(reasons)
+
+    def refusals(self, call: StageCall) -> list[str] | None:
+        """Return why each of the workers cannot run a stage; None when one of them can."""
+        refusals = []
+        for worker in self.list_workers():
+            reasons = worker_matching.list_incompatibilities(call, self.planner, worker.description)
+            if not reasons:
+                return None
+            refusals.append(f"{worker.name}: {'; '.join(reasons)}")
+        _log.debug("no worker can run %s: %s", call.stage, refusals)
+        return refusals
+
+    def _wait_steps(self) -> Iterator[bool]:
+        """Yield, now and again while workers are waited for, whether this is the last time."""
+        deadline = time.monotonic() + self._context.wait_s
+        while True:
+            is_last = time.monotonic() >= deadline or self._is_cancelled()
+            yield is_last
+            if is_last:
+                return
+            time.sleep(_WAIT_STEP_S)
+
+    def no_worker(self, refusals: list[str]) -> EnvironmentProblem:
+        """Return the error for a stage that no worker can run."""
+        return EnvironmentProblem(
+            "no worker of the cluster can run this stage: "
+            + ("; ".join(_first_lines(refusals)) or "it has none"),
+            fix=f"start one that can with `tvmflow worker --scheduler {shell_word(self._context.scheduler)}`; "
+            "--wait-for-workers SECONDS waits for it",
+        )
+
+    def connection_lost(self) -> EnvironmentProblem:
+        """Return the error for a scheduler that is gone."""
+        return EnvironmentProblem(
+            f"the connection to the scheduler {self._context.scheduler} was lost",
+            fix="run again when it is back; finished results are kept",
+        )
+
+
+def _connect(scheduler: str) -> Any:
+    """Return dask's client of a scheduler."""
+    distributed = import_distributed("--executor dask")
+    check_certificates(scheduler, "client")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return distributed.Client(
+                scheduler, timeout=CONNECT_S, set_as_default=False, name="tvmflow"
+            )
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        raise EnvironmentProblem(
+            f"the scheduler {scheduler} does not answer: {first_line(error)}",
+            fix="start one with `tvmflow scheduler`, and give the address that it prints: "
+            "tcp://HOST:PORT, or tls://HOST:PORT",
+        ) from error
+
+
+def import_distributed(user: str) -> Any:
+    """Import dask's package, whose own log says nothing: tvmflow reports each problem in one message.
+
+    Args:
+        user: What needs it, for the message when it is not installed.
+    """
+    try:
+        import distributed
+    except ImportError as missing:
+        raise EnvironmentProblem(
+            f"{user} needs the package distributed ({missing})", fix="pip install 'tvmflow[dask]'"
+        ) from missing
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    return distributed
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def check_certificates(address: str, role: str) -> None:
+    """Check that dask has the certificates that an address needs.
+
+    Args:
+        address: Of a scheduler; `tls://…` needs certificates.
+        role: Whose certificates: `client`, `worker` or `scheduler`.
+
+    Raises:
+        EnvironmentProblem: when dask's configuration names none, or some that cannot be used.
+    """
+    if not address.startswith("tls://"):
+        return
+    from distributed import Security
+
+    try:
+        context = Security().get_connection_args(role).get("ssl_context")
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"dask cannot use the certificates that its configuration names: {error}",
+            fix=f"see {page_url('teams')}",
+        ) from error
+    if context is None:
+        raise EnvironmentProblem(
+            f"{address} needs certificates, and dask's configuration names none",
+            fix="set DASK_DISTRIBUTED__COMM__TLS__CA_FILE and, ending in __CERT and __KEY, "
+            f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__…: see {page_url('teams')}",
+        )
+
+
+def _first_lines(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LISTED
+    return lines[:_MAX_LISTED] + ([f"and {more} more"] if more > 0 else [])

@@ -44,7 +44,6 @@ _COPIED: Final = (
     "runtime/labels.py",
     "runtime/loading.py",
     "runtime/module.py",
-    "runtime/partitioned.py",
     "runtime/programs.py",
     "runtime/resampling.py",
     "runtime/samples.py",
@@ -57,7 +56,6 @@ _COPIED: Final = (
     "targets/features.py",
     "targets/host.py",
     "targets/platforms.py",
-    "targets/reported_features.py",
     "targets/threads.py",
     "targets/tvm_target.py",
 )

@@ -7,8 +7,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.pages.content import Kernel, LibraryKernels
-from tvmflow.pages.format import format_known, latency, plain, ratio, share
-from tvmflow.pages.markup import Child, Markup, element
+from tvmflow.pages.markup import Child, Markup, element, format_known, latency, plain, ratio, share
 from tvmflow.pages.plot import Axis, Frame, Mark, draw_marks, make_frame, plot
 from tvmflow.pages.tables import Cell, Column, table
 

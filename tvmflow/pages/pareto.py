@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.formatting import latency_text, size_text
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library
-from tvmflow.pages.format import accuracy, error, latency, size
-from tvmflow.pages.markup import Markup, element, join
+from tvmflow.pages.markup import Markup, accuracy, element, error, join, latency, size
 from tvmflow.pages.plot import Axis, Mark, draw_line, draw_marks, make_frame, plot, swatch
 from tvmflow.pages.tables import Cell, Column, table
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress
-from tvmflow.pages.format import plain, ratio
-from tvmflow.pages.markup import Markup, element, join
+from tvmflow.pages.markup import Markup, element, join, plain, ratio
 from tvmflow.pages.plot import Axis, Mark, draw_line, draw_marks, make_frame, plot, swatch
 from tvmflow.pages.tables import Cell, Column, table
 

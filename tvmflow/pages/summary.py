@@ -11,9 +11,8 @@ from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library, Page
-from tvmflow.pages.format import accuracy, change, error, latency, ratio, size
 from tvmflow.pages.graph import STATES
-from tvmflow.pages.markup import Markup, element
+from tvmflow.pages.markup import Markup, accuracy, change, element, error, latency, ratio, size
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")

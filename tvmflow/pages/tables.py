@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from tvmflow.pages.format import UNKNOWN
-from tvmflow.pages.markup import Child, Markup, element
+from tvmflow.pages.markup import UNKNOWN, Child, Markup, element
 
 
 class Cell(NamedTuple):

@@ -32,8 +32,7 @@ from tvmflow.frontends.mxnet._source import list_epochs, list_inputs
 from tvmflow.frontends.pytorch._factory import is_factory
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_document import Problem
-from tvmflow.recipe.yaml_reader import parse_yaml
+from tvmflow.recipe.yaml_reader import Problem, parse_yaml
 from tvmflow.recipe.yaml_writer import write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of

@@ -14,8 +14,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, missing_pipeline_text
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_document import Document, Loc, Problem
-from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.recipe.yaml_reader import Document, Loc, Problem, read_yaml
 from tvmflow.store.addresses import is_address
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core import packages
-from tvmflow.core.bill_of_materials import stated_license_fields
+from tvmflow.core.bill_of_materials import license_expression, stated_license_fields
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import Json
 from tvmflow.provenance.lineage import Tool
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tvmflow.recipe._kernels import Kernels
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
 from tvmflow.recipe._release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
 from tvmflow.recipe._targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
-from tvmflow.recipe._tune import Tune
+from tvmflow.recipe._tune import Kernels, Tune
 from tvmflow.recipe._verify import Verify
 
 __all__ = [

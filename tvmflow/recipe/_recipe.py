@@ -16,6 +16,8 @@ from pydantic import (
 )
 
 from tvmflow.compiler.form_names import C_LIBRARY
+from tvmflow.core.bill_of_materials import license_expression
+from tvmflow.core.formatting import quoted
 from tvmflow.core.quantities import parse_size
 from tvmflow.core.schema import (
     NAME_PATTERN,
@@ -28,8 +30,6 @@ from tvmflow.core.schema import (
 )
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe._kernels import Kernels, Runtime
-from tvmflow.recipe._license import SpdxExpression
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._release import ReleaseVersion
 from tvmflow.recipe._targets import (
@@ -40,7 +40,7 @@ from tvmflow.recipe._targets import (
     check_outputs,
     expand_preset,
 )
-from tvmflow.recipe._tune import Tune
+from tvmflow.recipe._tune import Kernels, Runtime, Tune
 from tvmflow.recipe._verify import Verify, VerifyOverrides
 
 _MAX_VARIANT_NAME: Final = 50
@@ -382,3 +382,21 @@ def json_schema() -> dict[str, Any]:
     fields["targets"]["default"] = ["host"]
     fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema
+
+
+# ---------------------------------------------------------------- license
+# Licenses as recipes name them: SPDX expressions.
+
+
+def _check_expression(value: str) -> str:
+    expression = license_expression(value)
+    if not expression:
+        raise field_error(
+            f"must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not {quoted(value)}; "
+            "write LicenseRef-NAME for a license that SPDX does not list"
+        )
+    return expression
+
+
+SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
+"""An SPDX license expression in its canonical form."""

@@ -22,8 +22,7 @@ from tvmflow.core.schema import (
 )
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.recipe._kernels import Kernels, Runtime
-from tvmflow.recipe._tune import TuneOverrides
+from tvmflow.recipe._tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe._verify import VerifyOverrides
 from tvmflow.targets._presets import PRESETS, SYNONYMS
 from tvmflow.targets.backends import backend_for, is_supported

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from tvmflow.core.formatting import quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.recipe.yaml_document import UNREADABLE, Document, Loc, Problem, dotted
+from tvmflow.recipe.yaml_reader import UNREADABLE, Document, Loc, Problem, dotted
 from tvmflow.recipe.yaml_writer import inline_yaml
 
 _AnyModel = TypeVar("_AnyModel", bound=BaseModel)

@@ -12,9 +12,9 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build
-from tvmflow.engine.headline import verdict_text
 from tvmflow.engine.report import StageReport
 from tvmflow.engine.run_records import RunRecord
+from tvmflow.engine.summary import verdict_text
 from tvmflow.release.lock_diff import Change, diff_locks
 from tvmflow.release.sides import Side, read_sizes
 from tvmflow.store.local import LocalStore

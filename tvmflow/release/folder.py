@@ -18,7 +18,12 @@ from tvmflow.pages.collect import list_kernels, list_stages, read_recipes
 from tvmflow.pages.document import render_page
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.provenance.delivered import BOM_SUFFIX, README, list_delivered_targets
-from tvmflow.provenance.write import write_release_statements, write_release_targets
+from tvmflow.provenance.write import (
+    MEASUREMENTS_STATEMENT,
+    RELEASE_STATEMENT,
+    write_release_statements,
+    write_release_targets,
+)
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.content import ContentChange, compare_content, list_locked, list_planned
@@ -42,7 +47,6 @@ from tvmflow.release.measurements import (
 )
 from tvmflow.release.page import REPORT, Details, describe_measurements, describe_release
 from tvmflow.release.previous import SUMS, PreviousRelease, find_folder, find_previous
-from tvmflow.release.readme import make_readme
 from tvmflow.release.timing import time_alternately
 from tvmflow.stages import pick_best, verify
 from tvmflow.store.local import LocalStore
@@ -325,3 +329,50 @@ def _measure_latencies(
     if isinstance(timed, str):
         return comparison._replace(not_timed_reason=timed)
     return comparison._replace(latencies=timed)
+
+
+# ---------------------------------------------------------------- readme
+# The README of a release: what is where, and how to check it.
+
+
+_FILES: Final = (
+    (REPORT, "what the release has, for a browser"),
+    (MEASUREMENTS_PAGE, "what was measured, beside the previous release, for a browser"),
+    (MEASUREMENTS, "the same for programs"),
+    (LOCK, f"`tvmflow run PIPELINE --locked --lock {LOCK}` builds the same files again"),
+    (SUMS, f"`sha256sum --check {SUMS}`"),
+    (RELEASE_STATEMENT, "a statement about the whole folder, which may be signed"),
+    (MEASUREMENTS_STATEMENT, "the same about the measurements"),
+)
+
+
+def make_readme(name: str, lock: LockFile) -> str:
+    """Return the README of a release: the same text for the same lock file.
+
+    Args:
+        name: Name of the release.
+        lock: The lock file of the release.
+    """
+    folders = [
+        f"- [`{recipe}/{target}`]({recipe}/{target}/{README})"
+        for recipe, locked in lock.recipes.items()
+        for target in locked.targets
+    ]
+    rows = [f"| [`{file}`]({file}) | {text} |" for file, text in _FILES]
+    return "\n".join(
+        [
+            f"# {name}",
+            "",
+            "Tuned and verified libraries, made by tvmflow. Each folder has a README of its own:",
+            "",
+            *folders,
+            "",
+            "| file | purpose |",
+            "|---|---|",
+            *rows,
+            "",
+            "`tvmflow verify .` in this folder compares every file with the statements about them; "
+            "`--trusted KEY.pub` asks for signatures as well.",
+            "",
+        ]
+    )

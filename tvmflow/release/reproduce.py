@@ -7,11 +7,15 @@ digests. Schedules come from the lock file, because a search is not a function o
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,9 +23,290 @@ from tvmflow.core.errors import EXIT_OK, StageError
 from tvmflow.core.python_process import module_command
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan
-from tvmflow.release.binary_diff import find_difference
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import copy_snapshots
+
+# ---------------------------------------------------------------- binary diff
+# Binary diff: the first place in which two files differ, named by member, section, symbol, tensor,
+# path, line or byte.
+
+
+_AR_MAGIC: Final = b"!<arch>\n"
+_AR_HEADER: Final = 60
+_MAX_DEPTH: Final = 5
+_SHOWN_CHARACTERS: Final = 60
+
+Location = tuple[str, ...]
+"""The steps to a difference, the outermost first: members, a section, a symbol, an offset."""
+
+Finder = Callable[[bytes, bytes, int], Location | None]
+
+
+class Difference(NamedTuple):
+    """The first difference of two files."""
+
+    location: Location
+
+    def __str__(self) -> str:
+        return ", ".join(self.location)
+
+
+class _Member(NamedTuple):
+    """A member of an archive: its name, the other fields of its header, and its content."""
+
+    name: str
+    header: str
+    content: bytes
+
+
+def find_difference(first: bytes, second: bytes, depth: int = 0) -> Difference | None:
+    """Return the first difference of two contents; None when they are equal.
+
+    Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path,
+    safetensors by tensor, text by line, and everything else by byte.
+
+    Args:
+        first: The one content.
+        second: The other content.
+        depth: The number of archives that both are nested in.
+    """
+    if first == second:
+        return None
+    for is_format, find in _FORMATS:
+        if depth < _MAX_DEPTH and is_format(first) and is_format(second):
+            try:
+                location = find(first, second, depth)
+            except Exception as error:
+                # What only looks like this format, or is damaged, is compared as another one.
+                _log.debug("compared as another format than %s: %s", is_format.__name__, error)
+                continue
+            if location is not None:
+                return Difference(location)
+    return Difference((_describe_offset(first, second),))
+
+
+def _describe_offset(first: bytes, second: bytes) -> str:
+    """Return the offset of the first byte that differs, with both bytes."""
+    sizes = f" ({len(first):,} and {len(second):,} bytes)" if len(first) != len(second) else ""
+    offset = _find_offset(first, second)
+    if offset == min(len(first), len(second)):
+        return f"one ends after {offset:,} bytes{sizes}"
+    return f"byte {offset:,}: {first[offset]:#04x} and {second[offset]:#04x}{sizes}"
+
+
+def _find_offset(first: bytes, second: bytes) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+# ---------------------------------------------------------------- archives
+
+
+def _archive_difference(
+    read: Callable[[bytes], Iterable[_Member]], first: bytes, second: bytes, depth: int
+) -> Location | None:
+    members, others = list(read(first)), list(read(second))
+    names, other_names = [member.name for member in members], [other.name for other in others]
+    if names != other_names:
+        unique = [name for name in names + other_names if (name in names) != (name in other_names)]
+        return (f"only one has {unique[0]}" if unique else "the order of the members",)
+    for member, other in zip(members, others, strict=True):
+        inner = find_difference(member.content, other.content, depth + 1)
+        if inner is not None:
+            return (member.name, *inner.location)
+        if member.header != other.header:
+            return (member.name, f"{member.header} and {other.header}")
+    return None
+
+
+def _read_zip(content: bytes) -> Iterator[_Member]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for info in archive.infolist():
+            header = f"time {info.date_time}, mode {info.external_attr >> 16:o}"
+            yield _Member(info.filename, header, archive.read(info))
+
+
+def _read_tar(content: bytes) -> Iterator[_Member]:
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for info in archive.getmembers():
+            header = f"time {info.mtime}, mode {info.mode:o}, owner {info.uid}:{info.gid}"
+            stream = archive.extractfile(info)
+            yield _Member(info.name, header, stream.read() if stream else b"")
+
+
+def _read_ar(content: bytes) -> Iterator[_Member]:
+    offset = len(_AR_MAGIC)
+    while offset + _AR_HEADER <= len(content):
+        header = content[offset : offset + _AR_HEADER].decode("latin-1")
+        size = int(header[48:58])
+        body = content[offset + _AR_HEADER : offset + _AR_HEADER + size]
+        yield _Member(header[:16].strip(), f"header {header[16:48].split()}", body)
+        # Members begin at even offsets.
+        offset += _AR_HEADER + size + size % 2
+
+
+# ---------------------------------------------------------------- ELF
+
+
+class _Section(NamedTuple):
+    """A section of an ELF file: its name, its number in the file, and its content."""
+
+    name: str
+    number: int
+    data: bytes
+
+
+def _elf_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+    """Return the section, the symbol and the offset of the first difference; None when there is none.
+
+    Code and data are compared before the tables that follow from them.
+    """
+    sections, others = _read_sections(first), _read_sections(second)
+    order = sorted(
+        sections, key=lambda name: (not name.startswith((".text", ".rodata", ".data")), name)
+    )
+    for name in order:
+        if name not in others:
+            return (f"only one has the section {name}",)
+        section, other = sections[name], others[name]
+        if section.data != other.data:
+            symbol = _find_symbol(first, section, other)
+            steps = (f"symbol {symbol}",) if symbol else ()
+            return (f"section {name}", *steps, _describe_offset(section.data, other.data))
+    added = [name for name in others if name not in sections]
+    return (f"only one has the section {added[0]}",) if added else None
+
+
+def _read_sections(content: bytes) -> dict[str, _Section]:
+    from elftools.elf.elffile import ELFFile
+
+    sections: dict[str, _Section] = {}
+    for index, section in enumerate(ELFFile(io.BytesIO(content)).iter_sections()):
+        name = section.name if section.name not in sections else f"{section.name}#{index}"
+        data = b"" if section["sh_type"] == "SHT_NOBITS" else section.data()
+        sections[name] = _Section(name, index, data)
+    return sections
+
+
+def _find_symbol(content: bytes, section: _Section, other: _Section) -> str:
+    """Return the symbol of `content` in which two sections first differ; empty when there is none."""
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    offset = _find_offset(section.data, other.data)
+    file = ELFFile(io.BytesIO(content))
+    base = file.get_section(section.number)["sh_addr"]
+    best = (-1, "")
+    for table in file.iter_sections():
+        for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
+            start = symbol["st_value"] - base
+            in_section = symbol["st_shndx"] == section.number and symbol.name
+            if in_section and best[0] <= start <= offset:
+                best = (start, symbol.name)
+    return best[1]
+
+
+# ---------------------------------------------------------------- JSON, tensors and text
+
+
+def _json_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+    location = _compare_json(json.loads(first), json.loads(second), "$")
+    return (location,) if location else None
+
+
+def _compare_json(first: object, second: object, path: str) -> str:
+    """Return where two JSON values differ; empty when they are equal."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in first:
+            if name not in second:
+                return f"only one has {path}.{name}"
+            location = _compare_json(first[name], second[name], f"{path}.{name}")
+            if location:
+                return location
+        added = [name for name in second if name not in first]
+        return f"only one has {path}.{added[0]}" if added else ""
+    if isinstance(first, list) and isinstance(second, list):
+        for index, (a, b) in enumerate(zip(first, second, strict=False)):
+            location = _compare_json(a, b, f"{path}[{index}]")
+            if location:
+                return location
+        same_length = len(first) == len(second)
+        return "" if same_length else f"{path} has {len(first)} and {len(second)} entries"
+    return "" if first == second else f"{path}: {_shorten(first)} and {_shorten(second)}"
+
+
+def _shorten(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+def _tensor_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+    starts = [8 + int.from_bytes(content[:8], "little") for content in (first, second)]
+    header, other_header = (
+        json.loads(content[8:start]) for content, start in zip((first, second), starts, strict=True)
+    )
+    for name, fields in header.items():
+        if name not in other_header:
+            return (f"only one has the tensor {name}",)
+        if fields != other_header[name]:
+            return (f"tensor {name}", f"{_shorten(fields)} and {_shorten(other_header[name])}")
+        if name != "__metadata__":
+            low, high = fields["data_offsets"]
+            data, other = (
+                content[start + low : start + high]
+                for content, start in zip((first, second), starts, strict=True)
+            )
+            if data != other:
+                return (f"tensor {name}", _describe_offset(data, other))
+    return None
+
+
+def _text_difference(first: bytes, second: bytes, depth: int) -> Location | None:
+    lines, others = (content.decode().split("\n") for content in (first, second))
+    pairs = enumerate(zip(lines, others, strict=False), 1)
+    number = next((n for n, (a, b) in pairs if a != b), min(len(lines), len(others)) + 1)
+    return (f"line {number}",)
+
+
+def _is_elf(content: bytes) -> bool:
+    return content.startswith(b"\x7fELF")
+
+
+def _is_zip(content: bytes) -> bool:
+    return content.startswith(b"PK\x03\x04")
+
+
+def _is_ar(content: bytes) -> bool:
+    return content.startswith(_AR_MAGIC)
+
+
+def _is_tar(content: bytes) -> bool:
+    return content.startswith(b"\x1f\x8b") or content[257:262] == b"ustar"
+
+
+def _is_json(content: bytes) -> bool:
+    return content[:1] in (b"{", b"[")
+
+
+def _is_safetensors(content: bytes) -> bool:
+    length = int.from_bytes(content[:8], "little")
+    return 2 <= length <= len(content) - 8 and content[8:9] == b"{"
+
+
+def _is_text(content: bytes) -> bool:
+    return b"\0" not in content[:4096]
+
+
+_FORMATS: Final[tuple[tuple[Callable[[bytes], bool], Finder], ...]] = (
+    (_is_elf, _elf_difference),
+    (_is_zip, partial(_archive_difference, _read_zip)),
+    (_is_ar, partial(_archive_difference, _read_ar)),
+    (_is_tar, partial(_archive_difference, _read_tar)),
+    (_is_json, _json_difference),
+    (_is_safetensors, _tensor_difference),
+    (_is_text, _text_difference),
+)
+
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from tvmflow.core.paired_times import PairedTimes, measure_in_turns
-from tvmflow.core.statistics import summarize
+from tvmflow.core.statistics import PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._libraries import Library, Timed, TimedLibrary

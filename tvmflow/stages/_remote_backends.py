@@ -23,8 +23,8 @@ from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
-from tvmflow.tuning.phases import PhaseReporter, report_failure
 from tvmflow.tuning.rpc_device import RpcDevice
+from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
 if TYPE_CHECKING:
     from tvmflow.stages._verify_settings import MachineSettings

@@ -15,11 +15,10 @@ from tvmflow.stages._base import StageContext
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
-from tvmflow.tuning import device_pool, measure, measurer, remote_measurer, roofline
+from tvmflow.tuning import device_pool, measure, measurer, roofline, rpc_device
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
-from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult
-from tvmflow.tuning.work_clock import WorkClock
+from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult, WorkClock
 from tvmflow.tuning.workloads import family_key
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def search(
         options = _make_options(settings.tune)
         remote: measurer.Measurer | None = None
         if settings.remote:
-            remote = remote_measurer.RemoteMeasurer(
+            remote = rpc_device.RemoteMeasurer(
                 measure_context,
                 options.timing,
                 options.trial_timeout_s,

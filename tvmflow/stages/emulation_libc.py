@@ -42,7 +42,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationLibcSettings:
 
 def run(settings: EmulationLibcSettings, context: StageContext) -> Facts:
     """Compile the C library."""
-    from tvmflow.targets.emulation_build import build_libc
+    from tvmflow.targets.emulation import build_libc
 
     build_libc(settings.compiled, context.out, context.work)
     return {"bytes": sum(path.stat().st_size for path in context.out.iterdir())}

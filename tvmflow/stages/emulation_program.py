@@ -17,7 +17,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
 from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.targets.c_library import DescribedModel
-from tvmflow.targets.emulation_build import SOURCES, build_program
+from tvmflow.targets.emulation import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
 PROGRAM: Final = "program"

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError, VerifyFailed
-from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages import _finalists, _library_choice
-from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, no_lines
-from tvmflow.stages._finalists import Judgement
+from tvmflow.stages import _finalists
+from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some, no_lines
+from tvmflow.stages._finalists import LOG, Judgement
 from tvmflow.stages._runtime_choice import choose_runtime
 from tvmflow.stages._tune_settings import (
     NO_SEARCH,
@@ -28,10 +29,13 @@ from tvmflow.stages._tune_settings import (
     PickBestSettings,
     measured_threads,
 )
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    from tvmflow.tuning.library_comparison import LibraryTimes
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning.ledger import Ledger
+    from tvmflow.tuning.library_comparison import LibraryRequest, LibraryTimes
 
 TRAITS: Final = StageTraits(
     version=7,
@@ -96,7 +100,7 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     if records and isinstance(settings, PickBestSettings):
         judgements, peak, library = _measure(settings, context, tasks, records)
     _check_any_measured(judgements)
-    _library_choice.drop_slower(judgements, library)
+    drop_slower(judgements, library)
     chosen = _choose_traces(judgements, records)
     (context.out / CHOSEN).write_text(choice_text(chosen))
     (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
@@ -104,7 +108,7 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     facts = {
         **_make_facts(len(tasks), list(judgements.values()), peak),
         "threads": threads,
-        "library": _library_choice.make_facts(judgements, library),
+        "library": make_facts(judgements, library),
     }
     (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
     if isinstance(settings, PickBestSettings):
@@ -163,9 +167,7 @@ def _measure(
                 }
             )
         chosen = _choose_traces(judgements, records)
-        library = _library_choice.compare_libraries(
-            settings, context, fork_server, tasks, chosen, ledger
-        )
+        library = compare_libraries(settings, context, fork_server, tasks, chosen, ledger)
     return judgements, peak, library
 
 
@@ -242,8 +244,8 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     lines = [
         f"{_kept_text(facts, library)}; {facts['coverage']:.0%} of the time is in kernels with a schedule"
         f"{_threads_text(facts)}",
-        *_library_choice.describe(library),
-        *_library_choice.describe_roofline(facts, inputs.get("tune", {})),
+        *describe_libraries(library),
+        *describe_roofline(facts, inputs.get("tune", {})),
     ]
     if facts["kernels"]:
         peak = facts["peak_gflops"]
@@ -321,3 +323,157 @@ def _saved_per_minute(saved_s: float, tuning_s: float) -> str:
     if not tuning_s or saved_s <= 0:
         return "–"
     return latency_text(saved_s / (tuning_s / 60))
+
+
+# ---------------------------------------------------------------- library choice
+# The choice for the whole library: the tuned kernels that are slower between the others stay
+# untuned, and all of them if the library is not faster.
+
+
+SLOWER_IN_LIBRARY: Final = "slower in the library"
+LIBRARY_SLOWER: Final = "the library is not faster"
+"""Why a kernel has its untuned schedule, though it is faster tuned when it runs alone."""
+
+# Two compilations of the model, and its calls.
+_TIMEOUT_S: Final = 1800.0
+
+
+def compare_libraries(
+    settings: PickBestSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+    tasks: Sequence[Facts],
+    chosen: Mapping[str, Json],
+    ledger: Ledger,
+) -> LibraryTimes | None:
+    """Return the tuned library compared with the untuned one; None where there is none or it cannot be timed here."""
+    from tvmflow.tuning.library_comparison import LibraryRequest, read_or_compare
+
+    if not chosen or settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
+        return None
+    assert settings.threads is not None
+    request = LibraryRequest(
+        model=str(context.inputs["import/model.json"]),
+        workloads=str(context.inputs["extract_tasks/workloads.json"]),
+        calls={task["key"]: task["weight"] for task in tasks},
+        names={task["key"]: task["names"] for task in tasks if task["key"] in chosen},
+        chosen=chosen,
+        target=settings.target,
+        threads=settings.threads,
+        lowering=settings.lowering.to_json(),
+        runtime=settings.runtime,
+        rules_version=settings.schedules,
+    )
+    records = ledger.workload(request.library_key)
+    return read_or_compare(
+        request, records, lambda: _compare(request, settings, context, fork_server)
+    )
+
+
+def _compare(
+    request: LibraryRequest,
+    settings: PickBestSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+) -> LibraryTimes:
+    """Compare the libraries in a child that has the device alone."""
+    from tvmflow.targets import devices
+    from tvmflow.tuning.library_comparison import COMPARE_LIBRARIES, LibraryTimes
+
+    with devices.exclusive(context.locks, settings.device):
+        outcome = fork_server.call(
+            COMPARE_LIBRARIES,
+            dict(vars(request)),
+            timeout_s=_TIMEOUT_S,
+            log=context.work / LOG,
+            emit=lambda _: None,
+        )
+    if outcome.kind == "cancelled":
+        raise StageError("measuring was cancelled", fix="run it again")
+    if outcome.kind != "ok":
+        return LibraryTimes(error=outcome.message)
+    times = outcome.value
+    return LibraryTimes(tuple(times["slower"]), tuple(times["tuned"]), tuple(times["untuned"]))
+
+
+def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:
+    """Take the schedules from the winners that lose in the library."""
+    for key, judgement in judgements.items():
+        if times is None or judgement["winner"] is None:
+            continue
+        if key in times.slower:
+            judgement["overruled"] = SLOWER_IN_LIBRARY
+        elif not times.keeps_tuned:
+            judgement["overruled"] = LIBRARY_SLOWER
+        if judgement["overruled"]:
+            judgement["winner"] = judgement["tuned_us"] = None
+
+
+def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> Facts:
+    """Return what became of the library; times in µs.
+
+    `overruled` names kernels by the reason why they are not tuned; `pairs` counts the turns, and
+    `low` and `high` are the limits of the speedup; `error` says why nothing was compared.
+    """
+    if times is None:
+        return {}
+    overruled: dict[str, list[str]] = {}
+    for judgement in judgements.values():
+        if judgement["overruled"]:
+            overruled.setdefault(judgement["overruled"], []).append(judgement["name"])
+    facts: dict[str, Json] = {"overruled": overruled, "error": times.error}
+    if times.tuned:
+        low, high = times.pairs.limits
+        facts |= {
+            "tuned_us": round(median(times.tuned) * 1e6, 3),
+            "untuned_us": round(median(times.untuned) * 1e6, 3),
+            "pairs": len(times.tuned),
+            "speedup": round(1 / times.pairs.ratio, 4),
+            "low": round(1 / high, 4),
+            "high": round(1 / low, 4),
+        }
+    return facts
+
+
+def describe_libraries(facts: Facts) -> list[str]:
+    """Return which kernels lost in the whole library, or that all of them did."""
+    if not facts:
+        return []
+    if facts["error"]:
+        return [f"the tuned library was not compared with the untuned one: {facts['error']}"]
+    lines = []
+    if names := facts["overruled"].get(SLOWER_IN_LIBRARY):
+        verb = "is" if len(names) == 1 else "are"
+        lines.append(
+            f"{count_text(len(names), 'kernel')} {verb} faster tuned alone and slower in the library, "
+            f"so left untuned: {name_some(names)}"
+        )
+    if "pairs" in facts and facts["overruled"].get(LIBRARY_SLOWER):
+        # of a library that stays tuned, `verify` measures the speedup as it is delivered
+        lines.append(
+            f"NOT TUNED: with its tuned kernels the whole library has a speedup of {facts['speedup']:.3g} "
+            f"({facts['low']:.3g} to {facts['high']:.3g}, measured in turns, "
+            f"{count_text(facts['pairs'], 'pair')}); all kernels keep their untuned schedules"
+        )
+    return lines
+
+
+def describe_roofline(facts: Facts, tuned: Facts) -> list[str]:
+    """Return the speedup that the roofline would allow, beside the time that was spent on tuning.
+
+    Args:
+        facts: The facts of `pick_best`.
+        tuned: Those of `tune`.
+    """
+    least_us = {w["name"]: w.get("roofline_us") for w in tuned.get("workloads", ())}
+    kernels = facts["kernels"]
+    if not tuned.get("measured") or not all(least_us.get(kernel["name"]) for kernel in kernels):
+        return []
+    possible_us = sum(
+        kernel["calls"] * min(kernel["tuned_us"] or kernel["untuned_us"], least_us[kernel["name"]])
+        for kernel in kernels
+    )
+    return [
+        f"{duration_text(tuned['seconds'])} of tuning; by the roofline of this machine, "
+        f"at most a speedup of {facts['untuned_us'] / possible_us:.3g} over untuned is possible"
+    ]

@@ -25,8 +25,7 @@ from tvmflow.stages._peer_times import add_compared, add_reference_time, compare
 from tvmflow.stages._runtime_choice import run_location
 from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
-from tvmflow.stages._verify_images import load_images, with_images
-from tvmflow.stages._verify_inputs import load_samples
+from tvmflow.stages._verify_inputs import load_images, load_samples, with_images
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -211,8 +210,8 @@ def _verify(
     once. The stack ends the process of one that is.
     """
     from tvmflow.compiler import lowering
-    from tvmflow.stages._operator_check import list_operator_mismatches
     from tvmflow.stages._reference_run import run_reference
+    from tvmflow.stages._verify_inputs import list_operator_mismatches
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())

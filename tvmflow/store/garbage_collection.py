@@ -34,21 +34,37 @@ is a blob that nothing refers to, which the next collection finds.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.disk_errors import is_disk_full
 from tvmflow.core.errors import StoreError
+from tvmflow.core.file_locks import Locked, lock
+from tvmflow.core.files import read_regular, temporary_name
+from tvmflow.core.formatting import age_text
 from tvmflow.core.project import shortest_path
 from tvmflow.store import leases
-from tvmflow.store.eviction_plan import EvictionPlan, Limits
-from tvmflow.store.inventory import Inventory, take_inventory
+from tvmflow.store.files import (
+    changed_ns,
+    entries_of,
+    files_below,
+    folders_below,
+    size_below,
+    size_of,
+)
+from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
 from tvmflow.store.local import LocalStore
+from tvmflow.store.notes import unseal
 
 _log = logging.getLogger(__name__)
 
@@ -199,3 +215,347 @@ def exclude_maintenance(store: LocalStore) -> AbstractContextManager[None]:
     """
     refusal = f"another `tvmflow cache gc` or `tvmflow cache verify` is running in {shortest_path(store.root)}"
     return leases.exclude_others(store.root, "locks/gc", refusal)
+
+
+# ---------------------------------------------------------------- eviction plan
+# The eviction plan: what a garbage collection removes of a store, in which order, and why.
+
+
+# ---------------------------------------------------------------- leftovers
+# Leftovers: what kills, damage and deleted files leave in a store, and when it is removed.
+
+
+DAY: Final = 86_400.0
+# Somebody may want to resume a killed stage, or to examine a damaged file.
+_LEFTOVER_AGE_S: Final = 7 * DAY
+# The probed facts about compilers and packages are small, and slow to probe again.
+_FACTS_AGE_S: Final = 365 * DAY
+_PLANS_AGE_S: Final = 30 * DAY
+# How many run records stay however old they are: their names sort by time.
+_KEPT_RUNS: Final = 100
+# Writers without a lease finish a file well within this time.
+_WRITE_TIME_S: Final = 3600.0
+
+
+class Candidate(NamedTuple):
+    """Something to remove.
+
+    Attributes:
+        kind: What it is (see `garbage_collection.Eviction`).
+        name: What it is called, for people.
+        reason: Why it is removed.
+        used_ns: When it was last used.
+        bytes: What its removal will free.
+        remove: Removes it and returns the bytes freed; None when it was used meanwhile, and stays.
+    """
+
+    kind: str
+    name: str
+    reason: str
+    used_ns: int
+    bytes: int
+    remove: Callable[[], int | None]
+
+
+class _Rule(NamedTuple):
+    """The condition for removing the files of a folder: at an age, or when they are obsolete; the `kept` last ones stay."""
+
+    folder: str
+    kind: str
+    reason: str
+    age_s: float | None = None
+    is_obsolete: Callable[[Path], bool] | None = None
+    kept: int = 0
+
+
+_OLD_NOTE: Final = "it is a note that is made again when it is needed"
+_FILE_MISSING: Final = "the file that it is about no longer exists"
+
+
+def find_leftovers(
+    root: Path, max_age_s: float, now_ns: int, horizon_ns: int
+) -> Iterator[Candidate]:
+    """Yield the leftovers in a store.
+
+    Args:
+        root: The store.
+        max_age_s: How long unused results may stay.
+        now_ns: The time that ages are counted from.
+        horizon_ns: Nothing that changed from then on is a leftover.
+    """
+    leftover_age_s = min(_LEFTOVER_AGE_S, max_age_s)
+    rules = (
+        _Rule("tmp", "temporary", "a process that was stopped left it", _WRITE_TIME_S),
+        _Rule("damaged", "damaged", "it was set aside as damaged", leftover_age_s),
+        _Rule("logs", "log", "it is a log", max_age_s),
+        _Rule("history", "run record", "it is the record of a run", max_age_s, kept=_KEPT_RUNS),
+        _Rule("failures", "note", "it says how a stage failed", max_age_s),
+        _Rule("facts", "note", _OLD_NOTE, _FACTS_AGE_S),
+        _Rule("plans", "note", _OLD_NOTE, _PLANS_AGE_S),
+        _Rule("stats", "note", _FILE_MISSING, None, _is_obsolete_stat),
+        _Rule("delivered", "note", _FILE_MISSING, None, _is_obsolete_delivery),
+    )
+    yield from _find_work_folders(root, leftover_age_s, now_ns, horizon_ns)
+    for rule in rules:
+        yield from _apply(rule, root, now_ns, horizon_ns)
+
+
+def _apply(rule: _Rule, root: Path, now_ns: int, horizon_ns: int) -> Iterator[Candidate]:
+    folder = root / rule.folder
+    # a killed process may have left a folder in `tmp`, which is removed as a whole
+    paths = entries_of(folder) if rule.folder == "tmp" else files_below(folder)
+    removable = sorted(paths)[: -rule.kept] if rule.kept else paths
+    for path in removable:
+        # by the change time: a file that was moved here keeps its modification time
+        changed = changed_ns(path)
+        if not changed or changed >= horizon_ns:
+            continue
+        is_old = rule.age_s is not None and (now_ns - changed) / 1e9 >= rule.age_s
+        if is_old or (rule.is_obsolete is not None and rule.is_obsolete(path)):
+            reason = f"{rule.reason}{_older_than(rule.age_s)}" if is_old else _FILE_MISSING
+            size, name = size_below(path), str(path.relative_to(root))
+            yield Candidate(rule.kind, name, reason, changed, size, partial(_remove, path, size))
+
+
+def _older_than(age_s: float | None) -> str:
+    return f", older than {age_text(age_s)}" if age_s else ""
+
+
+def _find_work_folders(
+    root: Path, age_s: float, now_ns: int, horizon_ns: int
+) -> Iterator[Candidate]:
+    for path in entries_of(root / "work"):
+        if path.is_dir():
+            used_ns = max(map(changed_ns, (path, *folders_below(path), *files_below(path))))
+            if used_ns < horizon_ns and (now_ns - used_ns) / 1e9 >= age_s:
+                size, name = size_below(path), f"{path.name[:12]}…"
+                remove = partial(_remove_work_folder, path, size)
+                reason = f"a stage that had no result left it{_older_than(age_s)}"
+                yield Candidate("work", name, reason, used_ns, size, remove)
+
+
+def _remove(path: Path, size: int) -> int | None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+        return size
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return None
+    return size
+
+
+def _remove_work_folder(path: Path, size: int) -> int | None:
+    """Remove a work folder, unless a run has claimed it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            handle = stack.enter_context((path / "claim").open("ab"))
+            lock(handle.fileno(), wait=False)
+            # moved away first, as `claims.release` does: whoever waits for this key creates a folder of the same name
+            removed = path.parent.parent / "tmp" / temporary_name()
+            removed.parent.mkdir(exist_ok=True)
+            path.rename(removed)
+        except (Locked, FileNotFoundError):
+            return None
+        except OSError as error:
+            if is_disk_full(error):
+                return None
+            raise
+        shutil.rmtree(removed, ignore_errors=True)
+    return size
+
+
+# ---------------------------------------------------------------- obsolete notes
+
+
+def _is_obsolete_stat(path: Path) -> bool:
+    note = _read_json(path)
+    return not (isinstance(note, dict) and Path(str(note.get("path"))).exists())
+
+
+def _is_obsolete_delivery(path: Path) -> bool:
+    # long paths are cut from the left, and `+` may be a slash: in doubt the file is hashed once more
+    return not Path("/" + path.name.replace("+", "/")).exists()
+
+
+def _read_json(path: Path) -> object:
+    try:
+        note: object = json.loads(unseal(read_regular(path), path.parent.name, path.name) or "")
+    except (OSError, ValueError):
+        return None
+    return note
+
+
+DEFAULT_AGE: Final = 30 * DAY
+# Folders that count towards the size of a store: all but trials and locks.
+_COUNTED: Final = "actions cas downloads work tmp damaged logs facts plans stats delivered last pins history failures".split()
+
+
+class Limits(NamedTuple):
+    """The limits of unused results.
+
+    Attributes:
+        max_age_s: How long they may stay; None for ever.
+        max_bytes: How large the store may be with them; None for any size.
+    """
+
+    max_age_s: float | None = DEFAULT_AGE
+    max_bytes: int | None = None
+
+
+class EvictionPlan:
+    """The parts of a store that are removed, in order.
+
+    Attributes:
+        bytes_left: The size of the store after the evictions so far; whoever removes keeps it up to date.
+    """
+
+    def __init__(
+        self, store: LocalStore, inventory: Inventory, limits: Limits, now_ns: int, horizon_ns: int
+    ) -> None:
+        self._now_ns = now_ns
+        self._store = store
+        self._root = Path(store.root)
+        self._inventory = inventory
+        self._limits = limits
+        # nothing that was used from then on is evicted
+        self._horizon_ns = horizon_ns
+        self._needed_keys = inventory.pinned_keys
+        # how many results and pins refer to a blob
+        self._references = Counter(digest for pin in inventory.pins for digest in pin.digests)
+        for result in inventory.results.values():
+            self._references.update(set(result.files))
+        counted = chain.from_iterable(files_below(self._root / name) for name in _COUNTED)
+        self.bytes_left = sum(map(size_of, counted))
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Yield what is to be removed. Remove each, and update `bytes_left`, before the next is taken."""
+        max_age_s = self._limits.max_age_s
+        age_s = DEFAULT_AGE if max_age_s is None else max_age_s
+        yield from find_leftovers(self._root, age_s, self._now_ns, self._horizon_ns)
+        yield from self._unreferenced_blobs()
+        unused: list[StoredResult | Candidate] = list(self._unused_results())
+        unused += self._unused_downloads()
+        for item in sorted(unused, key=lambda item: item.used_ns):
+            if isinstance(item, Candidate):
+                if reason := self._reason(item.used_ns):
+                    yield item._replace(reason=reason)
+            elif reason := "it is damaged" if item.damaged else self._reason(item.used_ns):
+                yield self._evict_result(item, reason)
+
+    def _reason(self, used_ns: int) -> str:
+        """Return why something unused is removed; nothing when it may stay."""
+        age_s, (max_age_s, max_bytes) = (self._now_ns - used_ns) / 1e9, self._limits
+        if max_age_s is not None and age_s >= max_age_s:
+            unused = f", and it was not used for {age_text(max_age_s)}" if max_age_s else ""
+            return f"nothing needs it{unused}"
+        if max_bytes is not None and self.bytes_left > max_bytes:
+            return "nothing needs it, and the store is larger than its limit"
+        return ""
+
+    def needed_bytes(self) -> int:
+        """Return how many bytes pins and active runs need."""
+        needed = [
+            result
+            for result in self._inventory.results.values()
+            if result.key in self._needed_keys or result.used_ns >= self._horizon_ns
+        ]
+        digests = [digest for pin in self._inventory.pins for digest in pin.digests]
+        return self._inventory.size(needed, digests)
+
+    # ------------------------------------------------------------ results
+
+    def _unused_results(self) -> Iterator[StoredResult]:
+        for result in self._inventory.results.values():
+            needed = result.key in self._needed_keys and not result.damaged
+            if not needed and result.used_ns < self._horizon_ns:
+                yield result
+
+    def _evict_result(self, result: StoredResult, reason: str) -> Candidate:
+        freed = result.size
+        for digest in set(result.files):
+            self._references[digest] -= 1
+            if not self._references[digest] and digest in self._inventory.blobs:
+                freed += self._inventory.blobs[digest].size
+        remove = partial(self._remove_result, result)
+        return Candidate("result", result.title, reason, result.used_ns, freed, remove)
+
+    def _remove_result(self, result: StoredResult) -> int | None:
+        path = Path(self._store.action_path(result.key))
+        with leases.use_lock(self._store.root, exclusive=True):
+            try:
+                if path.stat().st_mtime_ns != result.used_ns:
+                    raise FileNotFoundError
+                path.unlink()
+            except FileNotFoundError:
+                # used in the meantime, so it stays with its blobs
+                self._references.update(set(result.files))
+                return None
+        freed = result.size
+        for digest in sorted(set(result.files)):
+            if not self._references[digest]:
+                freed += self._remove_blob(digest) or 0
+        return freed
+
+    # ------------------------------------------------------------ blobs
+
+    def _unreferenced_blobs(self) -> Iterator[Candidate]:
+        """Yield the blobs that a killed process added and did not refer to."""
+        for digest, blob in self._inventory.blobs.items():
+            if not self._references[digest] and blob.changed_ns < self._horizon_ns:
+                name, remove = f"{digest[:12]}…", partial(self._remove_blob, digest)
+                reason = "no result refers to it"
+                yield Candidate("blob", name, reason, blob.changed_ns, blob.size, remove)
+
+    def _remove_blob(self, digest: str) -> int | None:
+        blob = self._inventory.blobs.get(digest)
+        if blob is None:
+            return None
+        with (
+            leases.use_lock(self._store.root, exclusive=True),
+            contextlib.suppress(FileNotFoundError),
+        ):
+            path = Path(self._store.blobs.path(digest))
+            if path.stat().st_ctime_ns == blob.changed_ns < self._horizon_ns:
+                path.unlink()
+                return blob.size
+        return None
+
+    # ------------------------------------------------------------ downloads
+
+    def _unused_downloads(self) -> Iterator[Candidate]:
+        """Yield downloads that nothing needs; their reason follows when it is their turn."""
+        results = self._inventory.results
+        pinned = [results[key] for key in self._needed_keys if key in results]
+        needed = {digest for result in pinned for digest in result.inputs}
+        for path in files_below(self._root / "downloads"):
+            digest = path.name.partition(".")[0]
+            if path.suffix == ".lock" or digest in needed:
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                # by the change time: a file that a user put there may have been modified years ago
+                used_ns, size = status.st_ctime_ns, status.st_size
+                if used_ns < self._horizon_ns:
+                    name = f"{digest[:12]}…{path.suffix}"
+                    remove = partial(_remove_download, path, digest, used_ns, size)
+                    yield Candidate("download", name, "", used_ns, size, remove)
+
+
+def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | None:
+    lock_file = path.with_name(f"{digest}.lock")
+    try:
+        lock_file.touch()
+    except PermissionError:
+        # another user's lock file in a shared store, which can be locked all the same
+        pass
+    except OSError as error:
+        if is_disk_full(error):
+            return None
+        raise
+    with lock_file.open("rb") as handle, contextlib.suppress(Locked, FileNotFoundError):
+        lock(handle.fileno(), wait=False)
+        if path.stat().st_ctime_ns == used_ns:
+            path.unlink()
+            return size
+    return None

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.bill_of_materials import license_expression
 from tvmflow.core.errors import DownloadError, RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import names_text, quoted
-from tvmflow.core.licenses import license_expression
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
     BUCKETS,

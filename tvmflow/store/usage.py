@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.types import Json
-from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.files import files_below, size_of
-from tvmflow.store.garbage_collection import preview_collection
+from tvmflow.store.garbage_collection import Limits, preview_collection
 from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import Pin

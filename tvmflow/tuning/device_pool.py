@@ -26,8 +26,8 @@ from tvmflow.targets.tracker import (
     Tracker,
     split_address,
 )
-from tvmflow.tuning.phases import read_failure
 from tvmflow.tuning.trials import Failure
+from tvmflow.tuning.tuning_job import read_failure
 
 # A session that its own server does not end in time is ended here so much later.
 _GRACE_S: Final = 2.0

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.paired_times import PairedTimes
+from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.tuning import measure

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.paired_times import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.tuning.trials import LibraryRecord, timestamp

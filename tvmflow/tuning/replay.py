@@ -19,8 +19,8 @@ from tvmflow.core.types import Json
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.phases import summarize_error
 from tvmflow.tuning.trials import Trial
+from tvmflow.tuning.tuning_job import summarize_error
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 _TIMEOUT_S: Final = 60.0

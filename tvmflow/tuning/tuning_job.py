@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
 
+from tvmflow.core.errors import StageError, TvmflowError
+from tvmflow.core.file_locks import WaitingTime
+from tvmflow.core.fork_server import Emit, Outcome
+from tvmflow.core.types import Json
 from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measure import Timing
+from tvmflow.tuning.trials import Failure
 
 StopReason = Literal["budget", "time", "exhausted", "converged", "finished", "no search"]
 
@@ -118,3 +127,174 @@ class TuningResult(NamedTuple):
     starting_points: int = 0
     near_targets: tuple[str, ...] = ()
     spent_s: float = 0.0
+
+
+# ---------------------------------------------------------------- work clock
+# The clock of a tuning: it stands while the tuning waits for another run, and while its process is
+# stopped.
+
+
+_TICK_S: Final = 1.0
+# A process that has not looked at the ticking clock for so long, and that used less than this share of
+# a CPU meanwhile, did not run; one that computes may have had no time to look.
+_MAX_SILENT_S: Final = 5.0
+_MIN_BUSY: Final = 0.1
+
+
+class WorkClock:
+    """Counts seconds of work.
+
+    Those do not count in which at least one thread waited for another run, nor, while the clock ticks,
+    those in which the process was stopped (Ctrl-Z, SIGSTOP, a machine that sleeps).
+
+    Args:
+        clock: Returns the current time in seconds.
+        cpu_clock: Returns the CPU seconds of this process.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._waits = WaitingTime(clock)
+        self._cpu_clock = cpu_clock
+        self._lock = threading.Lock()
+        self._is_ticking = False
+        self._stopped_s = 0.0
+        self._last_s, self._last_cpu_s = self._read_s(), cpu_clock()
+
+    def now(self) -> float:
+        """Return the time in seconds since some moment."""
+        with self._lock:
+            now_s, cpu_s = self._read_s(), self._cpu_clock()
+            silent_s, busy_s = now_s - self._last_s, cpu_s - self._last_cpu_s
+            if self._is_ticking and silent_s > _MAX_SILENT_S and busy_s < _MIN_BUSY * silent_s:
+                self._stopped_s += silent_s - _TICK_S
+            self._last_s, self._last_cpu_s = now_s, cpu_s
+            return now_s - self._stopped_s
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Stop the clock while the block waits for a lock that another run may hold."""
+        return self._waits.waiting()
+
+    @contextlib.contextmanager
+    def ticking(self) -> Iterator[None]:
+        """Look at the clock each second while the block runs, so that it is known when the process was stopped."""
+        ended = threading.Event()
+
+        def tick() -> None:
+            while not ended.wait(_TICK_S):
+                self.now()
+
+        thread = threading.Thread(target=tick, name="work-clock", daemon=True)
+        self.now()
+        self._is_ticking = True
+        thread.start()
+        try:
+            yield
+        finally:
+            self.now()
+            self._is_ticking = False
+            ended.set()
+            thread.join()
+
+    def _read_s(self) -> float:
+        now_s, waited_s = self._waits.read()
+        return now_s - waited_s
+
+
+# ---------------------------------------------------------------- phases
+# Phases of the work in a child process: the child reports each, and its parent learns which one
+# failed.
+
+
+_MAX_MESSAGE: Final = 500
+
+
+# ---------------------------------------------------------------- in the child
+
+
+class PhaseReporter:
+    """Reports which phase a child is in, and keeps the seconds of each.
+
+    Attributes:
+        current: The phase that began last.
+        seconds: The seconds of each finished phase.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._started = 0.0
+        self.current = ""
+        self.seconds: dict[str, float] = {}
+
+    def phase(self, name: str, *, ask: bool = False) -> PhaseReporter:
+        """Return a context manager for a phase; with `ask`, wait for permission first."""
+        self.current = name
+        self._emit({"event": "phase", "phase": name, "ask": ask})
+        return self
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.current] = time.perf_counter() - self._started
+
+
+def report_failure(
+    emit: Emit,
+    work: Callable[[PhaseReporter], Json],
+    fatal: tuple[type[Exception], ...] = (TvmflowError,),
+) -> Json:
+    """Run a function that reports its phases; return its result, or the failure as JSON.
+
+    Args:
+        emit: Sends the event of each phase.
+        work: The function; its result gets the field `phase_secs`.
+        fatal: Exceptions that are raised: they are nobody's failure.
+    """
+    phases = PhaseReporter(emit)
+    try:
+        result = work(phases)
+    except fatal:
+        raise
+    # Whatever TVM or the session raises. The parent decides whether candidate or device is to blame.
+    except Exception as error:
+        kind = "timeout" if "RPCSessionTimeoutError" in str(error) else "error"
+        result = {"failure": Failure(phases.current, kind, summarize_error(error))._asdict()}
+    return {**result, "phase_secs": phases.seconds}
+
+
+def summarize_error(error: Exception) -> str:
+    """Return one sentence for an error of TVM, which has it in the last line of a long text."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:_MAX_MESSAGE]
+
+
+# ---------------------------------------------------------------- in its parent
+
+
+def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:
+    """Return the failure of a call in a child; None when it succeeded.
+
+    Args:
+        outcome: The outcome of the call.
+        phases: The phases that the child has reported.
+
+    Raises:
+        StageError: The candidate is not to blame for the outcome.
+    """
+    if outcome.kind == "cancelled":
+        raise StageError("tuning was cancelled", fix="run it again to resume")
+    if outcome.kind == "error" and outcome.error == StageError.__name__:
+        raise StageError(outcome.message, fix=outcome.fix)
+    if outcome.kind != "ok":
+        if not phases or outcome.is_external:
+            # The child had not touched the candidate yet, or another process ended it.
+            raise StageError(
+                f"trials cannot be run: {outcome.message}",
+                fix="run `tvmflow doctor` to check the installation, then run it again to resume",
+            )
+        return Failure(phases[-1], outcome.kind, outcome.message)
+    return Failure(**outcome.value["failure"]) if "failure" in outcome.value else None

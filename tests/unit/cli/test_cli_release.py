@@ -10,9 +10,7 @@ import pytest
 
 from tests.support import engine
 from tvmflow.cli.arguments import OutputOptions
-from tvmflow.cli.release import _format_release, _to_json
-from tvmflow.cli.reproduce import _format_report
-from tvmflow.cli.retune import retune
+from tvmflow.cli.release import _format_release, _format_report, _to_json, retune
 from tvmflow.core.types import Plan
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Retune

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import doctor, main, targets
-from tvmflow.cli.doctor_disks import Finding, examine_disks
+from tvmflow.cli.doctor import Finding, examine_disks
 from tvmflow.core import packages
 from tvmflow.core.requirements import REQUIREMENTS, install_command
 from tvmflow.frontends._peers import PEERS

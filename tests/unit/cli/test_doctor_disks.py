@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.disks import NOEXEC, READ_ONLY, fill, small_disk
-from tvmflow.cli.doctor_disks import Finding, examine_disks
+from tvmflow.cli.doctor import Finding, examine_disks
 from tvmflow.core.file_locks import held
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import RUNTIME_VARIABLE

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import lowering, object_files
+from tvmflow.compiler import forms, lowering
 
 TRIPLES = {
     "x86_64-unknown-linux-gnu": {},
@@ -103,7 +103,7 @@ def test_a_model_may_have_no_kernels(prefix: str, tmp_path: Path) -> None:
     mod, triple = builder.finalize(), "aarch64-unknown-linux-gnu"
     target = lowering.make_target({"kind": "llvm", "mtriple": triple})
     compiled = lowering.compile_with_weights(mod, [], target)
-    object_files.copy_objects_of(mod, compiled, target, tmp_path, prefix)
+    forms.copy_objects_of(mod, compiled, target, tmp_path, prefix)
     assert [path.name for path in tmp_path.iterdir()] == ["devc.o"]
     content = (tmp_path / "devc.o").read_bytes()
     assert (content[:4], content[18:20]) == (b"\x7fELF", struct.pack("<H", 183))
@@ -116,9 +116,9 @@ def check_data(
     actual, expected = folder / "actual", folder / "expected"
     actual.mkdir()
     expected.mkdir()
-    object_files.write_object_files(mod, weights, target, actual)
+    forms.write_object_files(mod, weights, target, actual)
     compiled = lowering.compile_with_weights(mod, weights, target)
-    object_files.copy_object_files(compiled, expected)
+    forms.copy_object_files(compiled, expected)
     assert blob_of(actual / "devc.o") == blob_of(expected / "devc.o")
     header, expected_header = ((folder / "devc.o").read_bytes() for folder in (actual, expected))
     flags = slice(48, 52) if header[4] == 2 else slice(36, 40)
@@ -133,10 +133,10 @@ def test_the_number_of_cores_changes_no_byte(
     target = lowering.make_target({"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu"})
     made = []
     for cores in (1, 3):
-        monkeypatch.setattr(object_files, "count_usable_cpus", lambda cores=cores: cores)
+        monkeypatch.setattr(forms, "count_usable_cpus", lambda cores=cores: cores)
         folder = tmp_path / str(cores)
         folder.mkdir()
-        object_files.write_object_files(mod, weights, target, folder)
+        forms.write_object_files(mod, weights, target, folder)
         made.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert made[0] == made[1]
     code = b"".join(content for name, content in made[0].items() if name.startswith("lib"))

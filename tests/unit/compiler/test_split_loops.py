@@ -8,9 +8,8 @@ import tvm
 import tvm.script
 from tvm import tirx
 
-from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.code_generation import build_kernels, split_loops_where_indices_repeat
 from tvmflow.compiler.ir import find_nodes
-from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
 
 SOURCE = """
 @T.prim_func(s_tir=True)

@@ -11,10 +11,9 @@ from tvm import relax, te, tirx
 
 from tests.support.kernels import check_alike, host_level
 from tests.support.tuning import model
-from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.code_generation import build_kernels, keep_lets_on_stack
 from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.passes.vector_math import vectorize_math
-from tvmflow.compiler.stack_lets import keep_lets_on_stack
 
 SIZE = 24
 

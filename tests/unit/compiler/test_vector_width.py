@@ -13,7 +13,7 @@ from tests.support import tuning
 from tests.support.kernels import FAST, host_level, run
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.vector_width import VectorWidth, choose_width
+from tvmflow.compiler.lowering import VectorWidth, choose_vector_width
 
 AVX512 = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
@@ -31,12 +31,12 @@ def convolutions(*channels: int) -> Any:
 )
 def test_few_channels_have_narrow_vectors(channels: tuple[int, ...], lanes: int) -> None:
     """The width with which padding wastes least; where the gain is small, the widest."""
-    assert choose_width(convolutions(*channels), AVX512, None).lanes == lanes
+    assert choose_vector_width(convolutions(*channels), AVX512, None).lanes == lanes
 
 
 def test_the_estimate_counts_products_of_whole_vectors() -> None:
     """8 channels to 8 in 144 points and 9 taps: each of 8 or 16 inputs meets one vector, or two; the first reads plain data."""
-    width = choose_width(convolutions(8, 8), AVX512, None)
+    width = choose_vector_width(convolutions(8, 8), AVX512, None)
     products = {16: 9 * 144 * (8 + 16), 8: 9 * 144 * 16, 4: 9 * 144 * 32}
     assert width == VectorWidth(8, products)
     assert width.to_json() == {
@@ -49,7 +49,7 @@ def test_matrix_products_count_as_well() -> None:
     """Narrow vectors would halve a product of many columns; with few columns both widths take as many operations."""
     columns = tuning.model(tuning.dense(512), tuning.relu, tuning.dense(8), shape=(64, 256))
     products = {16: 64 * (256 * 32 + 512), 8: 64 * (256 * 64 + 512), 4: 64 * (256 * 128 + 1024)}
-    assert choose_width(columns, AVX512, None) == VectorWidth(16, products)
+    assert choose_vector_width(columns, AVX512, None) == VectorWidth(16, products)
 
 
 def test_a_product_of_two_vectors_has_no_columns() -> None:
@@ -58,7 +58,9 @@ def test_a_product_of_two_vectors_has_no_columns() -> None:
     builder = relax.BlockBuilder()
     with builder.function("main", [data], {"num_input": 1}):
         builder.emit_func_output(builder.emit(relax.op.matmul(data, data)))
-    assert choose_width(builder.get(), AVX512, None) == VectorWidth(16, {16: 40, 8: 40, 4: 40})
+    assert choose_vector_width(builder.get(), AVX512, None) == VectorWidth(
+        16, {16: 40, 8: 40, 4: 40}
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,15 +71,15 @@ def test_a_cpu_that_slows_down_with_wide_vectors_prefers_narrow_ones(cpu: str, c
     """By what LLVM knows of it: 24 channels fill vectors of 16 less well than those of 8."""
     model = CpuModel.from_target({**X86, "mcpu": cpu})
     assert model is not None and model.full_vector_cost == cost
-    lanes = choose_width(convolutions(24, 24), model, None).lanes
+    lanes = choose_vector_width(convolutions(24, 24), model, None).lanes
     assert lanes == (16 if cpu == "znver5" else 8)
 
 
 def test_a_recipe_may_set_the_width() -> None:
     """At most the target's: a library for NEON has no wider vectors."""
     mod = convolutions(8, 8)
-    assert choose_width(mod, AVX512, 512) == VectorWidth(16, {})
-    assert choose_width(mod, NEON, 512) == VectorWidth(4, {})
+    assert choose_vector_width(mod, AVX512, 512) == VectorWidth(16, {})
+    assert choose_vector_width(mod, NEON, 512) == VectorWidth(4, {})
     lowered = lowering.lower(mod, lowering.make_target(X86), replace(FAST, vector_bits=128))
     assert lowered.width == VectorWidth(4, {})
 

@@ -6,7 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-from tvmflow.core.paired_times import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
 
 
 def reader(values: Iterator[float]) -> Callable[[], float]:

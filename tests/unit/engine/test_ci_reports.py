@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tvmflow.core.types import Json
-from tvmflow.engine.junit import junit_xml
-from tvmflow.engine.markdown import markdown_summary
+from tvmflow.engine.junit import junit_xml, markdown_summary
 from tvmflow.engine.report import RunReport, StageReport
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvmflow.engine.builds import Build, Peer, Speedup
-from tvmflow.engine.headline import headline_parts, make_headline, speedup_text
+from tvmflow.engine.summary import headline_parts, make_headline, speedup_text
 
 NET = Build("net", "host", verdict="verified", latency_s=1e-3, size_bytes=13_900_000)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.engine.kernel_table import KernelRow, list_kernel_rows
+from tvmflow.engine.kernel_details import KernelRow, list_kernel_rows
 
 BUILT = {
     "schedule_rules": {"tuned": ["conv"], "elementwise": ["add", "relu"]},

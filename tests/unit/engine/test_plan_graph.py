@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
 from tvmflow.core.types import Decision, Plan
-from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid
-from tvmflow.engine.plan_graph_svg import to_svg
+from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid, to_svg
 
 _SVG = "{http://www.w3.org/2000/svg}"
 

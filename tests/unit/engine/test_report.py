@@ -10,7 +10,7 @@ import pytest
 from tvmflow.core.formatting import duration_text, latency_text
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Decision, StageSpec
-from tvmflow.engine.explanation import explain_stage
+from tvmflow.engine.plan_text import explain_stage
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.summary import render, summary
 

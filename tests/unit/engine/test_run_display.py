@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tvmflow.core.live_region import display_width, fit_line, render_line
-from tvmflow.engine.run_display import describe_gain, describe_position, draw_run
+from tvmflow.engine.progress import describe_gain, describe_position, draw_run
 from tvmflow.engine.run_progress import RunProgress
 
 STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")

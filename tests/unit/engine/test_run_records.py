@@ -16,9 +16,8 @@ from tvmflow.engine import run_records
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, is_record, list_runs, read_run, record_run
-from tvmflow.store import garbage_collection, leftovers
-from tvmflow.store.eviction_plan import Limits
-from tvmflow.store.garbage_collection import collect_garbage
+from tvmflow.store import garbage_collection
+from tvmflow.store.garbage_collection import Limits, collect_garbage
 from tvmflow.store.local import LocalStore
 
 RAN = StageReport("net:import", "ran", "never ran", 1.5, {"weights": 2}, key="ab" * 32)
@@ -173,7 +172,7 @@ def test_garbage_collection_keeps_the_last_records(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of old ones; young ones stay however many they are."""
-    monkeypatch.setattr(leftovers, "_KEPT_RUNS", 2)
+    monkeypatch.setattr(garbage_collection, "_KEPT_RUNS", 2)
     # what was just written counts as written before
     monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", -5 * 10**9)
     for _ in range(4):

@@ -24,9 +24,9 @@ from tvmflow.core.types import Plan, StageCall, StageResult
 from tvmflow.engine import completeness
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
-from tvmflow.engine.explanation import explain_stage
-from tvmflow.engine.headline import verdict_text
+from tvmflow.engine.plan_text import explain_stage
 from tvmflow.engine.report import RunReport
+from tvmflow.engine.summary import verdict_text
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.failures import find_failure
 

@@ -11,10 +11,9 @@ import pytest
 from tests.unit.executors.test_worker_matching import call
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import StageResult
-from tvmflow.executors import _dask_stage
-from tvmflow.executors._dask_cluster import DaskCluster
-from tvmflow.executors._dask_stage import RemoteStage
+from tvmflow.executors import dask
 from tvmflow.executors.cluster_messages import StageRequest, StageResponse
+from tvmflow.executors.dask import DaskCluster, RemoteStage
 from tvmflow.store.remote._base import BlobRef
 
 distributed = pytest.importorskip("distributed")
@@ -168,8 +167,8 @@ def test_a_stage_without_a_worker_is_given_up_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A nanny may start its worker again; after that time nobody comes."""
-    monkeypatch.setattr(_dask_stage, "_CHECK_WORKERS_S", 0.0)
-    monkeypatch.setattr(_dask_stage, "_RESTART_S", 0.1)
+    monkeypatch.setattr(dask, "_CHECK_WORKERS_S", 0.0)
+    monkeypatch.setattr(dask, "_RESTART_S", 0.1)
     started = time.monotonic()
     with pytest.raises(EnvironmentProblem, match=r"no worker: .'w1: too old'."):
         run(*[status("pending")] * 50, refused=["w1: too old"])

@@ -14,9 +14,9 @@ from tests.support.engine import joined_target, plan_of, recipe, target
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import InputFile
-from tvmflow.planning import image_data
+from tvmflow.planning import checks
+from tvmflow.planning.checks import ImageFiles, list_images
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.image_data import ImageFiles, list_images
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.recipes import LoadedRecipe
@@ -221,7 +221,7 @@ def test_labels_are_read_when_a_run_is_planned(folder: Path) -> None:
 
 def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
-    monkeypatch.setattr(image_data, "is_pillow_installed", lambda: False)
+    monkeypatch.setattr(checks, "is_pillow_installed", lambda: False)
     assert "pip install 'tvmflow[images]'" in problem(folder)
 
 

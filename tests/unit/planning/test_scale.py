@@ -21,8 +21,7 @@ from tvmflow.engine import session, up_to_date
 from tvmflow.engine.summary import render
 from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import PreparedRun
-from tvmflow.store.eviction_plan import Limits
-from tvmflow.store.garbage_collection import collect_garbage
+from tvmflow.store.garbage_collection import Limits, collect_garbage
 from tvmflow.store.local import LocalStore
 from tvmflow.store.usage import measure_usage
 

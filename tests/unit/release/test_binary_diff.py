@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from tvmflow.release.binary_diff import find_difference
+from tvmflow.release.reproduce import find_difference
 
 
 def zipped(*members: tuple[str, bytes], year: int = 1980) -> bytes:

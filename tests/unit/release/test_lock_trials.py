@@ -16,7 +16,7 @@ from tvmflow.release.lock_trials import import_lock
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.starting_points import StartingPoints
+from tvmflow.tuning.proposals import StartingPoints
 
 TRIAL = trial(1)
 TVM = TRIAL.tvm

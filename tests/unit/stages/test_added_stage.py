@@ -14,7 +14,7 @@ from tests.support.engine import planned, recipe, target
 from tests.support.small_runs import store_in
 from tvmflow.core.types import Plan, RunTraits, StageCall, StageResult
 from tvmflow.engine import session
-from tvmflow.engine.explanation import explain_stage
+from tvmflow.engine.plan_text import explain_stage
 from tvmflow.engine.summary import summary
 from tvmflow.executors import worker_matching
 from tvmflow.executors.stage_worker import run_stage

@@ -6,18 +6,8 @@ from typing import Any
 
 import pytest
 
-from tvmflow.core.paired_times import PairedTimes
-from tvmflow.stages import (
-    STAGES,
-    _finalists,
-    _library_choice,
-    build,
-    extract_tasks,
-    join,
-    pick_best,
-    tune,
-    verify,
-)
+from tvmflow.core.statistics import PairedTimes
+from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages._latency import make_latency, make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
@@ -352,12 +342,12 @@ def test_a_kernel_that_loses_in_the_library_is_left_untuned() -> None:
     """The summary names it; the gain of the whole library is what `verify` measures."""
     judgements = judge_two()
     times = LibraryTimes(("k",), (3e-3,) * 8, (6e-3,) * 8)
-    _library_choice.drop_slower(judgements, times)
+    pick_best.drop_slower(judgements, times)
     assert [judgement["winner"] for judgement in judgements.values()] == [None, "b"]
     assert [judgement["tuned_us"] for judgement in judgements.values()] == [None, 2.0]
-    facts = _library_choice.make_facts(judgements, times)
-    assert facts["overruled"] == {_library_choice.SLOWER_IN_LIBRARY: ["conv"]}
-    assert _library_choice.describe(facts) == [
+    facts = pick_best.make_facts(judgements, times)
+    assert facts["overruled"] == {pick_best.SLOWER_IN_LIBRARY: ["conv"]}
+    assert pick_best.describe_libraries(facts) == [
         "1 kernel is faster tuned alone and slower in the library, so left untuned: conv",
     ]
 
@@ -366,10 +356,10 @@ def test_a_library_that_is_not_faster_is_left_untuned() -> None:
     """All its kernels are, and the summary says so loudly."""
     judgements = judge_two()
     times = LibraryTimes((), (11.2e-3,) * 8, (6.1e-3,) * 8)
-    _library_choice.drop_slower(judgements, times)
+    pick_best.drop_slower(judgements, times)
     assert [judgement["winner"] for judgement in judgements.values()] == [None, None]
-    facts = _library_choice.make_facts(judgements, times)
-    assert _library_choice.describe(facts) == [
+    facts = pick_best.make_facts(judgements, times)
+    assert pick_best.describe_libraries(facts) == [
         "NOT TUNED: with its tuned kernels the whole library has a speedup of 0.545 (0.545 to 0.545, "
         "measured in turns, 8 pairs); all kernels keep their untuned schedules"
     ]
@@ -379,13 +369,13 @@ def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
     """With the reason; a target that is not timed here says nothing."""
     judgements = judge_two()
     for times in (LibraryTimes(error="it crashed"), None):
-        _library_choice.drop_slower(judgements, times)
+        pick_best.drop_slower(judgements, times)
     assert [judgement["winner"] for judgement in judgements.values()] == ["b", "b"]
-    facts = _library_choice.make_facts(judgements, LibraryTimes(error="it crashed"))
-    assert _library_choice.describe(facts) == [
+    facts = pick_best.make_facts(judgements, LibraryTimes(error="it crashed"))
+    assert pick_best.describe_libraries(facts) == [
         "the tuned library was not compared with the untuned one: it crashed"
     ]
-    assert _library_choice.describe(_library_choice.make_facts(judgements, None)) == []
+    assert pick_best.describe_libraries(pick_best.make_facts(judgements, None)) == []
 
 
 def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None:
@@ -400,11 +390,11 @@ def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None
         {"name": "dense", "calls": 2, "untuned_us": 4.0, "tuned_us": None},
     ]
     facts = {"kernels": kernels, "untuned_us": 16.0}
-    assert _library_choice.describe_roofline(facts, tuned) == [
+    assert pick_best.describe_roofline(facts, tuned) == [
         "4 min 00 s of tuning; by the roofline of this machine, "
         "at most a speedup of 1.6 over untuned is possible"
     ]
-    assert _library_choice.describe_roofline(facts, {}) == []
+    assert pick_best.describe_roofline(facts, {}) == []
 
 
 def test_tuning_that_kept_nothing_has_no_speedup() -> None:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tests.support.tuning import model, relu
 from tvmflow.compiler.options import Precision
-from tvmflow.core.paired_times import PairedTimes
+from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe._verify import Verify
 from tvmflow.stages import _comparison, _findings, verify

@@ -19,13 +19,11 @@ from tvmflow.cli.cache import CHECKS
 from tvmflow.core.errors import EXIT_OK, StoreError
 from tvmflow.engine import answers
 from tvmflow.store.disk import StoreFolder
-from tvmflow.store.eviction_plan import Limits
 from tvmflow.store.file_digests import FileDigests
-from tvmflow.store.garbage_collection import collect_garbage
-from tvmflow.store.integrity import check_integrity
+from tvmflow.store.garbage_collection import Limits, collect_garbage
+from tvmflow.store.integrity import check_integrity, repair_store
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin
-from tvmflow.store.repair import repair_store
 
 PLACES: Final = {
     "format": "format",

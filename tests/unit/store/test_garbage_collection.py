@@ -27,11 +27,15 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, Plan
 from tvmflow.engine import session
 from tvmflow.store import garbage_collection, leases
-from tvmflow.store.eviction_plan import Limits
-from tvmflow.store.garbage_collection import Collection, collect_garbage, preview_collection
+from tvmflow.store.garbage_collection import (
+    DAY,
+    Collection,
+    Limits,
+    collect_garbage,
+    preview_collection,
+)
 from tvmflow.store.integrity import Finding, check_integrity
 from tvmflow.store.inventory import stored_paths, take_inventory
-from tvmflow.store.leftovers import DAY
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin, list_pins, list_recipe_pins, remove_pin
 

@@ -19,7 +19,7 @@ from tests.support.exports import Array, Exported
 from tvmflow.compiler import form_names
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
-from tvmflow.targets import emulation_build
+from tvmflow.targets import emulation
 from tvmflow.targets.c_library import PROGRAM, DescribedModel
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import link_c_library
@@ -56,7 +56,7 @@ def link(
     model = DescribedModel(
         "digits", signature_of(exported), features, exports.target().tvm["mtriple"]
     )
-    main = emulation_build.compile_main(model, compiled, folder)
+    main = emulation.compile_main(model, compiled, folder)
     objects = [main, *(path for name, path in compiled.items() if name.endswith(".o"))]
     program = folder / "program.so"
     link_c_library(objects, program, model.triple, Interface(program.name, ["main"]))
@@ -180,4 +180,4 @@ def test_a_compiler_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         StageError, match=r"the C library for nowhere-linux-musl cannot be compiled: "
     ):
-        emulation_build.build_libc("nowhere-linux-musl", tmp_path, tmp_path)
+        emulation.build_libc("nowhere-linux-musl", tmp_path, tmp_path)

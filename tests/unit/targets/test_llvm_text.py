@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.targets.llvm_text import UnsupportedFunction, read_functions
+from tvmflow.compiler.c_sources import UnsupportedFunction, read_functions
 
 TEXT = """\
 target triple = "x86_64-unknown-linux-gnu"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.targets import reported_features
-from tvmflow.targets.host import Host
-from tvmflow.targets.reported_features import NOTHING, read_reported_features
+from tvmflow.targets import host
+from tvmflow.targets.host import NOTHING, Host, read_reported_features
 
 # of a MacBook Pro with an Intel Core i9-9880H
 COFFEE_LAKE = {
@@ -78,7 +77,7 @@ class System:
         command = [sys.executable, "-m", "ziglang", "cc", "-shared", "-fPIC", "-o", str(library)]
         subprocess.run([*command, str(source)], check=True, capture_output=True)
         for constant in ("_LIBSYSTEM", "_KERNEL32"):
-            self._monkeypatch.setattr(reported_features, constant, str(library))
+            self._monkeypatch.setattr(host, constant, str(library))
 
 
 @pytest.fixture
@@ -138,6 +137,6 @@ def test_windows_reports_few_features_and_an_old_version_none(system: System) ->
 def test_a_system_without_the_library_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where its library is another one."""
     for constant in ("_LIBSYSTEM", "_KERNEL32"):
-        monkeypatch.setattr(reported_features, constant, "/no/such/library")
+        monkeypatch.setattr(host, constant, "/no/such/library")
     for name in ("macos", "windows"):
         assert read_reported_features(name, "x86_64") == NOTHING

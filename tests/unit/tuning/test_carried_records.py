@@ -23,8 +23,7 @@ from tvmflow.tuning.ledger import Ledger, target_key
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.pack import export_pack
-from tvmflow.tuning.pack_import import import_pack
+from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import merge_ledger
 from tvmflow.tuning.trials import Ban, Baseline, FinalistsRecord, LibraryRecord, Note, Trial
 from tvmflow.tuning.workload_ledger import WorkloadLedger

@@ -15,8 +15,7 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.pack import export_pack
-from tvmflow.tuning.pack_import import import_pack
+from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.related_workloads import RelatedTrials
 from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportResult

@@ -37,7 +37,7 @@ LONG_MS = 50
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[ForkServer]:
-    with ForkServer.start(["tests.support.tuning", "tvmflow.tuning.remote_measurer"]) as server:
+    with ForkServer.start(["tests.support.tuning", "tvmflow.tuning.rpc_device"]) as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from tests.support.tuning import TIMING, dense, model, relu, task_of
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
 from tvmflow.tuning.finalists import TIME_FINALISTS, FinalistsRequest
-from tvmflow.tuning.trial_process import MEASURE_TRIAL, TrialRequest
+from tvmflow.tuning.measurer import MEASURE_TRIAL, TrialRequest
 from tvmflow.tuning.tuning_job import Task
 
 NO_DECISIONS: list[Any] = [[], []]
@@ -26,7 +26,7 @@ DOES_NOT_APPLY = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
 @pytest.fixture(scope="module")
 def fork_server() -> Iterator[ForkServer]:
     preload = ["tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.finalists"]
-    with ForkServer.start([*preload, "tvmflow.tuning.trial_process"]) as server:
+    with ForkServer.start([*preload, "tvmflow.tuning.measurer"]) as server:
         yield server
 
 

@@ -19,8 +19,7 @@ from tvmflow.tuning.budget import BudgetRules
 from tvmflow.tuning.measurer import MeasureJob, Measurer, RecordTrial
 from tvmflow.tuning.proposals import Candidate
 from tvmflow.tuning.trials import Trial, timestamp
-from tvmflow.tuning.tuning_job import Task
-from tvmflow.tuning.work_clock import WorkClock
+from tvmflow.tuning.tuning_job import Task, WorkClock
 
 
 def layers(*names: str) -> list[Task]:

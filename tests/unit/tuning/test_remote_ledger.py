@@ -16,12 +16,11 @@ from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core import signing
 from tvmflow.store.remote import action_result
 from tvmflow.store.remote._base import BlobRef
-from tvmflow.tuning import remote_index, remote_ledger
+from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.ledger import Ledger, target_key
 from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.machine_class import MachineClass
-from tvmflow.tuning.remote_index import index_key
-from tvmflow.tuning.remote_ledger import LedgerSync, PullResult
+from tvmflow.tuning.remote_ledger import LedgerSync, PullResult, index_key
 
 HERE = MachineClass("0", DEVICE)
 WORKLOAD = hashlib.sha256(b"one").hexdigest()
@@ -169,7 +168,7 @@ def test_a_decompression_bomb_is_rejected(cache: Cache, tmp_path: Path) -> None:
     remote_client = one.remote_client()
     key = index_key(HERE)
     pack = remote_ledger._upload(remote_client.connection, key, bomb)
-    remote_index.add_to_index(remote_client.connection, key, pack, set())
+    remote_ledger.add_to_index(remote_client.connection, key, pack, set())
     remote_client.finish()
     assert "decompressed size is far larger" in pull(two).problems[0]
 

@@ -19,7 +19,7 @@ from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
 from tvmflow.tuning.measurer import MeasureJob, Measurer
 from tvmflow.tuning.trials import Trial
-from tvmflow.tuning.work_clock import WorkClock
+from tvmflow.tuning.tuning_job import WorkClock
 
 
 def test_the_clock_stands_while_any_thread_waits() -> None:

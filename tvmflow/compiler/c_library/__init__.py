@@ -17,11 +17,17 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_library.c_code import KernelTraits, generate_code, place_constants
 from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
-from tvmflow.compiler.c_library.memory_plan import plan_memory
 from tvmflow.compiler.c_library.parallel_work import estimate_parallel_work
-from tvmflow.compiler.c_library.program import Program, list_kernel_calls, read_program
+from tvmflow.compiler.c_library.program import (
+    KernelTraits,
+    Program,
+    generate_code,
+    list_kernel_calls,
+    place_constants,
+    plan_memory,
+    read_program,
+)
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.targets.c_library import CONSTANTS, PROGRAM
 from tvmflow.targets.linking import coff, data_objects

@@ -15,8 +15,11 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from tvmflow.compiler.c_sources import compile_c_sources
-from tvmflow.compiler.code_generation import CPU_PASSES, keep_small_buffers_on_stack
-from tvmflow.compiler.split_loops import split_loops_where_indices_repeat
+from tvmflow.compiler.code_generation import (
+    CPU_PASSES,
+    keep_small_buffers_on_stack,
+    split_loops_where_indices_repeat,
+)
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.c_library.kernels import padded
+from tvmflow.compiler.c_library.parallel_work import ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.core.errors import StageError
 
@@ -365,3 +368,214 @@ def _describe(call: Any, name: str) -> str:
     if "packed" in name and call.args and hasattr(call.args[0], "global_symbol"):
         return f"the function {call.args[0].global_symbol} of TVM's runtime"
     return f"the operator {name.removeprefix('relax.')}"
+
+
+# ---------------------------------------------------------------- c code
+# The C code of a program: its steps as direct calls of kernels.
+
+
+class KernelTraits(NamedTuple):
+    """The needs of a call of a kernel.
+
+    Attributes:
+        symbol: Its name in C.
+        work: Its work in parallel loops.
+        scratch: The bytes of memory that it allocates.
+    """
+
+    symbol: str
+    work: ParallelWork
+    scratch: int
+
+
+def place_constants(program: Program) -> list[int]:
+    """Return the offset of each constant in the file of constants, and that file's size as the last one."""
+    return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
+
+
+def generate_code(program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> str:
+    """Return the C code of a program.
+
+    Args:
+        program: The program, with planned memory.
+        kernels: The traits of the kernels that it calls, by name.
+        prefix: The prefix of the library's symbols.
+    """
+    return _Writer(program, kernels, prefix).write()
+
+
+def _define_sizes(direction: str, storages: Sequence[Storage]) -> list[str]:
+    return [
+        f"#define TF_{direction}_BYTES{index} {storage.bytes}u"
+        for index, storage in enumerate(storages)
+    ]
+
+
+class _Writer:
+    def __init__(self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._prefix = prefix
+        self._offsets = place_constants(program)
+        self._numbers: dict[str, int] = {}
+        self._arities: dict[str, int] = {}
+        self._tasks = count_useful_tasks(
+            {name: kernel.work for name, kernel in kernels.items()},
+            list_kernel_calls(program.steps),
+        )
+
+    def write(self) -> str:
+        program, kernels = self._program, self._kernels
+        steps = self._write_steps(program.steps, "  ")
+        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
+        declarations = [
+            f"int32_t {kernels[name].symbol}({', '.join(['void *'] * arity) or 'void'});"
+            for name, arity in self._arities.items()
+        ]
+        names = [f'    "{name}",' for name in self._numbers]
+        return "\n".join(
+            (
+                f"#define TF_WEIGHTS {self._prefix}weights",
+                f"#define TF_ARENA {program.arena}u",
+                f"#define TF_STAGING {staging}u",
+                f"#define TF_SCRATCH {max((kernel.scratch for kernel in kernels.values()), default=0)}u",
+                f"#define TF_KERNELS {len(kernels)}u",
+                f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
+                *_define_sizes("INPUTS", program.inputs),
+                *_define_sizes("OUTPUTS", program.outputs),
+                *self._write_counts(),
+                "",
+                f"extern const unsigned char {self._prefix}weights[];",
+                *declarations,
+                "",
+                "static const char *const tf_kernel_names[TF_KERNELS + 1] = {",
+                *names,
+                "    NULL,",
+                "};",
+                "",
+                "static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,",
+                "                    unsigned char *const *in, unsigned char *const *out) {",
+                "  TF_BEGIN(tf, arena, weights, in, out);",
+                *steps,
+                "  return 0;",
+                "}",
+                "",
+            )
+        )
+
+    def _write_counts(self) -> list[str]:
+        """Return the code that says which outputs have a count; the counts are the last outputs."""
+        entries = {entry.output: entry for entry in self._program.counts}
+        number = 1 + max((entry.place for entry in entries.values()), default=-1)
+        rows = [
+            f"{{{entries[index].axis}, {entries[index].place}}}" if index in entries else "{-1, 0}"
+            for index in range(len(self._program.outputs) - number)
+        ]
+        return [
+            f"#define TF_COUNTS {number}u",
+            f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
+        ]
+
+    def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
+        lines: list[str] = []
+        for step in steps:
+            lines += self._write_step(step, indent)
+        return lines
+
+    def _write_step(self, step: Step, indent: str) -> list[str]:
+        if isinstance(step, Copy):
+            target, source = self._address(step.target), self._address(step.source)
+            return [f"{indent}memcpy({target}, {source}, {step.source.bytes}u);"]
+        if isinstance(step, Branch):
+            condition = f"*(const unsigned char *)({self._address(step.condition)})"
+            return [
+                f"{indent}if ({condition}) {{",
+                *self._write_steps(step.if_true, f"{indent}  "),
+                f"{indent}}} else {{",
+                *self._write_steps(step.if_false, f"{indent}  "),
+                f"{indent}}}",
+            ]
+        return [f"{indent}{self._write_call(step)}"]
+
+    def _write_call(self, call: KernelCall) -> str:
+        kernel = self._kernels[call.kernel]
+        number = self._numbers.setdefault(call.kernel, len(self._numbers))
+        self._arities[call.kernel] = len(call.tensors)
+        arguments = ", ".join(f"(void *)({self._address(tensor)})" for tensor in call.tensors)
+        return f"TF_CALL({number}, {self._tasks[call.kernel]}, {kernel.symbol}({arguments}));"
+
+    def _address(self, storage: Storage) -> str:
+        storage = storage.resolve()
+        if storage.place == "input":
+            return f"in[{storage.index}]"
+        if storage.place == "output":
+            return f"out[{storage.index}]"
+        if storage.place == "constant":
+            return f"weights + {self._offsets[storage.index]}u"
+        return f"arena + {storage.offset}u"
+
+
+# ---------------------------------------------------------------- memory plan
+# The arena: where tensors that live at different times share memory.
+#
+# The plan is greedy by size: the largest tensor first, each at the lowest place where nothing lies
+# that lives at the same time (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net
+# Inference", 2020).
+
+
+class _Lifetime(NamedTuple):
+    storage: Storage
+    first: int
+    last: int
+
+
+def plan_memory(program: Program) -> None:
+    """Give each tensor in the arena its offset, and the arena its size."""
+    lifetimes = _find_lifetimes(program.steps)
+    placed: list[_Lifetime] = []
+    for lifetime in sorted(lifetimes, key=lambda entry: (-entry.storage.bytes, entry.first)):
+        others = sorted(
+            (other.storage.offset, other.storage.offset + padded(other.storage.bytes))
+            for other in placed
+            if other.first <= lifetime.last and lifetime.first <= other.last
+        )
+        lifetime.storage.offset = _find_gap(others, padded(lifetime.storage.bytes))
+        placed.append(lifetime)
+    program.arena = max(
+        (entry.storage.offset + padded(entry.storage.bytes) for entry in placed), default=0
+    )
+
+
+def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:
+    """Return the lowest offset at which `size` bytes are free, given ranges ordered by their begin."""
+    offset = 0
+    for begin, end in occupied:
+        if offset + size <= begin:
+            break
+        offset = max(offset, end)
+    return offset
+
+
+def _find_lifetimes(steps: Sequence[Step]) -> list[_Lifetime]:
+    """Return for each tensor in the arena the numbers of the first and the last step that touches it."""
+    spans: dict[Storage, tuple[int, int]] = {}
+    for number, touched in enumerate(_touched(steps)):
+        for storage in touched:
+            storage = storage.resolve()
+            if storage.place == "arena":
+                first, _ = spans.get(storage, (number, number))
+                spans[storage] = (first, number)
+    return [_Lifetime(storage, first, last) for storage, (first, last) in spans.items()]
+
+
+def _touched(steps: Sequence[Step]) -> Iterator[tuple[Storage, ...]]:
+    """Give the tensors of each step, those of branches one after the other."""
+    for step in steps:
+        if isinstance(step, KernelCall):
+            yield step.tensors
+        elif isinstance(step, Copy):
+            yield (step.source, step.target)
+        elif isinstance(step, Branch):
+            yield (step.condition,)
+            yield from _touched(step.if_true)
+            yield from _touched(step.if_false)

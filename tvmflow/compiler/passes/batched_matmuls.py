@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import batched_matmul
-from tvmflow.compiler.operators.batched_matmul import BatchedProduct
-from tvmflow.compiler.operators.batches import Operand
+from tvmflow.compiler.operators.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.operators.strided import contiguous
+from tvmflow.compiler.operators.tiles import (
+    FLOAT,
+    Columns,
+    Product,
+    Workspace,
+    choose_rows,
+    iterate_vectors,
+    pack,
+)
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
 
@@ -49,7 +60,7 @@ class _BatchedMatmulPacker(MainRewriter):
         depth = ir.known_shape(call.args[0])[-1]
         product = BatchedProduct(math.prod(shape[:-2]), depth, left, right, shape)
         arguments = [self.visit_expr(view.tensor) for view in views if view is not None]
-        kernel = batched_matmul.make_kernel(product, self._cpu)
+        kernel = make_kernel(product, self._cpu)
         return self.call_function(kernel, "batched_matmul", arguments, shape)
 
     def _is_ragged(self, call: Any) -> bool:
@@ -61,3 +72,84 @@ class _BatchedMatmulPacker(MainRewriter):
             and ir.known_shape(call)[-1] % self._cpu.lanes != 0
             and not any(map(self.flow.is_weight, call.args))
         )
+
+
+# ---------------------------------------------------------------- batched matmul
+# Products of batches of matrices that the model computes, of any size, with packed right matrices.
+
+
+_MAX_ROWS = 28
+
+
+class BatchedProduct(NamedTuple):
+    """The computation of a kernel: matrices (rows, depth) times matrices (depth, columns).
+
+    Attributes:
+        batch: The number of products.
+        depth: The length of a sum.
+        left: The left matrices.
+        right: The right matrices.
+        shape: The shape of the result.
+    """
+
+    batch: int
+    depth: int
+    left: Operand
+    right: Operand
+    shape: tuple[int, ...]
+
+
+def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the left and the right tensor and the result."""
+    with define_kernel("batched_matmul") as builder:
+        shapes = (product.left.shape, product.right.shape, product.shape)
+        names = ("left", "right", "out")
+        buffers = [
+            T.arg(name, declare_buffer(shape, FLOAT))
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        flat = [
+            flatten(buffer, shape, FLOAT) for buffer, shape in zip(buffers, shapes, strict=True)
+        ]
+        _emit(product, flat, cpu)
+    return builder.get()
+
+
+def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> None:
+    rows, width = product.shape[-2:]
+    together, ((points, vectors),) = choose_rows(rows, (width,), _MAX_ROWS, cpu, cpu.lanes)
+    columns = Columns(width, cpu.lanes, vectors)
+    left, right = product.left.matrices, product.right.matrices
+    out = contiguous(product.shape, range(len(product.shape)))
+
+    def pack_right(group: Any, packed: Sequence[Workspace], slot: Any) -> None:
+        def source(row: Any, column: Any) -> Any:
+            place = right.place(group * right.repeats, row, column)
+            return tirx.BufferLoad(buffers[1], [place])
+
+        base = slot * product.depth * columns.padded
+        pack(source, right.column == 1, product.depth, columns, packed[0], base)
+
+    def multiply(matrix: Any, block: Any, packed: Sequence[Workspace], slot: Any) -> None:
+        def source(row: Any, k: Any) -> Any:
+            existing = block * together + row
+            if rows % together:
+                existing = tirx.min(existing, rows - 1)
+            return tirx.BufferLoad(buffers[0], [left.place(matrix, existing, k)])
+
+        result = Workspace.allocate(together * columns.padded)
+        base = slot * product.depth * columns.padded
+        Product(together, product.depth, columns, points).emit(source, packed[0], base, result)
+        with T.serial(together) as row, T.If(block * together + row < rows), T.Then():
+            for column in iterate_vectors(width, cpu.lanes):
+                place = out.place(matrix, block * together + row, column)
+                T.buffer_store(buffers[2], result[row * columns.padded + column], [place])
+
+    work = product.batch * rows * width * product.depth
+    emit_batches(
+        Batches(product.batch, right.repeats, -(-rows // together)),
+        (product.depth * columns.padded,),
+        cpu.cores if work >= MIN_PARALLEL_WORK else 1,
+        pack_right,
+        multiply,
+    )

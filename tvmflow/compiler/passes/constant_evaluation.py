@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,10 +10,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.c_sources import list_c_kernels
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.passes.numpy_rules import RULES
-
-_Array = np.ndarray[Any, Any]
 
 # A constant stays a broadcast, and is not stored, where it is larger and than what it is made of.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16
@@ -132,3 +130,247 @@ def _list_tensors(call: Any) -> list[Any]:
 def _flatten(values: Sequence[Any]) -> list[Any]:
     """Return the values with lists, which tuples become, in their place."""
     return [item for value in values for item in (value if isinstance(value, list) else [value])]
+
+
+# ---------------------------------------------------------------- numpy rules
+# What operators compute, in numpy.
+#
+# Each rule gives the bits that TVM's own operator gives on a CPU without fused multiply-add:
+# values are moved, or rounded once as IEEE 754 defines. It returns None for a call of which that
+# does not hold.
+
+
+_Array = np.ndarray[Any, Any]
+_Rule = Callable[[Any, Sequence[_Array]], _Array | None]
+
+
+# ---------------------------------------------------------------- values that are moved
+
+
+def _reshape(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    shape = ir.shape_of(call)
+    return None if shape is None else arrays[0].reshape(shape)
+
+
+def _permute(call: Any, arrays: Sequence[_Array]) -> _Array:
+    axes = call.attrs.axes
+    return arrays[0].transpose(None if axes is None else [int(axis) for axis in axes])
+
+
+def _pad(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    if call.attrs.pad_mode != "constant":
+        return None
+    widths = np.array([int(width) for width in call.attrs.pad_width]).reshape(-1, 2)
+    return np.pad(arrays[0], widths, constant_values=float(call.attrs.pad_value))
+
+
+def _flip(call: Any, arrays: Sequence[_Array]) -> _Array:
+    return np.flip(arrays[0], int(call.attrs.axis))
+
+
+def _concat(call: Any, arrays: Sequence[_Array]) -> _Array:
+    return np.concatenate(arrays, int(call.attrs.axis))
+
+
+def _strided_slice(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    axes, begin, end, *strides = (_integers(argument) for argument in call.args[1:])
+    steps = strides[0] if strides else [1] * len(axes or ())
+    if axes is None or begin is None or end is None or steps is None or min(steps, default=1) < 1:
+        return None
+    slices = [slice(None)] * arrays[0].ndim
+    for axis, first, last, step in zip(axes, begin, end, steps, strict=True):
+        slices[axis] = slice(first, last, step)
+    result = arrays[0][tuple(slices)]
+    return result if result.shape == ir.shape_of(call) else None
+
+
+def _take(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, indices = arrays
+    axis = call.attrs.axis
+    if axis is None:
+        return None
+    mode, size = str(call.attrs.mode), data.shape[int(axis)]
+    if mode == "wrap":
+        return np.take(data, indices, int(axis), mode="wrap")
+    if mode == "clip":
+        return np.take(data, indices, int(axis), mode="clip")
+    return np.take(data, indices, int(axis)) if _are_inside(indices, size) else None
+
+
+def _gather_elements(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, indices = arrays
+    axis = int(call.attrs.axis)
+    # Here the two have the same sizes along all other axes, which TVM does not ask for.
+    inside = [n for index, n in enumerate(indices.shape) if index != axis % data.ndim]
+    if inside != [n for index, n in enumerate(data.shape) if index != axis % data.ndim]:
+        return None
+    return (
+        np.take_along_axis(data, indices, axis) if _are_inside(indices, data.shape[axis]) else None
+    )
+
+
+def _are_inside(indices: _Array, size: int) -> bool:
+    return bool(((indices >= 0) & (indices < size)).all())
+
+
+def _broadcast_to(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    shape = ir.shape_of(call)
+    return None if shape is None else np.broadcast_to(arrays[0], shape)
+
+
+def _where(_: Any, arrays: Sequence[_Array]) -> _Array | None:
+    condition, then, otherwise = arrays
+    return np.where(condition, then, otherwise) if then.dtype == otherwise.dtype else None
+
+
+def _shape_to_tensor(call: Any, _: Sequence[_Array]) -> _Array | None:
+    values = call.args[0].ty.values
+    if values is None or not all(isinstance(value, tvm.tirx.IntImm) for value in values):
+        return None
+    return np.array([int(value) for value in values], np.int64)
+
+
+def _integers(argument: Any) -> list[int] | None:
+    """Return the numbers of a tuple; None for expressions."""
+    if not isinstance(argument, relax.Tuple):
+        return None
+    is_known = all(isinstance(field, tvm.tirx.IntImm) for field in argument.fields)
+    return [int(field) for field in argument.fields] if is_known else None
+
+
+# ---------------------------------------------------------------- values that are computed
+
+
+def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    dtype = ir.dtype_of(call)
+    return arrays[0].astype(dtype, copy=False) if dtype in _DTYPES else None
+
+
+def _view(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return the same bits as numbers of another dtype of as many bytes."""
+    dtype = ir.dtype_of(call)
+    is_same = (
+        ir.shape_of(call) == arrays[0].shape and arrays[0].itemsize == np.dtype(dtype).itemsize
+    )
+    return np.ascontiguousarray(arrays[0]).view(dtype) if is_same else None
+
+
+def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    data, *parameters = arrays
+    if data.dtype.kind not in "iu" or call.attrs.out_dtype != "float32":
+        return None
+    scale, zero_point = (
+        _along_axis(parameter, int(call.attrs.axis), data.ndim) for parameter in parameters
+    )
+    difference = data.astype("int32") - zero_point.astype("int32")
+    return np.multiply(difference.astype("float32"), scale)
+
+
+def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
+    """Return one number, or one for each index of an axis, in a shape that broadcasts over data of that rank."""
+    if parameter.size == 1:
+        # The axis means nothing here, and data of a low rank need not have it.
+        return parameter.reshape(())
+    shape = [1] * rank
+    shape[axis] = -1
+    return parameter.reshape(shape)
+
+
+def _elementwise(function: Callable[..., _Array], dtypes: str = "float32") -> _Rule:
+    """Return the rule of a function of operands with one dtype, which is one of some."""
+
+    def rule(_: Any, arrays: Sequence[_Array]) -> _Array | None:
+        (dtype, *others) = {str(array.dtype) for array in arrays}
+        return function(*arrays) if dtype in dtypes.split() and not others else None
+
+    return rule
+
+
+def _sum(call: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return a sum of integers, which is the same in any order."""
+    axes, keepdims = call.attrs.axis, bool(call.attrs.keepdims)
+    if arrays[0].dtype != np.int32 or axes is None:
+        return None
+    return np.asarray(arrays[0].sum(tuple(map(int, axes)), dtype=np.int32, keepdims=keepdims))
+
+
+def _rsqrt(x: _Array) -> _Array:
+    # TVM computes it like this, rounded twice.
+    return np.float32(1) / np.sqrt(x)
+
+
+def _matmul(_: Any, arrays: Sequence[_Array]) -> _Array | None:
+    """Return a matrix product summed in the order of TVM's loop; BLAS libraries have other orders."""
+    left, right = arrays
+    if left.dtype != np.float32 or min(left.ndim, right.ndim) < 2 or left.shape[-1] > _MAX_TERMS:
+        return None
+    total = np.zeros((), np.float32)
+    for term in range(left.shape[-1]):
+        total = total + left[..., :, term, None] * right[..., None, term, :]
+    return total
+
+
+_DTYPES: Final = frozenset(
+    (
+        *(f"float{bits}" for bits in (16, 32, 64)),
+        *(f"int{bits}" for bits in (8, 16, 32, 64)),
+        *("uint16", "uint32"),
+    )
+)
+# Enough for the transforms of Winograd's algorithm, which have 3.
+_MAX_TERMS: Final = 8
+
+_INTEGERS: Final = "int8 int16 int32 int64 uint32"
+
+# Relax has the names of numpy for these.
+_FLOAT_FUNCTIONS: Final = (np.divide, np.sqrt, np.isnan)
+_BIT_FUNCTIONS: Final = (np.bitwise_and, np.bitwise_or, np.right_shift)
+_EXACT_FUNCTIONS: Final = (np.add, np.subtract, np.multiply, np.negative)
+_COMPARISONS: Final = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
+_LOGICAL_FUNCTIONS: Final = (np.logical_and, np.logical_or, np.logical_not)
+
+RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(("relax.reshape", "relax.expand_dims", "relax.squeeze"), _reshape),
+    "relax.permute_dims": _permute,
+    "relax.nn.pad": _pad,
+    "relax.flip": _flip,
+    "relax.astype": _astype,
+    "relax.dequantize": _dequantize,
+    "relax.matmul": _matmul,
+    "relax.concat": _concat,
+    "relax.strided_slice": _strided_slice,
+    "relax.take": _take,
+    "relax.gather_elements": _gather_elements,
+    "relax.broadcast_to": _broadcast_to,
+    "relax.where": _where,
+    "relax.shape_to_tensor": _shape_to_tensor,
+    **{f"relax.{f.__name__}": _elementwise(f) for f in _FLOAT_FUNCTIONS},
+    **{
+        f"relax.{f.__name__}": _elementwise(f, f"float32 {_INTEGERS}")
+        for f in (*_EXACT_FUNCTIONS, *_COMPARISONS)
+    },
+    **{f"relax.{f.__name__}": _elementwise(f, "bool") for f in _LOGICAL_FUNCTIONS},
+    **{f"relax.{f.__name__}": _elementwise(f, "uint32") for f in _BIT_FUNCTIONS},
+    "relax.memory.view": _view,
+    "relax.sum": _sum,
+    "relax.rsqrt": _elementwise(_rsqrt),
+}
+"""Operator -> the function that computes a call of it from arrays; None where it has no rule for the call."""
+
+
+# ---------------------------------------------------------------- fold constants
+# Evaluates kernels on constants alone, except those in C: TVM would run them without their
+# functions.
+
+
+def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace calls of kernels on constants by their results."""
+    kernels = [var for var, _ in list_c_kernels(mod)]
+    hidden = ir.copy_module(mod)
+    for var in kernels:
+        # what is no function of TIR is not evaluated
+        hidden.update_func(var, relax.ExternFunc(var.name_hint))
+    folded = relax.transform.FoldConstant()(hidden)
+    for var in kernels:
+        folded.update_func(var, mod[var])
+    return folded

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import scatter
-from tvmflow.compiler.operators.scatter import Scatter
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.operators.tiles import iterate_vectors
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _INDICES: Final = ("int32", "int64")
@@ -42,11 +45,120 @@ class _ScatterRewriter(MainRewriter):
         )
         is_supported = (
             described.index_dtype in _INDICES
-            and described.reduction in scatter.FUNCTIONS
+            and described.reduction in FUNCTIONS
             and ir.dtype_of(updates) == described.dtype
             and ir.shape_of(updates) == described.update_shape
         )
         if not is_supported:
             return rewritten
-        kernel = scatter.make_kernel(described, self._cpu)
+        kernel = make_kernel(described, self._cpu)
         return self.call_function(kernel, "scatter", rewritten.args, shape, described.dtype)
+
+
+# ---------------------------------------------------------------- scatter
+# Rows of a tensor that are replaced, or combined with others, at computed indices.
+
+
+FUNCTIONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "update": lambda _, update: update,
+    "add": tirx.Add,
+    "mul": tirx.Mul,
+    "min": tirx.min,
+    "max": tirx.max,
+}
+"""The name of a reduction -> the operation on an element and its update."""
+
+
+class Scatter(NamedTuple):
+    """A scatter of rows.
+
+    Attributes:
+        shape: The shape of data and result.
+        dtype: Their dtype, and that of the updates.
+        index_shape: The shape of the indices; the last axis has those of the first axes of the data.
+        index_dtype: Their dtype.
+        reduction: A name in `FUNCTIONS`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    index_shape: tuple[int, ...]
+    index_dtype: str
+    reduction: str
+
+    @property
+    def depth(self) -> int:
+        """The number of axes of the data that an update has indices of."""
+        return self.index_shape[-1]
+
+    @property
+    def width(self) -> int:
+        """The number of elements of an update."""
+        return math.prod(self.shape[self.depth :])
+
+    @property
+    def update_shape(self) -> tuple[int, ...]:
+        """The shape of the updates."""
+        return (*self.index_shape[:-1], *self.shape[self.depth :])
+
+
+def make_kernel(scatter: Scatter, cpu: CpuModel) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are data, indices, updates and the result.
+
+    Updates are applied in their order, as many columns of all of them at a time as a core has:
+    several of one row need no atomic operations.
+    """
+    shapes = {
+        "data": (scatter.shape, scatter.dtype),
+        "indices": (scatter.index_shape, scatter.index_dtype),
+        "updates": (scatter.update_shape, scatter.dtype),
+        "out": (scatter.shape, scatter.dtype),
+    }
+    with define_kernel("scatter") as builder:
+        arguments = {name: T.arg(name, declare_buffer(*shapes[name])) for name in shapes}
+        with T.sblock("root"):
+            buffers = [flatten(arguments[name], *shapes[name]) for name in shapes]
+            parts = _count_parts(scatter, cpu)
+            with T.parallel(parts) if parts > 1 else T.serial(1) as part:
+                columns = (part * (scatter.width // parts), scatter.width // parts)
+                _emit_columns(scatter, buffers, columns, cpu.lanes)
+    return builder.get()
+
+
+def _count_parts(scatter: Scatter, cpu: CpuModel) -> int:
+    """Return into how many parts of whole vectors the columns are divided."""
+    updates = math.prod(scatter.index_shape[:-1])
+    if scatter.width * updates < MIN_PARALLEL_ELEMENTS:
+        return 1
+    return next(n for n in range(cpu.cores, 0, -1) if n == 1 or not scatter.width % (n * cpu.lanes))
+
+
+def _emit_columns(
+    scatter: Scatter, buffers: Sequence[Any], columns: tuple[Any, int], lanes: int
+) -> None:
+    """Emit the copy of some columns of the data, and all updates of them.
+
+    Args:
+        scatter: The scatter.
+        buffers: Data, indices, updates and the result.
+        columns: The first column, and how many follow each other.
+        lanes: The numbers of a vector.
+    """
+    (data, indices, updates, out), (start, count), width = buffers, columns, scatter.width
+    rows = math.prod(scatter.shape[: scatter.depth])
+    # all columns of all rows follow each other
+    row_count, row = (1, rows * width) if count == width else (rows, count)
+    with T.serial(row_count) as i:
+        for column in iterate_vectors(row, lanes):
+            place = i * width + start + column
+            T.buffer_store(out, tirx.BufferLoad(data, [place]), [place])
+    combine = FUNCTIONS[scatter.reduction]
+    with T.serial(math.prod(scatter.index_shape[:-1])) as i:
+        target: Any = tirx.const(0, "int64")
+        for axis in range(scatter.depth):
+            index = tirx.BufferLoad(indices, [i * scatter.depth + axis]).astype("int64")
+            target = target * scatter.shape[axis] + index
+        for column in iterate_vectors(count, lanes):
+            place = target * width + start + column
+            update = tirx.BufferLoad(updates, [i * width + start + column])
+            T.buffer_store(out, combine(tirx.BufferLoad(out, [place]), update), [place])

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.operators import sorting
-from tvmflow.compiler.operators.sorting import Sort
+from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 
 _OPERATORS: Final = frozenset({"relax.sort", "relax.argsort", "relax.topk"})
@@ -30,9 +32,9 @@ class _SortRewriter(MainRewriter):
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten, sort = super().visit_call_(call), _as_sort(call)
-        if sort is None or not sorting.is_supported(sort):
+        if sort is None or not is_supported(sort):
             return rewritten
-        variable = self.builder_.add_func(sorting.make_kernel(sort, self._cores), "sort")
+        variable = self.builder_.add_func(make_kernel(sort, self._cores), "sort")
         types = [relax.TensorType(sort.result_shape, dtype) for dtype in sort.result_dtypes]
         results = types if len(types) > 1 else types[0]
         return self.emit(relax.call_tir(variable, [rewritten.args[0]], results))
@@ -61,3 +63,387 @@ def _as_sort(call: Any) -> Sort | None:
         results != "indices",
         None if results == "values" else str(attrs.dtype),
     )
+
+
+# ---------------------------------------------------------------- sorting
+# Sorting, and the selection of the first k of a sorted row, without a branch that depends on the
+# data.
+#
+# An element becomes a *word*: an unsigned number whose high bits are its key, in the wanted order, and
+# whose low bits are its place in the row. No two words of a row are equal, so that any order of
+# comparisons gives the stable sort. NaN is greater than every number, as in numpy and PyTorch, and
+# -0.0 equals 0.0. Words of one integer are compared in one instruction; keys of 64 bits need a second
+# integer for the place.
+#
+# Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
+# 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length
+# never run out, and the two ends are computed side by side.
+
+
+# Runs of more than this many words are merged from shorter ones.
+_MAX_NETWORK: Final = 16
+# The elements that are tested at once for one among the first k.
+_BLOCK: Final = 64
+# To select k elements of a row that is shorter than so many times k costs more than sorting it.
+_MIN_ROW_FOR_SELECTION: Final = 4
+# Fewer elements are not worth handing to another core.
+_MIN_PARALLEL_ELEMENTS: Final = 1 << 12
+
+_ZERO: Final = tirx.const(0, "int32")
+
+_BITS: Final = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "bool": 8}
+_BITS.update({f"{sign}int{bits}": bits for sign in ("", "u") for bits in (8, 16, 32, 64)})
+_MANTISSA_BITS: Final = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+class Sort(NamedTuple):
+    """A sort along one axis.
+
+    Attributes:
+        shape: The shape of the data.
+        dtype: Their dtype.
+        axis: The axis, not negative.
+        k: How many of the sorted elements are wanted.
+        descending: Whether the greatest element comes first. Equal elements keep their order.
+        has_values: Whether the sorted elements are a result.
+        index_dtype: The dtype of their places in the data, which follow the values; None without them.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int
+    k: int
+    descending: bool
+    has_values: bool
+    index_dtype: str | None
+
+    @property
+    def length(self) -> int:
+        """The elements of a row."""
+        return self.shape[self.axis]
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """The shape of every result."""
+        return (*self.shape[: self.axis], self.k, *self.shape[self.axis + 1 :])
+
+    @property
+    def result_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of the results."""
+        values = (self.dtype,) if self.has_values else ()
+        return (*values, self.index_dtype) if self.index_dtype else values
+
+
+def is_supported(sort: Sort) -> bool:
+    """Return whether there is a kernel for a sort."""
+    size = math.prod(sort.shape)
+    return sort.dtype in _BITS and 0 < sort.k <= sort.length and 0 < size < 1 << 31
+
+
+def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the data and the results.
+
+    Args:
+        sort: The sort.
+        cores: The cores that the work is divided for.
+    """
+    with define_kernel("sort") as builder:
+        signature = [("data", sort.shape, sort.dtype)]
+        signature += [(f"out{i}", sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)]
+        arguments = [T.arg(name, declare_buffer(shape, dtype)) for name, shape, dtype in signature]
+        # TVM looks for copies among functions of one argument, and only into blocks.
+        with T.sblock("root"):
+            data, *results = (
+                flatten(argument, shape, dtype)
+                for argument, (_, shape, dtype) in zip(arguments, signature, strict=True)
+            )
+            _emit_rows(sort, data, results, cores)
+    return builder.get()
+
+
+def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int) -> None:
+    inner = math.prod(sort.shape[sort.axis + 1 :])
+    rows = math.prod(sort.shape[: sort.axis]) * inner
+    is_parallel = cores > 1 and rows > 1 and rows * sort.length >= _MIN_PARALLEL_ELEMENTS
+    is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK)
+    with (T.parallel if is_parallel else T.serial)(rows) as row:
+
+        def place(index: Any, length: int) -> Any:
+            return row // inner * (length * inner) + index * inner + row % inner
+
+        order = _Order(sort.dtype, sort.length, sort.descending)
+        source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))
+        words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
+        with T.serial(sort.k) as position:
+            index = T.Bind(order.index(words[position]))
+            outputs = [source.element(index)] if sort.has_values else []
+            outputs += [tirx.Cast(sort.index_dtype, index)] if sort.index_dtype else []
+            for result, value in zip(results, outputs, strict=True):
+                T.buffer_store(result, value, [place(position, sort.k)])
+
+
+Word = tuple[Any, ...]
+"""The key and the place of an element: one integer with both, or one for each."""
+
+
+class _Order:
+    """The order of the elements of a row.
+
+    Args:
+        dtype: The dtype of the elements.
+        length: Their number.
+        descending: Whether the greatest comes first.
+    """
+
+    def __init__(self, dtype: str, length: int, descending: bool) -> None:
+        self._dtype, self._descending = dtype, descending
+        bits, index_bits = _BITS[dtype], length.bit_length()
+        fitting = [width for width in (32, 64) if bits + index_bits < width]
+        self.dtypes = (f"uint{fitting[0]}",) if fitting else ("uint64", "uint32")
+        self._shift = index_bits if fitting else 0
+        self.key_dtype = f"uint{bits}"
+
+    def key(self, value: Any) -> Any:
+        """Return an unsigned number of the dtype's size that grows in the wanted order."""
+        bits, dtype = _BITS[self._dtype], self.key_dtype
+        sign = tirx.const(1 << (bits - 1), dtype)
+        if self._dtype in _MANTISSA_BITS:
+            # TVM makes a branch of a choice between values that it loads
+            key = self._float_key(T.Bind(tirx.reinterpret(dtype, value)), sign)
+        elif self._dtype.startswith("int"):
+            key = tirx.reinterpret(dtype, value) ^ sign
+        else:
+            key = tirx.Cast(dtype, value)
+        return ~key if self._descending else key
+
+    def _float_key(self, pattern: Any, sign: Any) -> Any:
+        """Return the key of a float's bits: greater numbers have greater ones."""
+        bits, dtype, mantissa = _BITS[self._dtype], self.key_dtype, _MANTISSA_BITS[self._dtype]
+        magnitude = pattern & tirx.const((1 << (bits - 1)) - 1, dtype)
+        infinity = tirx.const(((1 << (bits - 1 - mantissa)) - 1) << mantissa, dtype)
+        is_negative = tirx.all(pattern >= sign, magnitude > tirx.const(0, dtype))
+        key = tirx.Select(is_negative, ~pattern, magnitude | sign)
+        return tirx.Select(magnitude > infinity, tirx.const((1 << bits) - 1, dtype), key)
+
+    def word(self, value: Any, index: Any) -> Word:
+        """Return the word of an element."""
+        key, place = (tirx.Cast(self.dtypes[0], self.key(value)), tirx.Cast(self.dtypes[-1], index))
+        if len(self.dtypes) > 1:
+            return key, place
+        return (key << tirx.const(self._shift, self.dtypes[0]) | place,)
+
+    def index(self, word: Word) -> Any:
+        """Return the place of a word's element."""
+        mask = tirx.const((1 << self._shift) - 1, self.dtypes[0])
+        return tirx.Cast("int32", word[1] if len(word) > 1 else word[0] & mask)
+
+    def last(self) -> Word:
+        """Return a word that follows all others."""
+        return tuple(tirx.const((1 << int(dtype[4:])) - 1, dtype) for dtype in self.dtypes)
+
+    def may_precede(self, key: Any, word: Word) -> Any:
+        """Return whether a later element with a key may come before a word."""
+        key = tirx.Cast(self.dtypes[0], key)
+        # the key of the last word is greater than all others only where there are bits to spare
+        return key <= word[0] if len(word) > 1 else key < word[0] >> self._shift
+
+
+class _Row(NamedTuple):
+    """The elements of a row.
+
+    Attributes:
+        order: Their order.
+        element: Place -> the element.
+    """
+
+    order: _Order
+    element: Callable[[Any], Any]
+
+    def word(self, index: Any) -> Word:
+        return self.order.word(self.element(index), index)
+
+    def key(self, index: Any) -> Any:
+        return self.order.key(self.element(index))
+
+
+class _Words(NamedTuple):
+    """Words in memory."""
+
+    buffers: tuple[Any, ...]
+
+    @classmethod
+    def allocate(cls, order: _Order, size: int) -> _Words:
+        """Emit the allocation of so many words."""
+        return cls(tuple(T.alloc_buffer((size,), dtype) for dtype in order.dtypes))
+
+    def __getitem__(self, index: Any) -> Word:
+        return tuple(tirx.BufferLoad(buffer, [index]) for buffer in self.buffers)
+
+    def __setitem__(self, index: Any, word: Word) -> None:
+        for buffer, part in zip(self.buffers, word, strict=True):
+            T.buffer_store(buffer, part, [index])
+
+    def fill(self, start: Any, end: Any, word: Callable[[Any], Word]) -> None:
+        """Emit words at the places of a range."""
+        with T.serial(end - start) as offset:
+            self[start + offset] = word(start + offset)
+
+
+class _Variable(NamedTuple):
+    """A number in a register."""
+
+    buffer: Any
+
+    @classmethod
+    def allocate(cls, value: Any) -> _Variable:
+        """Emit a variable with a first value."""
+        variable = cls(T.alloc_buffer((1,), str(value.ty.dtype), scope="local"))
+        variable.set(value)
+        return variable
+
+    def get(self) -> Any:
+        return tirx.BufferLoad(self.buffer, [0])
+
+    def set(self, value: Any) -> None:
+        T.buffer_store(self.buffer, value, [0])
+
+    def add(self, condition: Any) -> None:
+        """Emit the addition of 1 where a condition is true."""
+        self.set(self.get() + tirx.Cast("int32", condition))
+
+
+def _bind(word: Word) -> Word:
+    return tuple(T.Bind(part) for part in word)
+
+
+def _precedes(a: Word, b: Word) -> Any:
+    if len(a) == 1:
+        return a[0] < b[0]
+    return (a[0] < b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+
+
+def _select(condition: Any, a: Word, b: Word) -> Word:
+    return tuple(tirx.Select(condition, x, y) for x, y in zip(a, b, strict=True))
+
+
+def _split_size(size: int) -> tuple[int, int]:
+    """Return the length of runs and the number of passes that merge them, for at least so many words."""
+    passes = 0
+    while size > _MAX_NETWORK << passes:
+        passes += 1
+    return -(-size // (1 << passes)), passes
+
+
+def _padded_size(size: int) -> int:
+    """Return the number of words in whole runs."""
+    run, passes = _split_size(size)
+    return run << passes
+
+
+def _emit_whole_sort(sort: Sort, row: _Row) -> _Words:
+    """Emit the sort of a row; return its words in order."""
+    size = _padded_size(sort.length)
+    words = _Words.allocate(row.order, size)
+    words.fill(0, sort.length, row.word)
+    words.fill(sort.length, size, lambda _: row.order.last())
+    return _emit_sort(row.order, words, size)
+
+
+def _emit_selection(sort: Sort, row: _Row) -> _Words:
+    """Emit the selection of the first words of a row; return them in order.
+
+    Those that come before the last of the first `count` so far are gathered. When there are enough
+    of them, they are sorted, and merged with the first ones.
+    """
+    order, count, length = row.order, sort.k, sort.length
+    size = _padded_size(count + _BLOCK)
+    first, merged, gathered = (_Words.allocate(order, n) for n in (count, count, size))
+    first.fill(0, count, lambda _: order.last())
+    filled, greatest = _Variable.allocate(_ZERO), tirx.max_value(order.key_dtype)
+    blocks = -(-length // _BLOCK)
+    with T.serial(blocks) as block:
+        start = block * _BLOCK
+        least, tested = _Variable.allocate(greatest), tirx.min(start, length - _BLOCK)
+        with T.serial(_BLOCK) as offset:
+            least.set(tirx.min(least.get(), row.key(tested + offset)))
+        limit = _bind(first[count - 1])
+        has_candidates = order.may_precede(least.get(), limit)
+        elements = tirx.min(_BLOCK, length - start)
+        with T.If(has_candidates), T.Then(), T.serial(elements) as offset:
+            word = _bind(row.word(start + offset))
+            gathered[filled.get()] = word
+            filled.add(_precedes(word, limit))
+        with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
+            gathered.fill(filled.get(), size, lambda _: order.last())
+            _emit_front_merge(first, _emit_sort(order, gathered, size), merged, count)
+            first.fill(0, count, lambda k: merged[k])
+            filled.set(_ZERO)
+    return first
+
+
+def _emit_front_merge(left: _Words, right: _Words, target: _Words, count: int) -> None:
+    """Emit the first `count` words of two sorted lists of at least so many."""
+    taken = _Variable.allocate(_ZERO)
+    with T.serial(count) as k:
+        a, b = _bind(left[taken.get()]), _bind(right[k - taken.get()])
+        is_left = T.Bind(_precedes(a, b))
+        target[k] = _select(is_left, a, b)
+        taken.add(is_left)
+
+
+def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:
+    """Emit the sort of words; return where they are then. Their number is a `_padded_size`."""
+    run, passes = _split_size(size)
+    with T.serial(1 << passes) as part:
+        _emit_network(order, words, part * run, run)
+    other = _Words.allocate(order, size) if passes else words
+    for level in range(passes):
+        with T.serial(size // (run << level + 1)) as pair:
+            _emit_merge(words, other, pair * (run << level + 1), run << level)
+        words, other = other, words
+    return words
+
+
+def _emit_merge(source: _Words, target: _Words, base: Any, run: int) -> None:
+    """Emit the merge of two adjacent runs: the smaller half from their begins, the greater from their ends."""
+    # how many words of either half come from the left run
+    low, high = _Variable.allocate(_ZERO), _Variable.allocate(_ZERO)
+    end = base + run - 1
+    with T.serial(run) as k:
+        a, b = _bind(source[base + low.get()]), _bind(source[base + run + k - low.get()])
+        is_left = T.Bind(_precedes(a, b))
+        target[base + k] = _select(is_left, a, b)
+        low.add(is_left)
+        a, b = _bind(source[end - high.get()]), _bind(source[end + run - k + high.get()])
+        is_left = T.Bind(_precedes(b, a))
+        target[end + run - k] = _select(is_left, a, b)
+        high.add(is_left)
+
+
+def _emit_network(order: _Order, words: _Words, base: Any, size: int) -> None:
+    """Emit Batcher's network on a few words."""
+    registers = _Words(tuple(T.alloc_buffer((size,), d, scope="local") for d in order.dtypes))
+    for k in range(size):
+        registers[k] = words[base + k]
+    for low, high in _list_comparators(size):
+        a, b = _bind(registers[low]), _bind(registers[high])
+        swaps = T.Bind(_precedes(b, a))
+        registers[low], registers[high] = _select(swaps, b, a), _select(swaps, a, b)
+    for k in range(size):
+        words[base + k] = registers[k]
+
+
+def _list_comparators(size: int) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of places that Batcher's network compares, in order (Knuth's algorithm 5.2.2M)."""
+    top = 1 << max(size - 1, 0).bit_length() - 1 if size > 1 else 0
+    part = top
+    while part > 0:
+        step, remainder, distance = top, 0, part
+        while True:
+            for low in range(size - distance):
+                if low & part == remainder:
+                    yield low, low + distance
+            if step == part:
+                break
+            distance, remainder, step = step - part, part, step >> 1
+        part >>= 1

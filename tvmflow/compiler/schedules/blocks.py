@@ -11,8 +11,8 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
-from tvmflow.compiler.strided_loads import MAX_STRIDE
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}

@@ -13,12 +13,25 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import (
     elementwise,
-    generic_loops,
     modules,
     register_tiles,
     row_reductions,
     winograd,
 )
+from tvmflow.compiler.schedules.blocks import analyze_simple_blocks
+from tvmflow.compiler.schedules.elementwise import schedule_block
+
+# ---------------------------------------------------------------- generic loops
+# The rule `generic_loops`: each loop nest of a kernel by itself, parallelized where possible.
+
+
+def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
+    """Schedule every simple loop nest; return None for a kernel that has none."""
+    blocks = analyze_simple_blocks(schedule)
+    for block in blocks:
+        schedule_block(schedule, block, cpu)
+    return schedule if blocks else None
+
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +66,7 @@ CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
     "register_tiles": register_tiles.generate,
     "elementwise": _single(elementwise.apply),
     "row_reductions": _single(row_reductions.apply),
-    "generic_loops": _single(generic_loops.apply),
+    "generic_loops": _single(apply),
 }
 
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import onnx
-from onnx import ModelProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
 from tvmflow.core.suggestions import did_you_mean
+from tvmflow.frontends._base import MAX_ELEMENTS
+from tvmflow.frontends._inputs import MAX_SIGNATURE
+from tvmflow.frontends.onnx._graph import all_nodes, is_standard, node_name, subgraphs
+from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._large_tensors import (
     Place,
     can_stay,
     leave_in_file,
+    place_of,
     read_without_large_tensors,
 )
+from tvmflow.frontends.onnx._operators import supported_operators
 from tvmflow.frontends.onnx._source import EXTERNAL, MODEL
-from tvmflow.frontends.onnx._validation import all_tensors, check_model, check_tensors, not_a_model
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:
@@ -148,3 +156,281 @@ def save_with_outputs(path: Path, names: Sequence[str]) -> Path:
     copy = path.with_name(f"cut-{path.name}")
     onnx.save(model, str(copy))
     return copy
+
+
+# ---------------------------------------------------------------- validation
+# Checks an ONNX model before any pass reads it: versions, names, edges of the graph, sizes and
+# data of tensors.
+#
+# A model may come from anybody. `onnx.checker` is stricter than ONNX Runtime, and refuses models
+# that are in use; here is what the passes and TVM's importer rely on.
+
+
+# The bits of an element where NumPy's type has more.
+_PACKED_BITS: Final = {
+    **dict.fromkeys((TensorProto.UINT4, TensorProto.INT4, TensorProto.FLOAT4E2M1), 4),
+    **dict.fromkeys((TensorProto.UINT2, TensorProto.INT2), 2),
+    **dict.fromkeys((TensorProto.FLOAT6E2M3, TensorProto.FLOAT6E3M2), 6),
+}
+_COMPLEX: Final = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+
+
+def not_a_model(reason: str) -> ImportFailed:
+    """Return the error for a file that is not an ONNX model."""
+    return ImportFailed(
+        f"the file is not an ONNX model: {reason}", fix="export or download it again"
+    )
+
+
+def _invalid(reason: str) -> ImportFailed:
+    return ImportFailed(
+        f"the model is not valid ONNX: {reason}",
+        fix="export it again; `onnx.checker.check_model` may say more",
+    )
+
+
+def check_model(model: ModelProto) -> None:
+    """Check everything but the data of tensors, which may not be loaded yet.
+
+    Raises:
+        ImportFailed: with the first thing that is wrong.
+    """
+    if not model.HasField("graph"):
+        raise not_a_model("it has no graph")
+    nodes = list(all_nodes(model))
+    _check_size(model, nodes)
+    _check_names(model, nodes)
+    _check_versions(model, nodes)
+    _check_arities(model, nodes)
+    _check_functions(model)
+    _check_outputs(model.graph)
+    _check_edges(model.graph, [])
+
+
+def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Give every tensor in the model: weights and attributes, of all subgraphs too."""
+    yield from model.graph.initializer
+    for node in all_nodes(model):
+        for graph in subgraphs(node):
+            yield from graph.initializer
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            elif attribute.type == AttributeProto.TENSORS:
+                yield from attribute.tensors
+
+
+# ---------------------------------------------------------------- sizes, names, versions
+
+
+def _check_size(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    signature = len(model.graph.input) + len(model.graph.output) - len(model.graph.initializer)
+    for count, limit, noun in (
+        (len(nodes), MAX_NODES, "nodes"),
+        (len(model.graph.initializer), MAX_WEIGHTS, "weights"),
+        (signature, MAX_SIGNATURE, "inputs and outputs"),
+    ):
+        if count > limit:
+            raise ImportFailed(
+                f"the model has {count:,} {noun}, and tvmflow imports at most {limit:,}",
+                fix="simplify the model, for example with onnxsim, or split it",
+            )
+
+
+def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Check that all names are text; protobuf gives other bytes as they are."""
+    names: list[Any] = []
+    for graph in (model.graph, *(inner for node in nodes for inner in subgraphs(node))):
+        names += [value.name for value in (*graph.input, *graph.output)]
+    for tensor in all_tensors(model):
+        names += [tensor.name, *(e.key for e in tensor.external_data)]
+        names += [entry.value for entry in tensor.external_data]
+    for function in model.functions:
+        names += [function.name, function.domain, *function.input, *function.output]
+    for value in model.graph.input:
+        names += [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+    for entry in model.opset_import:
+        names.append(entry.domain)
+    for node in nodes:
+        names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+        names += [attribute.name for attribute in node.attribute]
+    if not all(isinstance(name, str) for name in names):
+        raise not_a_model("a name in it is not UTF-8 text")
+
+
+def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Check that the installed onnx knows the versions that the model names.
+
+    ONNX Runtime refuses a model without them, and what operators mean depends on the opset.
+    """
+    if not model.HasField("ir_version"):
+        raise _invalid("it does not name its IR version")
+    if model.ir_version > onnx.IR_VERSION:
+        raise ImportFailed(
+            f"the model has the IR version {model.ir_version}, and onnx {onnx.__version__} reads versions up to {onnx.IR_VERSION}",
+            fix="export it with an older version of the exporter",
+        )
+    opsets = {entry.version for entry in model.opset_import if is_standard(entry)}
+    if not opsets and any(is_standard(node) for node in nodes):
+        raise ImportFailed(
+            "the model does not name the opset of its operators: it has no opset_import",
+            fix="export it again with a current version of the exporter",
+        )
+    if len(opsets) > 1:
+        raise _invalid(f"it names several opsets: {', '.join(map(str, sorted(opsets)))}")
+    newest = onnx.defs.onnx_opset_version()
+    for function in model.functions:
+        opsets |= {entry.version for entry in function.opset_import if is_standard(entry)}
+    for opset in opsets:
+        if not 1 <= opset <= newest:
+            raise ImportFailed(
+                f"the model uses opset {opset}, and onnx {onnx.__version__} knows opsets 1 to {newest}",
+                fix=f"export it with opset {newest} or older",
+            )
+
+
+def _check_functions(model: ModelProto) -> None:
+    """Check that no function of the model takes the name of an operator of ONNX, which would be computed instead."""
+    for function in model.functions:
+        if is_standard(function) and function.name in supported_operators():
+            raise ImportFailed(
+                f"the model has a function of its own with the name of ONNX's operator {quoted(function.name)}",
+                fix="give it another name or domain where the model is made",
+            )
+
+
+# ---------------------------------------------------------------- the graph
+
+
+def _check_outputs(graph: GraphProto) -> None:
+    if not graph.output:
+        raise _invalid("it has no outputs")
+    for output in graph.output:
+        if output.HasField("type") and not output.type.HasField("tensor_type"):
+            kind = str(output.type.WhichOneof("value")).removesuffix("_type").replace("_", " ")
+            raise ImportFailed(
+                f"the output {quoted(output.name)} is not a tensor, but of the type {kind}",
+                fix="export a model whose outputs are tensors",
+            )
+
+
+def _check_arities(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+    """Check that nodes of the standard opset have the inputs and outputs that their operators need.
+
+    An operator that TVM lacks is refused as such.
+    """
+    version = max((e.version for e in model.opset_import if is_standard(e)), default=1)
+    for node in nodes:
+        if not is_standard(node) or node.op_type not in supported_operators():
+            continue
+        least = _least_arity(node.op_type, version)
+        for values, count, noun in zip(
+            (node.input, node.output), least, ("input", "output"), strict=True
+        ):
+            if len(values) < count:
+                raise _invalid(
+                    f"{quoted(node.op_type)} (node {node_name(node)}) has {count_text(len(values), noun)}, "
+                    f"and needs {count}"
+                )
+
+
+@functools.cache
+def _least_arity(operator: str, version: int) -> tuple[int, int]:
+    try:
+        schema = onnx.defs.get_schema(operator, version, "")
+    except Exception:
+        # The operator is not in this opset; the importer names it.
+        return 0, 0
+    return schema.min_input, schema.min_output
+
+
+def _check_edges(graph: GraphProto, outer: list[set[str]]) -> None:
+    """Check that each tensor is made once, before it is read, and that outputs are made.
+
+    Args:
+        graph: The graph, or a subgraph.
+        outer: The names that a subgraph sees of the graphs around it.
+    """
+    weights = [tensor.name for tensor in graph.initializer]
+    sparse = [str(tensor.values.name) for tensor in graph.sparse_initializer]
+    for node in graph.node:
+        if any(attribute.name == "sparse_value" for attribute in node.attribute):
+            sparse += node.output
+    if sparse:
+        raise ImportFailed(
+            f"the weight {quoted(sparse[0])} is sparse, which is not supported",
+            fix="store it densely",
+        )
+    inputs = [value.name for value in graph.input]
+    for kind, names in (("inputs", inputs), ("weights", weights)):
+        if repeated := _first_repeated(names):
+            raise _invalid(f"it has two {kind} with the name {quoted(repeated)}")
+    made = {*weights, *inputs}
+    visible = [*outer, made]
+    for node in graph.node:
+        for name in node.input:
+            if name and not any(name in names for names in visible):
+                raise _invalid(
+                    f"{quoted(node.op_type)} (node {node_name(node)}) reads {quoted(name)}, which no node before it makes"
+                )
+        for subgraph in subgraphs(node):
+            _check_edges(subgraph, visible)
+        for name in filter(None, node.output):
+            if name in made:
+                raise _invalid(f"two nodes make {quoted(name)}")
+            made.add(name)
+    outputs = [value.name for value in graph.output]
+    for name in outputs:
+        if not any(name in names for names in visible):
+            raise _invalid(f"nothing makes its output {quoted(name)}")
+    if repeated := _first_repeated(outputs):
+        raise _invalid(f"it has two outputs with the name {quoted(repeated)}")
+
+
+def _first_repeated(names: Sequence[str]) -> str:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def check_tensors(model: ModelProto) -> None:
+    """Check that every tensor has the data that its type and shape need.
+
+    Raises:
+        ImportFailed: with the name of the first that has not.
+    """
+    for tensor in all_tensors(model):
+        if problem := _tensor_problem(tensor):
+            raise _invalid(f"the constant {quoted(str(tensor.name))} {problem}")
+
+
+def _tensor_problem(tensor: TensorProto) -> str:
+    """Return what is wrong with a tensor, or an empty string."""
+    dims = list(tensor.dims)
+    if any(size < 0 for size in dims):
+        return f"has the shape {dims}"
+    elements = math.prod(dims)
+    if elements > MAX_ELEMENTS:
+        return f"has the shape {dims}, which has more than 2^31 elements"
+    kind = tensor.data_type
+    if kind not in helper.get_all_tensor_dtypes():
+        return f"has the unknown type {kind}"
+    bits = _PACKED_BITS.get(kind) or 8 * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    place = place_of(tensor)
+    if (place or tensor.HasField("raw_data")) and kind != TensorProto.STRING:
+        size = place.length if place else len(tensor.raw_data)
+        needed = math.ceil(elements * bits / 8)
+        return (
+            "" if size == needed else f"has {count_text(size, 'byte')} of data, and needs {needed}"
+        )
+    values = len(getattr(tensor, helper.tensor_dtype_to_field(kind)))
+    if kind in _PACKED_BITS:
+        elements = math.ceil(elements * bits / 8)
+    needed = elements * 2 if kind in _COMPLEX else elements
+    return "" if values == needed else f"has {count_text(values, 'value')}, and needs {needed}"

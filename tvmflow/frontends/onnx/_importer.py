@@ -27,7 +27,6 @@ from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._nodes import NodeNames
 from tvmflow.frontends.onnx import _recurrent
-from tvmflow.frontends.onnx._branches import list_inputs_of
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._graph import (
     OWN_DOMAIN,
@@ -41,6 +40,7 @@ from tvmflow.frontends.onnx._graph import (
     opset_of,
 )
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
+from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tvmflow.frontends._reading import NotAModel
-from tvmflow.frontends.onnx._protobuf import Field, fields
+from tvmflow.frontends.onnx._header import Field, fields
 
 _MIN_BYTES: Final = 1 << 16
 """The size from which a tensor stays in its file. It must be larger than what passes read: shapes, axes, scales."""

@@ -18,24 +18,23 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._base import InputRequest, ModelInput
 from tvmflow.frontends._inputs import find_input_problems, input_error
-from tvmflow.frontends.onnx._branches import (
-    inline_known_branches,
-    name_branch_values,
-    simplify_branches,
-)
 from tvmflow.frontends.onnx._conversion import (
     convert_constants_to_initializers,
     convert_opset,
     expand_unsupported_operators,
     inline_functions,
 )
-from tvmflow.frontends.onnx._einsum import convert_einsums
 from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 from tvmflow.frontends.onnx._graph import all_graphs
-from tvmflow.frontends.onnx._loops import unroll_loops
+from tvmflow.frontends.onnx._loops import (
+    inline_known_branches,
+    name_branch_values,
+    simplify_branches,
+    unroll_loops,
+)
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._rewrites import rewrite_nodes
+from tvmflow.frontends.onnx._rewrites import convert_einsums, rewrite_nodes
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
     drop_dead_nodes,

@@ -6,12 +6,28 @@ uploaded is noted in the local store, and uploaded by a later run.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import StageKey
+from tvmflow.store.action_records import ActionRecord
+from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.notes import Notes
+from tvmflow.store.remote import signed_actions
+from tvmflow.store.remote._base import BlobRef, Corrupt, Declined, RemoteCacheError, Unreachable
+from tvmflow.store.remote.action_result import InvalidAction
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.store.remote.result_reader import FactsCheck, Fetched, ResultReader
-from tvmflow.store.remote.uploader import Uploader
+from tvmflow.store.remote.signed_actions import Action, Untrusted, find_action
 
 # How long a run that has ended waits for its uploads: a part of its time, within limits.
 _SHARE_OF_RUN: Final = 0.5
@@ -107,3 +123,270 @@ class RemoteCacheClient:
             waiting=len(self.uploader.waiting()),
             problems=self.connection.problems,
         )
+
+
+# ---------------------------------------------------------------- uploader
+# Uploads: what a run makes is uploaded to the remote cache in the background, while stages go on.
+#
+# What has yet to be uploaded is in the spool, which is a folder of notes in the local store.
+
+
+_log = logging.getLogger(__name__)
+
+# Uploads an item that is not a result, from the text that was noted with it.
+ItemHandler = Callable[[str], object]
+
+_PARALLEL_UPLOADS: Final = 4
+_MAX_QUEUE: Final = 256
+_POLL_S: Final = 0.1
+
+
+class Spool:
+    """The items that wait to be uploaded: keys of results, and other items with a prefix and a `-`."""
+
+    def __init__(self, notes: Notes, address: str) -> None:
+        self._notes = notes
+        self._folder = ("spool", hashlib.sha256(address.encode()).hexdigest()[:16])
+
+    def add(self, item: str, text: str) -> None:
+        """Note an item, as far as the disk allows it."""
+        with contextlib.suppress(StoreError):
+            self._notes.write(text, *self._folder, item)
+
+    def read(self, item: str) -> str | None:
+        """Return the text of an item; None when it does not wait."""
+        return self._notes.read(*self._folder, item)
+
+    def remove(self, item: str) -> None:
+        """Remove an item that was uploaded, or cannot be any more."""
+        self._notes.remove(*self._folder, item)
+
+    def list(self) -> list[str]:
+        """Return all items."""
+        return self._notes.list(*self._folder)
+
+
+class NotInStore(RemoteCacheError):
+    """A result to upload is not in the local store, or damaged there."""
+
+
+class ResultSender:
+    """Uploads results.
+
+    Attributes:
+        uploaded: The keys of the results that were uploaded.
+        uploaded_bytes: How many bytes that took.
+        stopped: Set when no further upload may begin.
+    """
+
+    def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
+        self.uploaded: set[str] = set()
+        self.uploaded_bytes = 0
+        self.stopped = threading.Event()
+        self._connection = connection
+        self._store = connection.store
+        self._needs_repair = needs_repair
+        self._lock = threading.Lock()
+
+    def upload(self, key: str) -> int:
+        """Upload a result, its blobs first.
+
+        Returns:
+            How many bytes that took; 0 when the remote cache has the result.
+
+        Raises:
+            NotInStore: when the local store does not have it (any more).
+            RemoteCacheError: when the remote cache does not accept it.
+        """
+        record, artifact = self._store.record(key), self._store.find(key)
+        if record is None or artifact is None:
+            raise NotInStore("it is no longer in the store")
+        action = _make_action(key, record)
+        repair = key in self._needs_repair
+        if not repair and self._has_result(action):
+            return 0
+        text = signed_actions.make_envelope(action, self._connection.access.signer)
+        envelope = BlobRef(hashlib.sha256(text).hexdigest(), len(text))
+        blobs = {BlobRef(file.digest, file.size) for file in action.files}
+        # one after the other: several results are uploaded at once, by threads that end with the process
+        size = sum(self._upload_blob(blob, repair=repair) for blob in sorted(blobs))
+        self._connection.upload_blob(envelope, text)
+        self._connection.put_action(key, signed_actions.make_action_result(action, envelope))
+        with self._lock:
+            self._needs_repair.discard(key)
+            self.uploaded.add(key)
+            self.uploaded_bytes += size + envelope.size
+        return size + envelope.size
+
+    def _has_result(self, action: Action) -> bool:
+        """Return whether the remote cache has an equally good result, with all its blobs."""
+        signer = self._connection.access.signer
+        try:
+            result = find_action(self._connection, action.key, self._connection.writes)
+        except Untrusted:
+            return signer is None
+        except (InvalidAction, Corrupt):
+            return False
+        if result is None or (signer is not None and not result.action.signatures):
+            return False
+        return all(map(self._connection.has_blob, result.blobs.values()))
+
+    def _upload_blob(self, blob: BlobRef, *, repair: bool) -> int:
+        """Upload a blob if it is missing, or if it may be damaged; return how many bytes that took."""
+        if self.stopped.is_set():
+            raise Unreachable("the run has ended")
+        if not repair and self._connection.has_blob(blob):
+            return 0
+        try:
+            path = Path(self._store.blobs.verified_path(blob.digest))
+        except DamagedBlob as damage:
+            raise NotInStore(str(damage)) from None
+        self._connection.upload_blob(blob, path)
+        return blob.size
+
+
+def _make_action(key: str, record: ActionRecord) -> Action:
+    action = Action(key, record.files, record.facts, record.preimage, record.seconds, record.made)
+    return action._replace(signatures=record.origin.signatures) if record.origin else action
+
+
+class Uploader:
+    """Threads that upload what is offered, and what earlier runs left in the spool.
+
+    Every item is noted in the spool before it is uploaded, and removed from it afterwards, so a
+    later run uploads what this one could not.
+
+    Attributes:
+        spool: What has yet to be uploaded.
+        sender: Uploads one result after the other, and counts them.
+    """
+
+    def __init__(self, connection: RemoteConnection, needs_repair: set[str]) -> None:
+        self._connection = connection
+        self.spool = Spool(connection.store.notes, connection.address)
+        self.sender = ResultSender(connection, needs_repair)
+        self._handlers: dict[str, ItemHandler] = {}
+        self._queue: queue.Queue[str] = queue.Queue(_MAX_QUEUE)
+        self._attempted: set[str] = set()
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._threads_lock = threading.Lock()
+        self._items_lock = threading.Lock()
+        self._items = self._iterate_items()
+
+    def add_handler(self, prefix: str, handler: ItemHandler) -> None:
+        """Have items `PREFIX-…` uploaded by `handler`."""
+        self._handlers[prefix] = handler
+
+    def waiting(self) -> list[str]:
+        """Return the items that have yet to be uploaded."""
+        return self.spool.list()
+
+    def waiting_results(self) -> list[str]:
+        """Return the keys of results that have yet to be uploaded."""
+        return [item for item in self.waiting() if not _prefix(item)]
+
+    def offer(self, item: str, text: str = "") -> None:
+        """Upload an item while the run goes on. Returns at once."""
+        if not self._connection.access.writes:
+            return
+        self._attempted.discard(item)
+        # noted first: whatever happens to this process, a later one knows of it
+        self.spool.add(item, text)
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(item)
+        self._start_threads()
+
+    def start(self) -> None:
+        """Begin with what earlier runs could not upload."""
+        if self._connection.access.writes and self.waiting():
+            self._start_threads()
+
+    def finish(self, wait_s: float) -> None:
+        """Wait a limited time for what is being uploaded."""
+        self._ending.set()
+        deadline = time.monotonic() + wait_s
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        self.sender.stopped.set()
+
+    def upload_all(self, keys: Sequence[str]) -> Iterator[tuple[str, int | RemoteCacheError]]:
+        """Upload results now, in parallel; yield for each how many bytes that took, or the problem."""
+        with ThreadPoolExecutor(_PARALLEL_UPLOADS) as pool:
+            yield from zip(keys, pool.map(self._try_upload, keys), strict=True)
+
+    def _try_upload(self, key: str) -> int | RemoteCacheError:
+        try:
+            outcome: int | RemoteCacheError = self.sender.upload(key)
+        except OSError as error:
+            return NotInStore(f"it cannot be read: {error.strerror or error}")
+        except NotInStore as problem:
+            outcome = problem
+        except RemoteCacheError as problem:
+            return problem
+        self.spool.remove(key)
+        return outcome
+
+    def _start_threads(self) -> None:
+        with self._threads_lock:
+            if self._threads:
+                return
+            # daemons: what they have not uploaded is in the spool, and nobody must wait for them
+            for _ in range(_PARALLEL_UPLOADS):
+                thread = threading.Thread(target=self._upload_items, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _upload_items(self) -> None:
+        while (item := self._next_item()) is not None:
+            try:
+                self._upload(item)
+            except Interrupted:
+                return
+            except Declined as reason:
+                self._connection.report(f"{item[:12]} is not uploaded: {reason}")
+            except (RemoteCacheError, StoreError, OSError) as problem:
+                # the circuit breaker reports a remote cache that does not answer; the item waits
+                _log.debug("%s waits: %s", item, problem)
+            if self._connection.writes.open or self.sender.stopped.is_set():
+                return
+
+    def _upload(self, item: str) -> None:
+        prefix = _prefix(item)
+        if not prefix:
+            with contextlib.suppress(NotInStore):
+                self.sender.upload(item)
+        elif prefix in self._handlers:
+            if text := self.spool.read(item):
+                self._handlers[prefix](text)
+        else:
+            # an item of a newer version, which will upload it
+            return
+        self.spool.remove(item)
+
+    def _next_item(self) -> str | None:
+        with self._items_lock:
+            return next(self._items, None)
+
+    def _iterate_items(self) -> Iterator[str]:
+        """Yield what is offered, and while nothing is, what the spool has; end with the run."""
+        spooled = self.waiting()
+        while True:
+            try:
+                # as long as the spool has items, there is no need to wait for an offer
+                item = self._queue.get(timeout=0.0 if spooled else _POLL_S)
+            except queue.Empty:
+                if not spooled and self._ending.is_set():
+                    spooled = [item for item in self.waiting() if item not in self._attempted]
+                    if not spooled and self._queue.empty():
+                        return
+                if not spooled:
+                    continue
+                item = spooled.pop(0)
+            if item not in self._attempted:
+                self._attempted.add(item)
+                yield item
+
+
+def _prefix(item: str) -> str:
+    return item.rpartition("-")[0]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
-from tvmflow.targets.linking import coff_data, elf_data, macho_data, wasm_data
+from tvmflow.targets.linking import coff, elf, macho, wasm
 
 
 class _DataFormat(Protocol):
@@ -24,9 +24,9 @@ class _DataFormat(Protocol):
 
 # The first bytes of an object file -> the module of the format. COFF's begins with the machine.
 _FORMATS: Final[dict[bytes, _DataFormat]] = {
-    b"\x7fELF": elf_data,
-    b"\xcf\xfa\xed\xfe": macho_data,
-    b"\0asm": wasm_data,
+    b"\x7fELF": elf,
+    b"\xcf\xfa\xed\xfe": macho,
+    b"\0asm": wasm,
 }
 
 
@@ -51,4 +51,4 @@ def _format_of(path: Path) -> _DataFormat:
     """Return the module that writes and reads the format of an object file."""
     with path.open("rb") as stream:
         magic = stream.read(4)
-    return _FORMATS.get(magic, coff_data)
+    return _FORMATS.get(magic, coff)

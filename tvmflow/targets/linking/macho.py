@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import mmap
+import shutil
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking import macho_data
 from tvmflow.targets.linking._base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
@@ -21,7 +23,7 @@ def link(
     """Link a dylib; signed, as macOS requires. The arguments are those of `Linker.link`."""
     if interface:
         for name in names:
-            macho_data.hide_symbols(folder / name, interface.functions)
+            hide_symbols(folder / name, interface.functions)
     # a library of kernels takes the runtime's symbols from the program that loads it
     undefined = "-fno-allow-shlib-undefined" if interface else "-fallow-shlib-undefined"
     file = interface.file if interface else "linked.dylib"
@@ -36,3 +38,103 @@ def link(
         *names,
     )
     return "linked.dylib"
+
+
+# ---------------------------------------------------------------- macho data
+# Mach-O objects that hold data alone, and symbols that no other library sees. Layout:
+# `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
+
+
+_HEADER: Final = struct.Struct("<IIIIIIII")
+_COMMAND: Final = struct.Struct("<II")
+_SEGMENT: Final = struct.Struct("<II16sQQQQiiII")
+_SECTION: Final = struct.Struct("<16s16sQQIIIIIIII")
+_SYMTAB: Final = struct.Struct("<IIIIII")
+_SYMBOL: Final = struct.Struct("<IBBHQ")
+
+_LC_SYMTAB, _LC_SEGMENT_64 = 0x2, 0x19
+# The commands that name the system that an object is for.
+_LC_VERSIONS: Final = (0x24, 0x25, 0x2F, 0x30, 0x32)
+_READ: Final = 1
+_EXTERNAL, _IN_SECTION, _PRIVATE_EXTERNAL, _DEBUG = 0x01, 0x0E, 0x10, 0xE0
+
+
+def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write an object file with constant data. The arguments are those of `data_objects.write_data`."""
+    content = code.read_bytes()
+    magic, cpu, subtype, kind, *_ = _HEADER.unpack_from(content)
+    versions = [
+        content[at : at + size] for at, cmd, size in _commands(content) if cmd in _LC_VERSIONS
+    ]
+    length = _SEGMENT.size + _SECTION.size + _SYMTAB.size + sum(map(len, versions))
+    begin = -(-(_HEADER.size + length) // 64) * 64
+    with output.open("wb") as stream:
+        stream.write(bytes(begin))
+        size = sum(map(stream.write, pieces))
+        text = f"\0_{symbol}\0".encode()
+        stream.write(_SYMBOL.pack(1, _IN_SECTION | _EXTERNAL | _PRIVATE_EXTERNAL, 1, 0, 0))
+        stream.write(text)
+        stream.seek(0)
+        stream.write(_HEADER.pack(magic, cpu, subtype, kind, 2 + len(versions), length, 0, 0))
+        both = _SEGMENT.size + _SECTION.size
+        stream.write(
+            _SEGMENT.pack(_LC_SEGMENT_64, both, b"", 0, size, begin, size, _READ, _READ, 1, 0)
+        )
+        stream.write(
+            _SECTION.pack(b"__const", b"__TEXT", 0, size, begin, 6, *[0] * 6)  # 2**6 bytes
+        )
+        stream.write(b"".join(versions))
+        end = begin + size
+        stream.write(_SYMTAB.pack(_LC_SYMTAB, _SYMTAB.size, end, 1, end + _SYMBOL.size, len(text)))
+
+
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    with path.open("rb") as stream:
+        stream.seek(_HEADER.size + _SEGMENT.size)
+        _, _, _, size, begin, *_ = _SECTION.unpack(stream.read(_SECTION.size))
+    return begin, size
+
+
+def hide_symbols(path: Path, public: Collection[str]) -> None:
+    """Make every symbol that an object defines one for its library alone, but the public functions.
+
+    A path that is a link to an object becomes a copy of it, if anything changes.
+    """
+    with (
+        path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        places = [
+            place for place, name in _visible_symbols(content) if name[1:].decode() not in public
+        ]
+        changed = {place: content[place] | _PRIVATE_EXTERNAL for place in places}
+    if changed:
+        shutil.copyfile(path, copy := path.with_suffix(".hidden"))
+        with copy.open("r+b") as target:
+            for place, kind in changed.items():
+                target.seek(place)
+                target.write(bytes([kind]))
+        copy.replace(path)
+
+
+def _visible_symbols(content: mmap.mmap) -> Iterator[tuple[int, bytes]]:
+    """Yield the place of the kind, and the name, of each symbol that an object defines for others."""
+    for at, command, _ in _commands(content):
+        if command != _LC_SYMTAB:
+            continue
+        _, _, table, count, names, _ = _SYMTAB.unpack_from(content, at)
+        for entry in range(table, table + count * _SYMBOL.size, _SYMBOL.size):
+            name, kind, *_ = _SYMBOL.unpack_from(content, entry)
+            is_defined = kind & _IN_SECTION == _IN_SECTION and not kind & _DEBUG
+            if is_defined and kind & _EXTERNAL and not kind & _PRIVATE_EXTERNAL:
+                yield entry + 4, content[names + name : content.find(b"\0", names + name)]
+
+
+def _commands(content: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """Yield place, kind and size of each load command."""
+    at = _HEADER.size
+    for _ in range(_HEADER.unpack_from(content)[4]):
+        command, size = _COMMAND.unpack_from(content, at)
+        yield at, command, size
+        at += size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,3 +31,70 @@ def link(
         *(*names, "-lm", *exports, "-o", "linked.wasm"),
     )
     return "linked.wasm"
+
+
+# ---------------------------------------------------------------- wasm data
+# WebAssembly objects that hold data alone. Layout: WebAssembly's specification, and "Linking" of
+# its tool conventions.
+
+
+_MAGIC: Final = b"\0asm\1\0\0\0"
+_CUSTOM, _DATA = 0, 11
+_SEGMENT_INFO, _SYMBOL_TABLE = 5, 8
+_DATA_SYMBOL, _HIDDEN = 1, 4
+_LOG2_ALIGNMENT: Final = 6
+_I32_CONST_0: Final = b"\x41\0\x0b"
+
+
+def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write an object file with constant data. The arguments are those of `data_objects.write_data`."""
+    del code
+    with output.open("wb") as stream:
+        # one segment at address 0, which the linker moves; its size and the section's come last
+        stream.write(_MAGIC + bytes([_DATA]))
+        section = stream.tell()
+        stream.write(_number(0) + b"\1\0" + _I32_CONST_0)
+        segment = stream.tell()
+        stream.write(_number(0))
+        begin = stream.tell()
+        size = sum(map(stream.write, pieces))
+        name = symbol.encode()
+        symbols = _vector(
+            bytes([_DATA_SYMBOL, _HIDDEN]) + _text(name) + _number(0) + _number(0) + _number(size)
+        )
+        segments = _vector(_text(b".rodata") + bytes([_LOG2_ALIGNMENT, 0]))
+        linking = b"\2" + _block(_SYMBOL_TABLE, symbols) + _block(_SEGMENT_INFO, segments)
+        stream.write(_block(_CUSTOM, _text(b"linking") + linking))
+        stream.seek(section)
+        stream.write(_number(begin - section - len(_number(0)) + size))
+        stream.seek(segment)
+        stream.write(_number(size))
+
+
+def find_data(path: Path) -> tuple[int, int]:
+    """Return the place and the size of the data in an object file that `write_data` wrote."""
+    length = len(_number(0))
+    # the kind and the size of the section, one segment of kind 0, its address
+    before = len(_MAGIC) + 1 + length + 2 + len(_I32_CONST_0)
+    with path.open("rb") as stream:
+        stream.seek(before)
+        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(stream.read(length)))
+    return before + length, size
+
+
+def _number(value: int) -> bytes:
+    """Return an unsigned LEB128 of five bytes, the length that fits every number of 32 bits."""
+    return bytes([value >> shift & 0x7F | (0x80 if shift < 28 else 0) for shift in range(0, 35, 7)])
+
+
+def _text(content: bytes) -> bytes:
+    return _number(len(content)) + content
+
+
+def _block(kind: int, content: bytes) -> bytes:
+    return bytes([kind]) + _text(content)
+
+
+def _vector(entry: bytes) -> bytes:
+    """Return a vector of one entry."""
+    return _number(1) + entry

@@ -7,8 +7,14 @@ import random
 
 import pytest
 
-from tvmflow.compiler.c_library.memory_plan import plan_memory
-from tvmflow.compiler.c_library.program import Branch, KernelCall, Program, Step, Storage
+from tvmflow.compiler.c_library.program import (
+    Branch,
+    KernelCall,
+    Program,
+    Step,
+    Storage,
+    plan_memory,
+)
 
 
 def chain(sizes: list[int]) -> tuple[Program, list[Storage]]:

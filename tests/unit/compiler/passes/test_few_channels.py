@@ -14,7 +14,7 @@ from tests.support.onnx_models import agree, draw, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.passes.blocked_layout.few_channels import choose_phases
+from tvmflow.compiler.passes.blocked_layout.convolutions import choose_phases
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
 
 _UNUSUAL = {

@@ -20,7 +20,7 @@ from tvmflow.compiler.schedules.blocks import (
     element_stride,
     list_loads,
 )
-from tvmflow.compiler.schedules.tile_candidates import analyze_axes, generate_tiles
+from tvmflow.compiler.schedules.register_tiles import analyze_axes, generate_tiles
 
 FAST = settings(max_examples=25, deadline=None, derandomize=True)
 CPUS = st.sampled_from(

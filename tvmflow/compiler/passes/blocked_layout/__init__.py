@@ -18,7 +18,6 @@ from tvmflow.compiler.passes.blocked_layout import (
     convolutions,
     elementwise,
     pooling,
-    resizing,
     transposed_convolutions,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
@@ -37,7 +36,7 @@ HANDLERS: Handlers = {
     **_for_each_rank("avg_pool{}d", pooling.rewrite_pool),
     **_for_each_rank("adaptive_avg_pool{}d", pooling.rewrite_adaptive_pool),
     **dict.fromkeys(pooling.IMAGE_REDUCTIONS, pooling.rewrite_image_reduction),
-    **dict.fromkeys(RESIZES, resizing.rewrite_resize),
+    **dict.fromkeys(RESIZES, pooling.rewrite_resize),
     "relax.concat": channels.rewrite_concat,
     "relax.strided_slice": channels.rewrite_slice,
     "relax.reshape": channels.rewrite_reshape,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, winograd
-from tvmflow.compiler.operators.blocked import Groups
+from tvmflow.compiler.operators import blocked, dot_products, integer, winograd
+from tvmflow.compiler.operators.blocked import Groups, Sizes
+from tvmflow.compiler.operators.dot_products import INTEGERS
 from tvmflow.compiler.operators.winograd import Geometry
-from tvmflow.compiler.passes.blocked_layout import (
-    direct_convolutions,
-    few_channels,
-    integer_convolutions,
-    taps,
-)
+from tvmflow.compiler.passes.blocked_layout import direct_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
-from tvmflow.compiler.passes.quantization import integer_weight_dtype
+from tvmflow.compiler.passes.quantization import (
+    QuantizedData,
+    find_quantized_data,
+    integer_weight_dtype,
+    scale_sums,
+    to_dot_data,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ def rewrite_conv(
     image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
     kernel, window = taps.crop_kernel(rewriter, image, kernel, window)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
-    quantized = integer_convolutions.find_data(rewriter, call)
+    quantized = find_data(rewriter, call)
     name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
     inputs, outputs = (ir.known_shape(expr)[1] for expr in (data, call))
@@ -50,16 +55,16 @@ def rewrite_conv(
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
         if quantized is not None:
             quantized = quantized._replace(integers=x)
-            return integer_convolutions.emit_depthwise(rewriter, quantized, weights, window, name)
+            return emit_depthwise(rewriter, quantized, weights, window, name)
         return rewriter.kernel(
             lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
         )
     if quantized is not None:
-        x, lanes = integer_convolutions.block_data(rewriter, quantized.integers)
+        x, lanes = block_data(rewriter, quantized.integers)
         reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
-        return integer_convolutions.emit(rewriter, quantized, kernel, packed, window, reads, name)
+        return emit(rewriter, quantized, kernel, packed, window, reads, name)
     return _emit_convolution(rewriter, call, data, kernel, window, dtype)
 
 
@@ -78,7 +83,7 @@ def _emit_convolution(
     share = _WINOGRAD_SHARE if geometry is not None else 1.0
     phases = None
     if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
-        phases = few_channels.choose_phases(image, shape, window, rewriter.block, share)
+        phases = choose_phases(image, shape, window, rewriter.block, share)
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
         outputs, inputs = ir.known_shape(kernel)[:2]
@@ -87,7 +92,7 @@ def _emit_convolution(
         return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
 
     if phases is not None:
-        pixels = emit_direct(*few_channels.pad_kernel(rewriter, kernel, window, image, phases))
+        pixels = emit_direct(*pad_kernel(rewriter, kernel, window, image, phases))
         places = (pixels, shape[0], phases, [0] * len(phases), image.result)
         return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
     if geometry is not None:
@@ -210,3 +215,177 @@ def _emit_winograd(
     return rewriter.kernel(
         lambda x, w: winograd.conv(x, w, geometry), f"winograd_{name}", x, weights
     )
+
+
+# ---------------------------------------------------------------- few channels
+# Convolutions with few channels in their result, which would leave most lanes of its vectors
+# empty.
+#
+# Neighboring pixels become channels: one pixel in place of s·t has their channels after each
+# other. Its kernel is larger, with zeros for the data that a pixel does not read, and moves s and
+# t times as far. Three channels of 7×7 taps are computed with 64 multiplications of vectors for
+# four pixels, in place of 196.
+
+
+# The larger kernel must save so much of the multiplications of vectors.
+_MAX_SHARE: Final = 0.75
+# Moving one number to its pixel takes as long as so many multiplications of vectors.
+_MOVE_COST: Final = 4
+
+
+def choose_phases(
+    image: Image, kernel: Sequence[int], window: Window, block: int, share: float
+) -> tuple[int, ...] | None:
+    """Return how many pixels along each axis become channels; None where that is not faster.
+
+    Args:
+        image: The extents of data and result.
+        kernel: The shape (o, i, …) of the weights.
+        window: The movement of the kernel.
+        block: The channels in a block.
+        share: The share of the multiplications of a direct convolution that another method needs.
+    """
+    outputs, inputs, *taps = kernel
+    if 2 * outputs > block or max(window.dilation) > 1:
+        return None
+
+    def cost(phases: Sequence[int]) -> int:
+        blocks = -(-math.prod(phases) * outputs // block)
+        axes = zip(image.result, taps, phases, window.strides, strict=True)
+        sizes = (-(-size // s) * (count + (s - 1) * step) for size, count, s, step in axes)
+        return blocks * inputs * math.prod(sizes)
+
+    sizes = (range(1, min(block // outputs, size) + 1) for size in image.result)
+    candidates = [c for c in itertools.product(*sizes) if math.prod(c) * outputs <= block]
+    best = min(candidates, key=cost)
+    moved = _MOVE_COST * outputs * math.prod(image.result)
+    limit = min(_MAX_SHARE, share) * cost([1] * len(taps))
+    return best if cost(best) + moved < limit else None
+
+
+def pad_kernel(
+    rewriter: LayoutRewriter, kernel: Any, window: Window, image: Image, phases: Sequence[int]
+) -> tuple[Any, Window]:
+    """Return the weights (s·t·o, i, …) and the window of the larger kernel.
+
+    Args:
+        rewriter: The rewriter.
+        kernel: Weights (o, i, …).
+        window: The movement of the kernel.
+        image: The extents of data and result.
+        phases: How many pixels along each axis become channels.
+    """
+    rank = len(phases)
+    moved = rewriter.emit(relax.op.concat(list(_move(rewriter, kernel, window, phases)), 0))
+    strides = [s * step for s, step in zip(phases, window.strides, strict=True)]
+    rows = [-(-size // s) for size, s in zip(image.result, phases, strict=True)]
+    before = window.padding[:rank]
+    axes = zip(rows, strides, ir.known_shape(moved)[2:], image.data, before, strict=True)
+    after = [(n - 1) * step + taps - size - pad for n, step, taps, size, pad in axes]
+    return moved, Window(strides, [*before, *after], [1] * rank)
+
+
+def _move(
+    rewriter: LayoutRewriter, kernel: Any, window: Window, phases: Sequence[int]
+) -> Iterator[Any]:
+    """Emit, for each pixel that becomes channels, the weights with zeros around them."""
+    for phase in itertools.product(*map(range, phases)):
+        widths = [0, 0, 0, 0]
+        for index, count, step in zip(phase, phases, window.strides, strict=True):
+            widths += [index * step, (count - 1 - index) * step]
+        yield rewriter.emit(relax.op.nn.pad(kernel, widths))
+
+
+# ---------------------------------------------------------------- integer convolutions
+# Convolutions of quantized data on blocked layouts, with dot product instructions where the CPU
+# has them.
+
+
+def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
+    """Return the integers from which the data of a convolution with int8 weights were converted; None without dot products."""
+    if not rewriter.context.has_dot_products():
+        return None
+    quantized = find_quantized_data(rewriter.flow, call.args[0])
+    if quantized is None or not integer_weight_dtype(rewriter.flow, call.args[1]):
+        return None
+    data = quantized.visit(rewriter)
+    return data._replace(integers=ir.resolve_alias(data.integers, rewriter.lookup_binding))
+
+
+def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
+    """Return blocked integers and the channels of their blocks, which are few for few channels."""
+    channels = ir.known_shape(integers)[1]
+    if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
+        return rewriter.to_blocked(integers), rewriter.block
+    lanes = channels + -channels % INTEGERS.terms
+    return rewriter.pack(integers, lanes), lanes
+
+
+def emit(
+    rewriter: LayoutRewriter,
+    data: QuantizedData,
+    kernel: Any,
+    packed: Any,
+    window: tuple[Sizes, Sizes, Sizes],
+    groups: Groups,
+    name: str,
+) -> Any:
+    """Emit a convolution of integers.
+
+    Args:
+        rewriter: The rewriter.
+        data: Blocked integers, with the scale and the zero point of the data.
+        kernel: Integral weights (o, i of a group, …).
+        packed: The same as (o/b, blocks of data, …, lanes of i, b of o).
+        window: Strides, padding and dilation.
+        groups: The blocks of data that each block of the result reads.
+        name: The name of the kernel of a convolution of floats.
+
+    Returns:
+        The blocked result, without the scale of the weights.
+    """
+    data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
+    *outer, _, block = ir.known_shape(packed)
+    weights = rewriter.cast(rewriter.split_terms(packed, INTEGERS.terms), "int8")
+    sums = _emit_sums(
+        rewriter,
+        lambda x, w, zero: dot_products.conv(INTEGERS, x, w, *window, groups, zero),
+        f"quantized_{name}",
+        data,
+        weights,
+    )
+    totals = rewriter.pad_to_multiples(kernel, [block])
+    shape = [1, -1, *[1] * (len(outer) - 2), block]
+    return scale_sums(rewriter, sums, totals, shape, data)
+
+
+def emit_depthwise(
+    rewriter: LayoutRewriter,
+    data: QuantizedData,
+    weights: Any,
+    window: tuple[Sizes, Sizes, Sizes],
+    name: str,
+) -> Any:
+    """Emit a depthwise convolution of integers, computed in float32; return it without the scale of the weights."""
+    sums = _emit_sums(
+        rewriter,
+        lambda x, w, zero: integer.depthwise_conv(x, w, *window, zero),
+        f"quantized_depthwise_{name}",
+        data,
+        weights,
+    )
+    return rewriter.emit(relax.op.multiply(sums, relax.const(data.scale, "float32")))
+
+
+def _emit_sums(
+    rewriter: LayoutRewriter,
+    operator: Callable[[Any, Any, Any], Any],
+    name: str,
+    data: QuantizedData,
+    weights: Any,
+) -> Any:
+    """Emit a kernel of data, weights and the zero point of the data: a number in it, or one of its inputs."""
+    zero, tensors = data.zero_point, (data.integers, weights)
+    if isinstance(zero, int):
+        return rewriter.kernel(lambda x, w: operator(x, w, zero), name, *tensors)
+    return rewriter.kernel(lambda x, w, scalar: operator(x, w, scalar()), name, *tensors, zero)

@@ -8,6 +8,7 @@ from tvm import relax, topi
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.resize import as_resize, emit_resize
 
 IMAGE_REDUCTIONS: Final = {
     f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min", "variance")
@@ -78,3 +79,25 @@ def rewrite_image_reduction(
 def _default_layout(call: relax.Call) -> str:
     """Return the frontends' layout of an operator's data."""
     return "NC" + "DHW"[2 - len(ir.known_shape(call)) :]
+
+
+# ---------------------------------------------------------------- resizing
+# Resizing of images and volumes on blocked layouts.
+
+
+def rewrite_resize(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any
+) -> relax.Expr | None:
+    """Rewrite a resize of the spatial axes whose reader takes blocked data.
+
+    Where none does, fewer pixels are unpacked before.
+    """
+    resize = as_resize(call)
+    if (
+        resize is None
+        or not call.attrs.layout.startswith("NC")
+        or min(resize.axes, default=0) < 2
+        or not rewriter.is_read_blocked(call)
+    ):
+        return None
+    return emit_resize(rewriter, rewriter.to_blocked(data), resize)
