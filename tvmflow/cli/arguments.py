@@ -6,10 +6,11 @@ its arguments is imported when it does that.
 
 from __future__ import annotations
 
+import functools
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from tvmflow.cli.options import (
     Options,
@@ -26,6 +27,8 @@ from tvmflow.core.errors import UsageError
 from tvmflow.store.location import VARIABLE, store_root
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tvmflow.planning.request import RunRequest
     from tvmflow.store.local import LocalStore
 
@@ -103,6 +106,27 @@ def store_option(content: str = "results are") -> StoreOption:
     """Return the field of `--store`."""
     text = f"the folder in which {content} stored ($TVMFLOW_STORE, or cache in the project's root)"
     return option("DIR", text, default=StoreOption())
+
+
+class _HasStore(Protocol):
+    @property
+    def store(self) -> StoreOption: ...
+
+
+_Options = TypeVar("_Options", bound=_HasStore)
+
+
+def with_disk_errors(run: Callable[[_Options], int]) -> Callable[[_Options], int]:
+    """Return a command that reports a full disk or a missing permission as an error of the environment."""
+
+    @functools.wraps(run)
+    def wrapped(options: _Options) -> int:
+        from tvmflow.core.disk_errors import disk_errors
+
+        with disk_errors(options.store.locate().root):
+            return run(options)
+
+    return wrapped
 
 
 class DistOption(NamedTuple):

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import LockOptions, RecipeOptions
-from tvmflow.cli.definitions.build import BuildOptions
-from tvmflow.cli.definitions.init import ModelOptions
-from tvmflow.cli.definitions.run import RunOptions
-from tvmflow.cli.init import choices, read_model
-from tvmflow.cli.output import print_notes
-from tvmflow.cli.run import run
-from tvmflow.core.disk_errors import disk_errors
+from tvmflow.cli.arguments import (
+    ExecutionOptions,
+    LockOptions,
+    OutputOptions,
+    RecipeOptions,
+    StoreOption,
+    store_option,
+)
+from tvmflow.cli.init import ModelOptions
+from tvmflow.cli.options import Options
+from tvmflow.cli.run import RunOptions
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.files import write_atomically
 from tvmflow.core.generated_text import shell_word
-from tvmflow.core.project import shortest_path
-from tvmflow.frontends._inputs import SIZE
-from tvmflow.planning.new_recipe import SUFFIX, NewRecipe, write_recipe
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.planning.new_recipe import NewRecipe
+    from tvmflow.store.local import LocalStore
+
+
+class BuildOptions(Options):
+    """Build a model without a recipe: import, compile, verify and deliver it.
+
+    The recipe is that of `tvmflow init`, which keeps it; without --minutes, nothing is tuned.
+
+    Examples:
+        # for this machine
+        tvmflow build model.onnx
+        # search for faster kernels for ten minutes
+        tvmflow build model.onnx --minutes 10
+        # sizes that the model leaves open
+        tvmflow build model.onnx --shape data=1,3,224,224
+    """
+
+    model: ModelOptions
+    execution: ExecutionOptions
+    output: OutputOptions
+    store: StoreOption = store_option()
+    argv: tuple[str, ...]
+
 
 _FOLDER: Final = "recipes"
 _MODEL: Final = re.compile(r"^model:\n(?:  .*\n)+", re.MULTILINE)
@@ -28,6 +52,10 @@ _MODEL: Final = re.compile(r"^model:\n(?:  .*\n)+", re.MULTILINE)
 
 def build(options: BuildOptions) -> int:
     """Build a model without a recipe: import, compile, verify and deliver it."""
+    from tvmflow.cli.output import print_notes
+    from tvmflow.cli.run import run
+    from tvmflow.core.project import shortest_path
+
     store = options.store.open()
     path = _write_recipe(options, store)
     code = run(
@@ -49,6 +77,12 @@ def build(options: BuildOptions) -> int:
 
 def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     """Write the recipe into the store, where other commands can name it, and return its path."""
+    from tvmflow.cli.init import choices, read_model
+    from tvmflow.cli.output import print_notes
+    from tvmflow.core.disk_errors import disk_errors
+    from tvmflow.core.files import write_atomically
+    from tvmflow.planning.new_recipe import SUFFIX, write_recipe
+
     folder = Path(store.root, _FOLDER)
     model = read_model(options.model, folder, store)
     recipe = write_recipe(
@@ -82,6 +116,8 @@ def _names_another_model(path: Path, text: str) -> bool:
 
 def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
     """Return the error for a model that leaves sizes open, with the options that set them."""
+    from tvmflow.frontends._inputs import SIZE
+
     shapes = [
         f"--shape {shell_word(name)}={','.join(shape)}"
         for name, shape in recipe.open_shapes.items()

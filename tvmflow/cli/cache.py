@@ -4,34 +4,351 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.definitions.cache import (
-    GcOptions,
-    PinsOptions,
-    RepairOptions,
-    StatOptions,
-    UnpinOptions,
-    VerifyOptions,
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    RecipeOptions,
+    RemoteCacheOptions,
+    StoreOption,
+    store_option,
+    with_disk_errors,
 )
-from tvmflow.cli.output import print_outcome, print_result, with_disk_errors
-from tvmflow.cli.push_pull import pull, push
-from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
-from tvmflow.core.files import read_regular
-from tvmflow.core.formatting import age_text, count_text, size_text
-from tvmflow.core.project import shortest_path
-from tvmflow.core.tables import columns
-from tvmflow.engine.answers import is_sealed
-from tvmflow.engine.run_records import FOLDER, is_record
-from tvmflow.store.garbage_collection import Collection, Limits, collect_garbage, preview_collection
-from tvmflow.store.integrity import IntegrityReport, Step, check_integrity, repair_store
-from tvmflow.store.inventory import require_store
-from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import remove_pin
-from tvmflow.store.usage import PinUsage, StoreUsage, measure_pins, measure_usage
-from tvmflow.tuning.ledger_folders import check_ledger
+from tvmflow.cli.options import Options, age, argument, flag, option, size
+from tvmflow.cli.records import CHECK_HELP
+from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from tvmflow.core.formatting import age_text, count_text, printable, size_text
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Plan, StageSpec
+    from tvmflow.planning.decisions import PlanState
+    from tvmflow.store.garbage_collection import Collection
+    from tvmflow.store.integrity import IntegrityReport, Step
+    from tvmflow.store.local import LocalStore
+    from tvmflow.store.remote.client import RemoteCacheClient
+    from tvmflow.store.remote.result_reader import Fetched
+    from tvmflow.store.usage import PinUsage, StoreUsage
+
+# ---------------------------------------------------------------- push pull
+# `tvmflow cache push` and `tvmflow cache pull`: results shared through a remote cache.
+
+
+_SHOWN_LINES: Final = 10
+_SHORT_KEY: Final = 12
+
+
+class _Pushed(NamedTuple):
+    """The outcome of an upload, by key: bytes of new results, known results, reasons of failures."""
+
+    uploaded: dict[str, int]
+    known: list[str]
+    failed: dict[str, str]
+
+
+def push(options: PushOptions) -> int:
+    """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.cli.remote_cache import open_command_client
+
+    store = options.store.open()
+    with store.running():
+        client = open_command_client(options.remote, store, _warn, writes=True)
+        keys, absent = _list_keys(options, store, client)
+        pushed = _upload(client, keys)
+        trials, problems = 0, list[str]()
+        # Without recipes, everything that waits is uploaded, and trials may be among it.
+        if options.ledger or client.uploader.waiting():
+            trials, problems = _push_trials(client)
+        client.finish()
+    address = client.connection.address
+    value = {
+        "remote": address,
+        **pushed._asdict(),
+        "absent": absent,
+        "trials": trials,
+        "problems": problems,
+    }
+    uploaded = count_text(len(pushed.uploaded), "result")
+    size = size_text(sum(pushed.uploaded.values()))
+    failures = [f"{key[:_SHORT_KEY]}: {reason}" for key, reason in pushed.failed.items()]
+    lines = [
+        f"{uploaded} uploaded to {address} ({size}), {len(pushed.known)} already there",
+        *([f"{count_text(trials, 'trial')} shared"] if trials else []),
+        *_shorten([f"not uploaded: {failure}" for failure in failures]),
+        *_shorten([f"not uploaded: {name}: not in the store; run it first" for name in absent]),
+        *_shorten(problems),
+    ]
+    code = _exit_code(client, failed=bool(pushed.failed or problems))
+    return print_outcome(value, lines, code, options)
+
+
+def pull(options: PullOptions) -> int:
+    """Fetch what recipes need from the remote cache, without running anything.
+
+    Raises:
+        StoreError: after all else was fetched, when the disk is full or not writable.
+    """
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.cli.remote_cache import open_command_client
+    from tvmflow.engine.prefetch import prefetch
+
+    store = options.store.open()
+    origins: dict[str, str] = {}
+    with store.running():
+        client = open_command_client(options.remote, store, _warn, writes=False)
+        plan, plan_state = _evaluate(options.recipes, store)
+        present = [spec.id for spec in plan.stages if spec.id in plan_state.artifacts]
+
+        def note_origin(spec: StageSpec, fetched: Fetched) -> None:
+            origins[spec.id] = fetched.origin
+
+        prefetch(plan, plan_state, client, note_origin)
+        for spec in plan.stages:
+            if spec.id in origins:
+                store.remember(spec.recipe, spec.label, plan_state.artifacts[spec.id].key)
+        trials, problems = _pull_trials(client, options.check) if options.ledger else (0, [])
+        client.finish()
+    traffic = client.traffic()
+    missing = [spec.id for spec in plan.stages if spec.id not in plan_state.artifacts]
+    value = {
+        "remote": client.connection.address,
+        "fetched": origins,
+        "bytes": traffic.fetched_bytes,
+        "here": present,
+        "missing": missing,
+        "trials": trials,
+        "problems": [*traffic.problems, *problems],
+    }
+    lines = [
+        f"{count_text(len(origins), 'result')} fetched from {client.connection.address} "
+        f"({size_text(traffic.fetched_bytes)}), {len(present)} already here",
+        *([count_text(trials, "new trial")] if options.ledger else []),
+        *_shorten([f"not in the remote cache: {name}" for name in missing]),
+        *_shorten(problems),
+    ]
+    code = _exit_code(client, failed=bool(problems or traffic.problems))
+    print_outcome(value, lines, code, options)
+    if client.reader.disk_problem:
+        raise client.reader.disk_problem
+    return code
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"tvmflow: remote cache: {printable(text)}\n")
+
+
+def _list_keys(
+    options: PushOptions, store: LocalStore, client: RemoteCacheClient
+) -> tuple[list[str], list[str]]:
+    """Return the keys to upload, and the ids of stages without a result."""
+    if options.all:
+        return store.keys(), []
+    if options.recipes.recipes:
+        plan, plan_state = _evaluate(options.recipes, store)
+        keys = [artifact.key for artifact in plan_state.artifacts.values()]
+        return keys, [spec.id for spec in plan.stages if spec.id not in plan_state.artifacts]
+    return client.uploader.waiting_results(), []
+
+
+def _evaluate(recipes: RecipeOptions, store: LocalStore) -> tuple[Plan, PlanState]:
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import prepare_run
+
+    plan = prepare_run(recipes.request(), store, DownloadLine()).plan
+    return plan, evaluate_plan(plan, store)
+
+
+def _upload(client: RemoteCacheClient, keys: Sequence[str]) -> _Pushed:
+    pushed = _Pushed({}, [], {})
+    for key, outcome in client.uploader.upload_all(list(dict.fromkeys(keys))):
+        if isinstance(outcome, Exception):
+            pushed.failed[key] = str(outcome)
+        elif outcome:
+            pushed.uploaded[key] = outcome
+        else:
+            pushed.known.append(key)
+    return pushed
+
+
+def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
+    """Upload all trials of the ledger and return their number, and what went wrong."""
+    from tvmflow.store.remote._base import RemoteCacheError
+    from tvmflow.tuning import remote_ledger
+
+    trials, problems = 0, []
+    for source in remote_ledger.list_machine_classes(client.connection.store):
+        try:
+            trials += remote_ledger.push_trials(client.connection, source)
+            remote_ledger.mark_pushed(client, source)
+        except RemoteCacheError as problem:
+            problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
+    return trials, problems
+
+
+def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
+    """Fetch the trials of machines like this one and return the number of new ones, and what went wrong."""
+    from tvmflow.cli.records import start_trace_check
+    from tvmflow.store.remote._base import RemoteCacheError
+    from tvmflow.tuning import remote_ledger
+
+    trials, problems = 0, []
+    with start_trace_check(client.connection.store, check) as checker:
+        for source in remote_ledger.list_machine_classes(client.connection.store):
+            try:
+                pulled = remote_ledger.pull_trials(client.connection, source, checker)
+            except RemoteCacheError as problem:
+                problems.append(f"trials of {source.device.get('class', 'a device')}: {problem}")
+            else:
+                trials += pulled.new
+                problems += pulled.problems
+    return trials, problems
+
+
+def _exit_code(client: RemoteCacheClient, *, failed: bool) -> int:
+    if client.connection.reads.open or client.connection.writes.open:
+        return EXIT_ENVIRONMENT
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _shorten(lines: list[str]) -> list[str]:
+    more = len(lines) - _SHOWN_LINES
+    return lines[:_SHOWN_LINES] + ([f"and {more} more"] if more > 0 else [])
+
+
+class CacheOptions(Options):
+    """The options of all commands that show or mend a store."""
+
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class StatOptions(CacheOptions):
+    """Show what the store holds, for which recipes, and how much `gc` would free.
+
+    Examples:
+        tvmflow cache stat
+        tvmflow cache stat --store /fast/cache --json
+    """
+
+
+class VerifyOptions(CacheOptions):
+    """Read everything and set damaged files aside.
+
+    The exit code is 1 when anything was damaged.
+
+    Examples:
+        tvmflow cache verify
+    """
+
+
+class RepairOptions(CacheOptions):
+    """Put right what `verify` finds, deleting nothing.
+
+    The exit code is 1 when something is left to do.
+
+    Examples:
+        tvmflow cache repair
+    """
+
+
+class GcOptions(Options):
+    """Garbage-collect unused results, also while runs are active.
+
+    By default, results are removed that nothing needs and that were unused for 30 days. What recipes,
+    lock files and releases need stays: see `tvmflow cache pins`.
+
+    Examples:
+        # what would be removed, and why
+        tvmflow cache gc --dry-run
+        # everything that nothing needs
+        tvmflow cache gc --max-age 0
+        # down to a size
+        tvmflow cache gc --max-size 20GB
+    """
+
+    max_age: float | None = option(
+        "AGE",
+        "remove results that nothing needs and that were unused for this long: 30d, 12h, 2w, 0",
+        type=age,
+    )
+    max_size: int | None = option(
+        "SIZE",
+        "remove results that nothing needs, the longest unused first, down to this size: 20GB",
+        type=size,
+    )
+    dry_run: bool = flag("only show what would be removed, and why")
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class PinsOptions(CacheOptions):
+    """List the pins for which `gc` keeps results: recipes, lock files and releases.
+
+    Examples:
+        tvmflow cache pins
+    """
+
+
+class UnpinOptions(Options):
+    """Remove pins, so that `gc` may remove their results.
+
+    The next run of a recipe pins it again.
+
+    Examples:
+        tvmflow cache unpin recipe:net
+    """
+
+    names: tuple[str, ...] = argument("NAME", "a pin, as `cache pins` lists it", "+")
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class OptionalRecipeOptions(RecipeOptions):
+    """The recipes, if a command is about some."""
+
+    recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "*")
+
+
+class PushOptions(Options):
+    """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload.
+
+    Examples:
+        # what earlier runs could not upload
+        tvmflow cache push --remote https://cache.example.com
+        # what two recipes need
+        tvmflow cache push a.yaml b.yaml --remote s3://bucket/tvmflow
+    """
+
+    recipes: OptionalRecipeOptions
+    store: StoreOption = store_option()
+    remote: RemoteCacheOptions
+    json: bool = flag(JSON_HELP)
+    all: bool = flag("upload every result in the store")
+    ledger: bool = flag("upload all measured trials, too")
+    verbosity: int
+
+
+class PullOptions(Options):
+    """Fetch what recipes need from the remote cache, without running anything.
+
+    Examples:
+        tvmflow cache pull net.yaml --remote https://cache.example.com
+    """
+
+    recipes: RecipeOptions
+    store: StoreOption = store_option()
+    remote: RemoteCacheOptions
+    json: bool = flag(JSON_HELP)
+    ledger: bool = flag("fetch the trials of machines like this one, too")
+    check: bool = flag(f"with --ledger, {CHECK_HELP}")
+    verbosity: int
+
 
 _SHOWN_RECIPES: Final = 20
 _PROGRESS_S: Final = 0.2
@@ -40,6 +357,10 @@ _PROGRESS_S: Final = 0.2
 @with_disk_errors
 def stat(options: StatOptions) -> int:
     """Show what the store holds, for which recipes, and how much `gc` would free."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.store.inventory import require_store
+    from tvmflow.store.usage import measure_usage
+
     usage = measure_usage(require_store(options.store.locate()))
     print_result(usage.to_json(), _format_usage(usage), as_json=options.json)
     return EXIT_OK
@@ -48,9 +369,13 @@ def stat(options: StatOptions) -> int:
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
     """Read everything and set damaged files aside."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.integrity import check_integrity
+    from tvmflow.store.inventory import require_store
+
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = require_store(options.store.locate())
-    checked = check_integrity(store, progress.show, CHECKS)
+    checked = check_integrity(store, progress.show, store_checks())
     progress.end()
     # a pipe or a folder among the trials is set aside before they can be read
     is_readable = all(finding.kind != "trials" for finding in checked.findings)
@@ -64,9 +389,13 @@ def verify(options: VerifyOptions) -> int:
 @with_disk_errors
 def repair(options: RepairOptions) -> int:
     """Put right what `verify` finds, deleting nothing."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.integrity import repair_store
+    from tvmflow.store.inventory import require_store
+
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
     store = require_store(options.store.locate())
-    steps = repair_store(store, progress.show, CHECKS)
+    steps = repair_store(store, progress.show, store_checks())
     progress.end()
     trials = _check_trials(store)
     value = {"steps": [step._asdict() for step in steps], "trials": trials}
@@ -76,25 +405,40 @@ def repair(options: RepairOptions) -> int:
 
 def _check_trials(store: LocalStore) -> list[str]:
     """Return a sentence for each problem of the measured trials; lines that cannot be used are quarantined."""
+    from tvmflow.tuning.ledger_folders import check_ledger
+
     ledger = Path(store.ledger)
     return check_ledger(ledger).findings if ledger.is_dir() else []
 
 
 def _is_answer(path: Path) -> bool:
+    from tvmflow.core.files import read_regular
+    from tvmflow.engine.answers import is_sealed
+
     return is_sealed(str(path), read_regular(path))
 
 
 def _is_run_record(path: Path) -> bool:
+    from tvmflow.core.files import read_regular
+    from tvmflow.engine.run_records import is_record
+
     return is_record(read_regular(path), path.stem)
 
 
-CHECKS: Final = {"plans": _is_answer, FOLDER: _is_run_record}
-"""How the files in the store are checked that belong to layers above it."""
+def store_checks() -> dict[str, Callable[[Path], bool]]:
+    """Return how the files in the store are checked that belong to layers above it, by folder."""
+    from tvmflow.engine.run_records import FOLDER
+
+    return {"plans": _is_answer, FOLDER: _is_run_record}
 
 
 @with_disk_errors
 def gc(options: GcOptions) -> int:
     """Garbage-collect unused results, also while runs are active."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.garbage_collection import Limits, collect_garbage, preview_collection
+    from tvmflow.store.inventory import require_store
+
     limits = Limits()
     if options.max_age is not None or options.max_size is not None:
         limits = Limits(options.max_age, options.max_size)
@@ -116,6 +460,10 @@ def gc(options: GcOptions) -> int:
 @with_disk_errors
 def pins(options: PinsOptions) -> int:
     """List the pins for which `gc` keeps results: recipes, lock files and releases."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.store.inventory import require_store
+    from tvmflow.store.usage import measure_pins
+
     rows = measure_pins(require_store(options.store.locate()))
     value = {"pins": [row._asdict() for row in rows]}
     print_result(value, _format_pins(rows), as_json=options.json)
@@ -125,6 +473,10 @@ def pins(options: PinsOptions) -> int:
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
     """Remove pins, so that `gc` may remove their results."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.inventory import require_store
+    from tvmflow.store.pins import remove_pin
+
     store = require_store(options.store.locate())
     for name in options.names:
         remove_pin(store, name)
@@ -157,6 +509,8 @@ class _Progress:
 
 
 def _format_usage(usage: StoreUsage) -> Iterator[str]:
+    from tvmflow.core.project import shortest_path
+
     yield f"{shortest_path(usage.root)}: {size_text(usage.bytes)}, and {size_text(usage.ledger_bytes)} of measured trials"
     rest = [row for row in usage.rows if row.number]
     width = max([24, *(len(row.name) for row in rest)])
@@ -218,6 +572,8 @@ def _format_repair(steps: Sequence[Step], trials: Sequence[str]) -> Iterator[str
 
 
 def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool) -> Iterator[str]:
+    from tvmflow.core.tables import columns
+
     if collected.evictions:
         yield from columns(
             [
@@ -240,6 +596,8 @@ def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool)
 
 
 def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
+    from tvmflow.core.tables import columns
+
     if not rows:
         yield "nothing is pinned"
         return

@@ -5,21 +5,46 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.clean import CleanOptions
-from tvmflow.cli.output import print_outcome, with_disk_errors
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
+from tvmflow.cli.options import Options, flag
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, size_text
-from tvmflow.core.project import shortest_path
-from tvmflow.store.cleaning import Cleaning, clean_store
-from tvmflow.store.files import size_below
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.store.cleaning import Cleaning
+    from tvmflow.store.local import LocalStore
+
+
+class CleanOptions(Options):
+    """Remove stored results, except those that are pinned.
+
+    Removed are also downloads, logs and notes. What lock files and releases need stays (see
+    `tvmflow cache pins`), and so do measured trials. To remove only what is not used any more, see
+    `tvmflow cache gc`.
+
+    Examples:
+        # what would be removed, and how much that is
+        tvmflow clean --dry-run
+        # remove it, without being asked
+        tvmflow clean --yes
+    """
+
+    yes: bool = flag("remove without asking")
+    dry_run: bool = flag("only show what would be removed")
+    ledger: bool = flag("also remove all measured trials")
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
 
 
 @with_disk_errors
 def clean(options: CleanOptions) -> int:
     """Remove stored results, except those that are pinned."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.cleaning import clean_store
+
     store = options.store.locate()
     if not (options.yes or options.dry_run):
         preview = clean_store(store, ledger=options.ledger, dry_run=True)
@@ -54,6 +79,9 @@ def _confirm(preview: str) -> bool:
 def _format_cleaning(
     cleaning: Cleaning, store: LocalStore, options: CleanOptions, *, done: bool
 ) -> Iterator[str]:
+    from tvmflow.core.project import shortest_path
+    from tvmflow.store.files import size_below
+
     removed = "removed" if done else "would be removed"
     results = count_text(cleaning.results, "result")
     rest = cleaning.bytes - cleaning.trial_bytes

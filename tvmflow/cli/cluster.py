@@ -5,16 +5,69 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from tvmflow.cli.definitions.cluster import SchedulerOptions, WorkerOptions
-from tvmflow.cli.executors import scheduler_address
-from tvmflow.cli.output import print_notes
-from tvmflow.cli.remote_cache import URL_VARIABLE
+from tvmflow.cli.arguments import StoreOption, listening_host_option, scheduler_option, store_option
+from tvmflow.cli.options import Options, flag, option, port, positive_int
 from tvmflow.core.errors import EXIT_OK
-from tvmflow.executors import cluster_server
+
+DEFAULT_PORT: Final = 8786
+
+
+class WorkerOptions(Options):
+    """Run stages that a scheduler assigns.
+
+    Anyone who can reach the scheduler can run code on this machine.
+
+    Examples:
+        tvmflow worker --scheduler tcp://192.168.1.5:8786 --slots 2
+    """
+
+    scheduler: str | None = scheduler_option()
+    remote_url: str | None = option(
+        "URL",
+        "the address of the remote cache from this machine (that of the run, or $TVMFLOW_REMOTE)",
+        name="--remote",
+    )
+    name: str | None = option("NAME", "the name of this worker (HOST-PID)")
+    slots: int = option(
+        "N", "stages at a time (1; measurements stay exclusive)", default=1, type=positive_int
+    )
+    host: str | None = option(
+        "ADDRESS",
+        "the address to listen on, at which other machines reach this one (that of the connection to the scheduler)",
+    )
+    store: StoreOption = store_option("files are")
+    verbosity: int
+
+
+class SchedulerOptions(Options):
+    """Connect runs with workers.
+
+    Anyone who can reach its port can run code on the workers.
+
+    Examples:
+        tvmflow scheduler --host 192.168.1.5
+        # then, elsewhere; $TVMFLOW_REMOTE names the cache that all of them reach
+        tvmflow run net.yaml --executor dask --scheduler tcp://192.168.1.5:8786
+    """
+
+    host: str = listening_host_option()
+    port: int = option(
+        "N",
+        f"the port to listen on ({DEFAULT_PORT}; 0: any free port)",
+        default=DEFAULT_PORT,
+        type=port,
+    )
+    tls: bool = flag("use the certificates of dask's configuration")
+    verbosity: int
 
 
 def worker(options: WorkerOptions) -> int:
     """Run stages that a scheduler assigns."""
+    from tvmflow.cli.executors import scheduler_address
+    from tvmflow.cli.output import print_notes
+    from tvmflow.cli.remote_cache import URL_VARIABLE
+    from tvmflow.executors import cluster_server
+
     store = options.store.open()
     url = options.remote_url or os.environ.get(URL_VARIABLE, "")
     address = scheduler_address(options.scheduler)
@@ -32,6 +85,9 @@ def worker(options: WorkerOptions) -> int:
 
 def scheduler(options: SchedulerOptions) -> int:
     """Connect runs with workers."""
+    from tvmflow.cli.output import print_notes
+    from tvmflow.executors import cluster_server
+
     cluster_server.serve_scheduler(
         options.host,
         options.port,

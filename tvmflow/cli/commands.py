@@ -1,8 +1,8 @@
 """The table of commands: their groups, their summaries, and the modules that they are in.
 
-A command is two modules with the same name: `definitions/` has its options and its help, and what it
-does is imported only when it is run. `tvmflow COMMAND --help` answers without YAML, pydantic or NumPy,
-`tvmflow --help` even without argparse.
+The module of a command has its options, with its help, and the function that runs it; what that function
+needs is imported inside. `tvmflow COMMAND --help` answers without YAML, pydantic or NumPy, `tvmflow --help`
+even without argparse.
 """
 
 from __future__ import annotations
@@ -72,42 +72,33 @@ _MODULES: Final = {
 
 
 class Command(NamedTuple):
-    """A command, or a subcommand: its name as it is typed, such as `cache gc`, and its options with its help."""
+    """A command, or a subcommand: its name as it is typed, such as `cache gc`, and the function that runs it.
+
+    The function takes the options of the command, and returns the exit code.
+    """
 
     name: str
-    options: type[Options]
+    run: Callable[[Any], int]
 
-    def find_function(self) -> Callable[[Any], int]:
-        """Import what the command does, and return its function."""
-        name, _, subname = self.name.partition(" ")
-        functions = _load("tvmflow.cli", name)
-        function: Callable[[Any], int] = functions[subname] if subname else functions
-        return function
-
-    def run(self, options: Options) -> int:
-        """Run the command and return its exit code."""
-        from tvmflow.core.slow_steps import explain_wait
-
-        with explain_wait("loading tvmflow: a few seconds the first time"):
-            function = self.find_function()
-        return function(options)
+    @property
+    def options(self) -> type[Options]:
+        """The options of the command, with its help: the type that the function takes."""
+        function: Any = getattr(self.run, "__wrapped__", self.run)
+        kind: type[Options] = function.__globals__[function.__annotations__["options"]]
+        return kind
 
 
 def load_commands(name: str) -> tuple[Command, ...]:
-    """Import the options of a command, and return the command, or its subcommands."""
-    options = _load("tvmflow.cli.definitions", name)
-    if isinstance(options, dict):
-        return tuple(Command(f"{name} {subname}", kind) for subname, kind in options.items())
-    return (Command(name, options),)
+    """Import the module of a command, and return the command, or its subcommands."""
+    import importlib
+
+    module = importlib.import_module(f"tvmflow.cli.{_MODULES.get(name, name)}")
+    run = module.COMMANDS[name]
+    if isinstance(run, dict):
+        return tuple(Command(f"{name} {subname}", function) for subname, function in run.items())
+    return (Command(name, run),)
 
 
 def load_all_commands() -> list[Command]:
-    """Import the options of all commands, and return the commands and subcommands."""
+    """Import the modules of all commands, and return the commands and subcommands."""
     return [command for name in COMMANDS for command in load_commands(name)]
-
-
-def _load(package: str, name: str) -> Any:
-    """Return what the module of a command has for it, or a dict of it by subcommand."""
-    import importlib
-
-    return importlib.import_module(f"{package}.{_MODULES.get(name, name)}").COMMANDS[name]

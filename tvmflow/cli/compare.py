@@ -2,22 +2,67 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.compare import CompareOptions
-from tvmflow.cli.output import print_lines, print_result
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
+from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.generated_text import markdown_text
-from tvmflow.core.tables import columns
-from tvmflow.release.comparison import Comparison, Figure, compare_sides, to_json
-from tvmflow.release.sides import load_side
+
+if TYPE_CHECKING:
+    from tvmflow.release.comparison import Comparison, Figure
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ArgumentTypeError(f"'{text}' is not a percentage from 0")
+    return value
+
+
+class CompareOptions(Options):
+    """Show what changed between two runs, releases or deliveries.
+
+    Latency, size, error, accuracy, inputs and packages are compared.
+
+    The latencies were measured on different occasions: a difference within their spread, or within 2 %, is noise.
+
+    Examples:
+        # the last run and the one before
+        tvmflow compare latest~1 latest
+        tvmflow compare releases/1.0 releases/1.1 --md
+        # in CI
+        tvmflow compare main.lock.yaml net.lock.yaml --fail-on-regression 5
+    """
+
+    before: str = argument(
+        "A", "a run (its id, `latest~1`), the folder of a release, a lock file, or a folder in dist"
+    )
+    after: str = argument("B", "the same, later")
+    fail_on_regression: float | None = option(
+        "PERCENT",
+        "end with exit code 3 if a library became slower beyond the noise, or larger, by more than this, "
+        "or is no longer verified",
+        type=_percent,
+    )
+    md: bool = flag("print Markdown")
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option()
 
 
 def compare(options: CompareOptions) -> int:
     """Show what changed between two runs, releases or deliveries."""
+    from tvmflow.cli.output import print_lines, print_result
+    from tvmflow.release.comparison import compare_sides, to_json
+    from tvmflow.release.sides import load_side
+
     store = options.store.locate()
     sides = [load_side(name, store) for name in (options.before, options.after)]
     comparison = compare_sides(sides[0], sides[1], store)
@@ -37,6 +82,8 @@ def compare(options: CompareOptions) -> int:
 
 
 def _format(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
+    from tvmflow.core.tables import columns
+
     yield f"{comparison.before} -> {comparison.after}"
     for build, figures in groupby(comparison.figures, key=lambda figure: figure.build):
         yield build

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from tvmflow.cli import commands as table
-from tvmflow.cli.definitions.completion import CompletionOptions
-from tvmflow.cli.parser import CommandParser
+from tvmflow.cli.arguments import EXECUTOR_NAMES
+from tvmflow.cli.options import Options, argument
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.stages import STAGES
-from tvmflow.targets._presets import PRESETS
 
-_VALUES: Final = {
-    "--executor": ("processes", "dask"),
-    "--force": tuple(STAGES),
-    "--pipeline": ("compile", "tune"),
-    "--target": tuple(PRESETS),
-    "--until": tuple(STAGES),
-}
-"""The values of options, beside files."""
+
+class CompletionOptions(Options):
+    """Print the completion of command lines for a shell.
+
+    Completed are commands, options, targets, stages and files.
+
+    Examples:
+        # in ~/.bashrc
+        eval "$(tvmflow completion bash)"
+        # in ~/.zshrc
+        eval "$(tvmflow completion zsh)"
+        # once, for fish
+        tvmflow completion fish > ~/.config/fish/completions/tvmflow.fish
+    """
+
+    shell: str = argument("SHELL", "bash, zsh or fish")
+
 
 _BASH: Final = """\
 # tvmflow's completion for bash, and for zsh with bashcompinit
@@ -68,8 +74,25 @@ def completion(options: CompletionOptions) -> int:
     return EXIT_OK
 
 
+def _list_values() -> dict[str, Sequence[str]]:
+    """Return the values of options, beside files."""
+    from tvmflow.stages import STAGES
+    from tvmflow.targets._presets import PRESETS
+
+    return {
+        "--executor": EXECUTOR_NAMES,
+        "--force": tuple(STAGES),
+        "--pipeline": ("compile", "tune"),
+        "--target": tuple(PRESETS),
+        "--until": tuple(STAGES),
+    }
+
+
 def _list_options() -> dict[str, list[str]]:
     """Return the options of each command; of a command with subcommands, their names."""
+    from tvmflow.cli import commands as table
+    from tvmflow.cli.parser import CommandParser
+
     words: dict[str, list[str]] = {}
     for name in table.COMMANDS:
         commands = table.load_commands(name)
@@ -81,9 +104,14 @@ def _list_options() -> dict[str, list[str]]:
 
 
 def _bash_script() -> str:
+    from tvmflow.cli import commands as table
+    from tvmflow.stages import STAGES
+
     words = _list_options()
     cases = [f'            "{name}") words="{" ".join(names)}" ;;' for name, names in words.items()]
-    values = [f'        {name}) words="{" ".join(values)}" ;;' for name, values in _VALUES.items()]
+    values = [
+        f'        {name}) words="{" ".join(values)}" ;;' for name, values in _list_values().items()
+    ]
     return _BASH.format(
         commands=" ".join([*table.COMMANDS, "help"]),
         groups="|".join(dict.fromkeys(name.split()[0] for name in words if " " in name)),
@@ -98,15 +126,18 @@ def _fish_script() -> str:
 
 
 def _list_fish_lines() -> Iterator[str]:
+    from tvmflow.cli import commands as table
+
     first = "complete -c tvmflow -n __fish_use_subcommand -f"
     for name, summary in table.COMMANDS.items():
         yield f"{first} -a {name} -d '{summary}'"
+    known = _list_values()
     for name, words in _list_options().items():
         seen = "".join(f"; and __fish_seen_subcommand_from {word}" for word in name.split())
         line = f"complete -c tvmflow -n '{seen.removeprefix('; and ')}'"
         for word in words:
             if word.startswith("--"):
-                values = f" -x -a '{' '.join(_VALUES[word])}'" if word in _VALUES else ""
+                values = f" -x -a '{' '.join(known[word])}'" if word in known else ""
                 yield f"{line} -l {word[2:]}{values}"
             elif not word.startswith("-"):
                 yield f"{line} -f -a {word}"

@@ -2,23 +2,81 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.device import DeviceListOptions, DeviceServeOptions
-from tvmflow.cli.output import print_json, print_lines, print_notes
+from tvmflow.cli.arguments import JSON_HELP, listening_host_option
+from tvmflow.cli.options import Options, flag, option, port
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text
-from tvmflow.core.tables import columns
-from tvmflow.targets import server
-from tvmflow.targets.host import read_host
-from tvmflow.targets.tracker import TRACKER_VARIABLE, DevicePoolStatus, Tracker, split_address
+
+if TYPE_CHECKING:
+    from tvmflow.targets.tracker import DevicePoolStatus
+
+
+def _tracker_option() -> str | None:
+    return option("HOST:PORT", "the address of TVM's RPC tracker ($TVMFLOW_TRACKER)")
+
+
+class DeviceListOptions(Options):
+    """List the devices that can be measured on: this machine, and those of a tracker.
+
+    Examples:
+        tvmflow device ls
+        tvmflow device ls --tracker 192.168.1.5:9190
+    """
+
+    tracker: str | None = _tracker_option()
+    json: bool = flag(JSON_HELP)
+
+
+def _key(text: str) -> str:
+    if not text or ":" in text or any(char.isspace() for char in text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a key: it may hold neither ':' nor spaces"
+        )
+    return text
+
+
+def _port(text: str) -> int:
+    number = port(text)
+    if not number:
+        raise argparse.ArgumentTypeError("0 is not a port that clients can connect to")
+    return number
+
+
+class DeviceServeOptions(Options):
+    """Offer this machine as a device.
+
+    Anyone who can reach its port can run code on it.
+
+    Examples:
+        # on the board: recipes name it with `rpc: {key: pi4}`
+        tvmflow device serve --tracker 192.168.1.5:9190 --key pi4
+    """
+
+    tracker: str | None = _tracker_option()
+    key: str = option(
+        "KEY", "the key of devices of this kind", default="", type=_key, required=True
+    )
+    host: str = listening_host_option()
+    port: int | None = option(
+        "N", "the port to listen on (the first free one from 9090)", type=_port
+    )
+    verbosity: int
+
 
 _HEADINGS: Final = ("key", "total", "free", "pending", "at")
 
 
 def list_devices(options: DeviceListOptions) -> int:
     """List the devices that can be measured on: this machine, and those of a tracker."""
+    from tvmflow.cli.output import print_json, print_lines
+    from tvmflow.core.tables import columns
+    from tvmflow.targets.host import read_host
+    from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker
+
     address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
     devices = list(Tracker(_checked(address)).list_devices().values()) if address else []
     host = read_host()
@@ -40,6 +98,10 @@ def list_devices(options: DeviceListOptions) -> int:
 
 def serve(options: DeviceServeOptions) -> int:
     """Offer this machine as a device."""
+    from tvmflow.cli.output import print_notes
+    from tvmflow.targets import server
+    from tvmflow.targets.tracker import TRACKER_VARIABLE
+
     address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
     ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
     server.serve(
@@ -57,6 +119,8 @@ def _checked(address: str) -> str:
     Raises:
         UsageError: for an address that is missing or not valid.
     """
+    from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
+
     try:
         split_address(address)
     except ValueError as error:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from packaging.requirements import Requirement
-
-from tvmflow.cli.cache import CHECKS
-from tvmflow.cli.definitions.doctor import DoctorOptions
-from tvmflow.cli.output import print_lines
-from tvmflow.core import packages
-from tvmflow.core.disk_errors import explain
+from tvmflow.cli.arguments import DistOption, StoreOption, dist_option, store_option
+from tvmflow.cli.options import Options
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_OK,
@@ -25,25 +19,32 @@ from tvmflow.core.errors import (
     StoreError,
     TvmflowError,
 )
-from tvmflow.core.file_locks import Locked, held, lock
-from tvmflow.core.file_systems import find_file_system
-from tvmflow.core.files import temporary_name
-from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import count_text, excerpt
-from tvmflow.core.lock_holders import describe_holders
-from tvmflow.core.project import find_project, shortest_path
-from tvmflow.core.requirements import REQUIREMENTS, install_command
-from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
-from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._peers import PEERS, Peer
-from tvmflow.store.integrity import DamagedFile, find_damaged_files
-from tvmflow.store.inventory import take_inventory
-from tvmflow.store.leases import active_runs
-from tvmflow.store.local import LocalStore
-from tvmflow.targets.backends.cuda.gpu import detect_gpu
-from tvmflow.targets.devices import ALL_DEVICES, RUNTIME_FIX, RUNTIME_VARIABLE, device_locks_folder
-from tvmflow.targets.emulation import INSTALL, QEMU_VARIABLE, find_emulators
-from tvmflow.targets.host import read_host
+from tvmflow.core.requirements import install_command
+
+if TYPE_CHECKING:
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.frontends._peers import Peer
+    from tvmflow.store.integrity import DamagedFile
+    from tvmflow.store.local import LocalStore
+
+
+class DoctorOptions(Options):
+    """Check this installation piece by piece.
+
+    Each piece is tried in a process that may crash. A piece is good (ok), not good (BAD), or not good
+    and needed by some recipes only (--). The exit code is 4 when a required piece is not good.
+
+    Examples:
+        tvmflow doctor
+        # and the disks that a run would write to
+        tvmflow doctor --store /fast/cache --dist /shared/dist
+    """
+
+    store: StoreOption = store_option()
+    dist: DistOption = dist_option()
+    verbosity: int
+
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")
 _PYTHON_VERSIONS: Final = ((3, 10), (3, 14))
@@ -78,6 +79,8 @@ _PROBES: Final = (
 
 def doctor(options: DoctorOptions) -> int:
     """Check this installation piece by piece."""
+    from tvmflow.cli.output import print_lines
+
     findings = [
         *_examine_project(options),
         *examine(options.store.locate(), Path(options.dist.locate())),
@@ -93,6 +96,8 @@ def doctor(options: DoctorOptions) -> int:
 
 def _examine_project(options: DoctorOptions) -> list[Finding]:
     """Return a finding for the project and each of its places, with what says where it is."""
+    from tvmflow.core.project import find_project, shortest_path
+
     project = find_project()
     if project.marker:
         reason = f"it has {Path(project.marker).name}"
@@ -111,6 +116,9 @@ def _examine_project(options: DoctorOptions) -> list[Finding]:
 
 def examine(store: LocalStore, dist: Path) -> list[Finding]:
     """Return a finding for everything that a run depends on."""
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.frontends._peers import PEERS
+
     oldest, newest = _PYTHON_VERSIONS
     python = Finding(
         "Python",
@@ -129,6 +137,9 @@ def examine(store: LocalStore, dist: Path) -> list[Finding]:
 
 def _list_required_packages() -> list[str]:
     """Return the distributions without which tvmflow is not completely installed."""
+    from tvmflow.core import packages
+    from tvmflow.frontends import FRONTENDS
+
     tools = {*_CORE_PACKAGES}
     for frontend in FRONTENDS.values():
         tools |= {*frontend.TOOLS, *frontend.REFERENCE.tools}
@@ -137,6 +148,9 @@ def _list_required_packages() -> list[str]:
 
 def _list_reference_probes() -> list[_Probe]:
     """Return a probe for the reference of each frontend."""
+    from tvmflow.core import packages
+    from tvmflow.frontends import FRONTENDS
+
     probes = []
     for kind, frontend in FRONTENDS.items():
         reference = frontend.REFERENCE
@@ -149,6 +163,8 @@ def _list_reference_probes() -> list[_Probe]:
 
 def _examine_gpu() -> Finding:
     # Only targets for NVIDIA GPUs are tuned and verified on one, so that it is never missing.
+    from tvmflow.targets.backends.cuda.gpu import detect_gpu
+
     gpu = detect_gpu()
     detail = f"{gpu.gpu.name} ({gpu.gpu.arch})" if gpu.gpu else gpu.reason
     return Finding("NVIDIA GPU, to tune and verify for", True, detail)
@@ -156,6 +172,9 @@ def _examine_gpu() -> Finding:
 
 def _examine_peer(peer: Peer) -> Finding:
     """Return whether a runtime is installed, without importing it."""
+    from tvmflow.core import packages
+    from tvmflow.frontends import FRONTENDS
+
     installed, missing = [], []
     for name in peer.traits.tools:
         try:
@@ -174,6 +193,12 @@ def _examine_peer(peer: Peer) -> Finding:
 
 
 def _examine_package(name: str) -> Finding:
+    from packaging.requirements import Requirement
+
+    from tvmflow.core import packages
+    from tvmflow.core.requirements import REQUIREMENTS
+    from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
+
     subject = f"package {name}"
     try:
         with explain_wait(IDENTITY_WAIT.format(name)):
@@ -196,6 +221,8 @@ def _examine_package(name: str) -> Finding:
 
 
 def _examine_machine() -> list[Finding]:
+    from tvmflow.targets.host import read_host
+
     host = read_host()
     cores = count_text(host.cores, "core")
     return [
@@ -206,6 +233,8 @@ def _examine_machine() -> list[Finding]:
 
 
 def _examine_emulators() -> Finding:
+    from tvmflow.targets.emulation import INSTALL, QEMU_VARIABLE, find_emulators
+
     programs = find_emulators()
     installed = ", ".join(str(path) for path in programs.values() if path)
     missing = ", ".join(name for name, path in programs.items() if not path)
@@ -217,6 +246,8 @@ def _examine_emulators() -> Finding:
 
 
 def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
+    from tvmflow.core.slow_steps import explain_wait
+
     with explain_wait(f"trying {probe.subject}: up to a minute the first time"):
         outcome = fork_server.call(
             f"{__name__}:{probe.function}", probe.argument, timeout_s=_TIMEOUT_S
@@ -246,6 +277,7 @@ def probe_library(_: object, emit: Callable[..., None]) -> str:
     import numpy as np
     import tvm
 
+    from tvmflow.targets.host import read_host
     from tvmflow.targets.linking import link_shared
 
     with tempfile.TemporaryDirectory() as folder:
@@ -285,6 +317,8 @@ def probe_xgboost(_: object, emit: Callable[..., None]) -> str:
 
 def probe_reference(kind: str, emit: Callable[..., None]) -> str:
     """Return name and version of the reference of a frontend."""
+    from tvmflow.frontends import FRONTENDS
+
     frontend = FRONTENDS[kind]
     return f"{frontend.REFERENCE.name} {frontend.reference_version()}"
 
@@ -332,6 +366,9 @@ def examine_disks(store: LocalStore, dist: Path) -> list[Finding]:
 
 
 def _examine_space(store: LocalStore) -> Finding:
+    from tvmflow.core.file_systems import find_file_system
+    from tvmflow.core.project import shortest_path
+
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
     free = f"{file_system.free / 1e9:.1f} GB at {shortest_path(store.root)}"
@@ -341,6 +378,12 @@ def _examine_space(store: LocalStore) -> Finding:
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
     """Write a file into a folder, or into the nearest one above it that exists, and lock it."""
+    from tvmflow.core.disk_errors import explain
+    from tvmflow.core.file_locks import held
+    from tvmflow.core.file_systems import find_file_system
+    from tvmflow.core.files import temporary_name
+    from tvmflow.core.project import shortest_path
+
     place = folder.absolute()
     while not os.path.lexists(place):
         place = place.parent
@@ -361,6 +404,10 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
 
 
 def _examine_temporary_folder() -> Finding:
+    import tempfile
+
+    from tvmflow.core.file_systems import find_file_system
+
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
@@ -376,6 +423,8 @@ def _examine_temporary_folder() -> Finding:
 
 def _examine_runtime_folder() -> Finding:
     """Look at the folder of the device locks, which a run creates and only its user may write."""
+    from tvmflow.targets.devices import RUNTIME_FIX, RUNTIME_VARIABLE, device_locks_folder
+
     subject, folder = "folder of the device locks", Path(device_locks_folder())
     base = os.environ.get(RUNTIME_VARIABLE, "")
     if base and not Path(base).is_absolute():
@@ -390,6 +439,8 @@ def _examine_runtime_folder() -> Finding:
 
 
 def _examine_device_locks() -> Iterator[Finding]:
+    from tvmflow.targets.devices import ALL_DEVICES, device_locks_folder
+
     for device in ALL_DEVICES:
         path = Path(device_locks_folder(), f"{device['kind']}.lock")
         if path.is_file() and (holder := _find_holder(path, patience_s=0.0)):
@@ -400,13 +451,21 @@ def _examine_device_locks() -> Iterator[Finding]:
 
 def _examine_store(store: LocalStore) -> Iterator[Finding]:
     """Look at what is in the store, without reading results and downloads."""
+    from tvmflow.cli.cache import store_checks
+    from tvmflow.core.disk_errors import explain
+    from tvmflow.core.project import shortest_path
+    from tvmflow.store.integrity import DamagedFile, find_damaged_files
+    from tvmflow.store.inventory import take_inventory
+
     root = Path(store.root)
     try:
         condition = store.check()
         if condition == "absent":
             yield Finding("store", True, f"{shortest_path(str(root))} does not exist yet")
             return
-        damaged = list(find_damaged_files(store, {**CHECKS, "downloads": lambda path: True}))
+        damaged = list(
+            find_damaged_files(store, {**store_checks(), "downloads": lambda path: True})
+        )
         inventory = take_inventory(store, skip_damaged_pins=True)
     except (TvmflowError, OSError) as error:
         problem = error if isinstance(error, TvmflowError) else explain(error, root)
@@ -427,6 +486,8 @@ def _examine_store(store: LocalStore) -> Iterator[Finding]:
 
 
 def _describe_damage(root: Path, damaged: list[DamagedFile]) -> Finding:
+    from tvmflow.store.leases import active_runs
+
     if damaged:
         shown = ", ".join(f"{file.name} ({file.reason})" for file in damaged[:_SHOWN])
         more = f", and {len(damaged) - _SHOWN} more" if len(damaged) > _SHOWN else ""
@@ -443,6 +504,9 @@ def _describe_damage(root: Path, damaged: list[DamagedFile]) -> Finding:
 
 def _find_holder(path: Path, *, patience_s: float) -> str:
     """Return who holds a lock alone for longer than that; nothing when it can be shared."""
+    from tvmflow.core.file_locks import Locked, lock
+    from tvmflow.core.lock_holders import describe_holders
+
     deadline = time.monotonic() + patience_s
     # read-only, so that looking at a lock changes nothing
     with path.open("rb") as stream:

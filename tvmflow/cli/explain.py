@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.definitions.explain import ExplainOptions
-from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import print_result
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, pipeline_option, store_option
+from tvmflow.cli.options import Options, argument, flag
 from tvmflow.core.errors import EXIT_OK
-from tvmflow.core.types import Decision, Json, StageKey, StageSpec
-from tvmflow.engine.plan_text import explain_stage
-from tvmflow.planning.decisions import PlanState, evaluate_plan
-from tvmflow.planning.prepare import prepare_run
-from tvmflow.planning.request import RunRequest
-from tvmflow.planning.stage_names import find_stages
-from tvmflow.store.failures import Failure, find_failure
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Decision, Json, StageKey, StageSpec
+    from tvmflow.planning.decisions import PlanState
+    from tvmflow.store.failures import Failure
+    from tvmflow.store.local import LocalStore
+
+
+class ExplainOptions(Options):
+    """Show why a stage must run or not, and what its result depends on.
+
+    Examples:
+        # the stage for one target
+        tvmflow explain net.yaml tune/host
+        # for all targets; of `build`, also the schedule of each kernel
+        tvmflow explain net.yaml build
+        # all stages
+        tvmflow explain net.yaml
+    """
+
+    store: StoreOption = store_option()
+    recipe: str = argument("RECIPE")
+    stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
+    pipeline: str | None = pipeline_option()
+    json: bool = flag(JSON_HELP)
 
 
 class _Explanation(NamedTuple):
@@ -31,6 +47,8 @@ class _Explanation(NamedTuple):
     failure: Failure | None
 
     def to_text(self, *, with_recipe: bool) -> str:
+        from tvmflow.engine.plan_text import explain_stage
+
         return explain_stage(
             self.decision,
             self.key,
@@ -53,6 +71,13 @@ class _Explanation(NamedTuple):
 
 def explain(options: ExplainOptions) -> int:
     """Show why a stage must run or not, and what its result depends on."""
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.cli.output import print_result
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import prepare_run
+    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.stage_names import find_stages
+
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan
@@ -67,6 +92,8 @@ def explain(options: ExplainOptions) -> int:
 
 
 def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) -> _Explanation:
+    from tvmflow.store.failures import find_failure
+
     key = plan_state.keys.get(spec.id)
     artifact = store.find(key.digest) if key else None
     record = store.record(key.digest) if key else None

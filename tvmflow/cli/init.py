@@ -5,30 +5,78 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.init import InitOptions, ModelOptions
-from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import check_output_file, print_notes, write_file
-from tvmflow.core.disk_errors import disk_errors, make_folder
+from tvmflow.cli.arguments import StoreOption, store_option
+from tvmflow.cli.options import Options, argument, flag, minutes, option, shape
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import printable, size_text
 from tvmflow.core.generated_text import shell_word
-from tvmflow.core.project import TABLE_FILE, find_project, shortest_path
-from tvmflow.frontends.pytorch._factory import export_factory, is_factory
-from tvmflow.planning.new_recipe import (
-    SUFFIX,
-    Choices,
-    Model,
-    NewRecipe,
-    inspect_model,
-    name_of,
-    write_recipe,
-)
-from tvmflow.store.addresses import is_address
-from tvmflow.store.local import LocalStore
-from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    from tvmflow.planning.new_recipe import Choices, Model, NewRecipe
+    from tvmflow.store.local import LocalStore
+
+
+class ModelOptions(Options):
+    """A model, and what is to be built of it."""
+
+    model: str = argument(
+        "MODEL",
+        "an ONNX or TFLite file, an archive of torch.export (.pt2), PREFIX-symbol.json, or an address",
+    )
+    targets: tuple[str, ...] = option(
+        "T", "build for this target (may be repeated; this machine)", default=(), name="--target"
+    )
+    shapes: tuple[tuple[str, tuple[int, ...]], ...] = option(
+        "NAME=SIZES",
+        "the shape of an input, such as data=1,3,224,224 (may be repeated)",
+        default=(),
+        name="--shape",
+        type=shape,
+    )
+    minutes: float | None = option(
+        "M", "search for faster kernels for so long; 0: no search", type=minutes
+    )
+
+    def command(self, name: str) -> str:
+        """Return the command line of another command with the same options."""
+        words = [name, self.model]
+        words += [word for target in self.targets for word in ("--target", target)]
+        for input_name, sizes in self.shapes:
+            words += ["--shape", f"{input_name}={','.join(map(str, sizes))}"]
+        words += [] if self.minutes is None else ["--minutes", f"{self.minutes:g}"]
+        return f"tvmflow {' '.join(map(shell_word, words))}"
+
+
+class InitOptions(Options):
+    """Write the recipe of a model.
+
+    The inputs are those of the model; the rest are defaults, with comments on what one may change.
+
+    Examples:
+        # NAME.tvmflow.yaml in the current folder
+        tvmflow init model.onnx
+        # sizes that the model leaves open; for another machine, too
+        tvmflow init model.onnx --shape data=1,3,224,224 --target host --target cortex-a72
+        # to look at it
+        tvmflow init model.onnx --stdout
+        # a PyTorch model: runs `make` of nets/small.py, which returns (module, example inputs)
+        tvmflow init nets.small:make --archive small.pt2
+    """
+
+    model: ModelOptions
+    output: Path | None = option("FILE", "the recipe to write (NAME.tvmflow.yaml in this folder)")
+    archive: Path | None = option(
+        "FILE",
+        "write what torch.export makes of a PyTorch model to FILE (.pt2); MODEL is then PACKAGE.MODULE:FUNCTION, "
+        "whose code runs and returns (module, example inputs)",
+    )
+    stdout: bool = flag("print the recipe, and write no file")
+    force: bool = flag("replace a recipe that exists")
+    store: StoreOption = store_option()
+    verbosity: int
+
 
 _ARCHIVE_SUFFIX: Final = ".pt2"
 _TABLE: Final = """\
@@ -41,6 +89,10 @@ _TABLE: Final = """\
 
 def init(options: InitOptions) -> int:
     """Write the recipe of a model."""
+    from tvmflow.cli.output import check_output_file, print_notes, write_file
+    from tvmflow.planning.new_recipe import SUFFIX, name_of, write_recipe
+    from tvmflow.store.addresses import is_address
+
     chosen = options.model
     if options.archive is not None:
         chosen = ModelOptions(**{**vars(chosen), "model": str(options.archive)})
@@ -71,6 +123,9 @@ def init(options: InitOptions) -> int:
 
 def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
     """Write the archive of a PyTorch model that Python code makes."""
+    from tvmflow.core.disk_errors import disk_errors, make_folder
+    from tvmflow.frontends.pytorch._factory import export_factory, is_factory
+
     if not is_factory(factory):
         raise UsageError(
             f"--archive is for a PyTorch model that Python code makes, and {factory} is not a PACKAGE.MODULE:FUNCTION",
@@ -93,16 +148,26 @@ def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
 
 def choices(options: ModelOptions) -> Choices:
     """Return what the user chose for a recipe."""
+    from tvmflow.planning.new_recipe import Choices
+
     return Choices(options.targets, dict(options.shapes), options.minutes)
 
 
 def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
     """Return what a recipe in a folder says of a model."""
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.planning.new_recipe import inspect_model
+    from tvmflow.store.source_files import SourceFiles
+
     return inspect_model(options.model, folder, SourceFiles(store, DownloadLine()))
 
 
 def _mark_root(folder: Path) -> list[str]:
     """Mark the current folder as the root of a project if there is none; return what to say of that."""
+    from tvmflow.core.disk_errors import disk_errors
+    from tvmflow.core.files import write_atomically
+    from tvmflow.core.project import TABLE_FILE, find_project
+
     project = find_project()
     if project.marker or folder != Path():
         return []
@@ -115,6 +180,8 @@ def _mark_root(folder: Path) -> list[str]:
 
 
 def _describe_next(path: Path, recipe: NewRecipe) -> list[str]:
+    from tvmflow.core.project import find_project, shortest_path
+
     commands: Mapping[str, str] = {
         f"tvmflow plan {shell_word(str(path))}": "what will be done",
         f"tvmflow run {shell_word(str(path))}": "build, verify, deliver to "

@@ -5,32 +5,74 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import (
+    JSON_HELP,
+    ExecutionOptions,
     OutputOptions,
+    RecipeOptions,
+    StoreOption,
+    store_option,
 )
-from tvmflow.cli.definitions.lock import DiffOptions, LockCommandOptions
-from tvmflow.cli.output import check_output_file, print_json, print_notes, print_result, write_file
-from tvmflow.cli.plan_execution import show_report
-from tvmflow.cli.run import RunPlan, execute
+from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
-from tvmflow.core.file_kinds import LOCK, check_kind
 from tvmflow.core.formatting import count_text
-from tvmflow.engine.report import RunReport
-from tvmflow.engine.run_records import Recording, record_run
-from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.prepare import PreparedRun
-from tvmflow.recipe.lock_file import lock_path, read_lock
-from tvmflow.release.lock import lock_text, make_lock, pin_lock
-from tvmflow.release.lock_diff import Change, diff_locks
-from tvmflow.release.lock_update import LockUpdate, run_update
-from tvmflow.release.measurements import read_lock_with_measurements
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.cli.run import RunPlan
+    from tvmflow.engine.report import RunReport
+    from tvmflow.engine.run_records import Recording
+    from tvmflow.planning.prepare import PreparedRun
+    from tvmflow.release.lock_diff import Change
+    from tvmflow.release.lock_update import LockUpdate
+    from tvmflow.store.local import LocalStore
+
+
+class LockCommandOptions(Options):
+    """Run recipes, and record inputs and outputs in a lock file.
+
+    Examples:
+        # writes net.lock.yaml
+        tvmflow lock net.yaml
+        # then, on any machine: the same bytes, or an error
+        tvmflow run net.yaml --locked
+        # after an upgrade: the same schedules, all else as it is now
+        tvmflow lock net.yaml --update
+    """
+
+    store: StoreOption = store_option()
+    recipes: RecipeOptions
+    execution: ExecutionOptions
+    output: OutputOptions
+    lock: Path | None = option(
+        "FILE", "the lock file to write (beside the recipe: RECIPE.lock.yaml)"
+    )
+    update: bool = flag(
+        "search nothing: keep targets and schedules of the lock file, and lock all else as it is now"
+    )
+    argv: tuple[str, ...]
+
+
+class DiffOptions(Options):
+    """Show what changed from one lock file to another.
+
+    The exit code is 1 when anything did.
+
+    Examples:
+        git show HEAD~1:net.lock.yaml > /tmp/before.yaml
+        tvmflow diff /tmp/before.yaml net.lock.yaml
+    """
+
+    before: Path = argument("A", "a lock file")
+    after: Path = argument("B", "a later lock file")
+    json: bool = flag(JSON_HELP)
 
 
 def lock(options: LockCommandOptions) -> int:
     """Run recipes, and record inputs and outputs in a lock file."""
+    from tvmflow.engine.run_records import record_run
+
     _check_lock_file(options)
     store = options.store.open()
     with record_run(store, options.argv) as recording:
@@ -44,12 +86,24 @@ def _check_lock_file(options: LockCommandOptions) -> None:
     Raises:
         UsageError: when the path is that of a folder, a recipe, or another file that is certainly no lock file.
     """
+    from tvmflow.cli.output import check_output_file
+    from tvmflow.core.file_kinds import LOCK, check_kind
+
     if options.lock is not None:
         check_output_file(options.lock, options.recipes.recipes)
         check_kind(options.lock, LOCK)
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
+    from tvmflow.cli.output import print_notes, write_file
+    from tvmflow.cli.plan_execution import show_report
+    from tvmflow.cli.run import execute
+    from tvmflow.engine.report import RunReport
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.recipe.lock_file import lock_path, read_lock
+    from tvmflow.release.lock import lock_text, make_lock, pin_lock
+    from tvmflow.release.lock_update import run_update
+
     path = options.lock or lock_path(options.recipes.recipes)
     request = options.recipes.request(str(path) if options.update else None)
     request = request._replace(updates_lock=options.update)
@@ -96,6 +150,8 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
 
 def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> None:
     """Name the kernels that a lock file does not cover."""
+    from tvmflow.cli.output import print_json, print_notes
+
     for entry in update.uncovered:
         if output.json:
             print_json({"event": "not_covered", **entry._asdict(), "kernels": list(entry.kernels)})
@@ -110,6 +166,10 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 def diff(options: DiffOptions) -> int:
     """Show what changed from one lock file to another."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.release.lock_diff import diff_locks
+    from tvmflow.release.measurements import read_lock_with_measurements
+
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
     value = {"changes": [change._asdict() for change in changes]}
     print_result(value, _format_changes(changes), as_json=options.json)

@@ -146,10 +146,16 @@ def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) 
 
 
 def _run(command: Command, options: Options, verbosity: int) -> int:
+    from tvmflow.cli.arguments import RecipeOptions
     from tvmflow.core import logs
+    from tvmflow.core.slow_steps import explain_wait
 
     logs.configure(logs.level_for(verbosity))
     logs.check_level()
+    if any(isinstance(value, RecipeOptions) for value in vars(options).values()):
+        # most of the time that a command takes before it says anything
+        with explain_wait("loading tvmflow: a few seconds the first time"):
+            import tvmflow.planning.prepare  # noqa: F401
     return command.run(options)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
-from tvmflow.cli.arguments import StoreOption
 from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import UsageError
 from tvmflow.core.files import write_output
@@ -91,22 +89,3 @@ def write_file(path: Path, content: bytes | str) -> None:
 def print_json(value: Json) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(value) + "\n")
-
-
-class _HasStore(Protocol):
-    @property
-    def store(self) -> StoreOption: ...
-
-
-_Options = TypeVar("_Options", bound=_HasStore)
-
-
-def with_disk_errors(run: Callable[[_Options], int]) -> Callable[[_Options], int]:
-    """Return a command that reports a full disk or a missing permission as an error of the environment."""
-
-    @functools.wraps(run)
-    def wrapped(options: _Options) -> int:
-        with disk_errors(options.store.locate().root):
-            return run(options)
-
-    return wrapped

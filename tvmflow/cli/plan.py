@@ -2,40 +2,71 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.plan import PlanOptions
-from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import check_output_file, write_file
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    DistOption,
+    LockOptions,
+    RecipeOptions,
+    StoreOption,
+    dist_option,
+    force_option,
+    store_option,
+)
+from tvmflow.cli.options import Options, flag, option
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, printable
-from tvmflow.core.types import Json, Plan
-from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
-from tvmflow.engine.plan_graph import PlanGraph, make_graph, to_dot, to_mermaid, to_svg
-from tvmflow.engine.plan_text import format_plan
-from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
-from tvmflow.planning.checks import describe_runtimes
-from tvmflow.planning.decisions import PlanState, evaluate_plan
-from tvmflow.planning.prepare import prepare_run
-from tvmflow.planning.request import RunRequest
-from tvmflow.planning.stage_names import find_stages
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json, Plan
+    from tvmflow.planning.decisions import PlanState
+    from tvmflow.planning.request import RunRequest
+    from tvmflow.store.local import LocalStore
+
+
+GRAPHS: Final = ("mermaid", "dot", "svg")
+"""The formats of a plan's graph."""
+"""The formats of a plan's graph."""
+
+
+class PlanOptions(Options):
+    """Show which stages `run` would run, and why, without running them.
+
+    Examples:
+        tvmflow plan recipes/digits.yaml
+        # only up to one stage, for one target
+        tvmflow plan net.yaml --target host --until build
+        # a picture of the stages
+        tvmflow plan net.yaml --graph svg --output plan.svg
+        # for programs
+        tvmflow plan net.yaml --json
+    """
+
+    store: StoreOption = store_option()
+    recipes: RecipeOptions
+    lock: LockOptions
+    check: bool = flag("end with exit code 1 if a stage would run or a file would be delivered")
+    force: tuple[str, ...] = force_option()
+    dist: DistOption = dist_option()
+    graph: str | None = option(
+        None, "show the graph of the stages with their states instead", choices=GRAPHS
+    )
+    output: Path | None = option("FILE", "write to FILE what would be shown")
+    json: bool = flag(JSON_HELP)
+    argv: tuple[str, ...]
+
 
 _SHOWN_PATHS: Final = 3
-GRAPHS: Final[Mapping[str, Callable[[PlanGraph], str]]] = {
-    "mermaid": to_mermaid,
-    "dot": to_dot,
-    "svg": to_svg,
-}
-"""The formats of a plan's graph."""
 
 
 def plan(options: PlanOptions) -> int:
     """Show which stages `run` would run, and why, without running them."""
+    from tvmflow.cli.output import check_output_file
+
     if options.graph and options.json:
         raise UsageError(
             "--graph and --json cannot be combined",
@@ -80,6 +111,19 @@ def show_plan(
         graph: Show its graph in this format.
         output: Write it to this file.
     """
+    import json
+
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.cli.output import write_file
+    from tvmflow.engine.estimates import estimate_stages, find_hits_with_new_weights
+    from tvmflow.engine.plan_graph import make_graph, to_dot, to_mermaid, to_svg
+    from tvmflow.engine.plan_text import format_plan
+    from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
+    from tvmflow.planning.checks import describe_runtimes
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import prepare_run
+    from tvmflow.planning.stage_names import find_stages
+
     prepared = prepare_run(request, store, DownloadLine())
     forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
     state = evaluate_plan(prepared.plan, store, forced)
@@ -88,7 +132,8 @@ def show_plan(
         decision.kind == "hit" for decision in state.decisions.values()
     )
     if graph is not None:
-        text = GRAPHS[graph](make_graph(prepared.plan, state.decisions))
+        draw = {"mermaid": to_mermaid, "dot": to_dot, "svg": to_svg}[graph]
+        text = draw(make_graph(prepared.plan, state.decisions))
     elif as_json:
         text = json.dumps({**_to_json(prepared.plan, state), "deliver": unwritten}) + "\n"
     else:
@@ -116,6 +161,8 @@ def _describe_delivery(paths: Sequence[str]) -> list[str]:
 
 
 def _to_json(plan: Plan, state: PlanState) -> Json:
+    from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
+
     estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
     stages = [
         {

@@ -4,41 +4,105 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.definitions.provenance import (
-    InspectOptions,
-    KeygenOptions,
-    SignOptions,
-    StatementOptions,
-    VerifyOptions,
-)
-from tvmflow.cli.output import print_json, print_lines, print_notes, print_outcome
-from tvmflow.core import signing
-from tvmflow.core.documents import Unreadable
+from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP
+from tvmflow.cli.options import Options, argument, flag, option, size
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
-from tvmflow.core.file_kinds import (
-    ARRAYS,
-    BUNDLE,
-    DELIVERED,
-    IMAGES,
-    LOCK,
-    OTHER,
-    TRIALS,
-    check_kind,
-)
-from tvmflow.core.slow_steps import explain_wait
-from tvmflow.core.types import STATEMENT_SUFFIX, Json
-from tvmflow.provenance import inspect as inspection
-from tvmflow.provenance import write
-from tvmflow.provenance.check import check_delivered
-from tvmflow.provenance.inspect import format_inspection
-from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
-from tvmflow.runtime.statements import Finding
+
+if TYPE_CHECKING:
+    from tvmflow.core import signing
+    from tvmflow.core.types import Json
+    from tvmflow.runtime.statements import Finding
+
+
+_DELIVERED: Final = "a delivered file, or a folder of delivered files"
+
+
+class StatementOptions(Options):
+    """The statements and keys that delivered files are compared with."""
+
+    trusted: tuple[Path, ...] = option(
+        "KEYS",
+        "accept only what one of these keys signed: a .pub file or a folder of them "
+        "($TVMFLOW_TRUSTED_KEYS; may be repeated)",
+        default=(),
+    )
+    provenance: tuple[Path, ...] = option(
+        "FILE",
+        "use these statements (.intoto.jsonl) instead of those beside the files",
+        default=(),
+    )
+
+    max_size: int | None = option(
+        "SIZE",
+        "read no bundle that is larger, and no archive that unpacks to more (8GiB)",
+        type=size,
+    )
+
+
+class InspectOptions(Options):
+    """Show what delivered files are and what they were made from.
+
+    No file is run.
+
+    Examples:
+        tvmflow inspect dist/net/host/net.tvmflow
+        # every package that it was made with
+        tvmflow inspect dist/net/host/net.tvmflow --json
+    """
+
+    files: tuple[Path, ...] = argument("FILE", _DELIVERED, "+")
+    statements: StatementOptions
+    json: bool = flag(JSON_LINES_HELP)
+
+
+class VerifyOptions(Options):
+    """Check delivered files against statements and signatures.
+
+    The exit code is 3 when a file is not as it was delivered.
+
+    Examples:
+        tvmflow verify dist/net/host
+        # and accept only what one of these keys signed
+        tvmflow verify dist/net/host --trusted keys/
+    """
+
+    files: tuple[Path, ...] = argument("FILE", _DELIVERED, "+")
+    statements: StatementOptions
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class SignOptions(Options):
+    """Add a signature to the statements beside delivered files.
+
+    Examples:
+        tvmflow sign dist/net/host --key release.key
+    """
+
+    files: tuple[Path, ...] = argument(
+        "FILE", "a statement (.intoto.jsonl), or a folder with statements", "+"
+    )
+    key: Path | None = option("FILE", "the private key ($TVMFLOW_SIGNING_KEY)")
+    verbosity: int
+
+
+class KeygenOptions(Options):
+    """Create a key pair: to sign with, and to verify with.
+
+    The public key for those who verify is beside the private one.
+
+    Examples:
+        # writes release.key and release.key.pub
+        tvmflow keygen release.key
+    """
+
+    file: Path = argument("FILE", "the private key to create")
+    verbosity: int
+
 
 _SHORT_ID: Final = 12
-# All but models, recipes and pipelines: a statement may be about any file.
-_TAKEN: Final = (DELIVERED, BUNDLE, LOCK, TRIALS, ARRAYS, IMAGES, OTHER)
 
 
 class _Evidence(NamedTuple):
@@ -51,6 +115,9 @@ class _Evidence(NamedTuple):
 
 def _read_evidence(options: StatementOptions) -> _Evidence:
     """Return the keys and statements of the options; keys else of the environment, statements else beside the files."""
+    from tvmflow.core import signing
+    from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
+
     keys = tuple(key for path in options.trusted for key in signing.load_public_keys(path))
     return _Evidence(
         keys if options.trusted else signing.load_trusted_keys(),
@@ -61,6 +128,11 @@ def _read_evidence(options: StatementOptions) -> _Evidence:
 
 def inspect(options: InspectOptions) -> int:
     """Show what delivered files are and what they were made from."""
+    from tvmflow.cli.output import print_json, print_lines
+    from tvmflow.core.documents import Unreadable
+    from tvmflow.provenance import inspect as inspection
+    from tvmflow.provenance.inspect import format_inspection
+
     evidence = _read_evidence(options.statements)
     for path in [path for file in options.files for path in _find_delivered(file)]:
         try:
@@ -83,6 +155,10 @@ def inspect(options: InspectOptions) -> int:
 
 def verify(options: VerifyOptions) -> int:
     """Check delivered files against statements and signatures."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.core.slow_steps import explain_wait
+    from tvmflow.provenance.check import check_delivered
+
     evidence = _read_evidence(options.statements)
     with explain_wait("reading the delivered files: as long as your disk takes"):
         findings = [
@@ -98,6 +174,11 @@ def verify(options: VerifyOptions) -> int:
 
 def sign(options: SignOptions) -> int:
     """Add a signature to the statements beside delivered files."""
+    from tvmflow.cli.output import print_notes
+    from tvmflow.core import signing
+    from tvmflow.core.documents import Unreadable
+    from tvmflow.provenance import write
+
     key = _load_signing_key(options.key)
     for path in [path for file in options.files for path in _find_statements(file)]:
         try:
@@ -113,6 +194,9 @@ def sign(options: SignOptions) -> int:
 
 def keygen(options: KeygenOptions) -> int:
     """Create a key pair: to sign with, and to verify with."""
+    from tvmflow.cli.output import print_notes
+    from tvmflow.core import signing
+
     public = signing.generate_key(options.file)
     print_notes(
         options,
@@ -129,6 +213,8 @@ def keygen(options: KeygenOptions) -> int:
 
 
 def _load_signing_key(path: Path | None) -> signing.PrivateKey:
+    from tvmflow.core import signing
+
     key = signing.load_private_key(path) if path else signing.load_signing_key()
     if key is None:
         raise UsageError(
@@ -139,9 +225,21 @@ def _load_signing_key(path: Path | None) -> signing.PrivateKey:
 
 
 def _existing(path: Path) -> Path:
+    from tvmflow.core.file_kinds import (
+        ARRAYS,
+        BUNDLE,
+        DELIVERED,
+        IMAGES,
+        LOCK,
+        OTHER,
+        TRIALS,
+        check_kind,
+    )
+
     if not path.exists() and not path.is_symlink():
         raise UsageError(f"there is no file {path}", fix="`tvmflow run RECIPE` delivers files")
-    check_kind(path, *_TAKEN)
+    # all but models, recipes and pipelines: a statement may be about any file
+    check_kind(path, DELIVERED, BUNDLE, LOCK, TRIALS, ARRAYS, IMAGES, OTHER)
     return path
 
 
@@ -151,6 +249,8 @@ def _find_delivered(path: Path) -> list[Path]:
 
 
 def _find_statements(path: Path) -> list[Path]:
+    from tvmflow.core.types import STATEMENT_SUFFIX
+
     if not _existing(path).is_dir():
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))

@@ -5,51 +5,166 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.records import (
-    ExportOptions,
-    ImportOptions,
-    ListOptions,
-    MergeOptions,
-    PruneOptions,
-    ShowOptions,
-    VerifyOptions,
-)
-from tvmflow.cli.output import (
-    print_json,
-    print_lines,
-    print_outcome,
-    print_result,
-    with_disk_errors,
-)
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
+from tvmflow.cli.options import Options, argument, days, flag, option, positive_int
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
-from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
 from tvmflow.core.formatting import count_text, latency_text, size_text
-from tvmflow.core.project import shortest_path
-from tvmflow.core.types import Json
-from tvmflow.release.lock_trials import SUFFIXES, import_lock
-from tvmflow.store.inventory import require_store
-from tvmflow.store.local import LocalStore
-from tvmflow.tuning import listing, pruning, replay
-from tvmflow.tuning.ledger_folders import (
-    LedgerCheck,
-    TargetFolder,
-    check_ledger,
-    list_target_folders,
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json
+    from tvmflow.store.local import LocalStore
+    from tvmflow.tuning import listing, replay
+    from tvmflow.tuning.ledger_folders import LedgerCheck, TargetFolder
+    from tvmflow.tuning.pack_import import ExportResult
+    from tvmflow.tuning.pruning import PruneResult
+    from tvmflow.tuning.replay import ReplayResult
+    from tvmflow.tuning.trial_import import ImportResult
+    from tvmflow.tuning.trials import Trial
+
+
+_TRIALS: Final = "trials are"
+
+
+CHECK_HELP: Final = (
+    "apply each schedule to its kernel, in a child process, and refuse those that do not apply"
 )
-from tvmflow.tuning.listing import find_workload_trials
-from tvmflow.tuning.machine_class import this_machine_class
-from tvmflow.tuning.pack_import import ExportResult, export_pack, import_pack
-from tvmflow.tuning.pruning import PruneResult
-from tvmflow.tuning.replay import ReplayResult
-from tvmflow.tuning.trial_import import ImportResult, merge_ledger
-from tvmflow.tuning.trials import Trial
+
+
+def _target_keys_option() -> tuple[str, ...]:
+    text = "only targets whose key starts with this (may be repeated)"
+    return option("PREFIX", text, default=(), name="--target-key")
+
+
+class ListOptions(Options):
+    """List the targets that have trials, and with --workloads their kernels.
+
+    Examples:
+        tvmflow records ls
+        tvmflow records ls --workloads
+    """
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    workloads: bool = flag("show a line for each workload")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+class ShowOptions(Options):
+    """Show the trials of one workload, the fastest first.
+
+    Examples:
+        # the key is in the output of `records ls --workloads`
+        tvmflow records show 3fa9 --best 5
+    """
+
+    key: str = argument("KEY", "the first characters of the workload's key")
+    target_keys: tuple[str, ...] = _target_keys_option()
+    best: int | None = option("N", "only the N fastest trials", type=positive_int)
+    trace: bool = flag("show the trace of each trial")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+
+
+class ExportOptions(Options):
+    """Write trials into a trial pack, to be imported elsewhere.
+
+    Examples:
+        # the three fastest of every kernel
+        tvmflow records export trials.jsonl.gz --best 3
+    """
+
+    file: Path = argument("FILE", "the trial pack to write; gzipped if it ends in .gz")
+    target_keys: tuple[str, ...] = _target_keys_option()
+    workloads: tuple[str, ...] = option(
+        "PREFIX",
+        "only workloads whose key starts with this (may be repeated)",
+        default=(),
+        name="--workload",
+    )
+    best: int | None = option("N", "only the N fastest trials of each workload", type=positive_int)
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class ImportOptions(Options):
+    """Add the trials of a trial pack that are valid here, or the schedules of a lock file.
+
+    Examples:
+        tvmflow records import trials.jsonl.gz
+        tvmflow records import net.lock.yaml
+    """
+
+    file: Path = argument("FILE", "a trial pack that `export` has written, or a lock file (.yaml)")
+    check: bool = flag(CHECK_HELP)
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class MergeOptions(Options):
+    """Add the trials of another store that are valid on this machine.
+
+    Examples:
+        tvmflow records merge /mnt/colleague/cache
+    """
+
+    dir: Path = argument("DIR", "a store, or the ledger of a store")
+    check: bool = flag(CHECK_HELP)
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class PruneOptions(Options):
+    """Show which trials would be removed, and with --yes remove them.
+
+    They may be measured again.
+
+    Examples:
+        # keep the ten fastest of every kernel
+        tvmflow records prune --keep-best 10
+        tvmflow records prune --keep-best 10 --yes
+    """
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    keep_best: int | None = option(
+        "N", "all but the N fastest trials of each workload", type=positive_int
+    )
+    failed: bool = flag("trials that failed")
+    older_than: float | None = option("DAYS", "only trials that are older than this", type=days)
+    tvm_other: bool = flag("only trials of another build of TVM than the installed one")
+    yes: bool = flag("remove them; without this option nothing is changed")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
+
+class VerifyOptions(Options):
+    """Read every trial and repair what is damaged.
+
+    The exit code is 1 when trials were quarantined.
+
+    Examples:
+        tvmflow records verify
+    """
+
+    target_keys: tuple[str, ...] = _target_keys_option()
+    replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
+    store: StoreOption = store_option(_TRIALS)
+    json: bool = flag(JSON_HELP)
+    verbosity: int
 
 
 @with_disk_errors
 def list_targets(options: ListOptions) -> int:
     """List the targets that have trials, and with --workloads their kernels."""
+    from tvmflow.cli.output import print_json, print_lines
+    from tvmflow.core.project import shortest_path
+    from tvmflow.tuning.ledger_folders import list_target_folders
+
     ledger = options.store.locate().ledger
     folders = list_target_folders(Path(ledger), options.target_keys)
     workloads = options.workloads
@@ -67,6 +182,9 @@ def list_targets(options: ListOptions) -> int:
 @with_disk_errors
 def show(options: ShowOptions) -> int:
     """Show the trials of one workload, the fastest first."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.tuning.listing import find_workload_trials
+
     ledger = Path(options.store.locate().ledger)
     workloads = [
         workload._replace(trials=workload.trials[: options.best])
@@ -83,6 +201,9 @@ def show(options: ShowOptions) -> int:
 @with_disk_errors
 def export(options: ExportOptions) -> int:
     """Write trials into a trial pack, to be imported elsewhere."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.tuning.pack_import import export_pack
+
     packed = export_pack(
         options.file,
         Path(options.store.locate().ledger),
@@ -98,6 +219,11 @@ def export(options: ExportOptions) -> int:
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
     """Add the trials of a trial pack that are valid here, or the schedules of a lock file."""
+    from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
+    from tvmflow.release.lock_trials import SUFFIXES, import_lock
+    from tvmflow.tuning.machine_class import this_machine_class
+    from tvmflow.tuning.pack_import import import_pack
+
     store = options.store.open()
     check_kind(options.file, TRIALS, LOCK)
     import_file = import_lock if options.file.suffix in SUFFIXES else import_pack
@@ -109,6 +235,9 @@ def import_trials(options: ImportOptions) -> int:
 @with_disk_errors
 def merge(options: MergeOptions) -> int:
     """Add the trials of another store that are valid on this machine."""
+    from tvmflow.tuning.machine_class import this_machine_class
+    from tvmflow.tuning.trial_import import merge_ledger
+
     store = options.store.open()
     with store.running(), start_trace_check(store, options.check) as checker:
         result = merge_ledger(options.dir, Path(store.ledger), this_machine_class(), checker)
@@ -119,10 +248,14 @@ def start_trace_check(
     store: LocalStore, check: bool
 ) -> contextlib.AbstractContextManager[replay.TraceCheck | None]:
     """Give what applies traces before they are imported; None without `check`."""
+    from tvmflow.tuning import replay
+
     return replay.TraceCheck.start(store) if check else contextlib.nullcontext()
 
 
 def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) -> int:
+    from tvmflow.cli.output import print_outcome
+
     value = {
         "targets": [target._asdict() for target in result.targets],
         "problems": result.problems,
@@ -135,6 +268,11 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
 @with_disk_errors
 def prune(options: PruneOptions) -> int:
     """Show which trials would be removed, and with --yes remove them."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.inventory import require_store
+    from tvmflow.tuning import pruning
+    from tvmflow.tuning.machine_class import this_machine_class
+
     criteria = pruning.PruneCriteria(
         options.keep_best, options.failed, options.older_than, options.tvm_other
     )
@@ -157,6 +295,11 @@ def prune(options: PruneOptions) -> int:
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
     """Read every trial and repair what is damaged."""
+    from tvmflow.cli.output import print_outcome
+    from tvmflow.store.inventory import require_store
+    from tvmflow.tuning import replay
+    from tvmflow.tuning.ledger_folders import check_ledger
+
     store = require_store(options.store.locate())
     root = Path(store.ledger)
     replayed = None
@@ -194,6 +337,8 @@ _SHOWN_PROBLEMS: Final = 10
 
 def format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
     """Yield the line of a target, with those of its workloads if `workloads` is set."""
+    from tvmflow.tuning import listing
+
     summary = listing.summarize_target(folder)
     days = f"{summary.first[:10]} to {summary.last[:10]}" if summary.first else "never"
     fields = [
@@ -224,6 +369,8 @@ def _format_workload(summary: listing.WorkloadSummary) -> str:
 
 def format_trials(workload: listing.WorkloadTrials, *, trace: bool) -> Iterator[str]:
     """Yield the lines of a workload and its trials, with the trace of each if `trace` is set."""
+    from tvmflow.tuning import listing
+
     yield f"workload {workload.key}{_indent(workload.description.text)}"
     yield f"on {workload.target[:_SHORT_KEY]}  {workload.target_text}"
     for trial in workload.trials:
@@ -338,6 +485,8 @@ def _format_counts(failed: int, unreadable: int) -> str:
 
 def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
     """Return the summary of a target, with those of its workloads if `workloads` is set."""
+    from tvmflow.tuning import listing
+
     value: dict[str, Json] = listing.summarize_target(folder)._asdict()
     if workloads:
         value["by_workload"] = [row.to_json() for row in listing.summarize_workloads(folder)]

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import sys
-import webbrowser
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.arguments import RECIPE_SUFFIXES
-from tvmflow.cli.definitions.report import ReportOptions
-from tvmflow.cli.output import print_lines, print_outcome, write_file
+from tvmflow.cli.arguments import JSON_HELP, RECIPE_SUFFIXES, StoreOption, store_option
+from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.generated_text import shell_word
-from tvmflow.core.project import shortest_path
-from tvmflow.engine.run_records import LATEST, RunRecord, list_runs, read_run, recorded_path
-from tvmflow.pages.content import Page
-from tvmflow.pages.document import render_page
-from tvmflow.pages.run import describe_run, find_previous
-from tvmflow.recipe.lock_file import read_lock
-from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
-from tvmflow.release.page import compare_page, describe_gates, describe_measurements
-from tvmflow.release.sides import Side, load_side, make_side
-from tvmflow.store.local import LocalStore
+
+if TYPE_CHECKING:
+    from tvmflow.engine.run_records import RunRecord
+    from tvmflow.pages.content import Page
+    from tvmflow.release.sides import Side
+    from tvmflow.store.local import LocalStore
+
+
+class ReportOptions(Options):
+    """Write what a run or a release made as one HTML page.
+
+    The page is a single file that loads nothing: it can be mailed, printed, and read without a network.
+
+    Examples:
+        # the last run, in the browser
+        tvmflow report --open
+        # the last run of a recipe
+        tvmflow report net.yaml -o net.html
+        # a release
+        tvmflow report releases/release-1.2.0
+        # what this run changed since a release
+        tvmflow report net.yaml --against releases/release-1.2.0
+    """
+
+    store: StoreOption = store_option()
+    what: str = argument(
+        "RUN|RECIPE|RELEASE",
+        "a run (see `tvmflow runs`), the last run of a recipe or pipeline, or the folder of a release; "
+        "without it, the last run",
+        "?",
+    )
+    against: str | None = option(
+        "RUN|RELEASE|LOCK|last",
+        "compare each build with that of an earlier run, the folder of a release, a lock file, or a folder "
+        "in dist; `last` is the run before that measured one of them, or the release that a release was "
+        "compared with (the default, where there is one)",
+    )
+    output: str | None = option(
+        "FILE", "where the page is written (./report-NAME.html); - for stdout", name="-o --output"
+    )
+    open: bool = flag("then open the page in the browser")
+    json: bool = flag(JSON_HELP)
+    verbosity: int
+
 
 _STDOUT: Final = "-"
 _LAST: Final = "last"
@@ -43,6 +74,13 @@ class _Subject(NamedTuple):
 
 def report(options: ReportOptions) -> int:
     """Write what a run or a release made as one HTML page."""
+    import webbrowser
+
+    from tvmflow.cli.output import print_lines, print_outcome, write_file
+    from tvmflow.engine.run_records import LATEST
+    from tvmflow.pages.document import render_page
+    from tvmflow.release.page import compare_page
+
     store = options.store.locate()
     subject = _find_subject(options.what or LATEST, store)
     before = _find_before(options.against, subject, store)
@@ -67,6 +105,11 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     Raises:
         UsageError: when there is no such run or release.
     """
+    from tvmflow.engine.run_records import read_run
+    from tvmflow.pages.run import describe_run
+    from tvmflow.release.page import describe_gates
+    from tvmflow.release.sides import load_side, make_side
+
     path = Path(what)
     if path.is_dir():
         return _Subject(path.resolve().name, _read_release(path), load_side(what, store), path)
@@ -86,6 +129,8 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
     Raises:
         UsageError: There is nothing of this name, or nothing came before.
     """
+    from tvmflow.release.sides import load_side
+
     if against not in (None, _LAST):
         return load_side(against, store)
     before = _find_last(subject, store)
@@ -99,6 +144,11 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     """Return the last run that measured a library of this one, or the release that this one was compared with."""
+    from tvmflow.core.project import shortest_path
+    from tvmflow.pages.run import find_previous
+    from tvmflow.release.measurements import LOCK
+    from tvmflow.release.sides import load_side, make_side
+
     if subject.side.run:
         run = find_previous(subject.side.run, store)
         return make_side(run) if run else None
@@ -112,6 +162,10 @@ def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
 
 
 def _read_release(folder: Path) -> Page:
+    from tvmflow.recipe.lock_file import read_lock
+    from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
+    from tvmflow.release.page import describe_measurements
+
     if not (folder / LOCK).is_file():
         raise UsageError(
             f"{folder} is not the folder of a release: it has no {LOCK}",
@@ -125,6 +179,10 @@ def _read_release(folder: Path) -> Page:
 
 def _find_run_of(path: Path, store: LocalStore) -> RunRecord:
     """Return the last run of a recipe or a pipeline."""
+    from tvmflow.core.generated_text import shell_word
+    from tvmflow.core.project import shortest_path
+    from tvmflow.engine.run_records import list_runs, recorded_path
+
     runs: Iterable[RunRecord] = list_runs(store).runs
     for record in runs:
         if str(recorded_path(path)) in (source.path for source in record.sources):

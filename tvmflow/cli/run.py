@@ -4,45 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.arguments import ExecutionOptions, OutputOptions
-from tvmflow.cli.ci_messages import report_failures
-from tvmflow.cli.definitions.run import RunOptions
-from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.executors import check_executor_options
-from tvmflow.cli.output import check_output_file, print_json, print_lines, print_notes, write_file
-from tvmflow.cli.plan import show_plan
-from tvmflow.cli.plan_execution import PlanExecution, show_report
-from tvmflow.cli.release import check_release, check_reproducible, release, retune
-from tvmflow.cli.remote_cache import must_upload
-from tvmflow.core import errors, signing
-from tvmflow.core.disk_errors import disk_errors, make_folder
+from tvmflow.cli.arguments import (
+    ExecutionOptions,
+    LockOptions,
+    OutputOptions,
+    RecipeOptions,
+    StoreOption,
+    force_option,
+    store_option,
+)
+from tvmflow.cli.options import Options, flag, option
+from tvmflow.core import errors
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, UsageError
-from tvmflow.core.fork_server import ForkServer
-from tvmflow.core.types import Plan, StageSpec
-from tvmflow.engine.interim import is_search, with_best_so_far
-from tvmflow.engine.junit import junit_xml, markdown_summary
-from tvmflow.engine.report import RunReport
-from tvmflow.engine.run_records import Recording, record_run
-from tvmflow.engine.up_to_date import confirm_run
-from tvmflow.planning.decisions import PlanState, evaluate_plan, input_digests
-from tvmflow.planning.prepare import PreparedRun, prepare_run
-from tvmflow.planning.request import RunRequest
-from tvmflow.planning.stage_names import find_stages
-from tvmflow.provenance.source_state import read_builder_id
-from tvmflow.stages import STAGES
-from tvmflow.store.local import LocalStore
 
-# ---------------------------------------------------------------- ir dump
-# The dump of IR for `tvmflow run --dump-ir`: stages that lower a model lower it once more, into a
-# folder.
-#
-# Results and keys are not affected. Stages that are up to date are lowered too, so the dump does
-# not depend on the state of the store.
+if TYPE_CHECKING:
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.core.types import Plan, StageSpec
+    from tvmflow.engine.report import RunReport
+    from tvmflow.engine.run_records import Recording
+    from tvmflow.planning.decisions import PlanState
+    from tvmflow.planning.prepare import PreparedRun
+    from tvmflow.planning.request import RunRequest
+    from tvmflow.store.local import LocalStore
+
+    RunPlan = Callable[[Plan], RunReport]
+    """Runs a plan and shows its progress."""
+
+
+class RunOptions(Options):
+    """Bring recipes up to date and deliver their libraries.
+
+    What is up to date is not run again. Verified files are in dist/RECIPE/TARGET/.
+
+    Examples:
+        # everything of one recipe
+        tvmflow run recipes/digits.yaml
+        # all recipes, two stages at a time; go on after a failure
+        tvmflow run recipes/*.yaml --jobs 2 --keep-going
+        # one target, without tuning
+        tvmflow run net.yaml --target cortex-a72 --pipeline compile
+        # exactly what the lock file records, or nothing
+        tvmflow run net.yaml --locked
+    """
+
+    store: StoreOption = store_option()
+    recipes: RecipeOptions
+    execution: ExecutionOptions
+    lock: LockOptions
+    output: OutputOptions
+    dump_ir: Path | None = option(
+        "DIR",
+        "then lower the models once more, also those that are up to date, and write the IR after each pass to DIR",
+    )
+    check_reproducible: bool = flag(
+        "then build everything twice more, each time from an empty store, and report the first difference"
+    )
+    dry_run: bool = flag(
+        "show what would run and what it would cost, as `plan` does, and run nothing"
+    )
+    best_so_far: bool = flag(
+        "search no further: deliver the library of the best trials that earlier runs measured"
+    )
+    force: tuple[str, ...] = force_option()
+    summary: Path | None = option(
+        "FILE", "append a summary in Markdown to FILE, such as $GITHUB_STEP_SUMMARY"
+    )
+    junit: Path | None = option(
+        "FILE", "write a test case for each stage and gate to FILE, as JUnit XML"
+    )
+    argv: tuple[str, ...]
 
 
 _PRELOAD: Final = ("numpy", "tvm")
@@ -78,6 +112,10 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
     Raises:
         StageError: No stage of the plan lowers a model.
     """
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.stages import STAGES
+
     specs = [spec for spec in plan.stages if STAGES[spec.stage].TRAITS.dump_ir]
     if not specs:
         names = " and ".join(name for name, stage in STAGES.items() if stage.TRAITS.dump_ir)
@@ -95,6 +133,9 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
 def _dump_stage(
     spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
 ) -> StageDump:
+    from tvmflow.planning.decisions import input_digests
+    from tvmflow.stages import STAGES
+
     missing = [need.maker for need in spec.needs if need.stage_id not in state.artifacts]
     if missing:
         return StageDump(spec.id, None, f"{missing[0]} has no result", EXIT_FAILED)
@@ -119,10 +160,6 @@ def _dump_stage(
 _log = logging.getLogger(__name__)
 
 
-RunPlan = Callable[[Plan], RunReport]
-"""Runs a plan and shows its progress."""
-
-
 class FinishedRun(NamedTuple):
     """A run that has ended, successfully or not."""
 
@@ -132,6 +169,9 @@ class FinishedRun(NamedTuple):
 
 def run(options: RunOptions) -> int:
     """Bring recipes up to date and deliver their libraries."""
+    from tvmflow.cli.output import check_output_file
+    from tvmflow.engine.run_records import record_run
+
     for file in (options.summary, options.junit):
         check_output_file(file, options.recipes.recipes)
     store = options.store.open()
@@ -143,6 +183,11 @@ def run(options: RunOptions) -> int:
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
     """Write what CI services show of a run."""
+    from tvmflow.cli.ci_messages import report_failures
+    from tvmflow.cli.output import write_file
+    from tvmflow.core.disk_errors import disk_errors, make_folder
+    from tvmflow.engine.junit import junit_xml, markdown_summary
+
     report = recording.report
     if report is None:
         return
@@ -159,6 +204,10 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
 
 
 def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
+    from tvmflow.cli.plan import show_plan
+    from tvmflow.cli.plan_execution import show_report
+    from tvmflow.cli.release import check_release, check_reproducible, release
+
     request = options.recipes.request(options.lock.find(options.recipes.recipes))
     if options.dry_run:
         show_plan(
@@ -210,6 +259,8 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
 
 def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
     """Write the IR of every stage that lowers a model, show where, and return the exit code."""
+    from tvmflow.cli.output import print_json, print_lines, print_notes
+
     exit_code = EXIT_OK
     for dump in dump_ir(plan, store, folder):
         if output.json:
@@ -255,6 +306,18 @@ def execute(
         revise: Returns what to run in place of the plan, after it ran what it needs to know that;
             or the report of that, when it did not succeed.
     """
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.cli.executors import check_executor_options
+    from tvmflow.cli.plan_execution import PlanExecution
+    from tvmflow.cli.release import retune
+    from tvmflow.cli.remote_cache import must_upload
+    from tvmflow.core import signing
+    from tvmflow.engine.interim import is_search, with_best_so_far
+    from tvmflow.engine.up_to_date import confirm_run
+    from tvmflow.planning.prepare import prepare_run
+    from tvmflow.planning.stage_names import find_stages
+    from tvmflow.provenance.source_state import read_builder_id
+
     check_executor_options(execution)
     # A signing key that cannot be read is better reported before the work than after it.
     signing.load_signing_key()
@@ -302,7 +365,7 @@ def execute(
             prepared = prepared._replace(plan=plan)
         if revise is not None:
             revised = revise(prepared, plans.run)
-            if isinstance(revised, RunReport):
+            if not isinstance(revised, PreparedRun):
                 return FinishedRun(prepared, revised)
             prepared = revised
         return FinishedRun(prepared, plans.run(prepared.plan))
@@ -310,6 +373,8 @@ def execute(
 
 def _best_so_far_command(argv: Sequence[str]) -> str:
     """Return the command that delivers what a run had found when it was interrupted."""
+    import shlex
+
     return shlex.join(["tvmflow", *argv, "--best-so-far"]) if argv else ""
 
 

@@ -4,32 +4,99 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.definitions.run_model import _FILLS, _RANDOM, RunModelOptions
-from tvmflow.cli.output import print_result
-from tvmflow.cli.run_model_result import (
-    ComparedRun,
-    Element,
-    ModelRun,
-    Operator,
-    format_run,
-    summarize_output,
-)
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
+from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
-from tvmflow.core.file_kinds import ARRAYS, BUNDLE, IMAGES, check_kind
-from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.statistics import summarize
-from tvmflow.runtime import loading, samples
-from tvmflow.runtime.input_files import InputFile, parse_input, read_inputs
-from tvmflow.runtime.labels import BEST, predictions_json
-from tvmflow.runtime.module import Module
+
+if TYPE_CHECKING:
+    from tvmflow.cli.run_model_result import ComparedRun, Element, ModelRun
+    from tvmflow.runtime import samples
+    from tvmflow.runtime.input_files import InputFile
+    from tvmflow.runtime.module import Module
+
+
+_RANDOM: Final = "random"
+
+
+_FILLS: Final[Mapping[str, int]] = {"zeros": 0, "ones": 1}
+
+
+class RunModelOptions(Options):
+    """Run a bundle on images, arrays, or random numbers.
+
+    Examples:
+        # the classes of images
+        tvmflow run-model dist/net/host/net.tvmflow cat.jpg dog.jpg --top 3
+        # all samples of an npz file; write the outputs
+        tvmflow run-model net.tvmflow in.npz --output out.npz
+        # a file for each of two inputs, an array and numbers as text
+        tvmflow run-model net.tvmflow ids=ids.npy scale=scale.txt
+        # beside another runtime
+        tvmflow run-model net.tvmflow --compare onnxruntime
+    """
+
+    bundle: Path = argument("BUNDLE", "a delivered .tvmflow file")
+    files: tuple[str, ...] = argument(
+        "INPUT",
+        "files with inputs, FILE or NAME=FILE: npz (an array for each input, by name), npy, numbers as text, images; - is the standard input",
+        nargs="*",
+    )
+    trusted: tuple[Path, ...] = option(
+        "KEYS",
+        "run only what one of these keys signed: a .pub file or a folder of them (may be repeated)",
+        default=(),
+    )
+    input: tuple[str, ...] = option(
+        "INPUT",
+        "the same as a file without this option; more samples than a batch holds run in batches (may be repeated)",
+        default=(),
+    )
+    fill: str = option(
+        None,
+        f"the values of inputs where no file is given ({_RANDOM})",
+        default=_RANDOM,
+        choices=(_RANDOM, *_FILLS),
+    )
+    seed: int = option("N", "the seed of random inputs (0)", default=0)
+    output: Path | None = option("NPZ", "write the outputs to this file, by name")
+    top: int | None = option(
+        "N",
+        "show the indices of the N largest elements of each sample's outputs; for images the N best classes (5)",
+        type=positive_int,
+    )
+    threads: int | None = option(
+        "N",
+        "threads of kernels (TVM_NUM_THREADS, else one for each core that may be used)",
+        type=positive_int,
+    )
+    print_time: bool = flag("show the latency of a call")
+    repeat: int = option("N", "repeats of a measurement (10)", default=10, type=positive_int)
+    profile: bool = flag("show the time of each operator")
+    compare: tuple[str, ...] = option(
+        "RUNTIME",
+        "run the model in onnxruntime, openvino, pytorch or tensorrt, too, and compare outputs and latency (may be repeated)",
+        default=(),
+    )
+    model: Path | None = option(
+        "FILE",
+        "the model's file for --compare; without it, the one that the library was built from, if this machine still has it",
+    )
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+
 
 _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 
 def run_model(options: RunModelOptions) -> int:
     """Run a bundle on images, arrays, or random numbers."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.cli.run_model_result import ModelRun, format_run, summarize_output
+    from tvmflow.runtime import loading, samples
+    from tvmflow.runtime.input_files import parse_input
+
     _check_bundle(options.bundle)
     if options.model and not options.compare:
         raise UsageError(
@@ -69,6 +136,9 @@ def _check_bundle(path: Path) -> None:
     Raises:
         UsageError: when there is no file, or it is certainly something else.
     """
+    from tvmflow.core.file_kinds import BUNDLE, check_kind
+    from tvmflow.core.named_files import is_file, missing_file_text
+
     check_kind(path, BUNDLE)
     if not is_file(path):
         inside = sorted(path.glob(f"*{_BUNDLE_SUFFIX}")) if path.is_dir() else []
@@ -83,6 +153,10 @@ def _describe_fill(options: RunModelOptions) -> str:
 def _read_samples(
     module: Module, files: Sequence[InputFile], options: RunModelOptions
 ) -> samples.Samples:
+    from tvmflow.core.file_kinds import ARRAYS, IMAGES, check_kind
+    from tvmflow.runtime import samples
+    from tvmflow.runtime.input_files import read_inputs
+
     for file in files:
         check_kind(Path(file.path), ARRAYS, IMAGES)
     if files:
@@ -103,6 +177,8 @@ def _add_best(
     top: int | None,
 ) -> ModelRun:
     """Return the result with the best classes of each image, or the largest elements that were asked for."""
+    from tvmflow.runtime.labels import BEST, predictions_json
+
     if (
         module.classes
         and files
@@ -125,6 +201,9 @@ def _add_times(
     result: ModelRun, module: Module, feed: samples.Samples, options: RunModelOptions
 ) -> ModelRun:
     """Return the result with the measurements that were asked for."""
+    from tvmflow.cli.run_model_result import Operator
+    from tvmflow.core.statistics import summarize
+
     if options.print_time:
         times = module.latency(feed.batches[0], repeat=options.repeat)
         result = result._replace(ms=summarize([seconds * 1e3 for seconds in times])._asdict())
@@ -149,6 +228,8 @@ def _compare(module: Module, feed: samples.Samples, options: RunModelOptions) ->
 def _find_largest(array: samples.Array, count: int) -> list[list[Element]]:
     """Return the largest elements of each sample, the largest first; NaN is never among them."""
     import numpy as np
+
+    from tvmflow.cli.run_model_result import Element
 
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
     order = np.argsort(np.where(np.isnan(rows), -np.inf, rows), axis=1)[:, ::-1][:, :count]

@@ -7,11 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import RECIPE_SUFFIXES
-from tvmflow.cli.definitions.runs import LogsOptions, RunsOptions
-from tvmflow.cli.output import print_lines, print_result
+from tvmflow.cli.arguments import JSON_HELP, RECIPE_SUFFIXES, StoreOption, store_option
+from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import (
     age_text,
@@ -23,14 +22,58 @@ from tvmflow.core.formatting import (
     shorten,
     size_text,
 )
-from tvmflow.core.project import shortest_path
-from tvmflow.core.tables import table
-from tvmflow.core.terminal import find_width
-from tvmflow.core.types import Json
-from tvmflow.engine.run_records import RunRecord, list_runs, read_run
-from tvmflow.engine.stage_logs import StageLog, find_logs, follow, read_text
-from tvmflow.engine.summary import count_stages, make_headline
-from tvmflow.store.leases import active_runs
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json
+    from tvmflow.engine.run_records import RunRecord
+    from tvmflow.engine.stage_logs import StageLog
+
+
+_SHOWN_RUNS: Final = 20
+
+
+class RunsOptions(Options):
+    """List the last runs that did something, the last one first.
+
+    A run that was up to date leaves no record. `show run` shows all of one run.
+
+    Examples:
+        tvmflow runs
+        # all that is known of the last run, and of the one before
+        tvmflow show run
+        tvmflow show run latest~1
+    """
+
+    limit: int = option(
+        "N", f"how many to list ({_SHOWN_RUNS})", default=_SHOWN_RUNS, type=positive_int
+    )
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option()
+
+
+class LogsOptions(Options):
+    """Show the log of a stage.
+
+    It is that of its last execution. Without a stage, the logs that there are are listed.
+
+    Of each stage there is one log: a later execution replaces it.
+
+    Examples:
+        tvmflow logs
+        tvmflow logs tune/host
+        # of one recipe, as for `explain`
+        tvmflow logs net.yaml tune/host
+        # while it runs, in another terminal
+        tvmflow logs tune --follow
+    """
+
+    recipe: str | None = argument("RECIPE", "only stages of this recipe or pipeline", "?")
+    stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
+    run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
+    follow: bool = flag("go on with what is written, until no run uses the store any more")
+    store: StoreOption = store_option("logs are")
+    verbosity: int
+
 
 _MAX_NAMES: Final = 24
 # From here on a row has room for the beginning of a headline.
@@ -39,6 +82,9 @@ _WIDE: Final = 72
 
 def runs(options: RunsOptions) -> int:
     """List the last runs that did something, the last one first."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.engine.run_records import list_runs
+
     history = list_runs(options.store.locate_named(), options.limit)
     value = {
         "runs": [_to_json(run) for run in history.runs],
@@ -50,6 +96,8 @@ def runs(options: RunsOptions) -> int:
 
 def _to_json(run: RunRecord) -> dict[str, Json]:
     """Return a row; the facts of stages and the text of recipes are in the record itself."""
+    from tvmflow.engine.summary import make_headline
+
     return {
         "id": run.id,
         "argv": list(run.argv),
@@ -65,6 +113,9 @@ def _to_json(run: RunRecord) -> dict[str, Json]:
 
 
 def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) -> Iterator[str]:
+    from tvmflow.core.tables import table
+    from tvmflow.core.terminal import find_width
+
     for path, reason in damaged:
         yield f"damaged record: {path}: {reason}"
     if not runs:
@@ -83,6 +134,8 @@ def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) 
 
 
 def _cells(run: RunRecord) -> dict[str, str]:
+    from tvmflow.engine.summary import count_stages, make_headline
+
     recipes = list(dict.fromkeys(recipe.recipe for recipe in run.recipes))
     return {
         "run": run.id,
@@ -110,6 +163,12 @@ def _name_recipes(recipes: Sequence[str]) -> str:
 
 def logs(options: LogsOptions) -> int:
     """Show the log of a stage."""
+    from tvmflow.cli.output import print_lines
+    from tvmflow.core.project import shortest_path
+    from tvmflow.engine.run_records import read_run
+    from tvmflow.engine.stage_logs import find_logs, follow, read_text
+    from tvmflow.store.leases import active_runs
+
     store = options.store.locate()
     run = read_run(store, options.run_id) if options.run_id else None
     path, stage = options.recipe, options.stage
@@ -156,6 +215,9 @@ def _printable_line(line: str) -> str:
 
 
 def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
+    from tvmflow.core.tables import table
+    from tvmflow.core.terminal import find_width
+
     rows = [
         {
             "stage": log.stage_id,

@@ -2,62 +2,105 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli import records
-from tvmflow.cli.arguments import RECIPE_SUFFIXES
-from tvmflow.cli.definitions.show import ShowKernelOptions, ShowKernelsOptions, ShowRunOptions
-from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.cli.output import print_result
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    RECIPE_SUFFIXES,
+    StoreOption,
+    pipeline_option,
+    store_option,
+)
+from tvmflow.cli.options import Options, argument, flag
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, duration_text, excerpt, latency_text, names_text
-from tvmflow.core.generated_text import shell_word
-from tvmflow.core.project import shortest_path
-from tvmflow.core.tables import table
-from tvmflow.core.terminal import find_width
-from tvmflow.core.types import Json
-from tvmflow.engine.kernel_details import (
-    BuiltLibrary,
-    ChosenTrials,
-    KernelDetails,
-    KernelRow,
-    find_kernel,
-    find_trials,
-    list_libraries,
-    list_rows,
-    make_kernel_code,
-    read_details,
-)
-from tvmflow.engine.report import STOPPED, StageReport
-from tvmflow.engine.run_records import LATEST, RunRecord, read_run
-from tvmflow.engine.summary import summary
-from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.prepare import prepare_run
-from tvmflow.planning.request import RunRequest
-from tvmflow.stages.build import OWN_SCHEDULE, TUNED, UNSCHEDULED
-from tvmflow.stages.kernel_code import KernelCode
-from tvmflow.store.local import LocalStore
 
-# ---------------------------------------------------------------- show kernels
-# `tvmflow show kernels` and `tvmflow show kernel`: the kernels of libraries, and all that is known
-# of one.
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json
+    from tvmflow.engine.kernel_details import BuiltLibrary, ChosenTrials, KernelDetails, KernelRow
+    from tvmflow.engine.report import StageReport
+    from tvmflow.engine.run_records import RunRecord
+    from tvmflow.stages.kernel_code import KernelCode
+    from tvmflow.store.local import LocalStore
+
+
+_SUBJECT: Final = "RECIPE|RUN"
+_SUBJECT_HELP: Final = "a recipe that was run, or a run (see `tvmflow runs`)"
+
+
+class ShowRunOptions(Options):
+    """Show what a run was asked for, and what each of its stages did and said.
+
+    Examples:
+        tvmflow show run
+        # the run before the last one
+        tvmflow show run latest~1
+        # with the recipes as they were, and the facts of each stage
+        tvmflow show run --json
+    """
+
+    run_id: str | None = argument(
+        "RUN", "its id or the beginning of it, `latest` (the default), or `latest~1`", "?"
+    )
+    json: bool = flag("print the record as one line of JSON")
+    store: StoreOption = store_option()
+
+
+class ShowKernelsOptions(Options):
+    """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model.
+
+    The slowest comes first. `show kernel` shows all that is known of one, and its code.
+
+    Examples:
+        tvmflow show kernels net.yaml
+        tvmflow show kernels net.yaml host --json
+    """
+
+    what: str = argument(_SUBJECT, _SUBJECT_HELP)
+    target: str | None = argument("TARGET", "only this target", "?")
+    pipeline: str | None = pipeline_option()
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option()
+
+
+class ShowKernelOptions(Options):
+    """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code.
+
+    Its code is made again from the stored results, as `build` made it.
+
+    Examples:
+        tvmflow show kernel net.yaml fused_conv2d
+        # what the schedule does, and what LLVM made of it
+        tvmflow show kernel net.yaml fused_conv2d --schedule --asm
+        # in the last run but one
+        tvmflow show kernel latest~1 fused_conv2d host --record
+    """
+
+    what: str = argument(_SUBJECT, _SUBJECT_HELP)
+    kernel: str = argument("KERNEL", "its name, or the beginning of it")
+    target: str | None = argument("TARGET", "only this target", "?")
+    tir: bool = flag("show the scheduled kernel as TVMScript")
+    schedule: bool = flag("show the instructions of its schedule as Python")
+    record: bool = flag("show the trial behind its schedule, or else the best one")
+    asm: bool = flag("show its assembly; for a GPU, its CUDA C")
+    pipeline: str | None = pipeline_option()
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option()
 
 
 _SHOWN_KEY: Final = 12
 _MAX_KERNEL: Final = 40
 _NUMBERS: Final = ("time", "per inference", "alone", "calls")
-_WITHOUT_RULE: Final = {
-    OWN_SCHEDULE: "its own: it was written with its loops",
-    UNSCHEDULED: "none: it runs as one loop after the other",
-}
 
 
 def show_kernels(options: ShowKernelsOptions) -> int:
     """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.engine.kernel_details import list_rows
+
     store = options.store.open_to_read()
     libraries = _find_libraries(options, store)
     tables = {library.name: list_rows(library, store) for library in libraries}
@@ -68,6 +111,9 @@ def show_kernels(options: ShowKernelsOptions) -> int:
 
 def show_kernel(options: ShowKernelOptions) -> int:
     """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.engine.kernel_details import find_kernel
+
     store = options.store.open_to_read()
     libraries = _find_libraries(options, store)
     names = find_kernel(libraries, options.kernel)
@@ -90,6 +136,11 @@ def _find_libraries(
     Raises:
         UsageError: None was built.
     """
+    from tvmflow.core.generated_text import shell_word
+    from tvmflow.core.project import shortest_path
+    from tvmflow.engine.kernel_details import list_libraries
+    from tvmflow.engine.run_records import read_run
+
     what = options.what
     if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
         command = f"tvmflow run {shell_word(what)}"
@@ -118,6 +169,12 @@ def _list_finished(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[StageReport]:
     """Return the stages of a recipe that are up to date, for one target or all."""
+    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.engine.report import StageReport
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import prepare_run
+    from tvmflow.planning.request import RunRequest
+
     request = RunRequest((options.what,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan
     artifacts = evaluate_plan(plan, store).artifacts
@@ -129,6 +186,9 @@ def _list_finished(
 
 
 def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
+    from tvmflow.core.tables import table
+    from tvmflow.core.terminal import find_width
+
     width = find_width()
     for name, rows in tables.items():
         yield f"{name}: {count_text(len(rows), 'kernel')}"
@@ -178,6 +238,8 @@ class _ShownKernel(NamedTuple):
     code: KernelCode | None
 
     def to_json(self) -> dict[str, Json]:
+        from tvmflow.cli import records
+
         value = self.details.to_json()
         if self.trials is not None:
             workloads = map(records.workload_to_json, self.trials.select())
@@ -190,6 +252,8 @@ class _ShownKernel(NamedTuple):
 def _read_kernel(
     library: BuiltLibrary, kernel: str, options: ShowKernelOptions, store: LocalStore
 ) -> _ShownKernel:
+    from tvmflow.engine.kernel_details import find_trials, make_kernel_code, read_details
+
     details = read_details(library, kernel, store)
     trials = find_trials(library, details.row, store) if options.record else None
     code = None
@@ -199,6 +263,10 @@ def _read_kernel(
 
 
 def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator[str]:
+    import textwrap
+
+    from tvmflow.core.terminal import find_width
+
     details = kernel.details
     yield f"{kernel.library.name}: {details.row.name}"
     fields = {name: text for name, text in _list_fields(kernel) if text}
@@ -245,13 +313,17 @@ def _nodes_text(details: KernelDetails) -> str:
 
 
 def _schedule_text(details: KernelDetails) -> str:
+    from tvmflow.stages.build import OWN_SCHEDULE, TUNED, UNSCHEDULED
+
     if details.row.schedule == TUNED:
         text = "found by a search"
         if details.trials is None:
             return text
         return f"{text}: the best of {count_text(details.trials, 'trial')}"
-    if details.row.schedule in _WITHOUT_RULE:
-        return _WITHOUT_RULE[details.row.schedule]
+    if details.row.schedule == OWN_SCHEDULE:
+        return "its own: it was written with its loops"
+    if details.row.schedule == UNSCHEDULED:
+        return "none: it runs as one loop after the other"
     text = f"by the rule {details.row.schedule}"
     if not details.trials:
         return text
@@ -291,6 +363,8 @@ def _roofline_text(kernel: _ShownKernel) -> str:
 
 def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
     """Yield the lines of the trial behind a schedule, or of the best one, and where there are more."""
+    from tvmflow.cli import records
+
     row, selected = kernel.details.row, trials.select()
     if not row.workload and not trials.chosen:
         yield "no trial: this library was built without a search (`tune: {trials: 64}` in the recipe)"
@@ -315,12 +389,21 @@ _SHOWN_COMMIT: Final = 12
 
 def show_run(options: ShowRunOptions) -> int:
     """Show what a run was asked for, and what each of its stages did and said."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.engine.run_records import LATEST, read_run
+
     run = read_run(options.store.locate(), options.run_id or LATEST)
     print_result(run.to_json(), _format_run(run), as_json=options.json)
     return EXIT_OK
 
 
 def _format_run(run: RunRecord) -> Iterator[str]:
+    from tvmflow.core.generated_text import shell_word
+    from tvmflow.core.project import shortest_path
+    from tvmflow.core.terminal import find_width
+    from tvmflow.engine.report import STOPPED
+    from tvmflow.engine.summary import summary
+
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began_s))
     machine = (
         f"{run.machine.name}: {run.machine.cpu}, {run.machine.cpus} CPUs, {run.machine.platform}"

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.definitions.targets import TargetsOptions
-from tvmflow.cli.output import print_result
+from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
+from tvmflow.cli.options import Options, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
-from tvmflow.core.suggestions import nearest
-from tvmflow.core.tables import columns
-from tvmflow.core.types import Json
-from tvmflow.store.local import LocalStore
-from tvmflow.targets._presets import PRESETS
-from tvmflow.targets.capabilities import (
-    Capabilities,
-    emulator_name,
-    find_capabilities,
-    has_schedule_rules,
-)
-from tvmflow.targets.emulation import INSTALL, find_emulators
-from tvmflow.targets.facts import load_cpus, load_target_facts
-from tvmflow.targets.host import read_host
-from tvmflow.targets.platforms import parse_triple
-from tvmflow.targets.resolve import resolve
-from tvmflow.targets.tvm_target import cpu_target
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json
+    from tvmflow.store.local import LocalStore
+    from tvmflow.targets.capabilities import Capabilities
+
+
+class TargetsOptions(Options):
+    """List targets, and what this machine can do for each.
+
+    Examples:
+        tvmflow targets
+        # the values of `mcpu` for one architecture
+        tvmflow targets --cpus aarch64
+    """
+
+    cpus: str | None = option("ARCH", "list the CPUs that LLVM knows for an architecture instead")
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option("facts about targets are")
+
 
 # Architecture, as people and kernels call it -> a triple that LLVM has CPUs for.
 _TRIPLES: Final = {
@@ -34,7 +37,6 @@ _TRIPLES: Final = {
     "riscv64": "riscv64-linux-gnu",
     "x86_64": "x86_64-linux-gnu",
 }
-_RUNS_HERE: Final = Capabilities._fields.index("runs_here")
 _HEADINGS: Final = (
     *("target", "processor", "built", "linked", "runs here", "measured here"),
     "description",
@@ -57,6 +59,9 @@ class _Row(NamedTuple):
 
 def targets(options: TargetsOptions) -> int:
     """List targets, and what this machine can do for each."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.targets.facts import load_cpus
+
     store = options.store.open_to_read()
     if options.cpus is not None:
         names = load_cpus(store, _find_triple(options.cpus))
@@ -69,6 +74,9 @@ def targets(options: TargetsOptions) -> int:
 
 
 def _find_triple(arch: str) -> str:
+    from tvmflow.core.suggestions import nearest
+    from tvmflow.targets.platforms import parse_triple
+
     triple = _TRIPLES.get(parse_triple(arch).arch)
     if triple is None:
         names = nearest(arch, _TRIPLES)
@@ -81,6 +89,13 @@ def _find_triple(arch: str) -> str:
 
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
+    from tvmflow.targets._presets import PRESETS
+    from tvmflow.targets.capabilities import emulator_name, find_capabilities
+    from tvmflow.targets.facts import load_target_facts
+    from tvmflow.targets.host import read_host
+    from tvmflow.targets.resolve import resolve
+    from tvmflow.targets.tvm_target import cpu_target
+
     host = read_host()
     facts = load_target_facts(store, [preset.tvm for preset in PRESETS.values()], host)
     for (name, preset), fact in zip(PRESETS.items(), facts, strict=True):
@@ -101,18 +116,26 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
 
 
 def _format_table(rows: Sequence[_Row]) -> list[str]:
+    from tvmflow.core.tables import columns
+    from tvmflow.targets.capabilities import Capabilities
+    from tvmflow.targets.emulation import find_emulators
+
+    runs_here = Capabilities._fields.index("runs_here")
     cells: list[Sequence[str]] = [_HEADINGS]
     for row in rows:
         marks = ["no" if reason else "yes" for reason in row.capabilities]
         if row.emulated_by:
             installed = find_emulators()[row.emulated_by]
-            marks[_RUNS_HERE] = row.emulated_by if installed else f"no ({row.emulated_by})"
+            marks[runs_here] = row.emulated_by if installed else f"no ({row.emulated_by})"
         cells.append((row.name, f"{row.triple} {row.cpu}", *marks, row.description))
     return columns(cells)
 
 
 def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     """Yield every reason for a `no` in the table, with the targets that it concerns."""
+    from tvmflow.targets.capabilities import has_schedule_rules
+    from tvmflow.targets.emulation import INSTALL, find_emulators
+
     names: dict[str, list[str]] = {}
     for row in rows:
         for reason in _list_reasons(row.capabilities):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_runs import RunHost, outcomes, plan_of, store_in
-from tvmflow.cli import main, push_pull
+from tvmflow.cli import cache, main
 from tvmflow.cli.arguments import RunRemoteCacheOptions
 from tvmflow.cli.commands import Command
 from tvmflow.cli.options import Options
@@ -34,8 +34,13 @@ class OnlyRemote(Options):
     remote: RunRemoteCacheOptions
 
 
+def run_nothing(options: OnlyRemote) -> int:
+    """Return the exit code of a command that does nothing."""
+    return 0
+
+
 def parse_remote(*arguments: str) -> RunRemoteCacheOptions:
-    parser = CommandParser(Command("run", OnlyRemote))
+    parser = CommandParser(Command("run", run_nothing))
     options = parser.read_options(parser.parse(arguments))
     assert isinstance(options, OnlyRemote)
     return options.remote
@@ -153,8 +158,8 @@ def test_pull_shows_problems_with_trials(
     """The exit code alone does not say what is missing."""
     plan = plan_of()
     problems = ["trials of cpu: damaged"]
-    monkeypatch.setattr(push_pull, "_evaluate", lambda *_: (plan, evaluate_plan(plan, store)))
-    monkeypatch.setattr(push_pull, "_pull_trials", lambda *_: (0, problems))
+    monkeypatch.setattr(cache, "_evaluate", lambda *_: (plan, evaluate_plan(plan, store)))
+    monkeypatch.setattr(cache, "_pull_trials", lambda *_: (0, problems))
     command = ("pull", "a.yaml", "--ledger", "--remote", str(tmp_path))
     assert cache_command(store, *command) == 1
     assert capsys.readouterr().out.splitlines()[-1] == problems[0]

@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import Count
 from tests.support.file_damage import CONTENT, FAULTS
 from tests.support.small_runs import RunHost, plan_of
-from tvmflow.cli.cache import CHECKS
+from tvmflow.cli.cache import store_checks
 from tvmflow.core.errors import EXIT_OK, StoreError
 from tvmflow.engine import answers
 from tvmflow.store.disk import StoreFolder
@@ -130,7 +130,7 @@ def quiet(done: int, total: int) -> None: ...
 
 
 def names_of_damage(store: LocalStore) -> list[str]:
-    return [finding.name for finding in check_integrity(store, quiet, CHECKS).findings]
+    return [finding.name for finding in check_integrity(store, quiet, store_checks()).findings]
 
 
 def run_again(host: RunHost) -> None:
@@ -156,7 +156,7 @@ def test_damage_is_found_and_named(host: RunHost, kind: str, fault: str) -> None
     names = names_of_damage(store)
     if must_be_found(kind, fault):
         assert any(path.name in name for name in names), (path, names)
-    repair_store(LocalStore(store.root), quiet, CHECKS)
+    repair_store(LocalStore(store.root), quiet, store_checks())
     run_again(host)
     assert names_of_damage(LocalStore(store.root)) == []
 
@@ -206,7 +206,7 @@ def test_a_damaged_pin_stops_a_collection_until_it_is_repaired(host: RunHost) ->
     Path(host.store.root, "pins", "one").write_text("")
     with pytest.raises(StoreError, match="it is not known which results it needs"):
         collect_garbage(host.store, Limits(0.0))
-    [step] = repair_store(LocalStore(host.store.root), quiet, CHECKS)
+    [step] = repair_store(LocalStore(host.store.root), quiet, store_checks())
     assert step[:4] == ("pin", "pins/one", "its content is damaged", "moved to damaged/one")
     assert step.fix.startswith("make the lock file or the release of that name again")
     collect_garbage(host.store, Limits(0.0))
@@ -259,9 +259,9 @@ def test_hundred_damaged_files_of_each_kind(tmp_path: Path, count: Count) -> Non
         )
         named.update(paths.values())
         if choose.random() < 0.5:
-            repair_store(LocalStore(host.store.root), quiet, CHECKS)
+            repair_store(LocalStore(host.store.root), quiet, store_checks())
         run_again(host)
-        repair_store(LocalStore(host.store.root), quiet, CHECKS)
+        repair_store(LocalStore(host.store.root), quiet, store_checks())
         run_again(host)
         assert names_of_damage(LocalStore(host.store.root)) == []
     count("damaged files of a store", damaged.total())

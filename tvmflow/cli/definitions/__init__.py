@@ -1,1 +1,0 @@
-"""The commands, each as its options and its help: nothing of what they do is imported."""
