@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -133,6 +132,8 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
 def _dump_stage(
     spec: StageSpec, state: PlanState, fork_server: ForkServer, folder: Path
 ) -> StageDump:
+    import logging
+
     from tvmflow.planning.decisions import input_digests
     from tvmflow.stages import STAGES
 
@@ -149,15 +150,12 @@ def _dump_stage(
         {"settings": spec.settings, "inputs": inputs, "folder": str(folder)},
         timeout_s=spec.timeout_s,
     )
-    _log.debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
+    logging.getLogger(__name__).debug("%s: dumping its IR ended with %s", spec.id, outcome.kind)
     if outcome.kind == "ok":
         return StageDump(spec.id, folder)
     error = getattr(errors, outcome.error, StageError)
     problem = f"{outcome.message}\n  fix: {outcome.fix}" if outcome.fix else outcome.message
     return StageDump(spec.id, folder, problem, error.exit_code)
-
-
-_log = logging.getLogger(__name__)
 
 
 class FinishedRun(NamedTuple):
@@ -306,6 +304,8 @@ def execute(
         revise: Returns what to run in place of the plan, after it ran what it needs to know that;
             or the report of that, when it did not succeed.
     """
+    import logging
+
     from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.executors import check_executor_options
     from tvmflow.cli.plan_execution import PlanExecution
@@ -342,7 +342,7 @@ def execute(
     pipeline = prepared.pipeline
     is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
     # Who asks for a log gets the decisions of a full evaluation.
-    is_logged = _log.isEnabledFor(logging.INFO)
+    is_logged = logging.getLogger(__name__).isEnabledFor(logging.INFO)
     if argv and is_plain and not is_logged and not must_upload(execution.remote, store):
         report = confirm_run(
             argv, prepared, store, execution.dist.locate(), as_json=output.json, quiet=output.quiet
