@@ -30,7 +30,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 
 SOURCES: Final = Path(__file__).resolve().parent / "c_runtime"
 SIGNATURE: Final = {
@@ -52,11 +52,11 @@ COLUMNS: Final = {
 def compile_program(folder: Path) -> Path:
     """Return the program, compiled in a folder."""
     triple = f"{os.uname().machine}-linux-gnu"
-    model = c_library.DescribedModel("bench", SIGNATURE, (), triple)
-    c_library.write_sources(model, SOURCES / "program.c", folder)
+    model = c_runtime.DescribedModel("bench", SIGNATURE, (), triple)
+    c_runtime.write_sources(model, SOURCES / "program.c", folder)
     for name in ("main.c", "kernels.c"):
         shutil.copyfile(SOURCES / name, folder / name)
-    sources = ["main.c", "kernels.c", c_library.SOURCE]
+    sources = ["main.c", "kernels.c", c_runtime.SOURCE]
     command = [sys.executable, "-m", "ziglang", "cc", "-std=gnu11", "-O2", "-fno-sanitize=all"]
     libraries = ["-lm", "-lpthread", "-ldl", "-o", "bench"]
     subprocess.run([*command, *sources, *libraries], cwd=folder, check=True)

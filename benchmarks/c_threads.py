@@ -27,7 +27,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tvmflow.runtime.arrays import allocate_aligned
-from tvmflow.runtime.c_library import NativeProgram
+from tvmflow.runtime.c_loader import NativeProgram
 
 _TURN_S: Final = 0.25
 _RESTS: Final = 40

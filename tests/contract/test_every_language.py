@@ -37,9 +37,9 @@ from tvmflow.provenance import readme
 from tvmflow.recipe.yaml_reader import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
 from tvmflow.release.lock_diff import Change
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 from tvmflow.targets.c_compiler import find_program_errors
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
 from tvmflow.tuning.roofline import render_roofline
 
@@ -96,10 +96,10 @@ def write_tensor_tables(names: Names) -> str:
     tables = [
         line
         for direction, tensors in model.signature.items()
-        for line in c_library._write_tensors(direction, tensors)
+        for line in c_runtime._write_tensors(direction, tensors)
     ]
     head = ["#define TF(name) net_##name", "typedef net_tensor tf_tensor;"]
-    return "\n".join([c_library.write_header(model), *head, *sizes, *tables])
+    return "\n".join([c_runtime.write_header(model), *head, *sizes, *tables])
 
 
 def write_cpp_readme(names: Names) -> str:
@@ -269,8 +269,8 @@ TEXTS_OF: Final[dict[str, tuple[Callable[[Names], str], Callable[[str], Any], st
 """What writes a document, its structure without the texts of others, and what these are."""
 
 PROGRAMS: Final[dict[str, Callable[[Names], str]]] = {
-    "header of a C library": lambda n: c_library.write_header(described(n)),
-    "header without weights": lambda n: c_library.write_header(described(n, weights_head=_HEAD)),
+    "header of a C library": lambda n: c_runtime.write_header(described(n)),
+    "header without weights": lambda n: c_runtime.write_header(described(n, weights_head=_HEAD)),
     "tables of a C library": write_tensor_tables,
     "header of a system library": lambda n: system_library._write_header(built(n)),
 }
@@ -324,7 +324,7 @@ def test_headers_of_cpp_compile(seed: int, size: int, tmp_path: Path, count: Cou
     for folder, model in (("plain", described(names)), ("images", image_model)):
         (tmp_path / folder).mkdir()
         headers = {
-            "net.h": c_library.write_header(model),
+            "net.h": c_runtime.write_header(model),
             "net.hpp": _header.write_header(model, [Library(model)]),
         }
         if folder == "images":
@@ -345,7 +345,7 @@ def test_the_loader_of_webassembly_is_javascript(seed: int, size: int, count: Co
     if node is None:
         pytest.skip("Node is not installed")
     names = draw_names(seed, size)
-    program = c_library.write_loader(described(names, triple="wasm32-wasi"))
+    program = c_runtime.write_loader(described(names, triple="wasm32-wasi"))
     check = f"{program}\nconsole.log(typeof load);\n"
     command = [node, "--input-type=module", "-"]
     done = subprocess.run(command, input=check, capture_output=True, text=True, check=False)

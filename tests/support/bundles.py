@@ -81,15 +81,15 @@ def _link_for_vm(mod: Any, built: BuiltModel) -> None:
 def _link_c_library(mod: Any, built: BuiltModel) -> None:
     import tvm
 
-    from tvmflow.compiler.c_library import compile_program
-    from tvmflow.targets import c_library
+    from tvmflow.compiler.c_program import compile_program
+    from tvmflow.targets import c_runtime
 
     with tempfile.TemporaryDirectory() as folder:
         target = tvm.target.Target(built.manifest["target"]["tvm"])
         lowered = tvm.relax.transform.LegalizeOps()(mod)
         compile_program(lowered, [], target, "small_", Path(folder))
         compiled = {path.name: path for path in Path(folder).iterdir()}
-        c_library.link(built.c_model, compiled, built.library)
+        c_runtime.link(built.c_model, compiled, built.library)
 
 
 if __name__ == "__main__":

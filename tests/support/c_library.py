@@ -15,12 +15,12 @@ from tvm import relax
 from tests.support import exports
 from tests.support.exports import Exported
 from tvmflow.compiler import form_names, lowering, schedules
-from tvmflow.compiler.c_library import compile_program
+from tvmflow.compiler.c_program import compile_program
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.runtime.c_library import Buffer, Options, Tensor
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.runtime.c_loader import Buffer, Options, Tensor
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel
 
 Array = np.ndarray[Any, Any]
 
@@ -114,7 +114,7 @@ class BuiltTwice(NamedTuple):
         }
         described = DescribedModel("net", signature, (), str(target["mtriple"]))
         library = folder / "libnet.so"
-        c_library.link(described, {path.name: path for path in objects.iterdir()}, library)
+        c_runtime.link(described, {path.name: path for path in objects.iterdir()}, library)
         return cls(model, library, lowering.compile_with_weights(mod, weights, tvm_target))
 
     def run(self, feed: Mapping[str, Array]) -> tuple[list[Array], list[Array]]:
@@ -153,8 +153,8 @@ def write_parallel_sources(exported: Exported, folder: Path) -> list[Path]:
     """Write the C code of a model all of whose parallel loops are divided, however short; return its other objects."""
     built = exports.built_of(exported, exports.recipe(), exports.target())
     form = built.forms[form_names.C_LIBRARY]
-    (folder / "parallel.c").write_text(divide_loops(form[c_library.PROGRAM].read_text()))
-    c_library.write_sources(built.c_model, folder / "parallel.c", folder)
+    (folder / "parallel.c").write_text(divide_loops(form[c_runtime.PROGRAM].read_text()))
+    c_runtime.write_sources(built.c_model, folder / "parallel.c", folder)
     return [path for path in form.values() if path.suffix == ".o"]
 
 
@@ -162,7 +162,7 @@ def link_parallel(exported: Exported, folder: Path) -> Path:
     """Return a shared library of a model all of whose parallel loops are divided, however short."""
     objects = write_parallel_sources(exported, folder)
     built = exports.built_of(exported, exports.recipe(), exports.target())
-    compiled = {path.name: path for path in (*objects, folder / c_library.PROGRAM)}
+    compiled = {path.name: path for path in (*objects, folder / c_runtime.PROGRAM)}
     library = folder / "libdigits.so"
-    c_library.link(built.c_model, compiled, library, folder / "libdigits.a", folder / "digits.h")
+    c_runtime.link(built.c_model, compiled, library, folder / "libdigits.a", folder / "digits.h")
     return library

@@ -22,8 +22,8 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
 from tvmflow.stages._base import StageContext
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library.weights import write_weights
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -116,13 +116,13 @@ def link_c_library(
     code = "import sys; from tests.support import exports; exports.build_c_library(*sys.argv[1:])"
     subprocess.run([sys.executable, "-c", code, *words], check=True)
     signature = json.loads((folder / "import" / "signature.json").read_text())
-    model = c_library.DescribedModel("digits", signature, (), attributes.triple)
-    files = c_library.LibraryFiles.of("digits", attributes.triple)
+    model = c_runtime.DescribedModel("digits", signature, (), attributes.triple)
+    files = c_runtime.LibraryFiles.of("digits", attributes.triple)
     compiled = {path.name: path for path in (folder / "build" / "c-library").iterdir()}
     place = folder / "library"
     place.mkdir()
     if is_without_weights:
-        head = write_weights(compiled.pop(c_library.CONSTANTS), place / "digits.weights")
+        head = write_weights(compiled.pop(c_runtime.CONSTANTS), place / "digits.weights")
         model = model._replace(weights_head=head)
     write_library(model, compiled, files, place, place)
     return place

@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler import code_generation
-from tvmflow.compiler.c_library.kernels import generate_code, lower_kernels
+from tvmflow.compiler.c_program.c_kernels import generate_code, lower_kernels
 from tvmflow.compiler.cpu_model import is_cpu
 
 _LABEL: Final = re.compile(r"([^\s:#\"]+):\s*$")

@@ -21,7 +21,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax import vm_build
 
-from tvmflow.compiler import c_library, code_generation, ir, lowering
+from tvmflow.compiler import c_program, code_generation, ir, lowering
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.cpu_model import is_cpu
@@ -96,7 +96,7 @@ def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
 
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects with plain C functions and constants, and the C code that calls the functions."""
-    c_library.compile_program(
+    c_program.compile_program(
         inputs.mod, inputs.weights, inputs.target, inputs.content_prefix, folder
     )
 

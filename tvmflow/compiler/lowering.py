@@ -21,10 +21,10 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
-from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
+from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
 from tvmflow.runtime.weights import read_safetensors
 

@@ -17,7 +17,7 @@ from tvmflow.engine.completeness import check_complete
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
-from tvmflow.engine.library_comparison import compare_libraries
+from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import SKIPPED, SUCCEEDED, RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple, Protocol
 from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
@@ -172,7 +172,7 @@ def cpu_only_reason(request: ExportRequest) -> str:
 def loadable_reason(request: ExportRequest) -> str:
     """Return why a form cannot be made that programs load: on some systems they are linked with all that they run."""
     for triple in (request.triple, *(part.triple for part in request.parts)):
-        if parse_triple(triple).system not in LINKERS and not c_library.unsupported_reason(triple):
+        if parse_triple(triple).system not in LINKERS and not c_runtime.unsupported_reason(triple):
             return f"nothing loads a library on {triple}: use c-library"
     return ""
 

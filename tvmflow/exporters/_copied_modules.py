@@ -38,7 +38,7 @@ _COPIED: Final = (
     "runtime/__init__.py",
     "runtime/arrays.py",
     "runtime/bundles.py",
-    "runtime/c_library.py",
+    "runtime/c_loader.py",
     "runtime/image_files.py",
     "runtime/images.py",
     "runtime/labels.py",

@@ -8,16 +8,16 @@ from typing import Final
 
 from tvmflow.compiler import form_names
 from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel, LibraryFiles
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
 
 FORM: Final = form_names.C_LIBRARY
-SOURCES: Final = c_library.SOURCES
+SOURCES: Final = c_runtime.SOURCES
 
 
 def unsupported_reason(request: ExportRequest) -> str:
     """Return why there is no C library for a target: only CPUs and the systems whose headers there are."""
-    return cpu_only_reason(request) or c_library.unsupported_reason(request.triple)
+    return cpu_only_reason(request) or c_runtime.unsupported_reason(request.triple)
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def write_library(
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
     """
-    c_library.link(
+    c_runtime.link(
         model,
         compiled,
         folder / names.shared if names.shared else None,
@@ -66,4 +66,4 @@ def write_library(
         folder / names.import_library if names.import_library else None,
     )
     if names.loader:
-        (folder / names.loader).write_text(c_library.write_loader(model), encoding="utf-8")
+        (folder / names.loader).write_text(c_runtime.write_loader(model), encoding="utf-8")

@@ -7,9 +7,9 @@ from typing import Final
 
 from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters._base import BuiltModel, ExportRequest
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import LibraryFiles
-from tvmflow.targets.c_library.weights import write_weights
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import LibraryFiles
+from tvmflow.targets.c_runtime.weights import write_weights
 
 FORM: Final = c_library_exporter.FORM
 SOURCES: Final = c_library_exporter.SOURCES
@@ -38,6 +38,6 @@ def export(built: BuiltModel, folder: Path) -> None:
     place = folder / _folder_name(built.request)
     place.mkdir(exist_ok=True)
     names, compiled = _libraries(built.request), dict(built.forms[FORM])
-    head = write_weights(compiled.pop(c_library.CONSTANTS), place / f"{built.name}.weights")
+    head = write_weights(compiled.pop(c_runtime.CONSTANTS), place / f"{built.name}.weights")
     model = built.c_model._replace(weights_head=head)
     c_library_exporter.write_library(model, compiled, names, place, place)

@@ -12,7 +12,7 @@ from tvmflow.compiler import form_names
 from tvmflow.core.identifiers import identifier
 from tvmflow.exporters import _base, static_library
 from tvmflow.exporters._base import BuiltModel, ExportRequest
-from tvmflow.targets.c_library import symbol_prefix, write_tensor_comment
+from tvmflow.targets.c_runtime import symbol_prefix, write_tensor_comment
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = form_names.SYSTEM_LIBRARY

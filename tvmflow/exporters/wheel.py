@@ -28,7 +28,7 @@ from tvmflow.exporters._copied_modules import (
 )
 from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_library import describe_tensors
+from tvmflow.targets.c_runtime import describe_tensors
 
 FORM: Final = ""
 

@@ -149,7 +149,7 @@ class Node:
             tasks: How often it is called, in parallel; each call computes its share of the outputs.
         """
         from tvmflow.compiler.c_sources import KernelSource
-        from tvmflow.compiler.operators.c_kernel import c_kernel
+        from tvmflow.compiler.tir_kernels.c_kernel import c_kernel
 
         code = KernelSource(f"{self.operator}.c", source)
         if source.endswith(".c"):

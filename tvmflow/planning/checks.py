@@ -34,7 +34,7 @@ from tvmflow.stages._runtime_choice import (
     vm_reason,
 )
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason
 from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
@@ -206,7 +206,7 @@ def _check_run_location(
             f"qemu runs libraries for Linux on {', '.join(EMULATED_ARCHS)}; "
             f"'{part.name}' is for {triple or part.tvm['kind']}"
         )
-    elif location == QEMU and (reason := c_library.unsupported_reason(triple)):
+    elif location == QEMU and (reason := c_runtime.unsupported_reason(triple)):
         problem = f"qemu runs plain C libraries: {reason}"
     elif location == QEMU and _has_tvm_runtime(planned.recipe_for(part), part):
         problem = (

@@ -29,7 +29,7 @@ from tvmflow.runtime.bundles import (
     read_open_bundle,
     runtime_of,
 )
-from tvmflow.runtime.c_library import NativeProgram
+from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module

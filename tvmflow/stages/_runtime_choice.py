@@ -11,7 +11,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages._base import Facts
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_library, linking
+from tvmflow.targets import c_runtime, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -48,7 +48,7 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
         return "libraries for it are linked by a toolchain of its own"
     if run_location(recipe) == RPC:
         return "verify.run_on: rpc runs libraries through TVM's RPC server"
-    return c_library.unsupported_reason(cpu_triple(target.tvm))
+    return c_runtime.unsupported_reason(cpu_triple(target.tvm))
 
 
 def no_vm_reason(target: ResolvedTarget) -> str:

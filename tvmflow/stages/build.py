@@ -35,7 +35,7 @@ from tvmflow.stages._runtime_choice import (
     list_forms,
 )
 from tvmflow.targets.backends import backend_for
-from tvmflow.targets.c_library import symbol_prefix
+from tvmflow.targets.c_runtime import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
     """Compile in the process that the backend chose; arguments and result are JSON."""
     from tvmflow.compiler import forms, lowering
-    from tvmflow.compiler.c_library.program import find_runtime
+    from tvmflow.compiler.c_program.program import find_runtime
 
     settings, folder = parse_settings(run, document), Path(out)
     paths = {name: Path(path) for name, path in inputs.items()}

@@ -31,7 +31,7 @@ from tvmflow.stages._base import (
 )
 from tvmflow.stages._images import ImageInput
 from tvmflow.stages._runtime_choice import choose_runtime
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
@@ -98,7 +98,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         outputs=tuple(sorted(set(recipe.outputs))),
         target=NamedTarget(name=target.name, tvm=target.tvm, features=target.features),
         verify=VerifiedAgainst(against=recipe.verify.against),
-        sources=digest_sources(EXPORTERS, recipe.outputs, c_library.SOURCES),
+        sources=digest_sources(EXPORTERS, recipe.outputs, c_runtime.SOURCES),
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",
         toolchain=target.toolchain or None,
@@ -179,7 +179,7 @@ def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -
     compiled = built.forms.get(C_LIBRARY, {}) if settings.runtime != VM else {}
     if not compiled:
         return _for_vm(built)
-    c_library.link(built.c_model, compiled, built.library)
+    c_runtime.link(built.c_model, compiled, built.library)
     objects = [path for path in compiled.values() if path.suffix == ".o"]
     fields = {"runtime": C_RUNTIME, "prefix": built.c_model.prefix}
     return built.with_library(built.library, objects, **fields)

@@ -69,7 +69,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
 
 def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     """Lower the model as `build` will, and write its workloads under their durable keys."""
-    from tvmflow.compiler.c_library.program import check_program, find_runtime
+    from tvmflow.compiler.c_program.program import check_program, find_runtime
     from tvmflow.tuning.workloads import extract_workloads
 
     model = _lower(settings, context.inputs["import/model.json"])

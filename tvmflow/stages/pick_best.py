@@ -35,7 +35,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning.ledger import Ledger
-    from tvmflow.tuning.library_comparison import LibraryRequest, LibraryTimes
+    from tvmflow.tuning.untuned_comparison import LibraryRequest, LibraryTimes
 
 TRAITS: Final = StageTraits(
     version=7,
@@ -347,7 +347,7 @@ def compare_libraries(
     ledger: Ledger,
 ) -> LibraryTimes | None:
     """Return the tuned library compared with the untuned one; None where there is none or it cannot be timed here."""
-    from tvmflow.tuning.library_comparison import LibraryRequest, read_or_compare
+    from tvmflow.tuning.untuned_comparison import LibraryRequest, read_or_compare
 
     if not chosen or settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
         return None
@@ -378,7 +378,7 @@ def _compare(
 ) -> LibraryTimes:
     """Compare the libraries in a child that has the device alone."""
     from tvmflow.targets import devices
-    from tvmflow.tuning.library_comparison import COMPARE_LIBRARIES, LibraryTimes
+    from tvmflow.tuning.untuned_comparison import COMPARE_LIBRARIES, LibraryTimes
 
     with devices.exclusive(context.locks, settings.device):
         outcome = fork_server.call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tvmflow.core.types import Json
-from tvmflow.targets import c_library, linking
+from tvmflow.targets import c_runtime, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.emulation import find_emulated_arch
 from tvmflow.targets.platforms import parse_triple
@@ -27,7 +27,7 @@ class Capabilities(NamedTuple):
 def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
     """Return why object code for a target cannot become a library, or an empty string."""
     triple = cpu_triple(tvm)
-    if toolchain or not c_library.unsupported_reason(triple):
+    if toolchain or not c_runtime.unsupported_reason(triple):
         return ""
     return linking.unlinkable_reason(triple)
 

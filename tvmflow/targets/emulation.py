@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.targets import c_library, zig
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets import c_runtime, zig
+from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.linking import compile_c, link_program
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _MAIN: Final = Path(__file__).parent / "emulation_main.c"
-SOURCES: Final = (*c_library.SOURCES, _MAIN)
+SOURCES: Final = (*c_runtime.SOURCES, _MAIN)
 """All that the program is compiled from, besides the model's own C code."""
 
 _LINKER: Final = "ld.lld"
@@ -105,10 +105,10 @@ def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Pa
     Raises:
         StageError: when the compiler fails; the message holds its error.
     """
-    c_library.write_sources(model, compiled[c_library.PROGRAM], folder)
+    c_runtime.write_sources(model, compiled[c_runtime.PROGRAM], folder)
     shutil.copyfile(_MAIN, folder / _MAIN.name)
     # one file, because the program uses the names that the model's C code defines
-    includes = [f'#include "{name}"\n' for name in (c_library.SOURCE, _MAIN.name)]
+    includes = [f'#include "{name}"\n' for name in (c_runtime.SOURCE, _MAIN.name)]
     (folder / "whole.c").write_text("".join(includes))
     compile_c(folder, "whole.c", "whole.o", model.triple)
     return folder / "whole.o"

@@ -93,8 +93,8 @@ def measure_peak(payload: Json, emit: Emit) -> Json:
     from tvm import te
 
     from tvmflow.compiler.cpu_model import CpuModel
-    from tvmflow.compiler.operators import blocked
     from tvmflow.compiler.schedules import rules
+    from tvmflow.compiler.tir_kernels import blocked
     from tvmflow.tuning import measure
 
     del emit

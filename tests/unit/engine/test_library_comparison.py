@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
 from tvmflow.core.types import Artifact, Json, Plan
-from tvmflow.engine.library_comparison import (
+from tvmflow.engine.library_table import (
     ComparedLibrary,
     compare_libraries,
     mark_pareto_optimal,

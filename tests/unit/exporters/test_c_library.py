@@ -18,8 +18,8 @@ from tests.support import exports
 from tests.support.binaries import read_elf
 from tests.support.c_library import CLibrary, buffer_of, link_parallel, write_parallel_sources
 from tests.support.exports import Array, Exported
-from tvmflow.runtime.c_library import Buffer, Options
-from tvmflow.targets import c_library
+from tvmflow.runtime.c_loader import Buffer, Options
+from tvmflow.targets import c_runtime
 
 # The numbers in the header.
 NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
@@ -287,9 +287,9 @@ def link_empty(folder: Path, program: str = EMPTY) -> Path:
     ]
     (folder / "empty.c").write_text(program)
     triple = exports.target().tvm["mtriple"]
-    model = c_library.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
-    library, compiled = folder / "libempty.so", {c_library.PROGRAM: folder / "empty.c"}
-    c_library.link(model, compiled, library, header=folder / "empty.h")
+    model = c_runtime.DescribedModel("empty", {"inputs": tensors, "outputs": tensors}, (), triple)
+    library, compiled = folder / "libempty.so", {c_runtime.PROGRAM: folder / "empty.c"}
+    c_runtime.link(model, compiled, library, header=folder / "empty.h")
     return library
 
 
@@ -454,7 +454,7 @@ def test_sanitizers_are_silent(exported: Exported, tmp_path: Path, sanitizer: st
     objects = list(map(str, write_parallel_sources(exported, tmp_path)))
     (tmp_path / "main.c").write_text(THREADS)
     flags = ["-std=gnu11", "-O1", "-g", f"-fsanitize={sanitizer}"]
-    command = [*compiler, *flags, "main.c", c_library.SOURCE, *objects]
+    command = [*compiler, *flags, "main.c", c_runtime.SOURCE, *objects]
     libraries = ["-lm", "-lpthread", "-o", "program"]
     subprocess.run([*command, *libraries], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)

@@ -23,10 +23,10 @@ from tests.unit.exporters.test_c_library import EMPTY
 from tests.unit.exporters.test_c_library_systems import WINE, share_of_right, write_images
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters.c_library import write_library
-from tvmflow.runtime.c_library import Options
+from tvmflow.runtime.c_loader import Options
 from tvmflow.stages import export
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import weights
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import weights
 from tvmflow.targets.linking import compile_c, data_objects
 
 # The numbers in the header.
@@ -213,7 +213,7 @@ def test_a_weights_file_that_is_no_regular_file_is_refused(
 TRUNCATES: Final = """
 import ctypes, os, sys
 
-from tvmflow.runtime.c_library import Buffer, Options
+from tvmflow.runtime.c_loader import Buffer, Options
 
 library, file = ctypes.CDLL(sys.argv[1]), sys.argv[2]
 
@@ -268,8 +268,8 @@ def test_a_weights_file_may_be_replaced_by_a_rename_and_not_be_truncated(
 def write_constants(exported: Exported, path: Path, change: int) -> None:
     """Write the object file of the digits' weights, with a change of the first byte."""
     compiled = exported.folder / "build" / "c-library"
-    begin, size = data_objects.find_data(compiled / c_library.CONSTANTS)
-    content = bytearray((compiled / c_library.CONSTANTS).read_bytes()[begin : begin + size])
+    begin, size = data_objects.find_data(compiled / c_runtime.CONSTANTS)
+    content = bytearray((compiled / c_runtime.CONSTANTS).read_bytes()[begin : begin + size])
     content[0] ^= change
     data_objects.write_data(path, compiled / "kernels0.o", "digits_weights", [bytes(content)])
 
@@ -301,11 +301,11 @@ SYSTEMS: Final = {
 @pytest.mark.parametrize("triple", SYSTEMS)
 def test_every_system_has_the_same_weights(tmp_path: Path, triple: str) -> None:
     """Read from objects of each format; the libraries are linked, and only programs with files map them."""
-    (tmp_path / c_library.PROGRAM).write_text(EMPTY)
+    (tmp_path / c_runtime.PROGRAM).write_text(EMPTY)
     (tmp_path / "code.c").write_text("int code;\n")
     compile_c(tmp_path, "code.c", "code.o", triple)
     pieces = [b"\1\2\3", bytes(range(256)) * 1000, b"\4"]
-    constants = tmp_path / c_library.CONSTANTS
+    constants = tmp_path / c_runtime.CONSTANTS
     data_objects.write_data(constants, tmp_path / "code.o", "empty_weights", iter(pieces))
     tensor = {"dtype": "float32", "shape": [2]}
     none = {"name": "none", "dtype": "float32", "shape": [0]}
@@ -315,14 +315,14 @@ def test_every_system_has_the_same_weights(tmp_path: Path, triple: str) -> None:
     assert content.startswith(head) and content[weights.BEGIN :] == b"".join(pieces)
 
     signature = {"inputs": tensors, "outputs": tensors}
-    model = c_library.DescribedModel("net", signature, (), triple, head)
+    model = c_runtime.DescribedModel("net", signature, (), triple, head)
     request = export.make_request(exports.recipe("net"), exports.target(triple))
     exporter = EXPORTERS["c-library-weights"]
     names = {Path(name).name for name in exporter.files(request)}
     assert names == {"net.h", "net.weights", *SYSTEMS[triple]}
-    files = c_library.LibraryFiles.of("net", triple)
-    files = c_library.LibraryFiles(*(file if file in names else "" for file in files))
-    compiled = {c_library.PROGRAM: tmp_path / c_library.PROGRAM}
+    files = c_runtime.LibraryFiles.of("net", triple)
+    files = c_runtime.LibraryFiles(*(file if file in names else "" for file in files))
+    compiled = {c_runtime.PROGRAM: tmp_path / c_runtime.PROGRAM}
     header = tmp_path / files.header
     write_library(model, compiled, files, tmp_path, tmp_path)
     assert SYSTEMS[triple] <= {path.name for path in tmp_path.iterdir()}

@@ -20,8 +20,8 @@ from tvmflow.exporters.cpp._header import Library
 from tvmflow.runtime.image_files import read_pixels
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.labels import format_predictions, predictions_json
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel
 
 # compiling the program with all of its inputs takes a minute
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Path:
         signature = {"inputs": [spec.to_json()], "outputs": [output]}
         model = DescribedModel(name, signature, (), "x86_64-linux-gnu")
         headers = {
-            f"{name}.h": c_library.write_header(model),
+            f"{name}.h": c_runtime.write_header(model),
             f"{name}.hpp": _header.write_header(model, [Library(model)]),
             f"{name}-images.hpp": _images.write_header(model, {"images": {"data": fields}}),
         }

@@ -20,7 +20,7 @@ from tvmflow.exporters import bundle, cpp
 from tvmflow.exporters._base import ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel
 
 PROGRAMS: Final = ROOT / "tests" / "support" / "cpp"
 

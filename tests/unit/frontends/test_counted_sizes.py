@@ -20,9 +20,9 @@ from tests.support.kernels import host_level
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, value
 from tvmflow.compiler import lowering
-from tvmflow.compiler.c_library.program import find_runtime
+from tvmflow.compiler.c_program.program import find_runtime
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.runtime.c_library import NativeProgram
+from tvmflow.runtime.c_loader import NativeProgram
 
 # What detectors do with the boxes that they keep.
 ROW_BY_ROW = [

@@ -17,7 +17,7 @@ from tests.support.damage import described, read_entries, write_entries
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import bundle
-from tvmflow.runtime import c_library
+from tvmflow.runtime import c_loader
 from tvmflow.runtime.arrays import match_inputs
 from tvmflow.runtime.virtual_machine import VirtualMachine
 
@@ -90,8 +90,8 @@ def test_a_library_of_another_version_is_not_read(
     small_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its descriptions may have another layout."""
-    monkeypatch.setattr(c_library, "ABI", 2)
-    monkeypatch.setattr(c_library.NativeProgram, "_describe", lambda *_: pytest.fail("was read"))
+    monkeypatch.setattr(c_loader, "ABI", 2)
+    monkeypatch.setattr(c_loader.NativeProgram, "_describe", lambda *_: pytest.fail("was read"))
     with pytest.raises(BundleError, match="another version") as raised:
         tvmflow.load(small_bundle)
     assert "the tvmflow that made it" in raised.value.fix
@@ -178,7 +178,7 @@ def test_a_tensor_of_tvms_runtime_is_read_in_place(small_bundle: Path, vm_bundle
     """The part after one on TVM's virtual machine copies nothing."""
     before, after = (tvmflow.load(path).program for path in (vm_bundle, small_bundle))
     assert isinstance(before, VirtualMachine)
-    assert isinstance(after, c_library.NativeProgram)
+    assert isinstance(after, c_loader.NativeProgram)
     spec = after.inputs[0]
     tensor = before.main(before.place(np.ones((2, 3), "float32"), spec))[0]
     array = after.place(tensor, spec)

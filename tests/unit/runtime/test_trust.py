@@ -14,7 +14,7 @@ import tvmflow
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import BundleError, UsageError
-from tvmflow.runtime import bundles, c_library, statements
+from tvmflow.runtime import bundles, c_loader, statements
 
 STATEMENT = {
     "_type": statements.STATEMENT_TYPE,
@@ -45,7 +45,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The libraries whose code was loaded."""
     seen: list[str] = []
 
-    class Recorded(c_library.NativeProgram):
+    class Recorded(c_loader.NativeProgram):
         def __init__(self, path: Path, *arguments: Any) -> None:
             seen.append(hashlib.sha256(path.read_bytes()).hexdigest())
             super().__init__(path, *arguments)

@@ -12,8 +12,8 @@ from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages._latency import make_latency, make_speedup
 from tvmflow.stages._verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
-from tvmflow.tuning.library_comparison import LibraryTimes
 from tvmflow.tuning.tuning_job import WorkloadResult
+from tvmflow.tuning.untuned_comparison import LibraryTimes
 
 COMPARISON: OutputComparison = {
     "passed": True,

@@ -20,7 +20,7 @@ from tvmflow.compiler import form_names
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.targets import emulation
-from tvmflow.targets.c_library import PROGRAM, DescribedModel
+from tvmflow.targets.c_runtime import PROGRAM, DescribedModel
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import link_c_library
 from tvmflow.targets.linking._base import Interface

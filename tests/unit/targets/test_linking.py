@@ -15,7 +15,7 @@ import pytest
 from tests.support.binaries import read_elf, read_macho, read_pe
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
-from tvmflow.targets import c_library, linking, toolchain
+from tvmflow.targets import c_runtime, linking, toolchain
 from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.linking import coff, link_shared, pe
 
@@ -299,7 +299,7 @@ def test_a_program_that_does_not_know_its_version(tmp_path: Path) -> None:
 
 def test_what_the_c_runtime_calls_of_windows_is_imported() -> None:
     """The linker knows the DLL of each function."""
-    (source,) = (path for path in c_library.SOURCES if path.name == "threads_windows.h")
+    (source,) = (path for path in c_runtime.SOURCES if path.name == "threads_windows.h")
     called = set(re.findall(r"\b([A-Z][a-z]\w+)\(", source.read_text()))
     assert "CreateThread" in called
     assert called <= set(pe._imports(called)["kernel32.dll"])

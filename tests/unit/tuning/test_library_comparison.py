@@ -11,7 +11,7 @@ from tests.support.trials import DEVICE, TARGET
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.tuning.finalists import run_rounds
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.library_comparison import (
+from tvmflow.tuning.untuned_comparison import (
     LibraryRequest,
     LibraryTimes,
     find_slower,

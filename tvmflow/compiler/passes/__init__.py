@@ -1,6 +1,6 @@
 """Passes over a model's graph and kernels; each module holds one. The order is that of `compiler.pipeline`.
 
-May import compiler.ir, compiler.operators, compiler.context and core.
+May import compiler.ir, compiler.tir_kernels, compiler.context and core.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.operators import bfloat16
+from tvmflow.compiler.tir_kernels import bfloat16
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}

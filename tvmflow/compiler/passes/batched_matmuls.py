@@ -13,10 +13,12 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
-from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
-from tvmflow.compiler.operators.strided import contiguous
-from tvmflow.compiler.operators.tiles import (
+from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.strided_views import find_view
+from tvmflow.compiler.tir_kernels.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
+from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.strided import contiguous
+from tvmflow.compiler.tir_kernels.tiles import (
     FLOAT,
     Columns,
     Product,
@@ -25,8 +27,6 @@ from tvmflow.compiler.operators.tiles import (
     iterate_vectors,
     pack,
 )
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.passes.strided_views import find_view
 
 
 def pack_batched_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:

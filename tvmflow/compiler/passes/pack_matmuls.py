@@ -12,8 +12,6 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.operators import blocked, dot_products, tiles
-from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS
 from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
@@ -24,6 +22,8 @@ from tvmflow.compiler.passes.quantization import (
     split_zero_point,
     to_dot_data,
 )
+from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:

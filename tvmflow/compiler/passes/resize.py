@@ -10,14 +10,14 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import resize as operators
-from tvmflow.compiler.operators.resize import Interpolation, Taps
 from tvmflow.compiler.passes._rewriter import (
     OPAQUE,
     TAKES_EPILOGUE,
     MainRewriter,
     rewrite_main,
 )
+from tvmflow.compiler.tir_kernels import resize as operators
+from tvmflow.compiler.tir_kernels.resize import Interpolation, Taps
 
 RESIZES: Final = ("relax.image.resize2d", "relax.image.resize3d")
 """The operators that resize images and volumes."""

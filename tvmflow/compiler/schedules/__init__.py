@@ -1,6 +1,6 @@
 """Schedules of untuned kernels: chosen from a kernel's shape and the target alone, without a measurement.
 
-Owns the schedule rules; may import compiler.ir, compiler.operators, targets and core. A rule for
+Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for
 CPUs is a module of this folder and a line in `rules.CPU_RULES`.
 """
 

@@ -13,9 +13,9 @@ from tvm.script import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
-from tvmflow.compiler.operators import bfloat16
-from tvmflow.compiler.operators.dot_products import BFLOAT16, INTEGERS, Products
 from tvmflow.compiler.schedules.blocks import Block, find_loads
+from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, Products
 
 _PRODUCTS: Final = {products.name: products for products in (INTEGERS, BFLOAT16)}
 _IMPORT: Final = "pragma_import_llvm"

@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import tiles
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
     Block,
@@ -38,6 +37,7 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
+from tvmflow.compiler.tir_kernels import tiles
 
 _MAX_UNROLLED: Final = 160
 # Fewer multiplications are not worth handing to another core.

@@ -14,8 +14,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import winograd
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks
+from tvmflow.compiler.tir_kernels import winograd
 
 _FLOAT_BYTES: Final = 4
 _PARTS_PER_CORE: Final = 2

@@ -16,9 +16,9 @@ from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
-from tvmflow.targets import c_library
+from tvmflow.targets import c_runtime
 from tvmflow.targets.c_compiler import find_program_errors
-from tvmflow.targets.c_library import DescribedModel, LibraryFiles, describe_tensors
+from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
 
 FORM: Final = c_library_exporter.FORM
 
@@ -29,7 +29,7 @@ _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
 SOURCES: Final = (
-    *c_library.SOURCES,
+    *c_runtime.SOURCES,
     *(
         _header.FOLDER / name
         for name in (
@@ -94,7 +94,7 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     names = LibraryFiles.of(built.name, request.triple)
     if isinstance(built, BuiltModel):
         model, libraries = built.c_model, [Library(built.c_model)]
-        _write(project / "include" / names.header, c_library.write_header(model))
+        _write(project / "include" / names.header, c_runtime.write_header(model))
     else:
         model = DescribedModel(built.name, built.signature, (), request.triple)
         libraries = list(_write_parts(built, project))
@@ -149,7 +149,7 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         model = DescribedModel(name, bundle.signature, target["features"], part.triple)
         names = LibraryFiles.of(name, part.triple)
         (project / "lib" / names.shared).write_bytes(bundle.library)
-        _write(project / "include" / names.header, c_library.write_header(model))
+        _write(project / "include" / names.header, c_runtime.write_header(model))
         _write(project / f"include/{name}.hpp", _header.write_header(model, [Library(model)]))
         yield Library(model, part.name)
 

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.types import Json, TensorSpec
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel, describe_tensors
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, describe_tensors
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
@@ -164,7 +164,7 @@ def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
 
 def _list_statuses() -> Iterator[str]:
     """Yield an enumerator for each status of the C libraries' header."""
-    for name, number in _STATUS.findall(c_library.read_header_template()):
+    for name, number in _STATUS.findall(c_runtime.read_header_template()):
         yield f"  {name.lower()} = {number},"
 
 

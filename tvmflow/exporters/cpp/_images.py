@@ -10,7 +10,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters.cpp import _header
 from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import read_labels
-from tvmflow.targets.c_library import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel
 
 TEMPLATES: Final = ("image.cpp",)
 COPIED: Final = ("image_file.hpp",)

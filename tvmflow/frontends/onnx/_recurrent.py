@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.operators.activations import DEFAULTS, Activation
-from tvmflow.compiler.operators.recurrent import GATES, LANES, RecurrentLayer, recurrent
 from tvmflow.compiler.passes._rewriter import OPAQUE
+from tvmflow.compiler.tir_kernels.activations import DEFAULTS, Activation
+from tvmflow.compiler.tir_kernels.recurrent import GATES, LANES, RecurrentLayer, recurrent
 
 OPERATORS: Final = frozenset(GATES)
 """The operators that this module converts."""

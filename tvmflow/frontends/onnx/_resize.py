@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler.operators import resize
-from tvmflow.compiler.operators.resize import Interpolation
+from tvmflow.compiler.tir_kernels import resize
+from tvmflow.compiler.tir_kernels.resize import Interpolation
 
 _METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 _MAX_TAPS: Final = 256

@@ -20,8 +20,8 @@ from tests.support.kernels import FAST, kernels_of, level
 from tests.unit.compiler.passes import test_integer_products
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import bfloat16
 from tvmflow.compiler.schedules import rules
+from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.targets.host import read_host
 
 Array = np.ndarray[Any, Any]

@@ -19,7 +19,7 @@ from tests.unit.compiler.passes.test_blocked_layouts import (
     residual,
     transposed,
 )
-from tvmflow.compiler.operators.blocked import Groups
+from tvmflow.compiler.tir_kernels.blocked import Groups
 
 MANY = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -16,7 +16,7 @@ from tests.support.kernels import FAST, host_level, kernels_of, outputs, run
 from tests.support.onnx_models import agree, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
-from tvmflow.compiler.c_library.program import check_program
+from tvmflow.compiler.c_program.program import check_program
 
 Array = np.ndarray[Any, Any]
 

@@ -23,9 +23,9 @@ from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import cpu_model_for
-from tvmflow.compiler.operators import winograd
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.compiler.tir_kernels import winograd
 
 # The tolerance for each tile, relative to the largest number.
 ERRORS = {2: 1e-5, 4: 5e-5}

@@ -17,9 +17,9 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.schedules import modules, rules
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
 SLOWLY = settings(

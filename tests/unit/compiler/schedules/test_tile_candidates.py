@@ -11,8 +11,6 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
@@ -21,6 +19,8 @@ from tvmflow.compiler.schedules.blocks import (
     list_loads,
 )
 from tvmflow.compiler.schedules.register_tiles import analyze_axes, generate_tiles
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups
 
 FAST = settings(max_examples=25, deadline=None, derandomize=True)
 CPUS = st.sampled_from(

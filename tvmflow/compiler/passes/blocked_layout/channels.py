@@ -12,9 +12,9 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators.channels import Sources, copy_channels
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.strided_views import read_slice, read_split
+from tvmflow.compiler.tir_kernels.channels import Sources, copy_channels
 
 
 class Selection(NamedTuple):

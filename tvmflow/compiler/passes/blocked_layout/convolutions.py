@@ -12,10 +12,6 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, dot_products, integer, winograd
-from tvmflow.compiler.operators.blocked import Groups, Sizes
-from tvmflow.compiler.operators.dot_products import INTEGERS
-from tvmflow.compiler.operators.winograd import Geometry
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions, taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
@@ -26,6 +22,10 @@ from tvmflow.compiler.passes.quantization import (
     scale_sums,
     to_dot_data,
 )
+from tvmflow.compiler.tir_kernels import blocked, dot_products, integer, winograd
+from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
+from tvmflow.compiler.tir_kernels.dot_products import INTEGERS
+from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked, dot_products, tiles
-from tvmflow.compiler.operators.blocked import Groups
-from tvmflow.compiler.operators.dot_products import BFLOAT16
 from tvmflow.compiler.passes.blocked_layout import taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
+from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
+from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:

@@ -11,8 +11,8 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.operators import blocked
 from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter
+from tvmflow.compiler.tir_kernels import blocked
 
 _log = logging.getLogger(__name__)
 

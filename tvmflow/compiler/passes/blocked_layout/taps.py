@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes._rewriter import OPAQUE
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups
 
 # Each tap by itself reads and writes its part of the result once more.
 _MAX_SHARE: Final = 0.6

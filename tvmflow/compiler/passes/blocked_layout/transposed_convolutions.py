@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.operators.blocked import Groups
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.blocked_layout.taps import Window
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups
 
 # Another kernel takes as long as so many multiplications of vectors.
 _KERNEL_COST: Final = 10_000

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.compiler.c_library import compile_program
+from tvmflow.compiler.c_program import compile_program
 from tvmflow.core.types import Json
-from tvmflow.runtime.c_library import NativeProgram
-from tvmflow.targets import c_library
-from tvmflow.targets.c_library import DescribedModel, symbol_prefix
+from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, symbol_prefix
 from tvmflow.targets.tvm_target import cpu_triple
 
 if TYPE_CHECKING:
@@ -39,5 +39,5 @@ def load_c_library(
         prefix = symbol_prefix(_NAME)
         compile_program(model.mod, model.weights, model.target, prefix, folder)
         compiled = {path.name: path for path in folder.iterdir()}
-        c_library.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
+        c_runtime.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
         return NativeProgram(library, _NAME, threads)

@@ -6,8 +6,8 @@ from typing import Any
 
 from tvm import te, tirx
 
-from tvmflow.compiler.operators import blocked
-from tvmflow.compiler.operators.blocked import Sizes
+from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels.blocked import Sizes
 
 
 def depthwise_conv(

@@ -204,7 +204,7 @@ class _Libraries:
 
     def __init__(self, request: LibraryRequest) -> None:
         from tvmflow.compiler import ir, lowering
-        from tvmflow.compiler.c_library.program import find_runtime
+        from tvmflow.compiler.c_program.program import find_runtime
         from tvmflow.tuning import measure
 
         measure.load_compiler(request.target)
@@ -245,7 +245,7 @@ class _Libraries:
 
     def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
         """Compile and load a scheduled model for the runtime that will execute it."""
-        from tvmflow.compiler.c_library.local import load_c_library
+        from tvmflow.compiler.c_program.local import load_c_library
         from tvmflow.compiler.code_generation import compile_model
         from tvmflow.compiler.lowering import ScheduledModel
         from tvmflow.runtime.threads import ThreadPool

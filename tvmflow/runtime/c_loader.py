@@ -1,6 +1,6 @@
 """Plain C libraries, called through ctypes: nothing of TVM is needed.
 
-The interface is that of `targets/c_library/library.h`. A context serves one call at a time; calls
+The interface is that of `targets/c_runtime/library.h`. A context serves one call at a time; calls
 from several Python threads run at once, each in a context of its own, on the same weights.
 """
 

@@ -18,8 +18,8 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
 from tvmflow.compiler.ir import DataFlow, as_call
-from tvmflow.compiler.operators import rounding
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.compiler.tir_kernels import rounding
 
 COUNT: Final = 4096
 

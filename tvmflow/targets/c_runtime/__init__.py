@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json, shape_text
-from tvmflow.targets.c_library import weights
+from tvmflow.targets.c_runtime import weights
 from tvmflow.targets.linking import (
     LINKERS,
     MICROCONTROLLERS,

@@ -17,7 +17,7 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.operators.activations import Activation
+from tvmflow.compiler.tir_kernels.activations import Activation
 
 LANES: Final = 16
 """The hidden units of a tile on every target: one vector of the widest CPUs, several of others."""

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.operators.strided import StridedMatrices
-from tvmflow.compiler.operators.tiles import Workspace
+from tvmflow.compiler.tir_kernels.strided import StridedMatrices
+from tvmflow.compiler.tir_kernels.tiles import Workspace
 
 MIN_PARALLEL_WORK: Final = 1 << 16
 """Fewer multiplications are not worth handing to another core."""

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

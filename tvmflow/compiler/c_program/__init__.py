@@ -17,9 +17,9 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_library.kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
-from tvmflow.compiler.c_library.parallel_work import estimate_parallel_work
-from tvmflow.compiler.c_library.program import (
+from tvmflow.compiler.c_program.c_kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
+from tvmflow.compiler.c_program.parallel_work import estimate_parallel_work
+from tvmflow.compiler.c_program.program import (
     KernelTraits,
     Program,
     generate_code,
@@ -29,7 +29,7 @@ from tvmflow.compiler.c_library.program import (
     read_program,
 )
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.targets.c_library import CONSTANTS, PROGRAM
+from tvmflow.targets.c_runtime import CONSTANTS, PROGRAM
 from tvmflow.targets.linking import coff, data_objects
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus

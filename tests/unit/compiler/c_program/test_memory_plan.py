@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tvmflow.compiler.c_library.program import (
+from tvmflow.compiler.c_program.program import (
     Branch,
     KernelCall,
     Program,

@@ -17,7 +17,7 @@ import numpy as np
 from tvm import te, tirx
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import tiles
+from tvmflow.compiler.tir_kernels import tiles
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""

@@ -8,8 +8,8 @@ import numpy as np
 import tvm
 from tvm import relax, te
 
-from tvmflow.compiler.c_library import compile_program
-from tvmflow.compiler.c_library.program import KernelCall, read_program
+from tvmflow.compiler.c_program import compile_program
+from tvmflow.compiler.c_program.program import KernelCall, read_program
 
 
 def make_copies(*shapes: tuple[int, ...]) -> tvm.IRModule:

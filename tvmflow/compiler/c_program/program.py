@@ -13,8 +13,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_library.kernels import padded
-from tvmflow.compiler.c_library.parallel_work import ParallelWork, count_useful_tasks
+from tvmflow.compiler.c_program.c_kernels import padded
+from tvmflow.compiler.c_program.parallel_work import ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.core.errors import StageError
 

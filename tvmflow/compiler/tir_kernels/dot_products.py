@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx
 
-from tvmflow.compiler.operators import bfloat16, blocked
-from tvmflow.compiler.operators.blocked import Groups, Sizes
+from tvmflow.compiler.tir_kernels import bfloat16, blocked
+from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 
 _TILES: Final = range(5, 15)
 """How many points a tile of registers may have."""

@@ -11,7 +11,7 @@ from onnx.helper import make_node as node
 
 from tests.support.onnx_models import agree, draw, model, value
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.operators import tiles
+from tvmflow.compiler.tir_kernels import tiles
 
 AVX512: Final = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
 CPUS: Final = (AVX512, CpuModel(8, 16, 1 << 19, 4), CpuModel(4, 32, 1 << 19, 4))
