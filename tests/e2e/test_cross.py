@@ -18,8 +18,8 @@ from tests.conftest import ROOT
 from tests.support.project import Project
 from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
-from tvmflow.stages import _remote_backends
 from tvmflow.stages._verify_settings import MachineSettings
+from tvmflow.stages.verify import remote_backends
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, emulator_for, find_qemu
 from tvmflow.targets.host import read_host
 
@@ -161,8 +161,8 @@ def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     bundle = crossing.folder / "dist/digits/board/digits.tvmflow"
     native = loading.load(bundle)
     content = bundles.read_bundle(bundle)
-    subject = _remote_backends.EmulatedLibrary(
-        _remote_backends.Signature.from_json(content.signature),
+    subject = remote_backends.EmulatedLibrary(
+        remote_backends.Signature.from_json(content.signature),
         MachineSettings(tvm=target, threads=2, device={"kind": "cpu"}),
         tmp_path,
         program_of(crossing),

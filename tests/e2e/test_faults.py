@@ -23,7 +23,8 @@ from tvmflow.frontends import onnx as frontend
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest
-from tvmflow.stages import _fault_search, build
+from tvmflow.stages import build
+from tvmflow.stages.verify import fault_search
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning import measure, traces
 from tvmflow.tuning.ledger_folders import list_target_folders
@@ -123,7 +124,7 @@ def payload_of(project: Project, folder: Path) -> dict[str, Any]:
 
 
 def search(payload: dict[str, Any]) -> str:
-    [fault] = _fault_search.find_faults(payload, lambda event: None)
+    [fault] = fault_search.find_faults(payload, lambda event: None)
     assert not fault["trial"]
     return str(fault["text"])
 
@@ -164,7 +165,7 @@ def test_rules_passes_and_converters_are_told_apart(
 
     with monkeypatch.context() as patch:
         schedule = build.schedule_kernels
-        name = "tvmflow.stages._fault_search.schedule_kernels"
+        name = "tvmflow.stages.verify.fault_search.schedule_kernels"
         patch.setattr(name, lambda *arguments: wrong_rule(schedule(*arguments)))
         text = search(payload)
         assert "as the schedule rule register_tiles schedules it" in text

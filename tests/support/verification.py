@@ -19,9 +19,10 @@ from tests.support.kernels import host_level
 from tvmflow.compiler import ir, lowering
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe import Recipe
-from tvmflow.stages import STAGES, _inner_tensors, _latency, build, verify
+from tvmflow.stages import STAGES, build, verify
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._verdict import Verdict
+from tvmflow.stages.verify import inner_tensors, latency
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.targets.resolve import ResolvedTarget
 
 Array = np.ndarray[Any, Any]
@@ -158,12 +159,12 @@ def _changed(change: Callable[[tvm.IRModule], tvm.IRModule] | None) -> Iterator[
     def schedule_changed(lowered: tvm.IRModule, *arguments: Any, **options: Any) -> Any:
         return schedule(change(lowered) if change else lowered, *arguments, **options)
 
-    for module in (build, _inner_tensors):
+    for module in (build, inner_tensors):
         module.schedule_kernels = schedule_changed  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for module in (build, _inner_tensors):
+        for module in (build, inner_tensors):
             module.schedule_kernels = schedule  # type: ignore[attr-defined]
 
 
@@ -171,7 +172,7 @@ def _changed(change: Callable[[tvm.IRModule], tvm.IRModule] | None) -> Iterator[
 def _without_times() -> Iterator[None]:
     """Measure no latency: of a library that is wrong nobody wants to know it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_latency, "add_latencies", lambda *_: None)
+        patch.setattr(latency, "add_latencies", lambda *_: None)
         patch.setattr(verify, "add_reference_time", lambda *_: None)
         yield
 

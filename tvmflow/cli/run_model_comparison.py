@@ -23,9 +23,9 @@ from tvmflow.frontends._peers import PEERS, Peer, open_peer
 from tvmflow.runtime import samples
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
-from tvmflow.stages._comparison import compare
-from tvmflow.stages._latency import measure_peer
-from tvmflow.stages._tolerances import FLOAT32, Tolerance, tolerance_for
+from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.verify.latency import measure_peer
+from tvmflow.stages.verify.tolerances import FLOAT32, Tolerance, tolerance_for
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles

@@ -20,9 +20,9 @@ from tvmflow.engine.report import (
 )
 from tvmflow.stages import STAGES
 from tvmflow.stages._base import Facts
-from tvmflow.stages._verdict import shown_latency
 from tvmflow.stages.build import TUNED
 from tvmflow.stages.kernel_nodes import find_kernel_nodes
+from tvmflow.stages.verify.verdict import shown_latency
 
 _T = TypeVar("_T")
 

@@ -23,7 +23,6 @@ from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import STAGES, export, join
 from tvmflow.stages._image_data import ImageList, is_image_data, is_table, list_folder, read_table
-from tvmflow.stages._peer_times import device_of
 from tvmflow.stages._runtime_choice import (
     AUTO,
     choose_runtime,
@@ -34,6 +33,7 @@ from tvmflow.stages._runtime_choice import (
     vm_reason,
 )
 from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
+from tvmflow.stages.verify.peer_times import device_of
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason

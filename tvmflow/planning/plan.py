@@ -19,7 +19,7 @@ from tvmflow.stages import STAGES
 from tvmflow.stages._base import StageSettings, StageTraits
 from tvmflow.stages._image_data import DATA, is_table
 from tvmflow.stages._images import LABELS
-from tvmflow.stages._peer_times import compare_settings
+from tvmflow.stages.verify.peer_times import compare_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 

@@ -9,8 +9,8 @@ import pytest
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
 from tvmflow.stages._finalists import Finalist, choose_finalist
-from tvmflow.stages._latency import make_latency, make_speedup
-from tvmflow.stages._verdict import OutputComparison, Verdict
+from tvmflow.stages.verify.latency import make_latency, make_speedup
+from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
 from tvmflow.tuning.tuning_job import WorkloadResult
 from tvmflow.tuning.untuned_comparison import LibraryTimes

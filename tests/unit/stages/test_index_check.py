@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tvmflow.recipe._verify import Verify
-from tvmflow.stages import _findings, verify
-from tvmflow.stages._index_inputs import Index, find_index, settle_ties
-from tvmflow.stages._verdict import Verdict
-from tvmflow.stages._verify_inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages import verify
 from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
+from tvmflow.stages.verify import findings
+from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
+from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages.verify.verdict import Verdict
 
 SCORES = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 CHECKS = CheckSettings(**{**Verify().model_dump(), "data": False})
@@ -114,8 +115,8 @@ def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() ->
 
 def test_an_index_of_which_only_itself_is_compared_has_a_warning() -> None:
     made = verdict(index_inputs_not_compared="the library runs on another machine")
-    assert _findings.list_failures(made, CHECKS) == []
-    assert _findings.list_warnings(made, CHECKS) == [
+    assert findings.list_failures(made, CHECKS) == []
+    assert findings.list_warnings(made, CHECKS) == [
         "what goes into the index 'best' (3 different values in the samples) is not compared, so that a wrong library "
         "could go undetected: the library runs on another machine"
     ]
@@ -129,7 +130,7 @@ def test_a_wrong_tensor_before_an_index_and_a_wrong_layer_have_a_sentence() -> N
         "passed": False, "tensors": 3, "max_steps": 7, "differing": 0.1, "allowed_steps": 1,
         "wrong": {"u": {"steps": 7, "elements": 12}}, "outputs": {},
     }  # fmt: skip
-    assert _findings.list_failures(verdict(index_inputs={"s": missing}, layers=layers), CHECKS) == [
+    assert findings.list_failures(verdict(index_inputs={"s": missing}, layers=layers), CHECKS) == [
         "'s' (which goes into an index) is not in the library's memory as the same kernels compute it in a library "
         "that returns it",
         "'u' is up to 7 steps off in 12 elements where it is computed from the tensors that ORT gives, more than 1",

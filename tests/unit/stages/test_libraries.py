@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tvmflow.core.types import TensorSpec
-from tvmflow.stages._libraries import PartitionedLibrary
-from tvmflow.stages._remote_backends import Signature
+from tvmflow.stages.verify.libraries import PartitionedLibrary
+from tvmflow.stages.verify.remote_backends import Signature
 
 X, Y, MIDDLE, OUT = (TensorSpec(name, (2,), "float32") for name in ("x", "y", "middle", "out"))
 

@@ -16,14 +16,15 @@ from tvmflow.core.errors import RecipeError, StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._peers import PEERS
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import _latency, _peer_times, verify
+from tvmflow.stages import verify
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._peer_times import add_compared, add_reference_time, compare_settings
-from tvmflow.stages._reference_run import ReferenceRun
-from tvmflow.stages._tolerances import FLOAT32, tolerance_for
-from tvmflow.stages._verdict import ComparedRuntime, Verdict
-from tvmflow.stages._verify_inputs import ReferenceOutputs
+from tvmflow.stages.verify import latency, peer_times
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.inputs import ReferenceOutputs
+from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
+from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
+from tvmflow.stages.verify.verdict import ComparedRuntime, Verdict
 
 HERE = "/recipes/net.yaml"
 MXNET = {
@@ -190,8 +191,8 @@ def compare_with(
             raise opened
         yield opened
 
-    monkeypatch.setattr(_peer_times, "open_peer", open_peer)
-    monkeypatch.setattr(_latency, "_settle", lambda: None)
+    monkeypatch.setattr(peer_times, "open_peer", open_peer)
+    monkeypatch.setattr(latency, "_settle", lambda: None)
     # samples are not the model's
     files = {role: tmp_path / role for role in ("data", "data/cat.png")}
     files["model"] = tmp_path / "model.onnx"
@@ -267,8 +268,8 @@ def test_the_reference_is_measured_in_turns_with_the_library(
     compare: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the rule for other runtimes, also where it is one of these: then once, in the process that runs already."""
-    monkeypatch.setattr(_latency, "_settle", lambda: None)
-    monkeypatch.setattr(_peer_times, "open_peer", None)
+    monkeypatch.setattr(latency, "_settle", lambda: None)
+    monkeypatch.setattr(peer_times, "open_peer", None)
     calls: list[str] = []
     library, timed = Turns("l", 1e-3, calls), cast(Any, Turns("r", 20e-3, calls))
     results = ReferenceOutputs(DATA, [{"y": feed["x"]} for feed in DATA.batches], {})

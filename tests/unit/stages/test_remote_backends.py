@@ -20,9 +20,10 @@ from tests.support.tuning import relu
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.frontends._base import Reference
 from tvmflow.runtime import bundles
-from tvmflow.stages import _libraries, verify
+from tvmflow.stages import verify
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._verify_settings import CheckSettings, MachineSettings, VerifySettings
+from tvmflow.stages.verify import libraries
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE
 from tvmflow.targets.host import read_host
 
@@ -143,7 +144,7 @@ def test_the_reference_has_ended_before_the_library_is_loaded(
         events.append("library loaded")
         return original(*arguments)
 
-    original = _libraries.open_library
+    original = libraries.open_library
     monkeypatch.setattr("tvmflow.stages.verify.open_library", open_library)
     monkeypatch.setattr("tvmflow.frontends.onnx.reference", reference)
     model = tmp_path / "model.json"

@@ -14,9 +14,11 @@ from tvmflow.compiler.options import Precision
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe._verify import Verify
-from tvmflow.stages import _comparison, _findings, verify
-from tvmflow.stages._latency import make_profile, make_speedup
-from tvmflow.stages._tolerances import (
+from tvmflow.stages import verify
+from tvmflow.stages._verify_settings import CheckSettings
+from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.latency import make_profile, make_speedup
+from tvmflow.stages.verify.tolerances import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
@@ -25,15 +27,14 @@ from tvmflow.stages._tolerances import (
     find_arithmetic,
     tolerance_for,
 )
-from tvmflow.stages._verdict import OutputComparison, Verdict
-from tvmflow.stages._verify_settings import CheckSettings
+from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 
 F = np.float32
 
 
 def compare(actual: Any, expected: Any, arithmetic: str = FLOAT32) -> OutputComparison:
     tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
-    return _comparison.compare(np.asarray(actual, F), np.asarray(expected, F), tolerance)
+    return comparison.compare(np.asarray(actual, F), np.asarray(expected, F), tolerance)
 
 
 def checks(**fields: Any) -> CheckSettings:
@@ -58,7 +59,7 @@ def test_an_output_without_numbers_is_not_agreement() -> None:
     """Both sides may have NaN alone; nothing was compared then, and the message says what to do."""
     result = compare([np.nan, np.inf], [np.nan, np.inf])
     assert result == {"passed": False, "incomparable": "no finite number"}
-    [sentence] = _findings.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
+    [sentence] = findings.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
     assert sentence.startswith("output 'y' of ONNX Runtime 1.31.1 has no finite number, so that")
 
 
@@ -96,10 +97,10 @@ def test_integers_and_booleans_are_equal_or_not() -> None:
     big = 2**60
     for dtype, one, other in (("int64", big, big + 1), ("int32", 5000, 5001), ("bool", 0, 1)):
         a, b = np.array([one], dtype), np.array([other], dtype)
-        assert _comparison.compare(a, a, exact)["passed"]
-        assert _comparison.compare(a, b, exact)["mismatched"] == 1
+        assert comparison.compare(a, a, exact)["passed"]
+        assert comparison.compare(a, b, exact)["mismatched"] == 1
     loose = tolerance_for(FLOAT32, rtol=0.01, atol=None)
-    assert _comparison.compare(np.array([5000]), np.array([5001]), loose)["passed"]
+    assert comparison.compare(np.array([5000]), np.array([5001]), loose)["passed"]
 
 
 def test_an_integer_of_a_quantized_model_may_be_some_steps_off() -> None:
@@ -109,7 +110,7 @@ def test_an_integer_of_a_quantized_model_may_be_some_steps_off() -> None:
         a, b = np.array([100, 0], dtype), np.array([101, 1], dtype)
         if dtype == "bool":
             a = np.array([True, False])
-        assert _comparison.compare(a, b, tolerance)["passed"] == passes, dtype
+        assert comparison.compare(a, b, tolerance)["passed"] == passes, dtype
 
 
 def test_how_an_output_agrees_on_the_whole() -> None:
@@ -218,7 +219,7 @@ def test_every_failed_output_has_a_sentence() -> None:
             "coarse": compare(np.full(256, 1.0005), np.ones(256)),
         },
     }
-    failures = _findings.list_failures(verdict, checks())
+    failures = findings.list_failures(verdict, checks())
     assert failures == [
         "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0002); "
         "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0",
@@ -227,7 +228,7 @@ def test_every_failed_output_has_a_sentence() -> None:
         "output 'coarse': the root mean square of its errors is 0.05% of that of ONNX Runtime 1.31.1, "
         "more than 0.01%",
     ]
-    assert _findings.list_warnings(verdict, checks()) == []
+    assert findings.list_warnings(verdict, checks()) == []
 
 
 @pytest.mark.parametrize(
@@ -253,8 +254,8 @@ def test_a_runtime_that_differs_from_the_reference_is_a_warning(name: str, subje
             "absent": {"name": "Absent", "not_timed": "it is not installed"},
         },
     }
-    assert _findings.list_failures(verdict, checks()) == []
-    assert _findings.list_warnings(verdict, checks()) == [
+    assert findings.list_failures(verdict, checks()) == []
+    assert findings.list_warnings(verdict, checks()) == [
         f"{subject}, so that its latency is that of other results: output 'y': 1 of 2 elements are out of "
         "tolerance (rtol 0.001, atol 0.0002); the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
     ]
@@ -264,9 +265,9 @@ def test_accuracy_below_the_gate_fails() -> None:
     """Top-1 on the first output, whatever its trailing shape."""
     scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
     labels = np.array([[1], [2]])
-    accuracy = _comparison.top1_accuracy({"scores": scores}, "scores", labels)
+    accuracy = comparison.top1_accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
-    failures = _findings.list_failures(
+    failures = findings.list_failures(
         {"passed": True, "against": "reference", "accuracy": accuracy}, checks(min_accuracy=0.9)
     )
     assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tvmflow.recipe._verify import Verify
-from tvmflow.stages import _findings
-from tvmflow.stages._tolerances import FLOAT32, tolerance_for
-from tvmflow.stages._undetected import find_undetected
-from tvmflow.stages._verdict import Verdict
-from tvmflow.stages._verify_inputs import load_samples, run_reference_on
 from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
+from tvmflow.stages.verify import findings
+from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
+from tvmflow.stages.verify.undetected import find_undetected
+from tvmflow.stages.verify.verdict import Verdict
 
 DEFAULT = tolerance_for(FLOAT32, rtol=None, atol=None)
 NORMAL = "normally distributed with standard deviation 10"
@@ -125,13 +125,13 @@ def test_a_library_of_which_nothing_is_compared_is_rejected(
 ) -> None:
     """By tolerances that nobody asked for; the recipe's own ones give a warning."""
     default, own = settings().verify, settings(atol=1e-4).verify
-    failures = _findings.list_failures(verdict(*undetected_outputs), default)
+    failures = findings.list_failures(verdict(*undetected_outputs), default)
     assert bool(failures) == is_rejected
     if is_rejected:
         assert failures[0].startswith("output 'y0' is so small that zeros would pass for it (atol")
         assert "; nothing is compared: give inputs that the model is made for" in failures[0]
-    assert _findings.list_failures(verdict(*undetected_outputs), own) == []
-    assert len(_findings.list_warnings(verdict(*undetected_outputs), own)) == len(
+    assert findings.list_failures(verdict(*undetected_outputs), own) == []
+    assert len(findings.list_warnings(verdict(*undetected_outputs), own)) == len(
         [*filter(None, undetected_outputs)]
     )
 
@@ -140,7 +140,7 @@ def test_numbers_that_count_as_0_are_named() -> None:
     """Other inputs may not help where a model's own constants are that small."""
     made = verdict("zeros")
     made["outputs"]["y0"]["atol"] = 2.0**-126
-    [failure] = _findings.list_failures(made, settings().verify)
+    [failure] = findings.list_failures(made, settings().verify)
     assert failure.startswith(
         "output 'y0' is 0 or below 1.2e-38 everywhere, the smallest normal number of float32, so that zeros "
         "would pass for it (larger weights and constants may help); nothing is compared: give inputs"
@@ -148,12 +148,12 @@ def test_numbers_that_count_as_0_are_named() -> None:
 
 
 def test_a_warning_says_what_would_pass_and_what_to_do() -> None:
-    [warning] = _findings.list_warnings(verdict("inputs"), settings().verify)
+    [warning] = findings.list_warnings(verdict("inputs"), settings().verify)
     assert warning == (
         "output 'y0' is the same for all inputs, so that a library that ignores them would pass: "
         "give inputs that the model is made for (inputs.NAME.range, verify.data)"
     )
-    [warning] = _findings.list_warnings(verdict("zeros"), settings(rtol=0.1).verify)
+    [warning] = findings.list_warnings(verdict("zeros"), settings(rtol=0.1).verify)
     assert warning.endswith(
         "or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
     )

@@ -20,8 +20,8 @@ from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import onnx as frontend
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.stages import _tolerances
-from tvmflow.stages._comparison import compare
+from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify.comparison import compare
 
 FEED = {"data": draw(1, 3, 8, 8, seed=5)}
 node = helper.make_node
@@ -40,7 +40,7 @@ def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Arra
 
 def agrees(actual: Array, expected: Array) -> bool:
     """As closely as a quantized model can."""
-    tolerance = _tolerances.DEFAULTS[_tolerances.QUANTIZED]
+    tolerance = tolerances.DEFAULTS[tolerances.QUANTIZED]
     return bool(compare(actual, expected, tolerance)["passed"])
 
 

@@ -11,11 +11,11 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._index_inputs import IndexInputs, list_clear_indices
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verify_inputs import ReferenceOutputs, reach_more, run_reference_on
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
+from tvmflow.stages.verify.inputs import ReferenceOutputs, reach_more, run_reference_on
+from tvmflow.stages.verify.tolerances import Tolerance
 
 if TYPE_CHECKING:
     import numpy as np

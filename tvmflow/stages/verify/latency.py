@@ -14,9 +14,9 @@ import psutil
 from tvmflow.core.statistics import PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._libraries import Library, Timed, TimedLibrary
-from tvmflow.stages._verdict import Latency, Profile, Speedup, Verdict
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify.libraries import Library, Timed, TimedLibrary
+from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, Verdict
 from tvmflow.targets.devices import CPU, exclusive
 
 if TYPE_CHECKING:

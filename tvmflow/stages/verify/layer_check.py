@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.frontends._base import LoadedModel
-from tvmflow.stages import _tolerances
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._comparison import compare
-from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._index_inputs import no_inner_reason
-from tvmflow.stages._libraries import Library, LocalLibrary
-from tvmflow.stages._reference_run import ReferenceRun, open_reference
-from tvmflow.stages._tolerances import tolerance_for
-from tvmflow.stages._verdict import LayersComparison, OutputComparison
 from tvmflow.stages._verify_settings import VerifySettings
+from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.index_inputs import no_inner_reason
+from tvmflow.stages.verify.libraries import Library, LocalLibrary
+from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference
+from tvmflow.stages.verify.tolerances import tolerance_for
+from tvmflow.stages.verify.verdict import LayersComparison, OutputComparison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ _CLOSE_RMS: Final = 1 / 2**8
 _STEPS: Final = 1
 # Weights, and with bfloat16 data as well, are rounded once more.
 _COARSE_STEPS: Final = 2
-_PRECISIONS: Final = {"mixed": _tolerances.FLOAT16, "bfloat16": _tolerances.BFLOAT16}
+_PRECISIONS: Final = {"mixed": tolerances.FLOAT16, "bfloat16": tolerances.BFLOAT16}
 _MAX_BATCHES: Final = 3
 
 
@@ -85,7 +85,7 @@ def _is_reproduced(
     The layers are right in a library of almost the same kernels; this one must be made of them, too.
     """
     from tvmflow.compiler import lowering
-    from tvmflow.stages._inner_tensors import InnerLibrary
+    from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
     assert isinstance(library, LocalLibrary)
     params = lowering.load_weights(context.inputs["import/params.safetensors"])
@@ -104,7 +104,7 @@ def _load_cut(
 ) -> LoadedModel | None:
     """Return the model, cut at all of its rounded tensors; None where not all of them can be named."""
     from tvmflow.compiler import ir
-    from tvmflow.stages._inner_tensors import cut_at_inner, load_with_inner
+    from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
 
     try:
         loaded = load_with_inner(
@@ -128,7 +128,7 @@ def _compare(
 ) -> LayersComparison:
     import numpy as np
 
-    from tvmflow.stages._inner_tensors import InnerLibrary
+    from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
     assert isinstance(library, LocalLibrary)
     with open_reference(settings, model._replace(tensors=cut.tensors), context) as reference:
@@ -173,7 +173,7 @@ def _compare_outputs(
     """Compare the outputs of floats as those of a model that is not quantized: no rounding is left in them."""
     import numpy as np
 
-    arithmetic = _PRECISIONS.get(settings.precision, _tolerances.FLOAT32)
+    arithmetic = _PRECISIONS.get(settings.precision, tolerances.FLOAT32)
     tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
     return {
         spec.name: compare(

@@ -18,13 +18,13 @@ from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pi
 from tvmflow.runtime.images import Preprocessing, crop_offset, read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.samples import Samples, image_samples
-from tvmflow.stages import _comparison, _findings
 from tvmflow.stages._base import StageContext
 from tvmflow.stages._image_data import DATA, ImageList, list_files, read_table
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._undetected import INPUTS, find_undetected
-from tvmflow.stages._verdict import ImageComparison
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.undetected import INPUTS, find_undetected
+from tvmflow.stages.verify.verdict import ImageComparison
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,12 +207,12 @@ def list_operator_mismatches(
             _log.debug("%s cannot be run by itself: %s", path.stem, error)
             continue
         comparisons = {
-            output: _comparison.compare(array, arrays[output], tolerance)
+            output: comparison.compare(array, arrays[output], tolerance)
             for output, array in outputs.items()
         }
         sentences += [
             f"the operator {name} disagrees with its reference: {mismatch}"
-            for mismatch in _findings.list_mismatches(comparisons, "its reference")
+            for mismatch in findings.list_mismatches(comparisons, "its reference")
         ]
     return sentences
 

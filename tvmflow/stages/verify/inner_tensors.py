@@ -25,10 +25,10 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends._base import LoadedModel
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
-from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._libraries import LocalLibrary
 from tvmflow.stages._verify_settings import VerifySettings
 from tvmflow.stages.build import BuildSettings, schedule_kernels
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.tuning.measure import load_compiler
 from tvmflow.tuning.workloads import normalize, workload_key
 

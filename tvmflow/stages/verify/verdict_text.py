@@ -7,15 +7,15 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
-from tvmflow.stages import _tolerances
 from tvmflow.stages._base import Facts, name_some
-from tvmflow.stages._verdict import Latency, Profile, Speedup, shown_latency
+from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, shown_latency
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    _tolerances.FLOAT32: "float32",
-    _tolerances.FLOAT16: "float16, entirely or in part",
-    _tolerances.BFLOAT16: "bfloat16",
-    _tolerances.QUANTIZED: "quantized integers",
+    tolerances.FLOAT32: "float32",
+    tolerances.FLOAT16: "float16, entirely or in part",
+    tolerances.BFLOAT16: "bfloat16",
+    tolerances.QUANTIZED: "quantized integers",
 }
 
 _UNTUNED: Final = "untuned"

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._comparison import compare_inner
-from tvmflow.stages._index_inputs import IndexInputs, find_index, settle_ties
-from tvmflow.stages._libraries import Library, LocalLibrary
-from tvmflow.stages._reference_run import ReferenceRun
-from tvmflow.stages._verdict import OutputComparison
 from tvmflow.stages._verify_settings import VerifySettings
+from tvmflow.stages.verify.comparison import compare_inner
+from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
+from tvmflow.stages.verify.libraries import Library, LocalLibrary
+from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.verdict import OutputComparison
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmflow.stages._inner_tensors import InnerLibrary
+    from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
     Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class IndexCheck:
     ) -> None:
         import numpy as np
 
-        from tvmflow.stages._inner_tensors import InnerLibrary
+        from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
         assert indices.loaded is not None and isinstance(library, LocalLibrary)
         inner = InnerLibrary.schedule(indices.loaded, settings, context.inputs)
@@ -84,7 +84,7 @@ class IndexCheck:
         settings: VerifySettings,
     ) -> None:
         """Look for the tensors in the memory of the delivered library, where they must be as it has the same kernels."""
-        from tvmflow.stages._inner_tensors import find_in_memory
+        from tvmflow.stages.verify.inner_tensors import find_in_memory
 
         telling = {n: a for n in self.tensors if _is_telling(a := self._computed[0][n])}
         seen = find_in_memory(library, feed, telling)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verdict import OutputComparison
+from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.verdict import OutputComparison
 
 if TYPE_CHECKING:
     import numpy as np

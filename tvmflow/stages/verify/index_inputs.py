@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages._imported_model import ImportedModel
-from tvmflow.stages._tolerances import Tolerance
 from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.tolerances import Tolerance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ def find_index_inputs(
     unloaded = IndexInputs(mod, outputs, model_indices.selects, None)
     if reason := no_inner_reason(settings):
         return unloaded._replace(reason=reason)
-    from tvmflow.stages._inner_tensors import load_with_inner
+    from tvmflow.stages.verify.inner_tensors import load_with_inner
 
     kind = settings.model["kind"]
     try:

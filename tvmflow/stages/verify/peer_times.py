@@ -13,19 +13,24 @@ from tvmflow.recipe import Recipe
 from tvmflow.recipe._verify import AUTO
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import _comparison
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._imported_model import read_imported_model
-from tvmflow.stages._latency import exclusive_devices, make_latency, make_speedup, measure_peer
-from tvmflow.stages._libraries import UNTIMED_REASONS, Library, Timed
-from tvmflow.stages._verdict import ComparedRuntime, OutputComparison, Verdict
 from tvmflow.stages._verify_settings import LOCAL, CompareSettings, VerifySettings
+from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.imported_model import read_imported_model
+from tvmflow.stages.verify.latency import (
+    exclusive_devices,
+    make_latency,
+    make_speedup,
+    measure_peer,
+)
+from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, Timed
+from tvmflow.stages.verify.verdict import ComparedRuntime, OutputComparison, Verdict
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.stages._reference_run import ReferenceRun
+    from tvmflow.stages.verify.reference_run import ReferenceRun
 
     Array = np.ndarray[Any, Any]
 
@@ -185,6 +190,6 @@ def _compare_outputs(
     actual = samples.join_outputs(outputs, data)
     expected = samples.join_outputs(reference.results.outputs, data)
     return {
-        name: _comparison.compare(array, expected[name], reference.tolerance)
+        name: comparison.compare(array, expected[name], reference.tolerance)
         for name, array in actual.items()
     }

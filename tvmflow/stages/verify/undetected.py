@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.stages._comparison import compare
-from tvmflow.stages._tolerances import Tolerance
+from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.verify.tolerances import Tolerance
 
 if TYPE_CHECKING:
     import numpy as np

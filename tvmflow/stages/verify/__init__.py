@@ -14,18 +14,9 @@ from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import _comparison, _findings, _tolerances, _verdict_text
 from tvmflow.stages._base import Files, StageContext, StageTraits
 from tvmflow.stages._image_data import DATA
-from tvmflow.stages._imported_model import read_imported_model
-from tvmflow.stages._index_check import IndexCheck, count_values
-from tvmflow.stages._index_inputs import find_index_inputs
-from tvmflow.stages._libraries import UNTIMED_REASONS, Library, load_local, open_library
-from tvmflow.stages._peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages._runtime_choice import run_location
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verdict import OutputComparison, PartVerdict, Verdict
-from tvmflow.stages._verify_inputs import load_images, load_samples, with_images
 from tvmflow.stages._verify_settings import (
     LOCAL,
     RPC,
@@ -36,13 +27,22 @@ from tvmflow.stages._verify_settings import (
     SpeedupSettings,
     VerifySettings,
 )
+from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
+from tvmflow.stages.verify.imported_model import read_imported_model
+from tvmflow.stages.verify.index_check import IndexCheck, count_values
+from tvmflow.stages.verify.index_inputs import find_index_inputs
+from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
+from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
+from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
+from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.verdict import OutputComparison, PartVerdict, Verdict
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmflow.stages._reference_run import ReferenceRun
+    from tvmflow.stages.verify.reference_run import ReferenceRun
 
     Array = np.ndarray[Any, Any]
     Outputs = dict[str, OutputComparison]
@@ -64,11 +64,11 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
-    find_faults="tvmflow.stages._fault_search:find_faults",
+    find_faults="tvmflow.stages.verify.fault_search:find_faults",
     run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
 )
 
-describe, explain = _verdict_text.describe, _verdict_text.explain
+describe, explain = verdict_text.describe, verdict_text.explain
 
 VERDICT: Final = "verdict.json"
 """What was verified: the same bytes whenever the same library passes the same checks."""
@@ -152,7 +152,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix=_findings.describe_fix(verdict),
+            fix=findings.describe_fix(verdict),
         )
     return verdict
 
@@ -210,8 +210,8 @@ def _verify(
     once. The stack ends the process of one that is.
     """
     from tvmflow.compiler import lowering
-    from tvmflow.stages._reference_run import run_reference
-    from tvmflow.stages._verify_inputs import list_operator_mismatches
+    from tvmflow.stages.verify.inputs import list_operator_mismatches
+    from tvmflow.stages.verify.reference_run import run_reference
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
@@ -242,7 +242,7 @@ def _verify(
             add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
     min_speedup = settings.tune.min_speedup if settings.tune else None
-    failures = _findings.list_failures(verdict, checks)
+    failures = findings.list_failures(verdict, checks)
     if failures and reference is not None:
         failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
@@ -250,7 +250,7 @@ def _verify(
         *list_slowdowns(verdict, min_speedup),
     ]
     verdict["passed"] = not verdict["failures"]
-    warnings = _findings.list_warnings(verdict, checks)
+    warnings = findings.list_warnings(verdict, checks)
     if warnings:
         verdict["warnings"] = warnings
     return verdict
@@ -265,7 +265,7 @@ def _add_results(
     context: StageContext,
 ) -> None:
     """Run the library, compare it with the reference, and measure it."""
-    from tvmflow.stages._latency import add_latencies
+    from tvmflow.stages.verify.latency import add_latencies
 
     actual = library.run_all(data.batches)
     if settings.run_on != LOCAL:
@@ -280,7 +280,7 @@ def _add_results(
     if data.labels is not None:
         first = library.outputs[0].name
         joined = samples.join_outputs(actual, data)
-        verdict["accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)
+        verdict["accuracy"] = comparison.top1_accuracy(joined, first, data.labels)
     if library.timed is None:
         verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
     else:
@@ -290,8 +290,8 @@ def _add_results(
 def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
-    arithmetic = _tolerances.find_arithmetic(mod, settings.precision)
-    tolerance = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+    arithmetic = tolerances.find_arithmetic(mod, settings.precision)
+    tolerance = tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
     verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
     return tolerance
 
@@ -335,7 +335,7 @@ def _add_comparisons(
         (index_inputs if name in index_inputs else verdict["outputs"])[name]["undetected"] = what
     if data.labels is not None:
         first = library.outputs[0].name
-        verdict["reference_accuracy"] = _comparison.top1_accuracy(joined, first, data.labels)
+        verdict["reference_accuracy"] = comparison.top1_accuracy(joined, first, data.labels)
     parts: dict[str, PartVerdict] = {}
     for name, part in library.parts.items():
         names = [spec.name for spec in part.inputs]
@@ -380,10 +380,10 @@ def _add_layers(
     context: StageContext,
 ) -> None:
     """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
-    from tvmflow.stages._layer_check import compare_layers, is_close
+    from tvmflow.stages.verify.layer_check import compare_layers, is_close
 
     compared = [*verdict["outputs"].values(), *verdict.get("index_inputs", {}).values()]
-    is_quantized = verdict["tolerance"]["for"] == _tolerances.QUANTIZED
+    is_quantized = verdict["tolerance"]["for"] == tolerances.QUANTIZED
     is_passed = all(output["passed"] for output in compared)
     if (
         is_quantized
@@ -401,7 +401,7 @@ def _compare_outputs(
     tolerance: Tolerance,
 ) -> dict[str, OutputComparison]:
     return {
-        spec.name: _comparison.compare(actual[spec.name], expected[spec.name], tolerance)
+        spec.name: comparison.compare(actual[spec.name], expected[spec.name], tolerance)
         for spec in library.outputs
     }
 

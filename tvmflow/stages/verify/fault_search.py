@@ -24,18 +24,18 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, size_text
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages import _comparison, _findings, _tolerances
 from tvmflow.stages._base import StageContext
-from tvmflow.stages._comparison import compare_inner
 from tvmflow.stages._image_data import DATA
-from tvmflow.stages._imported_model import read_imported_model
-from tvmflow.stages._index_inputs import find_index_inputs
-from tvmflow.stages._reference_run import open_reference
-from tvmflow.stages._tolerances import Tolerance
-from tvmflow.stages._verify_inputs import load_samples, run_reference_on
 from tvmflow.stages._verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.stages.build import TUNED, BuildSettings, schedule_kernels
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.verify import comparison, findings, tolerances
+from tvmflow.stages.verify.comparison import compare_inner
+from tvmflow.stages.verify.imported_model import read_imported_model
+from tvmflow.stages.verify.index_inputs import find_index_inputs
+from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.reference_run import open_reference
+from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.tuning.workloads import normalize, workload_key
 
 if TYPE_CHECKING:
@@ -147,11 +147,11 @@ class KernelCheck:
     def _find_mismatch(self, actual: Sequence[Any], expected: Sequence[Any]) -> str:
         """Return how the operands that a kernel leaves differ from the right ones; empty if they do not."""
         comparisons = {
-            str(index): _comparison.compare_inner(left.numpy(), right.numpy(), self._tolerance)
+            str(index): comparison.compare_inner(left.numpy(), right.numpy(), self._tolerance)
             for index, (left, right) in enumerate(zip(actual, expected, strict=True))
             if isinstance(right, tvm.runtime.Tensor)
         }
-        return "; ".join(_findings.list_mismatches(comparisons, "the kernel without a schedule"))
+        return "; ".join(findings.list_mismatches(comparisons, "the kernel without a schedule"))
 
     def _call(self, name: str, *, by_rule: bool) -> list[Any]:
         """Return the operands after a call of another form of the kernel on those that it was called with."""
@@ -305,10 +305,10 @@ class _Search:
 
         checks, inputs = self._settings.verify, self._context.inputs
         mod = lowering.load_ir(inputs["import/model.json"])
-        arithmetic = _tolerances.find_arithmetic(mod, self._settings.precision)
+        arithmetic = tolerances.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
-        tolerance = _tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
-        own = _tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+        tolerance = tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
+        own = tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
         if not checks.has_default_tolerance:
             tolerance = tolerance._replace(
                 rtol=max(tolerance.rtol, checks.rtol or 0.0),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
     from tvmflow.runtime.virtual_machine import VirtualMachine
-    from tvmflow.stages._remote_backends import Signature
+    from tvmflow.stages.verify.remote_backends import Signature
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
@@ -198,7 +198,7 @@ def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Li
     if settings.run_on == LOCAL:
         yield load_local(bundle, settings)
         return
-    from tvmflow.stages._remote_backends import Signature
+    from tvmflow.stages.verify.remote_backends import Signature
 
     # an emulation program holds the library itself
     whole = bundles.read_bundle(bundle, with_libraries=settings.run_on != QEMU)
@@ -221,19 +221,19 @@ def _open_remote(
     stack: contextlib.ExitStack,
 ) -> Library:
     """Return one library on a remote backend; `part` is empty for a model in one piece."""
-    from tvmflow.stages import _remote_backends
+    from tvmflow.stages.verify import remote_backends
 
-    signature = _remote_backends.Signature.from_json(bundle.signature)
+    signature = remote_backends.Signature.from_json(bundle.signature)
     machine = settings.machines[part]
     work = context.work / part
     work.mkdir(exist_ok=True)
     if settings.run_on == QEMU:
         role = f"emulation_program/{part}/program" if part else "emulation_program/program"
         program = context.inputs[role]
-        return _remote_backends.EmulatedLibrary(signature, machine, work, program)
+        return remote_backends.EmulatedLibrary(signature, machine, work, program)
     library = work / "library.so"
     library.write_bytes(bundle.library)
     assert machine.remote is not None
-    devices = _remote_backends.open_devices(machine.remote, work / "sessions.log")
+    devices = remote_backends.open_devices(machine.remote, work / "sessions.log")
     pool = stack.enter_context(devices)
-    return _remote_backends.DeviceLibrary(signature, machine, work, library, pool)
+    return remote_backends.DeviceLibrary(signature, machine, work, library, pool)
