@@ -214,7 +214,7 @@ def import_raw(model: Any, feed: dict[str, Any]) -> Any:
     from tvm.relax.frontend.onnx import from_onnx
 
     from tvmflow.core.types import TensorSpec
-    from tvmflow.frontends._base import LoadedModel
+    from tvmflow.frontends.base import LoadedModel
 
     shapes = {name: list(value.shape) for name, value in feed.items()}
     try:

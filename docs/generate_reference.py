@@ -13,7 +13,7 @@ from tvmflow.core.types import Json
 from tvmflow.planning.pipelines import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_writer import inline_yaml
-from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.presets import PRESETS
 
 EXAMPLE: Final = """\
 # yaml-language-server: $schema=../docs/recipe.schema.json

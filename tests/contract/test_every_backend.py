@@ -10,10 +10,10 @@ import pytest
 from tvmflow.executors import worker_matching
 from tvmflow.planning import environment
 from tvmflow.targets import devices
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
-from tvmflow.targets.backends._base import Backend
+from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.host import Host
+from tvmflow.targets.presets import PRESETS
 
 every_backend = pytest.mark.parametrize("kind", BACKENDS)
 X86 = Host("x86_64", "cpu", frozenset(), 8)

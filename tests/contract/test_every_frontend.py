@@ -13,7 +13,7 @@ import pytest
 from tvmflow.core import packages
 from tvmflow.core.types import Json
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import Frontend
+from tvmflow.frontends.base import Frontend
 from tvmflow.recipe import ModelSource
 
 each_frontend = pytest.mark.parametrize("name", FRONTENDS)
@@ -87,7 +87,7 @@ from pydantic import Field
 from tvmflow import frontends
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.frontends._base import MissingFile, ReferenceTraits, SourceFields
+from tvmflow.frontends.base import MissingFile, ReferenceTraits, SourceFields
 
 
 class ToySource(SourceFields):

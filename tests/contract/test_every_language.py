@@ -26,11 +26,11 @@ from tvmflow.engine.junit import junit_xml, markdown_summary
 from tvmflow.engine.plan_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.exporters import cpp, system_library, wheel
-from tvmflow.exporters._base import ExportRequest
+from tvmflow.exporters.base import ExportRequest
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
-from tvmflow.frontends._base import ModelInput
-from tvmflow.frontends._inputs import find_input_problems
+from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.pages.markup import element, lines
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import readme

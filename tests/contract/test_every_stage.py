@@ -12,7 +12,7 @@ import pytest
 from tests.support.engine import joined_target, recipe, target
 from tvmflow.core import packages
 from tvmflow.stages import STAGES, pipeline_stages
-from tvmflow.stages._base import parse_settings
+from tvmflow.stages.base import parse_settings
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "torch", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)

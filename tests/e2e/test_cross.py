@@ -18,8 +18,8 @@ from tests.conftest import ROOT
 from tests.support.project import Project
 from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
-from tvmflow.stages._verify_settings import MachineSettings
 from tvmflow.stages.verify import remote_backends
+from tvmflow.stages.verify_settings import MachineSettings
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, emulator_for, find_qemu
 from tvmflow.targets.host import read_host
 

@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tests.support.project import Project
 from tvmflow.compiler import ir, pipeline
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import faults
 from tvmflow.frontends import onnx as frontend
 from tvmflow.planning.decisions import evaluate_plan

@@ -17,7 +17,7 @@ from tests.support.exports import Exported
 from tvmflow.compiler import form_names, lowering, schedules
 from tvmflow.compiler.c_program import compile_program
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.c_loader import Buffer, Options, Tensor
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel

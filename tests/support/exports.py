@@ -16,12 +16,12 @@ import numpy as np
 
 from tests.support.recipes import ROOT
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._base import BuiltModel
+from tvmflow.exporters.base import BuiltModel
 from tvmflow.exporters.c_library import write_library
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.stages import STAGES, export
-from tvmflow.stages._base import StageContext
+from tvmflow.stages.base import StageContext
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime.weights import write_weights
 from tvmflow.targets.host import read_host

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.targets.host import read_host
 
 Arrays = list[np.ndarray[Any, Any]]

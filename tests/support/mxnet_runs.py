@@ -17,7 +17,7 @@ import pytest
 from tests.support.kernels import outputs
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 
 Array = np.ndarray[Any, Any]
 

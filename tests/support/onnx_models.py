@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.support.mxnet_runs import compute
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx._reference_worker import EXACT_BYTES
 
 Array = np.ndarray[Any, Any]

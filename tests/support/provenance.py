@@ -15,7 +15,7 @@ from tests.support.trials import trial
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, InputFile, Plan
 from tvmflow.engine import delivery
-from tvmflow.exporters._archives import write_zip
+from tvmflow.exporters.archives import write_zip
 from tvmflow.provenance import sidecar
 from tvmflow.store.local import LocalStore
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from tvmflow.core.errors import UsageError
-from tvmflow.frontends._base import ModelFacts, ModelInput
 from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import ModelFacts, ModelInput
 
 
 def name_process(path: Path) -> ModelFacts:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvmflow.core import packages
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import StageContext, parse_settings
+from tvmflow.stages.base import StageContext, parse_settings
 
 
 def sha256(path: Path) -> str:

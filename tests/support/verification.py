@@ -20,7 +20,7 @@ from tvmflow.compiler import ir, lowering
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, build, verify
-from tvmflow.stages._base import StageContext
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import inner_tensors, latency
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.targets.resolve import ResolvedTarget

@@ -116,7 +116,7 @@ def _names_another_model(path: Path, text: str) -> bool:
 
 def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
     """Return the error for a model that leaves sizes open, with the options that set them."""
-    from tvmflow.frontends._inputs import SIZE
+    from tvmflow.frontends.inputs import SIZE
 
     shapes = [
         f"--shape {shell_word(name)}={','.join(shape)}"

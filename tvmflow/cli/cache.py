@@ -175,7 +175,7 @@ def _upload(client: RemoteCacheClient, keys: Sequence[str]) -> _Pushed:
 
 def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
     """Upload all trials of the ledger and return their number, and what went wrong."""
-    from tvmflow.store.remote._base import RemoteCacheError
+    from tvmflow.store.remote.base import RemoteCacheError
     from tvmflow.tuning import remote_ledger
 
     trials, problems = 0, []
@@ -191,7 +191,7 @@ def _push_trials(client: RemoteCacheClient) -> tuple[int, list[str]]:
 def _pull_trials(client: RemoteCacheClient, check: bool) -> tuple[int, list[str]]:
     """Fetch the trials of machines like this one and return the number of new ones, and what went wrong."""
     from tvmflow.cli.records import start_trace_check
-    from tvmflow.store.remote._base import RemoteCacheError
+    from tvmflow.store.remote.base import RemoteCacheError
     from tvmflow.tuning import remote_ledger
 
     trials, problems = 0, []

@@ -77,7 +77,7 @@ def completion(options: CompletionOptions) -> int:
 def _list_values() -> dict[str, Sequence[str]]:
     """Return the values of options, beside files."""
     from tvmflow.stages import STAGES
-    from tvmflow.targets._presets import PRESETS
+    from tvmflow.targets.presets import PRESETS
 
     return {
         "--executor": EXECUTOR_NAMES,

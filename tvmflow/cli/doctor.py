@@ -24,7 +24,7 @@ from tvmflow.core.requirements import install_command
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
-    from tvmflow.frontends._peers import Peer
+    from tvmflow.frontends.peers import Peer
     from tvmflow.store.integrity import DamagedFile
     from tvmflow.store.local import LocalStore
 
@@ -117,7 +117,7 @@ def _examine_project(options: DoctorOptions) -> list[Finding]:
 def examine(store: LocalStore, dist: Path) -> list[Finding]:
     """Return a finding for everything that a run depends on."""
     from tvmflow.core.fork_server import ForkServer
-    from tvmflow.frontends._peers import PEERS
+    from tvmflow.frontends.peers import PEERS
 
     oldest, newest = _PYTHON_VERSIONS
     python = Finding(

@@ -18,8 +18,8 @@ from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._inputs import array_of
-from tvmflow.frontends._peers import PEERS, Peer, open_peer
+from tvmflow.frontends.inputs import array_of
+from tvmflow.frontends.peers import PEERS, Peer, open_peer
 from tvmflow.runtime import samples
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements

@@ -89,10 +89,10 @@ def _find_triple(arch: str) -> str:
 
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
-    from tvmflow.targets._presets import PRESETS
     from tvmflow.targets.capabilities import emulator_name, find_capabilities
     from tvmflow.targets.facts import load_target_facts
     from tvmflow.targets.host import read_host
+    from tvmflow.targets.presets import PRESETS
     from tvmflow.targets.resolve import resolve
     from tvmflow.targets.tvm_target import cpu_target
 

@@ -19,7 +19,7 @@ from tvmflow.engine.report import (
     unreadable_facts_text,
 )
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import Facts
+from tvmflow.stages.base import Facts
 from tvmflow.stages.build import TUNED
 from tvmflow.stages.kernel_nodes import find_kernel_nodes
 from tvmflow.stages.verify.verdict import shown_latency

@@ -15,7 +15,7 @@ from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import parse_settings
+from tvmflow.stages.base import parse_settings
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.forecast import TrialForecast

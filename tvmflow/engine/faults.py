@@ -19,7 +19,7 @@ from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.stage_execution import log_path
 from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import parse_settings
+from tvmflow.stages.base import parse_settings
 from tvmflow.store.source_files import fetch_file
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.trials import Ban, timestamp

@@ -20,11 +20,11 @@ from tvmflow.engine.builds import read_kernel_times
 from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text
 from tvmflow.planning.enforce_lock import LOCKED
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import Facts
-from tvmflow.stages._tune_settings import find_ledger_key
+from tvmflow.stages.base import Facts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.kernel_code import CHOSEN_ROLE, MAKE_CODE, KernelCode
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger_folders import list_target_folders

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec
-from tvmflow.stages._base import Facts
+from tvmflow.stages.base import Facts
 
 
 class ComparedLibrary(NamedTuple):

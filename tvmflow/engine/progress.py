@@ -22,7 +22,7 @@ from tvmflow.core.live_region import Line, Span, display_width, fit, pad
 from tvmflow.engine.plan_text import range_text, rounded_text
 from tvmflow.engine.report import MAX_SHOWN
 from tvmflow.engine.run_progress import PENDING, RUNNING, RunProgress, StageProgress, done_share
-from tvmflow.executors._base import Event
+from tvmflow.executors.base import Event
 
 _OUTCOMES: Final = {
     "hit": ("up to date", "dim"),

@@ -16,7 +16,7 @@ from tvmflow.core.termination import SIGNAL_EXIT_BASE
 from tvmflow.core.types import Json, RecipeOrigin
 from tvmflow.engine.library_table import ComparedLibrary
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import Facts
+from tvmflow.stages.base import Facts
 from tvmflow.store.remote.client import Traffic
 
 MAX_SHOWN: Final = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tvmflow.executors._base import Event
+from tvmflow.executors.base import Event
 
 RUNNING: Final = "running"
 PENDING: Final = "pending"

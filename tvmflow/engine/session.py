@@ -21,7 +21,7 @@ from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
 from tvmflow.engine.report import SKIPPED, SUCCEEDED, RunReport, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
-from tvmflow.executors._base import Executor, OnEvent
+from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages import STAGES

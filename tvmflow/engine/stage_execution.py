@@ -18,7 +18,7 @@ from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, o
 from tvmflow.core.files import write_atomically
 from tvmflow.core.types import Artifact, InputFile, StageCall, StageKey, StageResult, StageSpec
 from tvmflow.engine.report import StageReport
-from tvmflow.executors._base import Executor, OnEvent
+from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim

@@ -23,7 +23,7 @@ from tvmflow.core.terminal import find_width
 from tvmflow.engine.builds import Build, Peer, Speedup, list_builds
 from tvmflow.engine.report import MAX_SHOWN, STOPPED, RunReport, StageReport, describe_result
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import name_some
+from tvmflow.stages.base import name_some
 from tvmflow.store.remote.client import Traffic
 
 _PROBLEMS: Final = ("failed", "blocked", "crashed", "timeout", "rejected", STOPPED, "skipped")

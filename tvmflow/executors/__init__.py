@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tvmflow.executors._base import Event, Executor, ExecutorContext, OnEvent
+from tvmflow.executors.base import Event, Executor, ExecutorContext, OnEvent
 
 __all__ = ["EXECUTORS", "Event", "Executor", "ExecutorContext", "OnEvent"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.types import Json, StageCall, StageResult
-from tvmflow.store.remote._base import BlobRef
+from tvmflow.store.remote.base import BlobRef
 
 TOPIC: Final = "tvmflow"
 """The topic of dask's events under which workers report progress."""

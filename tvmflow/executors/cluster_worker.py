@@ -20,14 +20,14 @@ from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.executors import worker_matching
-from tvmflow.executors._base import Event, OnEvent
+from tvmflow.executors.base import Event, OnEvent
 from tvmflow.executors.cluster_messages import TOPIC, StageRequest, StageResponse, call_with_paths
 from tvmflow.executors.local import ProcessExecutor
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.claims import Claim
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
-from tvmflow.store.remote._base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.targets.devices import device_locks_folder
 from tvmflow.tuning import remote_ledger

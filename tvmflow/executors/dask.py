@@ -27,7 +27,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.executors import cluster_worker, worker_matching
-from tvmflow.executors._base import Event, ExecutorContext, OnEvent
+from tvmflow.executors.base import Event, ExecutorContext, OnEvent
 from tvmflow.executors.cluster_messages import (
     TOPIC,
     InputBlob,
@@ -38,7 +38,7 @@ from tvmflow.executors.cluster_messages import (
 from tvmflow.executors.worker_matching import WorkerDescription
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote._base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.tuning import remote_ledger
 

@@ -15,7 +15,7 @@ from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.memory import MemoryExcess, MemoryWatch
 from tvmflow.core.types import StageCall, StageResult
-from tvmflow.executors._base import OnEvent
+from tvmflow.executors.base import OnEvent
 from tvmflow.executors.stage_worker import list_written_folders
 from tvmflow.targets import devices
 

@@ -11,7 +11,7 @@ from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json, StageCall
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import StageContext, parse_settings
+from tvmflow.stages.base import StageContext, parse_settings
 
 
 def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:

@@ -17,7 +17,7 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageCall
 from tvmflow.core.version import VERSION
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._peers import PEERS
+from tvmflow.frontends.peers import PEERS
 from tvmflow.stages import STAGES
 from tvmflow.targets import devices
 from tvmflow.targets.backends import BACKENDS

@@ -22,7 +22,7 @@ from tvmflow.exporters import (
     system_library,
     wheel,
 )
-from tvmflow.exporters._base import Exporter, PartitionedExporter
+from tvmflow.exporters.base import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "bundle": bundle,

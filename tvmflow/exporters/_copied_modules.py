@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.version import VERSION
-from tvmflow.exporters._archives import write_zip
+from tvmflow.exporters.archives import write_zip
 
 COPIES: Final = "_tvmflow"
 IMAGES_EXTRA: Final = ("Provides-Extra: images", 'Requires-Dist: pillow >=9.5; extra == "images"')

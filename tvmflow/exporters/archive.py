@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tvmflow.exporters._archives import write_tar_gz
-from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel, no_reason
+from tvmflow.exporters.archives import write_tar_gz
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, no_reason
 
 FORM: Final = ""
 SOURCES: Final[tuple[Path, ...]] = ()

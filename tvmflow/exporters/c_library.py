@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
-from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
 

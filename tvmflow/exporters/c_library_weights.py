@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.exporters import c_library as c_library_exporter
-from tvmflow.exporters._base import BuiltModel, ExportRequest
+from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import LibraryFiles
 from tvmflow.targets.c_runtime.weights import write_weights

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
-from tvmflow.exporters._archives import write_tar_gz
-from tvmflow.exporters._base import BuiltModel, ExportRequest, cpu_only_reason, json_bytes
+from tvmflow.exporters.archives import write_tar_gz
+from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason, json_bytes
 
 FORM: Final = form_names.C_SOURCE
 SOURCES: Final = (Path(__file__).with_name("c_source.md"),)

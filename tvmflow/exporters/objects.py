@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import VM
-from tvmflow.exporters._archives import write_tar
-from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_reason
+from tvmflow.exporters.archives import write_tar
+from tvmflow.exporters.base import BuiltModel, ExportRequest, loadable_reason
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()

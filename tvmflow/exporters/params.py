@@ -13,7 +13,7 @@ from typing import Final
 
 from tvmflow.compiler.form_names import PARAMS, WEIGHTS_FILE
 from tvmflow.exporters import bundle
-from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_cpu_reason
+from tvmflow.exporters.base import BuiltModel, ExportRequest, loadable_cpu_reason
 from tvmflow.runtime.bundles import VM
 from tvmflow.runtime.weights import read_safetensors
 from tvmflow.targets.linking import link_shared

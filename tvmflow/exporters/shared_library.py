@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import VM
-from tvmflow.exporters._base import BuiltModel, ExportRequest, link_or_copy, loadable_reason
+from tvmflow.exporters.base import BuiltModel, ExportRequest, link_or_copy, loadable_reason
 
 FORM: Final = VM
 SOURCES: Final[tuple[Path, ...]] = ()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler.form_names import VM
-from tvmflow.exporters._base import BuiltModel, ExportRequest, loadable_cpu_reason
+from tvmflow.exporters.base import BuiltModel, ExportRequest, loadable_cpu_reason
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = VM

@@ -10,15 +10,15 @@ from typing import Final
 
 from tvmflow.compiler import form_names
 from tvmflow.core.identifiers import identifier
-from tvmflow.exporters import _base, static_library
-from tvmflow.exporters._base import BuiltModel, ExportRequest
+from tvmflow.exporters import base, static_library
+from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.targets.c_runtime import symbol_prefix, write_tensor_comment
 from tvmflow.targets.linking import archive_static
 
 FORM: Final = form_names.SYSTEM_LIBRARY
 SOURCES: Final[tuple[Path, ...]] = ()
 
-unsupported_reason = _base.loadable_cpu_reason
+unsupported_reason = base.loadable_cpu_reason
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

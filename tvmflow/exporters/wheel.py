@@ -15,8 +15,7 @@ from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fi
 from tvmflow.core.formatting import printable
 from tvmflow.core.identifiers import identifier
 from tvmflow.core.types import Json
-from tvmflow.exporters import _base
-from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters import base
 from tvmflow.exporters._copied_modules import (
     COPIES,
     IMAGES_EXTRA,
@@ -26,6 +25,7 @@ from tvmflow.exporters._copied_modules import (
     rename_imports,
     write_wheel,
 )
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import describe_tensors
@@ -87,7 +87,7 @@ def _platform_tag(request: ExportRequest) -> str:
 def unsupported_reason(request: ExportRequest) -> str:
     """Return why there is no wheel: Python has no tag for every platform."""
     no_tag = "" if _platform_tag(request) else f"there are no wheels for '{request.triple}'"
-    return _base.single_process_reason(request) or no_tag
+    return base.single_process_reason(request) or no_tag
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

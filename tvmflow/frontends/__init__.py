@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvmflow.frontends import mxnet, onnx, pytorch, tflite
-from tvmflow.frontends._base import Frontend
+from tvmflow.frontends.base import Frontend
 
 FRONTENDS: Final[dict[str, Frontend]] = {
     "mxnet": mxnet,

@@ -14,7 +14,7 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.schema import field_error
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, SourceFields, Where
+from tvmflow.frontends.base import MissingFile, SourceFields, Where
 from tvmflow.store.addresses import (
     InvalidAddress,
     check_address,

@@ -27,7 +27,7 @@ from tvmflow.core.formatting import size_text
 from tvmflow.core.memory import limit_address_space
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
-from tvmflow.frontends._base import ModelFacts
+from tvmflow.frontends.base import ModelFacts
 
 _Reader = Callable[[Path], ModelFacts]
 _Read = TypeVar("_Read")

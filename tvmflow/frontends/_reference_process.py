@@ -19,8 +19,8 @@ from tvmflow.core.formatting import count_text
 from tvmflow.core.python_process import module_command
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import ReferenceTraits
 from tvmflow.frontends._frames import Array, Message, receive, send
+from tvmflow.frontends.base import ReferenceTraits
 
 _log = logging.getLogger(__name__)
 

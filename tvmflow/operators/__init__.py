@@ -5,6 +5,6 @@ them by `_files`, with what they import. Imports tuning and what is below it; no
 top level.
 """
 
-from tvmflow.operators._definition import Node as Node
-from tvmflow.operators._definition import Tensor as Tensor
-from tvmflow.operators._definition import operator as operator
+from tvmflow.operators.definition import Node as Node
+from tvmflow.operators.definition import Tensor as Tensor
+from tvmflow.operators.definition import operator as operator

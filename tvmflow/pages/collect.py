@@ -20,10 +20,10 @@ from tvmflow.engine.builds import Speedup, list_builds, list_kernel_shares, read
 from tvmflow.engine.report import BAD_FACTS, RunReport, StageReport, unreadable_facts_text
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress, RecipeText, StageEntry
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import Facts
-from tvmflow.stages._tune_settings import find_ledger_key
+from tvmflow.stages.base import Facts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.kernel_nodes import find_kernel_nodes
+from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore

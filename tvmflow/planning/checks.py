@@ -12,18 +12,18 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import missing_file_text
 from tvmflow.core.types import Artifact, Plan, TensorSpec
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
-from tvmflow.frontends._base import InputProblem
-from tvmflow.frontends._peers import PEERS
+from tvmflow.frontends.base import InputProblem
+from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
-from tvmflow.recipe._verify import AUTO as COMPARE_AUTO
+from tvmflow.recipe.verify import AUTO as COMPARE_AUTO
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import STAGES, export, join
-from tvmflow.stages._image_data import ImageList, is_image_data, is_table, list_folder, read_table
-from tvmflow.stages._runtime_choice import (
+from tvmflow.stages.image_data import ImageList, is_image_data, is_table, list_folder, read_table
+from tvmflow.stages.runtime_choice import (
     AUTO,
     choose_runtime,
     describe_runtime,
@@ -32,8 +32,8 @@ from tvmflow.stages._runtime_choice import (
     run_location,
     vm_reason,
 )
-from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
 from tvmflow.stages.verify.peer_times import device_of
+from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason

@@ -18,8 +18,8 @@ from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import InputRequest, ModelInput
-from tvmflow.frontends._inputs import (
+from tvmflow.frontends.base import InputRequest, ModelInput
+from tvmflow.frontends.inputs import (
     SIZE,
     InputLine,
     dimensions_text,
@@ -28,16 +28,16 @@ from tvmflow.frontends._inputs import (
     suggest_inputs,
     suggest_shape,
 )
-from tvmflow.frontends.mxnet._source import list_epochs, list_inputs
-from tvmflow.frontends.pytorch._factory import is_factory
+from tvmflow.frontends.mxnet.source import list_epochs, list_inputs
+from tvmflow.frontends.pytorch.factory import is_factory
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import Problem, parse_yaml
 from tvmflow.recipe.yaml_writer import write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
+from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.tvm_target import gpu_arch
 
 SUFFIX: Final = ".tvmflow.yaml"

@@ -25,8 +25,8 @@ from tvmflow.core.schema import (
     to_tuple,
 )
 from tvmflow.core.suggestions import did_you_mean
-from tvmflow.recipe._release import Release, Retune
-from tvmflow.recipe._targets import TargetSpec, add_presets, check_unique, expand_preset
+from tvmflow.recipe.release import Release, Retune
+from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import read_yaml
 from tvmflow.stages import STAGES, pipeline_stages, required_stages

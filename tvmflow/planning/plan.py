@@ -10,15 +10,15 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.quantities import parse_size
 from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._peers import PEERS
+from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.checks import check_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
-from tvmflow.stages._base import StageSettings, StageTraits
-from tvmflow.stages._image_data import DATA, is_table
-from tvmflow.stages._images import LABELS
+from tvmflow.stages.base import StageSettings, StageTraits
+from tvmflow.stages.image_data import DATA, is_table
+from tvmflow.stages.images import LABELS
 from tvmflow.stages.verify.peer_times import compare_settings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget

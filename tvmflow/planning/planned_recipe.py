@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tvmflow.core.types import InputFile
-from tvmflow.frontends._base import InputProblem
+from tvmflow.frontends.base import InputProblem
 from tvmflow.planning.recipes import LoadedRecipe
 from tvmflow.recipe import Recipe
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget

@@ -16,7 +16,7 @@ from tvmflow.core.suggestions import nearest
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.recipe import BuildTarget, Recipe, TargetSpec
-from tvmflow.recipe._tune import TuneOverrides
+from tvmflow.recipe.tune import TuneOverrides
 from tvmflow.stages import pipeline_stages
 
 _log = logging.getLogger(__name__)

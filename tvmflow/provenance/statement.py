@@ -28,7 +28,7 @@ from tvmflow.runtime.statements import (
     VERIFICATION,
 )
 from tvmflow.stages import build, extract_tasks, pick_best, tune, verify
-from tvmflow.stages._tune_settings import find_ledger_key
+from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.tuning.trials import trial_id
 

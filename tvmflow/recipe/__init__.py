@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tvmflow.recipe._model import InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
-from tvmflow.recipe._release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
-from tvmflow.recipe._targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
-from tvmflow.recipe._tune import Kernels, Tune
-from tvmflow.recipe._verify import Verify
+from tvmflow.recipe.release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
+from tvmflow.recipe.targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
+from tvmflow.recipe.tune import Kernels, Tune
+from tvmflow.recipe.verify import Verify
 
 __all__ = [
     "LAST_RELEASE",

@@ -12,8 +12,8 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import MAX_ELEMENTS, InputRequest
-from tvmflow.frontends._inputs import scalars_of, shape_of_value
+from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
+from tvmflow.frontends.inputs import scalars_of, shape_of_value
 from tvmflow.runtime.images import COLOURS, LAYOUTS, MAX_SIZE, ImageMismatch, Preprocessing
 from tvmflow.runtime.resampling import INTERPOLATIONS
 

@@ -31,8 +31,8 @@ from tvmflow.core.schema import (
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe._model import InputSpec, ModelSource
-from tvmflow.recipe._release import ReleaseVersion
-from tvmflow.recipe._targets import (
+from tvmflow.recipe.release import ReleaseVersion
+from tvmflow.recipe.targets import (
     BuildTarget,
     Output,
     TargetSpec,
@@ -40,8 +40,8 @@ from tvmflow.recipe._targets import (
     check_outputs,
     expand_preset,
 )
-from tvmflow.recipe._tune import Kernels, Runtime, Tune
-from tvmflow.recipe._verify import Verify, VerifyOverrides
+from tvmflow.recipe.tune import Kernels, Runtime, Tune
+from tvmflow.recipe.verify import Verify, VerifyOverrides
 
 _MAX_VARIANT_NAME: Final = 50
 _Section = TypeVar("_Section", bound=ClosedModel)

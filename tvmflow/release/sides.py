@@ -23,7 +23,7 @@ from tvmflow.release.measurements import (
     read_lock_with_measurements,
     read_measurements,
 )
-from tvmflow.stages._base import Facts
+from tvmflow.stages.base import Facts
 from tvmflow.store.local import LocalStore
 
 _LIBRARIES: Final = (".so", ".dylib", ".dll", ".wasm")

@@ -15,7 +15,7 @@ from tvmflow.runtime.arrays import align, allocate_aligned
 from tvmflow.runtime.programs import Call, Observe, Record
 from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.backends import cpu
-from tvmflow.targets.backends._base import Backend
+from tvmflow.targets.backends.base import Backend
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array

@@ -21,7 +21,7 @@ from tvmflow.stages import (
     tune,
     verify,
 )
-from tvmflow.stages._base import Stage
+from tvmflow.stages.base import Stage
 
 # each stage has its own types of target and settings
 STAGES: Final[dict[str, Stage[Any, Any]]] = {

@@ -10,8 +10,8 @@ from tvmflow.core.types import Json
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
-    from tvmflow.stages._base import Facts, StageContext
-    from tvmflow.stages._tune_settings import PickBestSettings
+    from tvmflow.stages.base import Facts, StageContext
+    from tvmflow.stages.tune_settings import PickBestSettings
     from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
     from tvmflow.tuning.workload_ledger import WorkloadLedger
 

@@ -11,7 +11,7 @@ import tvm
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.stages._base import StageContext
+from tvmflow.stages.base import StageContext
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
@@ -22,7 +22,7 @@ from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult, WorkClo
 from tvmflow.tuning.workloads import family_key
 
 if TYPE_CHECKING:
-    from tvmflow.stages._tune_settings import SearchSettings, TuneSettings
+    from tvmflow.stages.tune_settings import SearchSettings, TuneSettings
 
 
 def search(

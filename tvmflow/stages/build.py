@@ -18,7 +18,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
-from tvmflow.stages._base import (
+from tvmflow.stages.base import (
     Facts,
     Lowering,
     StageContext,
@@ -28,7 +28,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages._runtime_choice import (
+from tvmflow.stages.runtime_choice import (
     FORMS,
     choose_runtime,
     describe_runtime,

@@ -8,7 +8,7 @@ from typing import Final
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.stages import import_model
-from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS: Final = StageTraits(

@@ -9,8 +9,8 @@ from typing import Final
 
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
-from tvmflow.stages._verify_settings import QEMU
+from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.verify_settings import QEMU
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS: Final = StageTraits(

@@ -15,7 +15,7 @@ from tvmflow.core.files import digest_files
 from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
-from tvmflow.stages._base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.emulation import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget

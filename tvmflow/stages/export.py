@@ -15,12 +15,12 @@ from tvmflow.core import version
 from tvmflow.core.files import digest_files, hash_file
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.exporters._archives import compressor_versions
-from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters.archives import compressor_versions
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
-from tvmflow.stages import _images
-from tvmflow.stages._base import (
+from tvmflow.stages import images
+from tvmflow.stages.base import (
     Facts,
     Files,
     Settings,
@@ -29,8 +29,8 @@ from tvmflow.stages._base import (
     StageTraits,
     no_lines,
 )
-from tvmflow.stages._images import ImageInput
-from tvmflow.stages._runtime_choice import choose_runtime
+from tvmflow.stages.images import ImageInput
+from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import c_runtime
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -41,7 +41,7 @@ TRAITS: Final = StageTraits(
     version=7,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
-    reads=(_images.LABELS,),
+    reads=(images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
     timeout_s=3600.0,
 )
@@ -102,7 +102,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",
         toolchain=target.toolchain or None,
-        inputs=_images.image_inputs(recipe),
+        inputs=images.image_inputs(recipe),
     )
 
 
@@ -117,7 +117,7 @@ def digest_sources(
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     """Return what is to be exported for a resolved target."""
     request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
-    return request._replace(has_images=bool(_images.image_inputs(recipe)))
+    return request._replace(has_images=bool(images.image_inputs(recipe)))
 
 
 def _make_request(
@@ -147,10 +147,10 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
     forms = _link_compiled_files(context)
     request = _make_request(settings, settings.target)._replace(has_images=bool(settings.inputs))
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    labels, model = context.inputs.get(_images.LABELS), context.inputs["import/model.json"]
+    labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
     manifest = {
         **_make_manifest(settings, context.inputs, request.library_name),
-        **_images.describe_images(settings.inputs, signature, labels, model),
+        **images.describe_images(settings.inputs, signature, labels, model),
     }
     library = context.work / "library.so"
     built = BuiltModel(request, library, forms, signature, manifest, context.out / BUNDLE, {})

@@ -12,7 +12,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
-from tvmflow.stages._base import (
+from tvmflow.stages.base import (
     Facts,
     Lowering,
     StageContext,
@@ -22,7 +22,7 @@ from tvmflow.stages._base import (
     no_files,
     parse_settings,
 )
-from tvmflow.stages._runtime_choice import (
+from tvmflow.stages.runtime_choice import (
     choose_runtime,
     describe_runtime,
     requires_c_library,

@@ -13,8 +13,8 @@ from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import Frontend, InputRequest
-from tvmflow.frontends._inputs import (
+from tvmflow.frontends.base import Frontend, InputRequest
+from tvmflow.frontends.inputs import (
     DEFAULT_DTYPE,
     array_of,
     find_input_problems,
@@ -22,7 +22,7 @@ from tvmflow.frontends._inputs import (
     resolve_inputs,
 )
 from tvmflow.recipe import InputSpec, Recipe
-from tvmflow.stages._base import (
+from tvmflow.stages.base import (
     Facts,
     Settings,
     StageContext,

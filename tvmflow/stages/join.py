@@ -10,11 +10,11 @@ from pydantic import Field
 
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
-from tvmflow.exporters._archives import compressor_versions
-from tvmflow.exporters._base import ExportRequest, PartitionedModel
+from tvmflow.exporters.archives import compressor_versions
+from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
-from tvmflow.stages import _images, export
-from tvmflow.stages._base import (
+from tvmflow.stages import export, images
+from tvmflow.stages.base import (
     Facts,
     Files,
     Settings,
@@ -23,8 +23,8 @@ from tvmflow.stages._base import (
     StageTraits,
     no_lines,
 )
-from tvmflow.stages._images import ImageInput
 from tvmflow.stages.export import VerifiedAgainst
+from tvmflow.stages.images import ImageInput
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -34,7 +34,7 @@ TRAITS: Final = StageTraits(
     scope="partitioned",
     needs={"import": ("signature.json",), "export": ()},
     needs_of_parts=("export",),
-    reads=(_images.LABELS,),
+    reads=(images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     added_with="export",
@@ -79,7 +79,7 @@ def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
         sources=export.digest_sources(PARTITIONED_EXPORTERS, outputs),
         zlib=compressor_versions(outputs).get("zlib", ""),
         license=recipe.license or "",
-        inputs=_images.image_inputs(recipe),
+        inputs=images.image_inputs(recipe),
     )
 
 
@@ -91,7 +91,7 @@ def _joined_outputs(recipe: Recipe) -> list[str]:
 def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
     """Return what is to be exported for a partitioned target."""
     request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
-    return request._replace(has_images=bool(_images.image_inputs(recipe)))
+    return request._replace(has_images=bool(images.image_inputs(recipe)))
 
 
 def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:
@@ -142,7 +142,7 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
         "verified_against": settings.verify.against,
         **({"license": settings.license} if settings.license else {}),
         **export.tool_versions(),
-        **_images.describe_images(settings.inputs, signature, context.inputs.get(_images.LABELS)),
+        **images.describe_images(settings.inputs, signature, context.inputs.get(images.LABELS)),
     }
     joined_bundle = context.out / export.BUNDLE
     bundle.write_partitioned(manifest, signature, parts, joined_bundle)

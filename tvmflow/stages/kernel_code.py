@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json
 from tvmflow.stages import build
-from tvmflow.stages._base import parse_settings
+from tvmflow.stages.base import parse_settings
 from tvmflow.stages.extract_tasks import WORKLOADS
 from tvmflow.stages.pick_best import CHOSEN
 from tvmflow.targets.backends import backend_for

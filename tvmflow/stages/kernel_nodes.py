@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tvmflow.core.formatting import count_text
-from tvmflow.stages._base import Facts, name_some
+from tvmflow.stages.base import Facts, name_some
 
 
 class KernelCall(NamedTuple):

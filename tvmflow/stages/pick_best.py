@@ -19,10 +19,10 @@ from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages import _finalists
-from tvmflow.stages._base import Facts, Files, StageContext, StageTraits, name_some, no_lines
 from tvmflow.stages._finalists import LOG, Judgement
-from tvmflow.stages._runtime_choice import choose_runtime
-from tvmflow.stages._tune_settings import (
+from tvmflow.stages.base import Facts, Files, StageContext, StageTraits, name_some, no_lines
+from tvmflow.stages.runtime_choice import choose_runtime
+from tvmflow.stages.tune_settings import (
     NO_SEARCH,
     FinalistSettings,
     NoSearchSettings,

@@ -15,8 +15,8 @@ from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages._base import Facts, StageContext, StageTraits, name_some, no_files
-from tvmflow.stages._tune_settings import (
+from tvmflow.stages.base import Facts, StageContext, StageTraits, name_some, no_files
+from tvmflow.stages.tune_settings import (
     NO_SEARCH,
     NoSearchSettings,
     SearchSettings,

@@ -23,7 +23,7 @@ from tvmflow.core.formatting import excerpt, size_text
 from tvmflow.store.addresses import BUCKETS, HUB, parse_hub_file, scheme_of, without_secrets
 from tvmflow.store.credentials import Credential, find_credential
 from tvmflow.store.hub import HubError, check_online, explain_status, find_location
-from tvmflow.store.remote._base import RemoteCacheError, Unreachable
+from tvmflow.store.remote.base import RemoteCacheError, Unreachable
 from tvmflow.store.remote.bucket import INSTALL, NoObject, library_errors, open_bucket
 from tvmflow.store.web_requests import (
     ACCESS_DENIED,

@@ -26,8 +26,8 @@ from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import action_result
-from tvmflow.store.remote._base import BlobRef, Corrupt, RemoteCacheError, Unreachable
 from tvmflow.store.remote.action_result import InvalidAction
+from tvmflow.store.remote.base import BlobRef, Corrupt, RemoteCacheError, Unreachable
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import RemoteConnection

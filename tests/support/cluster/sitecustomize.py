@@ -18,7 +18,7 @@ import psutil
 from tvmflow import stages
 from tvmflow.core.errors import StageError
 from tvmflow.executors import local
-from tvmflow.stages._base import StageContext
+from tvmflow.stages.base import StageContext
 
 
 def run(settings: Mapping[str, Any], context: StageContext) -> dict[str, Any]:

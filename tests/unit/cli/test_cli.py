@@ -18,7 +18,7 @@ from tvmflow.cli.help import describe
 from tvmflow.cli.options import Options
 from tvmflow.core.errors import EXIT_CODES
 from tvmflow.store.local import LocalStore
-from tvmflow.targets._presets import PRESETS, SYNONYMS
+from tvmflow.targets.presets import PRESETS, SYNONYMS
 
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 

@@ -12,7 +12,6 @@ import pytest
 from tvmflow.cli import main
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.store.local import LocalStore
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.backends.cuda import nvrtc
 from tvmflow.targets.capabilities import (
@@ -24,6 +23,7 @@ from tvmflow.targets.capabilities import (
 from tvmflow.targets.facts import load_cpus, load_target_facts
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.llvm_query import TargetFacts
+from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import resolve
 
 PI4 = Host("aarch64", "Cortex-A72", frozenset({"fp", "asimd", "crc32"}), 4)

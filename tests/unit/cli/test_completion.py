@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import commands, main
-from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.presets import PRESETS
 
 
 @pytest.fixture

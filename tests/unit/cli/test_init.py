@@ -20,7 +20,7 @@ from tests.support.web import serving
 from tvmflow.cli.main import main
 from tvmflow.core.errors import UsageError
 from tvmflow.core.generated_text import find_name_problem
-from tvmflow.frontends._base import ModelInput
+from tvmflow.frontends.base import ModelInput
 from tvmflow.planning.new_recipe import Choices, Model, name_of, write_recipe
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.recipe import Recipe

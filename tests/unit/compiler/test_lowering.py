@@ -16,7 +16,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.tuning.workloads import extract_workloads
 
 TARGET = {"kind": "llvm"}

@@ -12,7 +12,7 @@ from tvmflow.executors.cluster_messages import (
     call_with_paths,
     call_without_paths,
 )
-from tvmflow.store.remote._base import BlobRef
+from tvmflow.store.remote.base import BlobRef
 
 CALL = StageCall(
     "tune",

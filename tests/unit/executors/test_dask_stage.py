@@ -14,7 +14,7 @@ from tvmflow.core.types import StageResult
 from tvmflow.executors import dask
 from tvmflow.executors.cluster_messages import StageRequest, StageResponse
 from tvmflow.executors.dask import DaskCluster, RemoteStage
-from tvmflow.store.remote._base import BlobRef
+from tvmflow.store.remote.base import BlobRef
 
 distributed = pytest.importorskip("distributed")
 

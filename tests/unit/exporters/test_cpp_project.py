@@ -17,7 +17,7 @@ from tests.support.exports import Exported
 from tests.support.recipes import ROOT
 from tvmflow.core.errors import StageError
 from tvmflow.exporters import bundle, cpp
-from tvmflow.exporters._base import ExportRequest, PartitionedModel
+from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.targets.c_runtime import DescribedModel

@@ -14,7 +14,7 @@ from tests.support.web import serving
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.types import InputFile, StageSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import Where
+from tvmflow.frontends.base import Where
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe._model import ModelSource
 from tvmflow.store.local import LocalStore

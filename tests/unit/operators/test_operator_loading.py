@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core.errors import StageError
-from tvmflow.operators import Node, _loading
-from tvmflow.operators._definition import OperatorError
-from tvmflow.operators._loading import Operators, load_operators
+from tvmflow.operators import Node, loading
+from tvmflow.operators.definition import OperatorError
+from tvmflow.operators.loading import Operators, load_operators
 
 REGISTERS = """\
 from tvmflow.operators import operator
@@ -25,7 +25,7 @@ def pool(node, x):
 def forget_modules() -> Iterator[None]:
     """Leave the process as it was."""
     yield
-    _loading.forget_operators()
+    loading.forget_operators()
 
 
 def load(folder: Path, **texts: str) -> Operators:
@@ -92,7 +92,7 @@ def test_an_endless_loop_is_stopped_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that catches all errors."""
-    monkeypatch.setattr(_loading, "_LIMIT_S", 1)
+    monkeypatch.setattr(loading, "_LIMIT_S", 1)
     loop = "while True:\n    try:\n        x = 1\n    except Exception:\n        pass\n"
     with pytest.raises(StageError, match=r"own_pool.py:[1-5]: .* does not end: .* 1 s"):
         load(tmp_path, own_pool=loop)

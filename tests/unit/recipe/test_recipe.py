@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from tests.support.recipes import RECIPE, ROOT, edited, lay_out, write
 from tvmflow import exporters, frontends, recipe, stages
 from tvmflow.core.errors import RecipeError
-from tvmflow.frontends.mxnet._source import MxnetCheckpoint
+from tvmflow.frontends.mxnet.source import MxnetCheckpoint
 from tvmflow.planning.pipelines import PipelineFile, load_pipeline
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import (
@@ -36,8 +36,8 @@ from tvmflow.recipe import (
     json_schema,
 )
 from tvmflow.recipe._model import DTYPES
-from tvmflow.recipe._tune import STRATEGIES
-from tvmflow.targets._presets import PRESETS
+from tvmflow.recipe.tune import STRATEGIES
+from tvmflow.targets.presets import PRESETS
 
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
 SHIPPED_PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))

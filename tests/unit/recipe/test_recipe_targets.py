@@ -14,8 +14,8 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import InputSpec, Kernels, Recipe, TargetSpec, Tune, Verify
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.backends.cuda import nvrtc
+from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 

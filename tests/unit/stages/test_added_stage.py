@@ -22,7 +22,7 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.plan import make_plan
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, pipeline_stages, required_stages
-from tvmflow.stages._base import Facts, Files, StageContext, StageSettings, StageTraits
+from tvmflow.stages.base import Facts, Files, StageContext, StageSettings, StageTraits
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS = StageTraits(

@@ -15,7 +15,7 @@ from onnx import helper
 from tests.support.kernels import host_level, outputs
 from tests.support.onnx_models import Array, draw, load, model, quantized, value
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.comparison import compare
 from tvmflow.stages.verify.undetected import find_undetected

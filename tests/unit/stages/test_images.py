@@ -16,9 +16,10 @@ from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.bundles import Bundle
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.stages import verify
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._images import ImageInput, _find_activation, describe_images
-from tvmflow.stages.verify import findings, inputs
+from tvmflow.stages.base import StageContext
+from tvmflow.stages.images import ImageInput, _find_activation, describe_images
+from tvmflow.stages.verify import findings
+from tvmflow.stages.verify import inputs as verify_inputs
 
 SIGNATURE = {
     "inputs": [{"name": "data", "shape": [1, 3, 8, 8], "dtype": "float32"}],
@@ -90,7 +91,7 @@ def test_the_preprocessing_is_that_of_pillow(
 ) -> None:
     """On generated images of several sizes, bit for bit."""
     entry = preprocessing(shape, **fields)
-    comparison = inputs._compare(entry, inputs._generate_images(entry))
+    comparison = verify_inputs._compare(entry, verify_inputs._generate_images(entry))
     assert comparison["passed"] and comparison["max_level_error"] == 0
     assert comparison["images"] == 4 and comparison["against"].startswith("Pillow ")
 
@@ -99,7 +100,7 @@ def test_another_preprocessing_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     """With the largest difference in levels."""
     entry = preprocessing((1, 3, 8, 8))
     monkeypatch.setattr(Preprocessing, "fit", lambda *_: np.zeros((8, 8, 3), np.uint8))
-    comparison = inputs._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
+    comparison = verify_inputs._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
     [sentence] = findings._list_image_mismatches({"data": comparison})
     assert "the preprocessing of 'data' differs from that by Pillow" in sentence
     assert "by 7 of 255 levels" in sentence
@@ -114,7 +115,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     labels = {"names": ["cat", "dog", "owl"], "activation": "", "sha256": ""}
     manifest = {"images": {"data": {"scale": 1}}, "labels": labels}
     bundle = Bundle(manifest, SIGNATURE, b"", {})
-    monkeypatch.setattr(inputs, "read_bundle", lambda *_, **__: bundle)
+    monkeypatch.setattr(verify_inputs, "read_bundle", lambda *_, **__: bundle)
     files = {"export/module.tvmflow": tmp_path}
     for name, level in (("dog/a.png", 200), ("cat/b.png", 100)):
         path = tmp_path / name
@@ -126,14 +127,14 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 def load(
     inputs: dict[str, Path], *, data: bool = True, range: tuple[float, float] | None = None
-) -> inputs.Images:
+) -> verify_inputs.Images:
     made = recipe(
         inputs={"data": {"shape": [1, 3, 8, 8], "image": {"scale": 1}, "range": range}},
         verify={"data": "images" if data else None, "samples": 2},
     )
     nothing = Path()
     context = StageContext(inputs, nothing, nothing, nothing, nothing, lambda _: None)
-    return inputs.load_images(verify.settings(made, target()), context)
+    return verify_inputs.load_images(verify.settings(made, target()), context)
 
 
 def test_a_library_is_verified_on_the_images_of_a_folder(images: dict[str, Path]) -> None:
@@ -178,6 +179,6 @@ def test_without_data_images_of_noise_take_the_place_of_random_numbers(
     assert tensor.max() > 200 and np.array_equal(tensor, np.rint(tensor))
     np.testing.assert_array_equal(tensor, second.batches[0]["data"])
     usual = iter([("", second), ("normal", second)])
-    candidates = inputs.with_images(load(inputs, data=False), usual, has_data=False)
+    candidates = verify_inputs.with_images(load(inputs, data=False), usual, has_data=False)
     assert [distribution for distribution, _ in candidates] == ["", "normal"]
     assert load(inputs, data=False, range=(0, 1)).samples is None

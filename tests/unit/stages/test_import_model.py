@@ -14,7 +14,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Json
 from tvmflow.recipe import InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model
-from tvmflow.stages._base import StageContext, parse_settings
+from tvmflow.stages.base import StageContext, parse_settings
 
 
 def settings_of(**inputs: InputSpec) -> Json:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.recipe._verify import Verify
+from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
-from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
 from tvmflow.stages.verify import findings
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
 from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 
 SCORES = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
 CHECKS = CheckSettings(**{**Verify().model_dump(), "data": False})

@@ -17,7 +17,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.stages import build
-from tvmflow.stages._base import parse_settings
+from tvmflow.stages.base import parse_settings
 from tvmflow.stages.kernel_code import make_code
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.workloads import normalize, workload_key

@@ -14,10 +14,10 @@ from tests.support.engine import joined_target, plan_of, planned, recipe, target
 from tvmflow.core import packages
 from tvmflow.core.errors import RecipeError, StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._peers import PEERS
+from tvmflow.frontends.peers import PEERS
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import verify
-from tvmflow.stages._base import StageContext
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import latency, peer_times
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.inputs import ReferenceOutputs

@@ -18,12 +18,12 @@ from tests.support.bundles import make_bundle
 from tests.support.tuning import model as imported_model
 from tests.support.tuning import relu
 from tvmflow.core.errors import StageError, VerifyFailed
-from tvmflow.frontends._base import Reference
+from tvmflow.frontends.base import Reference
 from tvmflow.runtime import bundles
 from tvmflow.stages import verify
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import CheckSettings, MachineSettings, VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import libraries
+from tvmflow.stages.verify_settings import CheckSettings, MachineSettings, VerifySettings
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE
 from tvmflow.targets.host import read_host
 

@@ -13,9 +13,8 @@ from tests.support.tuning import model, relu
 from tvmflow.compiler.options import Precision
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
-from tvmflow.recipe._verify import Verify
+from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
-from tvmflow.stages._verify_settings import CheckSettings
 from tvmflow.stages.verify import comparison, findings
 from tvmflow.stages.verify.latency import make_profile, make_speedup
 from tvmflow.stages.verify.tolerances import (
@@ -28,6 +27,7 @@ from tvmflow.stages.verify.tolerances import (
     tolerance_for,
 )
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
+from tvmflow.stages.verify_settings import CheckSettings
 
 F = np.float32
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvmflow.recipe._verify import Verify
-from tvmflow.stages._verify_settings import CheckSettings, InputSettings, VerifySettings
+from tvmflow.recipe.verify import Verify
 from tvmflow.stages.verify import findings
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
 from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
 from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 
 DEFAULT = tolerance_for(FLOAT32, rtol=None, atol=None)
 NORMAL = "normally distributed with standard deviation 10"

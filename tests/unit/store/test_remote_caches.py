@@ -14,7 +14,7 @@ import pytest
 from tests.support.cache_server import Cache, cache_server
 from tvmflow.core.errors import UsageError
 from tvmflow.store.remote import REMOTE_CACHES, open_remote_cache
-from tvmflow.store.remote._base import Corrupt, Forbidden, RemoteCache, Unreachable
+from tvmflow.store.remote.base import Corrupt, Forbidden, RemoteCache, Unreachable
 
 ACTION = f"ac/{'a' * 64}"
 BLOB = f"cas/{'a' * 64}"

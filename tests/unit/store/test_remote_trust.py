@@ -14,7 +14,7 @@ from tvmflow.core import signing
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageKey
 from tvmflow.store.remote import action_result
-from tvmflow.store.remote._base import BlobRef
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.signed_actions import Action, make_action_result, make_envelope
 from tvmflow.store.usage import measure_usage
 

@@ -17,8 +17,8 @@ from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.types import StoredFile
 from tvmflow.store.remote import action_result, signed_actions
-from tvmflow.store.remote._base import BlobRef
 from tvmflow.store.remote.action_result import InvalidAction
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.signed_actions import (
     Action,
     make_action_result,

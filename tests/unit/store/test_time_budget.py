@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tvmflow.store.remote._base import Unreachable
+from tvmflow.store.remote.base import Unreachable
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker, TimeBudget
 
 

@@ -16,8 +16,8 @@ from tests.support.binaries import read_elf, read_macho, read_pe
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.targets import c_runtime, linking, toolchain
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.linking import coff, link_shared, pe
+from tvmflow.targets.presets import PRESETS
 
 CODE = """
 import json, pathlib, sys, tvm

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.targets._presets import PRESETS
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.llvm_query import (
     TargetFacts,
     query_cpus_in_process,
     query_targets_in_process,
 )
+from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import ResolvedTarget, resolve
 from tvmflow.targets.tvm_target import split_threads
 

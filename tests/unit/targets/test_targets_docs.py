@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.recipes import ROOT, lay_out, write
 from tvmflow.planning.recipes import load_recipe
-from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.presets import PRESETS
 
 PAGE = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
 from tvmflow.compiler.tir_kernels.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_sources import list_c_kernels
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 # A constant stays a broadcast, and is not stored, where it is larger and than what it is made of.
 _MAX_GROWN_ELEMENTS: Final = 1 << 16

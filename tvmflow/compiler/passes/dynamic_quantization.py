@@ -9,8 +9,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import BYTES, shift_between, shift_bytes
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _CAST: Final = "relax.astype"
 _MATMUL: Final = "relax.matmul"

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _NORM: Final = "relax.nn.batch_norm"
 _CONVOLUTIONS: Final = frozenset(f"relax.nn.conv{rank}d" for rank in (1, 2, 3))

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
 
 
 def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:

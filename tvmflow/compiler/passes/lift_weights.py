@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _log = logging.getLogger(__name__)
 

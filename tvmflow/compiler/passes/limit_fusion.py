@@ -8,7 +8,7 @@ from typing import Any, Final
 import tvm
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import TAKES_EPILOGUE
+from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE
 
 _PATTERN: Final = "op_pattern"
 # TVM's kElemWise, kBroadcast and kInjective.

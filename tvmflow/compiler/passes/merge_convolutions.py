@@ -16,7 +16,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"

@@ -10,8 +10,8 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import BYTES, shift_between
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _QUANTIZE: Final = "relax.quantize"
 _DEQUANTIZE: Final = "relax.dequantize"

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.utils import copy_with_new_vars
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 
 def outline_branches(mod: tvm.IRModule) -> tvm.IRModule:

@@ -12,7 +12,6 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
     find_integer_weights,
@@ -22,6 +21,7 @@ from tvmflow.compiler.passes.quantization import (
     split_zero_point,
     to_dot_data,
 )
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS
 

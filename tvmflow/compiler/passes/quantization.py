@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import rounding
 
 _CONV2D: Final = "relax.nn.conv2d"

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import (
+from tvmflow.compiler.passes.rewriter import (
     OPAQUE,
     TAKES_EPILOGUE,
     MainRewriter,

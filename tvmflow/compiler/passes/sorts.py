@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 _OPERATORS: Final = frozenset({"relax.sort", "relax.argsort", "relax.topk"})

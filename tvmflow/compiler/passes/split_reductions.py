@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 # Each of these gives the same of all numbers as of the results of rows of the same length. The mean
 # of rows of integers would be rounded, and the product of a row can be too large where that of all is not.

@@ -12,7 +12,7 @@ from typing import Final
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.exporters import c_library as c_library_exporter
-from tvmflow.exporters._base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of

@@ -14,9 +14,10 @@ from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.python_process import code_command
 from tvmflow.core.types import InputFile, TensorSpec
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.mxnet._source import (
+from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.frontends.mxnet.source import (
     PARAMS,
     SYMBOL,
     MxnetSource,
@@ -24,10 +25,9 @@ from tvmflow.frontends.mxnet._source import (
     checkpoint_files,
     read_variables,
 )
-from tvmflow.frontends.mxnet._source import find_missing_files as find_missing_files
-from tvmflow.frontends.mxnet._source import read_inputs as read_inputs
-from tvmflow.frontends.mxnet._source import read_outputs as read_outputs
-from tvmflow.frontends.mxnet._symbol import read_symbol
+from tvmflow.frontends.mxnet.source import find_missing_files as find_missing_files
+from tvmflow.frontends.mxnet.source import read_inputs as read_inputs
+from tvmflow.frontends.mxnet.source import read_outputs as read_outputs
 from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def load(
     """
     from tvmflow.frontends.mxnet._graph import build
     from tvmflow.frontends.mxnet._params import read_params
-    from tvmflow.operators._loading import load_operators
+    from tvmflow.operators.loading import load_operators
 
     with importing():
         operators = load_operators(files)
@@ -135,7 +135,7 @@ def reference(
         EnvironmentProblem: when MXNet is not installed.
     """
     from tvmflow.frontends import _reference_process
-    from tvmflow.operators._loading import operator_paths, prepare_calls
+    from tvmflow.operators.loading import operator_paths, prepare_calls
 
     if importlib.util.find_spec("mxnet") is None:
         raise EnvironmentProblem(

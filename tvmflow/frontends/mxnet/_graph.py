@@ -16,16 +16,16 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends._nodes import NodeNames
+from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends.mxnet._op import Expr, Op, signature, static_shape
 from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
 from tvmflow.frontends.mxnet._own_operators import convert as convert_own
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
 from tvmflow.frontends.mxnet.converters import CONVERTERS
 from tvmflow.frontends.mxnet.converters.normalization import gamma_is_fixed
-from tvmflow.operators._loading import Operators
+from tvmflow.operators.loading import Operators
 
 NO_OPERATORS: Final = Operators()
 """Those of a recipe that brings none."""

@@ -11,9 +11,9 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.frontends.mxnet._op import Expr, signature
 from tvmflow.frontends.mxnet._symbol import Node, Symbol
-from tvmflow.operators._definition import ADVICE, Operator, Tensor
-from tvmflow.operators._definition import Node as OwnNode
-from tvmflow.operators._loading import Operators
+from tvmflow.operators.definition import ADVICE, Operator, Tensor
+from tvmflow.operators.definition import Node as OwnNode
+from tvmflow.operators.loading import Operators
 
 DOMAIN: Final = "mxnet"
 CUSTOM: Final = "Custom"

@@ -17,8 +17,8 @@ from tvmflow.frontends.mxnet._own_operators import (
     find_operator,
 )
 from tvmflow.frontends.mxnet._symbol import Node, read_symbol
-from tvmflow.operators._definition import ADVICE, Operator, Tensor
-from tvmflow.operators._loading import Operators
+from tvmflow.operators.definition import ADVICE, Operator, Tensor
+from tvmflow.operators.loading import Operators
 
 
 def register(mx: Any, symbol: Path, operators: Operators) -> list[str]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.requirements import install_command
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.onnx._source import OnnxSource
-from tvmflow.frontends.onnx._source import files as files
-from tvmflow.frontends.onnx._source import find_missing_files as find_missing_files
-from tvmflow.frontends.onnx._source import find_unnamed_files as find_unnamed_files
-from tvmflow.frontends.onnx._source import read_inputs as read_inputs
-from tvmflow.frontends.onnx._source import read_outputs as read_outputs
+from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits
+from tvmflow.frontends.onnx.source import OnnxSource
+from tvmflow.frontends.onnx.source import files as files
+from tvmflow.frontends.onnx.source import find_missing_files as find_missing_files
+from tvmflow.frontends.onnx.source import find_unnamed_files as find_unnamed_files
+from tvmflow.frontends.onnx.source import read_inputs as read_inputs
+from tvmflow.frontends.onnx.source import read_outputs as read_outputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,12 +48,12 @@ def load(
     Raises:
         ImportFailed: with operator and node, or with the name that is not a tensor of the model.
     """
-    from tvmflow.frontends.onnx._files import add_outputs, read_model
-    from tvmflow.frontends.onnx._graph import node_labels
-    from tvmflow.frontends.onnx._importer import import_prepared
     from tvmflow.frontends.onnx._own_operators import OwnNodes
-    from tvmflow.frontends.onnx._prepare import prepare
-    from tvmflow.operators._loading import load_operators
+    from tvmflow.frontends.onnx.graph import node_labels
+    from tvmflow.frontends.onnx.importer import import_prepared
+    from tvmflow.frontends.onnx.model_files import add_outputs, read_model
+    from tvmflow.frontends.onnx.prepare import prepare
+    from tvmflow.operators.loading import load_operators
 
     with importing():
         own = OwnNodes(load_operators(files))
@@ -75,8 +75,8 @@ def reference(
 ) -> AbstractContextManager[Reference]:
     """Start ONNX Runtime on the unmodified model in an isolated process."""
     from tvmflow.frontends import _reference_process
-    from tvmflow.frontends.onnx._files import link_files, save_with_outputs
-    from tvmflow.operators._loading import operator_paths, prepare_calls
+    from tvmflow.frontends.onnx.model_files import link_files, save_with_outputs
+    from tvmflow.operators.loading import operator_paths, prepare_calls
 
     path = link_files(files, scratch)
     if tensors:
@@ -92,7 +92,7 @@ def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
     """Return the inner tensors of the main graph, with the node that computes each."""
     import onnx
 
-    from tvmflow.frontends.onnx._graph import node_labels
+    from tvmflow.frontends.onnx.graph import node_labels
 
     model = onnx.load(str(files["model"]), load_external_data=False)
     outputs = {value.name for value in model.graph.output}

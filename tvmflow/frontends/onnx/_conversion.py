@@ -10,8 +10,8 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, inliner, numpy_helper, version_converter
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._graph import is_standard, known_values, opset_of, replace_nodes
 from tvmflow.frontends.onnx._operators import unsupported_reason
+from tvmflow.frontends.onnx.graph import is_standard, known_values, opset_of, replace_nodes
 
 _log = logging.getLogger(__name__)
 

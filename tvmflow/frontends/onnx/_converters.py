@@ -13,7 +13,7 @@ from tvm import relax, te, tirx
 
 from tvmflow.frontends._hyperbolic import make_cosh, make_sinh
 from tvmflow.frontends.onnx import _fourier, _resize, _suppression
-from tvmflow.frontends.onnx._graph import dtype_of
+from tvmflow.frontends.onnx.graph import dtype_of
 
 
 class NodeToConvert(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tvmflow.frontends._base import ModelInput, unsupported_dtype
+from tvmflow.frontends.base import ModelInput, unsupported_dtype
 
 _ELEMENT_TYPES: Final[Mapping[int, str]] = {
     1: "float32",

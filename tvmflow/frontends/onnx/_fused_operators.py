@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from tvmflow.frontends.onnx._graph import KnownValues, Replacement, attributes_of
+from tvmflow.frontends.onnx.graph import KnownValues, Replacement, attributes_of
 
 # Before, constants of the type of an operand wait until that is known.
 _CAST_LIKE_OPSET: Final = 15

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from tvmflow.frontends.onnx._graph import (
+from tvmflow.frontends.onnx._large_tensors import array_of
+from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,
     attributes_of,
@@ -23,7 +24,6 @@ from tvmflow.frontends.onnx._graph import (
     replace_nodes,
     subgraphs,
 )
-from tvmflow.frontends.onnx._large_tensors import array_of
 
 # Older ones have another form, with a batch.
 _OLDEST_SCAN_OPSET: Final = 9

@@ -10,8 +10,8 @@ from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends.onnx._element_types import NARROW_TYPES, name_of
-from tvmflow.frontends.onnx._graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
+from tvmflow.frontends.onnx.graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 
 _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
     "Clip": (1, 2),

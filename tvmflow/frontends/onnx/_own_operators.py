@@ -17,7 +17,7 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.frontends.onnx._graph import (
+from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_nodes,
     attributes_of,
@@ -27,7 +27,7 @@ from tvmflow.frontends.onnx._graph import (
     node_name,
     versions_of,
 )
-from tvmflow.operators._definition import (
+from tvmflow.operators.definition import (
     ADVICE,
     Node,
     Operator,
@@ -35,7 +35,7 @@ from tvmflow.operators._definition import (
     Tensor,
     standard_domain,
 )
-from tvmflow.operators._loading import Operators
+from tvmflow.operators.loading import Operators
 
 
 class UsedOperator(NamedTuple):

@@ -11,15 +11,15 @@ from onnx import NodeProto, helper
 from onnx.reference.op_run import OpRun
 
 from tvmflow.core.errors import StageError
-from tvmflow.frontends.onnx._graph import all_nodes, node_name, versions_of
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx._own_operators import (
     UsedOperator,
     describe_node,
     find_operator,
 )
-from tvmflow.operators._definition import ADVICE, Tensor
-from tvmflow.operators._loading import Operators
+from tvmflow.frontends.onnx.graph import all_nodes, node_name, versions_of
+from tvmflow.operators.definition import ADVICE, Tensor
+from tvmflow.operators.loading import Operators
 
 _OPSET: Final = 17
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.compiler.passes._rewriter import OPAQUE
+from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS, Activation
 from tvmflow.compiler.tir_kernels.recurrent import GATES, LANES, RecurrentLayer, recurrent
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends._frames import Array, Message, serve
-from tvmflow.operators._loading import load_operators
+from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
     from tvmflow.frontends.onnx._own_references import OwnReferences

@@ -10,7 +10,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS, rewrite_fused
-from tvmflow.frontends.onnx._graph import (
+from tvmflow.frontends.onnx._operators import QOPERATORS
+from tvmflow.frontends.onnx.graph import (
     KnownValues,
     Replacement,
     attributes_of,
@@ -20,7 +21,6 @@ from tvmflow.frontends.onnx._graph import (
     opset_of,
     replace_nodes,
 )
-from tvmflow.frontends.onnx._operators import QOPERATORS
 
 # Older ones are converted to it where possible; the mask of Dropout is boolean then.
 _MIN_OPSET: Final = 13

@@ -14,8 +14,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends._base import MAX_ELEMENTS
-from tvmflow.frontends.onnx._graph import (
+from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.onnx._large_tensors import place_of, with_data
+from tvmflow.frontends.onnx._operators import MISCOMPUTED
+from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,
     attributes_of,
@@ -27,8 +29,6 @@ from tvmflow.frontends.onnx._graph import (
     replace_nodes,
     subgraphs,
 )
-from tvmflow.frontends.onnx._large_tensors import place_of, with_data
-from tvmflow.frontends.onnx._operators import MISCOMPUTED
 
 _log = logging.getLogger(__name__)
 

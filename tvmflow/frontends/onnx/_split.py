@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, helper, inliner, numpy_helper
 
-from tvmflow.frontends.onnx._graph import captured_names, subgraphs, versions_of
 from tvmflow.frontends.onnx._own_operators import UsedOperator, find_operator
-from tvmflow.operators._loading import Operators
+from tvmflow.frontends.onnx.graph import captured_names, subgraphs, versions_of
+from tvmflow.operators.loading import Operators
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core import packages
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends import onnx
-from tvmflow.frontends._base import LoadedModel, Reference, ReferenceTraits
+from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits
 from tvmflow.frontends.pytorch._source import MODEL, PytorchSource
 from tvmflow.frontends.pytorch._source import files as files
 from tvmflow.frontends.pytorch._source import find_missing_files as find_missing_files

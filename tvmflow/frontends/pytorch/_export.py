@@ -15,8 +15,8 @@ from tvmflow.core.errors import EnvironmentProblem, ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.python_process import module_command
 from tvmflow.frontends._reference_process import worker_environment
-from tvmflow.frontends.onnx._source import EXTERNAL
-from tvmflow.frontends.onnx._source import MODEL as ONNX_MODEL
+from tvmflow.frontends.onnx.source import EXTERNAL
+from tvmflow.frontends.onnx.source import MODEL as ONNX_MODEL
 from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch
 from tvmflow.frontends.pytorch._source import read_importable
 

@@ -13,7 +13,6 @@ from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import PT2
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -24,6 +23,7 @@ from tvmflow.frontends._file_source import (
     shown,
 )
 from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends.pytorch._archive import Archive, read_archive
 from tvmflow.store.source_files import SourceFiles
 

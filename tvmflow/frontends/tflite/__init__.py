@@ -20,17 +20,6 @@ from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import InputFile, Json, TensorSpec
 from tvmflow.frontends import onnx
-from tvmflow.frontends._base import (
-    InputRequest,
-    LoadedModel,
-    MissingFile,
-    ModelFacts,
-    ModelInput,
-    Reference,
-    ReferenceTraits,
-    SourceFields,
-    Where,
-)
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -41,8 +30,19 @@ from tvmflow.frontends._file_source import (
     shown,
 )
 from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends._inputs import find_input_problems, input_error, resolve_inputs
 from tvmflow.frontends._reading import NotAModel, read_in_worker, read_once
+from tvmflow.frontends.base import (
+    InputRequest,
+    LoadedModel,
+    MissingFile,
+    ModelFacts,
+    ModelInput,
+    Reference,
+    ReferenceTraits,
+    SourceFields,
+    Where,
+)
+from tvmflow.frontends.inputs import find_input_problems, input_error, resolve_inputs
 from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
 from tvmflow.frontends.tflite._operators import FIX, SUPPORTED
 from tvmflow.store.source_files import SourceFiles
@@ -241,8 +241,8 @@ def load(
     Raises:
         ImportFailed: with operator and tensor, or with the name that is not a tensor of the model.
     """
-    from tvmflow.frontends.onnx._importer import import_prepared
-    from tvmflow.frontends.onnx._prepare import prepare
+    from tvmflow.frontends.onnx.importer import import_prepared
+    from tvmflow.frontends.onnx.prepare import prepare
     from tvmflow.frontends.tflite._conversion import convert
 
     with importing():

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import MAX_ELEMENTS
-from tvmflow.frontends.onnx._graph import dtype_of
+from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.onnx.graph import dtype_of
 
 Array = np.ndarray[Any, Any]
 

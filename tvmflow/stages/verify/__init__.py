@@ -14,19 +14,9 @@ from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages._base import Files, StageContext, StageTraits
-from tvmflow.stages._image_data import DATA
-from tvmflow.stages._runtime_choice import run_location
-from tvmflow.stages._verify_settings import (
-    LOCAL,
-    RPC,
-    CheckSettings,
-    InputSettings,
-    MachineSettings,
-    PartSettings,
-    SpeedupSettings,
-    VerifySettings,
-)
+from tvmflow.stages.base import Files, StageContext, StageTraits
+from tvmflow.stages.image_data import DATA
+from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
@@ -36,6 +26,16 @@ from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages.verify_settings import (
+    LOCAL,
+    RPC,
+    CheckSettings,
+    InputSettings,
+    MachineSettings,
+    PartSettings,
+    SpeedupSettings,
+    VerifySettings,
+)
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:

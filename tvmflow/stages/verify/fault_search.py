@@ -24,10 +24,9 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text, last_line, size_text
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._image_data import DATA
-from tvmflow.stages._verify_settings import LOCAL, MachineSettings, VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import TUNED, BuildSettings, schedule_kernels
+from tvmflow.stages.image_data import DATA
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
 from tvmflow.stages.verify import comparison, findings, tolerances
 from tvmflow.stages.verify.comparison import compare_inner
@@ -36,10 +35,11 @@ from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
 from tvmflow.stages.verify.reference_run import open_reference
 from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key
 
 if TYPE_CHECKING:
-    from tvmflow.frontends._base import LoadedModel
+    from tvmflow.frontends.base import LoadedModel
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.formatting import count_text
-from tvmflow.stages._verify_settings import CheckSettings
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, Verdict
+from tvmflow.stages.verify_settings import CheckSettings
 
 _UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
     ZEROS: "is so small that zeros would pass for it",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.types import Json, TensorSpec
-from tvmflow.frontends._inputs import array_of
-from tvmflow.stages._image_data import DATA
+from tvmflow.frontends.inputs import array_of
+from tvmflow.stages.image_data import DATA
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.comparison import compare_inner
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun
 from tvmflow.stages.verify.verdict import OutputComparison
+from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np

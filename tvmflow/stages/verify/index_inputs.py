@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages._verify_settings import LOCAL, VerifySettings
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
     import tvm
 
-    from tvmflow.frontends._base import LoadedModel
+    from tvmflow.frontends.base import LoadedModel
 
     Array = np.ndarray[Any, Any]
 

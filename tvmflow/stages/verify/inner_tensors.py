@@ -22,13 +22,13 @@ from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.programs import WatchedProgram
-from tvmflow.stages._verify_settings import VerifySettings
 from tvmflow.stages.build import BuildSettings, schedule_kernels
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.libraries import LocalLibrary
+from tvmflow.stages.verify_settings import VerifySettings
 from tvmflow.tuning.measure import load_compiler
 from tvmflow.tuning.workloads import normalize, workload_key
 

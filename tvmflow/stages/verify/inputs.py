@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.operators._loading import calls_folder
+from tvmflow.operators.loading import calls_folder
 from tvmflow.runtime import samples
 from tvmflow.runtime.bundles import read_bundle
 from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pixels
 from tvmflow.runtime.images import Preprocessing, crop_offset, read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.samples import Samples, image_samples
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._image_data import DATA, ImageList, list_files, read_table
-from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.base import StageContext
+from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
 from tvmflow.stages.verify import comparison, findings
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import INPUTS, find_undetected
 from tvmflow.stages.verify.verdict import ImageComparison
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,7 +225,7 @@ def _compute(
 
     from tvmflow.compiler import lowering
     from tvmflow.compiler.c_program.local import load_c_library
-    from tvmflow.frontends.onnx._graph import node_name
+    from tvmflow.frontends.onnx.graph import node_name
     from tvmflow.runtime.module import Module
 
     assert settings.run_on == LOCAL and settings.lowering and settings.schedules is not None

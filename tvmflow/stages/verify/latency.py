@@ -13,10 +13,10 @@ import psutil
 
 from tvmflow.core.statistics import PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.libraries import Library, Timed, TimedLibrary
 from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, Verdict
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.devices import CPU, exclusive
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
-from tvmflow.frontends._base import LoadedModel
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import VerifySettings
+from tvmflow.frontends.base import LoadedModel
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.comparison import compare
 from tvmflow.stages.verify.imported_model import ImportedModel
@@ -18,6 +17,7 @@ from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference
 from tvmflow.stages.verify.tolerances import tolerance_for
 from tvmflow.stages.verify.verdict import LayersComparison, OutputComparison
+from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np

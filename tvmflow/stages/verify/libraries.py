@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from tvmflow.core.types import TensorSpec
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC, VerifySettings
+from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np

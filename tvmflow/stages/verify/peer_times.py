@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.types import Json
-from tvmflow.frontends._peers import PEERS, open_peer
+from tvmflow.frontends.peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
-from tvmflow.recipe._verify import AUTO
+from tvmflow.recipe.verify import AUTO
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import LOCAL, CompareSettings, VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.latency import (
@@ -25,6 +24,7 @@ from tvmflow.stages.verify.latency import (
 )
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, Timed
 from tvmflow.stages.verify.verdict import ComparedRuntime, OutputComparison, Verdict
+from tvmflow.stages.verify_settings import LOCAL, CompareSettings, VerifySettings
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:

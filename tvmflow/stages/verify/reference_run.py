@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._base import Reference
+from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages._base import StageContext
-from tvmflow.stages._verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import ReferenceOutputs, reach_more, run_reference_on
 from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np

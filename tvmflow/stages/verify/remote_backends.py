@@ -27,7 +27,7 @@ from tvmflow.tuning.rpc_device import RpcDevice
 from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
 if TYPE_CHECKING:
-    from tvmflow.stages._verify_settings import MachineSettings
+    from tvmflow.stages.verify_settings import MachineSettings
 
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]

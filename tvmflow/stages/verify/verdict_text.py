@@ -7,7 +7,7 @@ from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
-from tvmflow.stages._base import Facts, name_some
+from tvmflow.stages.base import Facts, name_some
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, shown_latency
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.suggestions import did_you_mean
-from tvmflow.store.remote._base import RemoteCache
+from tvmflow.store.remote.base import RemoteCache
 from tvmflow.store.remote.bucket import BucketCache
 from tvmflow.store.remote.folder import FolderCache
 from tvmflow.store.remote.http import HttpCache, without_credentials

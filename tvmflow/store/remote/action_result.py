@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tvmflow.store.remote._base import BlobRef, RemoteCacheError
+from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 
 MAX_FILE_BYTES: Final = 64 << 30
 _MAX_FILES: Final = 10_000

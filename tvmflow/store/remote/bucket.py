@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem, UsageError
-from tvmflow.store.remote._base import Corrupt, Forbidden, Sink, Unreachable
+from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable
 from tvmflow.store.remote.http import without_credentials
 
 INSTALL: Final = "pip install 'tvmflow[remote]'"

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.formatting import count_text
-from tvmflow.store.remote._base import Forbidden, Unreachable
+from tvmflow.store.remote.base import Forbidden, Unreachable
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.formatting import printable
 from tvmflow.core.signing import PrivateKey, PublicKey
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote._base import MIN_BYTES_PER_S, BlobRef, Corrupt, RemoteCache, Sink
+from tvmflow.store.remote.base import MIN_BYTES_PER_S, BlobRef, Corrupt, RemoteCache, Sink
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 
 Report = Callable[[str], None]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from tvmflow.core.files import temporary_name
-from tvmflow.store.remote._base import Corrupt, Forbidden, Sink, Unreachable, open_content
+from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable, open_content
 
 _CHUNK: Final = 1 << 20
 

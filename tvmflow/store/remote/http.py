@@ -22,7 +22,7 @@ from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.version import VERSION
 from tvmflow.store.credentials import basic, bearer, find_in_netrc
-from tvmflow.store.remote._base import (
+from tvmflow.store.remote.base import (
     MIN_BYTES_PER_S,
     Corrupt,
     Declined,

@@ -17,8 +17,8 @@ from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.remote import action_result
-from tvmflow.store.remote._base import BlobRef
 from tvmflow.store.remote.action_result import MAX_SHOWN, InvalidAction
+from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 from tvmflow.store.remote.connection import RemoteConnection
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from tvmflow.targets.backends import cpu, cuda
-from tvmflow.targets.backends._base import Backend
+from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.tvm_target import TvmTarget, target_kind
 
 BACKENDS: Final[dict[str, Backend]] = {cpu.KIND: cpu, cuda.KIND: cuda}

@@ -26,7 +26,7 @@ from tvmflow.targets.linking import (
     link_c_library,
     wasm,
 )
-from tvmflow.targets.linking._base import Interface
+from tvmflow.targets.linking.base import Interface
 from tvmflow.targets.platforms import parse_triple
 
 PROGRAM: Final = "program.c"

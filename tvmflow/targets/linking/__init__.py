@@ -20,7 +20,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.targets import toolchain, zig
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe, wasm
-from tvmflow.targets.linking._base import IMPORT_LIBRARY, Interface, Linker, run_zig
+from tvmflow.targets.linking.base import IMPORT_LIBRARY, Interface, Linker, run_zig
 from tvmflow.targets.platforms import parse_triple, zig_target
 from tvmflow.targets.toolchain import ToolchainIdentity
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple

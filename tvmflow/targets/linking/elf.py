@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.targets.linking._base import Interface, run_zig
+from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> the linker's name of the object format.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking._base import Interface, run_zig
+from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> zig's name of the target.

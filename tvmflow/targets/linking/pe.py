@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.targets.linking import coff
-from tvmflow.targets.linking._base import IMPORT_LIBRARY, Interface, run_zig
+from tvmflow.targets.linking.base import IMPORT_LIBRARY, Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 # Architecture -> its name in the tool that writes import libraries, and in the linker.

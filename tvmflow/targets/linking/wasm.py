@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking._base import Interface, run_zig
+from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
 ARCHS: Final = ("wasm32",)

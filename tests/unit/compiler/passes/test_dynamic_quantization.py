@@ -16,7 +16,7 @@ from tvm import relax
 from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, open_session, value
 from tvmflow.compiler import lowering, schedules
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 
 Array = np.ndarray[Any, Any]
 Target = Callable[[], dict[str, Any]]

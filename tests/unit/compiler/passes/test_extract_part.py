@@ -16,10 +16,10 @@ from tvm import relax
 from tvmflow.compiler.passes.extract_part import Part, Signature, extract_part
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import LoadedModel
-from tvmflow.frontends.onnx._files import add_outputs
-from tvmflow.frontends.onnx._importer import import_prepared
-from tvmflow.frontends.onnx._prepare import prepare
+from tvmflow.frontends.base import LoadedModel
+from tvmflow.frontends.onnx.importer import import_prepared
+from tvmflow.frontends.onnx.model_files import add_outputs
+from tvmflow.frontends.onnx.prepare import prepare
 
 SHAPE = (2, 3)
 

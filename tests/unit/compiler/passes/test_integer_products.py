@@ -19,7 +19,7 @@ from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, lev
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 
 Array = np.ndarray[Any, Any]
 

@@ -17,7 +17,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.compiler.passes.widen_float16 import widen_float16
 from tvmflow.compiler.schedules import rules
-from tvmflow.targets._presets import PRESETS
+from tvmflow.targets.presets import PRESETS
 
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
     "softmax": topi.nn.softmax,

@@ -23,7 +23,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import mxnet as frontend
 from tvmflow.frontends.mxnet._params import read_params
-from tvmflow.frontends.mxnet._source import MxnetCheckpoint
+from tvmflow.frontends.mxnet.source import MxnetCheckpoint
 from tvmflow.recipe import ModelSource
 
 Node = dict[str, Any]

@@ -14,7 +14,7 @@ from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.types import InputFile
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx._source import OnnxSource
+from tvmflow.frontends.onnx.source import OnnxSource
 
 SECRET = np.arange(4, dtype=np.float32).tobytes()
 

@@ -14,8 +14,8 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import draw, model, save, specs, value
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends._base import LoadedModel
-from tvmflow.operators._loading import forget_operators
+from tvmflow.frontends.base import LoadedModel
+from tvmflow.operators.loading import forget_operators
 
 HEAD = "from tvmflow.operators import Tensor, operator\n@operator('Swish', domain='org.example')\n"
 RELAX = """\

@@ -14,7 +14,6 @@ from tvmflow.frontends.onnx._conversion import (
     convert_opset,
     expand_unsupported_operators,
 )
-from tvmflow.frontends.onnx._graph import known_values, opset_of
 from tvmflow.frontends.onnx._operators import unsupported_reason
 from tvmflow.frontends.onnx._simplification import (
     bypass_copies,
@@ -24,6 +23,7 @@ from tvmflow.frontends.onnx._simplification import (
     fold_shapes,
     infer_shapes,
 )
+from tvmflow.frontends.onnx.graph import known_values, opset_of
 
 node = helper.make_node
 

@@ -14,8 +14,8 @@ from tests.support.onnx_models import agree, classifier, draw, load, model, save
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx._graph import opset_of
-from tvmflow.frontends.onnx._prepare import prepare
+from tvmflow.frontends.onnx.graph import opset_of
+from tvmflow.frontends.onnx.prepare import prepare
 from tvmflow.recipe import ModelSource
 
 node = helper.make_node

@@ -19,7 +19,7 @@ from tests.support.onnx_models import Array, agree, classifier, draw, load, mode
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends._base import LoadedModel
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.comparison import compare
 

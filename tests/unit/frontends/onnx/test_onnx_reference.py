@@ -16,7 +16,7 @@ from tests.support.onnx_models import classifier, draw, model, save, specs, valu
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends._base import Reference
+from tvmflow.frontends.base import Reference
 
 INPUTS = (TensorSpec("data", (1, 3, 8, 8), "float32"),)
 OUTPUTS = (TensorSpec("prob", (1, 4), "float32"),)

@@ -14,9 +14,9 @@ import pytest
 from tests.support.pytorch_archives import LEAF, container, graph, write_archive, write_zip
 from tests.support.recipes import model_problems
 from tvmflow.core.file_kinds import EXPORT_LINES, recognize
-from tvmflow.frontends._base import ModelInput
-from tvmflow.frontends._inputs import find_input_problems
 from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch, read_archive
 
 TWO_INPUTS: Any = {"image": ("float32", ["s0", 3, 8]), "ids": ("int64", ["s0", "s1"])}

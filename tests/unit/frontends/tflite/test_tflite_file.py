@@ -15,8 +15,8 @@ from tests.support.tflite_models import Quantized, TfliteBuilder
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import tflite as frontend
-from tvmflow.frontends._base import ModelInput
 from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.tflite._model import read_model
 
 FILE = Path("net.tflite")

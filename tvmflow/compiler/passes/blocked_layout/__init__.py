@@ -12,7 +12,6 @@ from __future__ import annotations
 import tvm
 
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import rewrite_main
 from tvmflow.compiler.passes.blocked_layout import (
     channels,
     convolutions,
@@ -22,6 +21,7 @@ from tvmflow.compiler.passes.blocked_layout import (
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import Handler, Handlers, LayoutRewriter
 from tvmflow.compiler.passes.resize import RESIZES
+from tvmflow.compiler.passes.rewriter import rewrite_main
 
 
 def _for_each_rank(name: str, handler: Handler) -> dict[str, Handler]:

@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.passes._rewriter import OPAQUE, MainRewriter
+from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter
 from tvmflow.compiler.tir_kernels import blocked
 
 _log = logging.getLogger(__name__)

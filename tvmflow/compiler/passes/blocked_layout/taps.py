@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes._rewriter import OPAQUE
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups
 

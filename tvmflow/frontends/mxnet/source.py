@@ -12,9 +12,9 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, Where
 from tvmflow.frontends._file_source import NamedFile, SeveralFiles, pinned_by_name
 from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.base import MissingFile, ModelFacts, ModelInput, Where
 from tvmflow.frontends.mxnet._params import read_names
 from tvmflow.frontends.mxnet._symbol import not_a_symbol, read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix

@@ -11,7 +11,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import PROBABILITIES, Labels, parse_labels
-from tvmflow.stages._base import Settings
+from tvmflow.stages.base import Settings
 
 LABELS: Final = "labels"
 """The role of the file of labels."""

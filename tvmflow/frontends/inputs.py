@@ -12,7 +12,7 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json, TensorSpec
-from tvmflow.frontends._base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
+from tvmflow.frontends.base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
 
 if TYPE_CHECKING:
     import numpy as np

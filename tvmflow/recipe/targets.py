@@ -22,10 +22,10 @@ from tvmflow.core.schema import (
 )
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
-from tvmflow.recipe._tune import Kernels, Runtime, TuneOverrides
-from tvmflow.recipe._verify import VerifyOverrides
-from tvmflow.targets._presets import PRESETS, SYNONYMS
+from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
+from tvmflow.recipe.verify import VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
+from tvmflow.targets.presets import PRESETS, SYNONYMS
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
 from tvmflow.targets.tvm_target import cpu_triple, split_threads

@@ -22,7 +22,7 @@ from onnx.defs import onnx_opset_version
 
 from tvmflow.core.formatting import quoted
 from tvmflow.frontends.onnx._large_tensors import array_of
-from tvmflow.operators._definition import standard_domain
+from tvmflow.operators.definition import standard_domain
 
 OWN_DOMAIN: Final = "tvmflow.operators"
 """The domain of the nodes that a recipe's own operators implement (see `_own_operators`)."""

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from tvmflow.core.schema import ClosedModel, field_error, one_of, to_tuple
-from tvmflow.frontends._peers import PEERS
-from tvmflow.recipe._tune import MAX_SEED
+from tvmflow.frontends.peers import PEERS
+from tvmflow.recipe.tune import MAX_SEED
 
 AUTO: Final = "auto"
 """All runtimes that can run a model and are installed."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from tvmflow.compiler.options import Precision
 from tvmflow.core.types import Json
-from tvmflow.stages._base import Lowering, Settings, StageSettings
+from tvmflow.stages.base import Lowering, Settings, StageSettings
 
 LOCAL: Final = "local"
 QEMU: Final = "qemu"

@@ -23,12 +23,16 @@ from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import LoadedModel
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._nodes import NodeNames
+from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
-from tvmflow.frontends.onnx._graph import (
+from tvmflow.frontends.onnx._large_tensors import array_of, place_of
+from tvmflow.frontends.onnx._loops import list_inputs_of
+from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
+from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
+from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
     attributes_of,
@@ -39,10 +43,6 @@ from tvmflow.frontends.onnx._graph import (
     node_name,
     opset_of,
 )
-from tvmflow.frontends.onnx._large_tensors import array_of, place_of
-from tvmflow.frontends.onnx._loops import list_inputs_of
-from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
-from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 
 _log = logging.getLogger(__name__)
 

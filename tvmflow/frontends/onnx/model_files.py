@@ -14,9 +14,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
 from tvmflow.core.suggestions import did_you_mean
-from tvmflow.frontends._base import MAX_ELEMENTS
-from tvmflow.frontends._inputs import MAX_SIGNATURE
-from tvmflow.frontends.onnx._graph import all_nodes, is_standard, node_name, subgraphs
+from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._large_tensors import (
     Place,
@@ -26,7 +25,8 @@ from tvmflow.frontends.onnx._large_tensors import (
     read_without_large_tensors,
 )
 from tvmflow.frontends.onnx._operators import supported_operators
-from tvmflow.frontends.onnx._source import EXTERNAL, MODEL
+from tvmflow.frontends.onnx.graph import all_nodes, is_standard, node_name, subgraphs
+from tvmflow.frontends.onnx.source import EXTERNAL, MODEL
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:

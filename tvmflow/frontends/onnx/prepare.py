@@ -16,8 +16,8 @@ import numpy as np
 from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends._base import InputRequest, ModelInput
-from tvmflow.frontends._inputs import find_input_problems, input_error
+from tvmflow.frontends.base import InputRequest, ModelInput
+from tvmflow.frontends.inputs import find_input_problems, input_error
 from tvmflow.frontends.onnx._conversion import (
     convert_constants_to_initializers,
     convert_opset,
@@ -26,7 +26,6 @@ from tvmflow.frontends.onnx._conversion import (
 )
 from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
-from tvmflow.frontends.onnx._graph import all_graphs
 from tvmflow.frontends.onnx._loops import (
     inline_known_branches,
     name_branch_values,
@@ -44,6 +43,7 @@ from tvmflow.frontends.onnx._simplification import (
     infer_shapes,
     refuse_large_tensors,
 )
+from tvmflow.frontends.onnx.graph import all_graphs
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from tvmflow.core.types import Json
-from tvmflow.stages._base import Lowering, Settings, StageSettings
+from tvmflow.stages.base import Lowering, Settings, StageSettings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import with_threads

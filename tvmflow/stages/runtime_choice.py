@@ -9,8 +9,8 @@ from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
-from tvmflow.stages._base import Facts
-from tvmflow.stages._verify_settings import LOCAL, QEMU, RPC
+from tvmflow.stages.base import Facts
+from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_runtime, linking
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget

@@ -15,7 +15,6 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
 from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import InputFile, Json
-from tvmflow.frontends._base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends._file_source import (
     NamedFile,
     OneFile,
@@ -26,6 +25,7 @@ from tvmflow.frontends._file_source import (
     shown,
 )
 from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends.base import MissingFile, ModelFacts, ModelInput, SourceFields, Where
 from tvmflow.frontends.onnx._header import read_header
 from tvmflow.store.addresses import HUB, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles

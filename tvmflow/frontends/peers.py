@@ -11,7 +11,7 @@ from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS, onnx, pytorch
-from tvmflow.frontends._base import Reference, ReferenceTraits
+from tvmflow.frontends.base import Reference, ReferenceTraits
 
 _WORKER: Final = "tvmflow.frontends._peer_worker"
 
@@ -94,7 +94,7 @@ def open_peer(
         EnvironmentProblem: when it cannot be imported.
     """
     from tvmflow.frontends import _reference_process
-    from tvmflow.frontends.onnx._files import link_files
+    from tvmflow.frontends.onnx.model_files import link_files
 
     peer = PEERS[name]
     if peer.is_reference:

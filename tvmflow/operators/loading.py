@@ -20,14 +20,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.formatting import excerpt
-from tvmflow.operators._definition import (
+from tvmflow.operators.definition import (
     ADVICE,
     REGISTERED,
     Operator,
     OperatorError,
     standard_domain,
 )
-from tvmflow.operators._files import IMPORTED_ROLE, ROLE
+from tvmflow.operators.files import IMPORTED_ROLE, ROLE
 
 _log = logging.getLogger(__name__)
 
