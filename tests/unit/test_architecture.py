@@ -54,3 +54,21 @@ def test_every_folder_says_what_it_owns() -> None:
         if not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
+
+
+def test_no_folder_imports_private_modules_of_another() -> None:
+    """An underscore means that nothing outside the folder imports a module; imports inside functions count."""
+    imported = []
+    for path in PACKAGE.rglob("*.py"):
+        folder = ".".join(path.parent.relative_to(ROOT).parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
+                "tvmflow"
+            ):
+                continue
+            for name in [node.module or "", *(f"{node.module}.{name.name}" for name in node.names)]:
+                owner, _, module = name.rpartition(".")
+                is_module = (ROOT / f"{name.replace('.', '/')}.py").exists()
+                if is_module and module.startswith("_") and not folder.startswith(owner):
+                    imported.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert imported == []
