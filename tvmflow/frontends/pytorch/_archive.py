@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.file_kinds import is_graph
-from tvmflow.core.formatting import excerpt, names_text
+from tvmflow.core.formatting import excerpt, last_line, names_text
 from tvmflow.frontends._reading import NotAModel, read_once
 from tvmflow.frontends.base import Limits, ModelInput, unsupported_dtype
 from tvmflow.frontends.pytorch._checked_copy import check_graph, copy_archive
@@ -115,12 +115,15 @@ def copy_for_pytorch(path: Path, folder: Path) -> Path:
     """Return the copy of an archive, in a folder, that PyTorch may load.
 
     Raises:
-        NotAModel: when it is none, or its graph holds code.
+        NotAModel: when it is none, its graph holds code, or one of its files is damaged.
     """
     copy = folder / "model.pt2"
     name, document = _read_graph(path)
     check_graph(document)
-    copy_archive(path, name, document, copy)
+    try:
+        copy_archive(path, name, document, copy)
+    except (zipfile.BadZipFile, *_DAMAGE) as error:
+        raise NotAModel(f"one of its files is damaged ({last_line(error)})") from error
     return copy
 
 

@@ -172,8 +172,8 @@ def test_every_tile_computes_the_same(name: str) -> None:
     expected = results(mod, target)
     choices = list(rules.generate_schedules(mod, cpu_model(target)))
     traces = {json.dumps(trace_json(choice.schedule.trace)) for choice in choices}
-    # one vector of sums has one tile
-    assert len(traces) == len(choices) >= (1 if name == "mean of all rows" else 3)
+    # one vector of sums has one tile, and some kernels have two on CPUs with vectors of 256 bits
+    assert len(traces) == len(choices) >= (1 if name == "mean of all rows" else 2)
     for choice in choices[:: max(1, len(choices) // 25)]:
         np.testing.assert_allclose(
             results(choice.schedule.mod, target), expected, rtol=2e-5, atol=1e-6
