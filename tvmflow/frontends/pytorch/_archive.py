@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, last_line, names_text
 from tvmflow.frontends._reading import NotAModel, read_once
@@ -115,7 +116,8 @@ def copy_for_pytorch(path: Path, folder: Path) -> Path:
     """Return the copy of an archive, in a folder, that PyTorch may load.
 
     Raises:
-        NotAModel: when it is none, its graph holds code, or one of its files is damaged.
+        NotAModel: when it is none, or its graph holds code.
+        ImportFailed: when one of its files is damaged.
     """
     copy = folder / "model.pt2"
     name, document = _read_graph(path)
@@ -123,7 +125,9 @@ def copy_for_pytorch(path: Path, folder: Path) -> Path:
     try:
         copy_archive(path, name, document, copy)
     except (zipfile.BadZipFile, *_DAMAGE) as error:
-        raise NotAModel(f"one of its files is damaged ({last_line(error)})") from error
+        raise ImportFailed(
+            f"one of its files is damaged ({last_line(error)})", fix="export or download it again"
+        ) from error
     return copy
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.pytorch_archives import LEAF, container, graph, write_archive, write_zip
 from tests.support.recipes import model_problems
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import EXPORT_LINES, recognize
 from tvmflow.frontends._reading import NotAModel
 from tvmflow.frontends.base import ModelInput
@@ -409,6 +410,16 @@ def test_pytorch_gets_a_copy_with_tensors_alone(tmp_path: Path) -> None:
         **kept,
         "net/models/model.json": json.dumps({**document, "guards_code": []}),
     }
+
+
+def test_an_archive_with_damaged_weights_is_not_copied(tmp_path: Path) -> None:
+    """Its graph can be read: the file that is damaged is named."""
+    path = Path("net.pt2")
+    weights = "net/data/weights/weight_0"
+    write_zip(path, {"net/models/model.json": json.dumps(graph()), weights: "0123456789"})
+    path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123456780"))
+    with pytest.raises(ImportFailed, match=rf"damaged \(Bad CRC-32 for file '{weights}'\)"):
+        copy_for_pytorch(path, tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(5))
