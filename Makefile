@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
+.PHONY: demo test test-slow test-nightly test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -19,7 +19,11 @@ test: $(VENV)/.ready-to-test
 	$(PYTEST) -n 2 --dist worksteal
 
 test-slow: $(VENV)/.ready-to-test
-	$(PYTEST) -m slow -n 2 --dist worksteal
+	$(PYTEST) -m 'slow and not nightly' -n 2 --dist worksteal
+
+# slow tests of which the others have one of a kind: every network of a zoo, every sanitizer, the pages of the first hour
+test-nightly: $(VENV)/.ready-to-test
+	$(PYTEST) -m nightly -n 2 --dist worksteal
 
 test-faults: $(VENV)/.ready-to-test
 	$(PYTEST) -m faults -n 2 --dist worksteal

@@ -135,6 +135,7 @@ def test_a_detector_has_every_form(project: Project) -> None:
         np.testing.assert_array_equal(outputs["kept_boxes"], np.concatenate(expected))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_javascript_has_the_true_sizes(project: Project) -> None:

@@ -21,6 +21,7 @@ SUFFIXES = {"apple-m1": ".dylib", "x86-64-windows": ".dll"}
 MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
 
 
+@pytest.mark.nightly
 def test_eight_targets_from_one_recipe(project: Project) -> None:
     """Eight bundles from one import; nothing the second time; a ninth target runs its own stages alone."""
     project.write_recipe(targets=EIGHT)

@@ -18,6 +18,7 @@ def test_the_page_shows_every_command_of_the_script(hour: Hour) -> None:
     assert shown == [command for step in hour.steps for command in step.commands]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_new_user_gets_from_a_model_to_a_program() -> None:
     """Every command ends as the page says, with nothing but the wheel, a model and a compiler."""
@@ -27,6 +28,7 @@ def test_a_new_user_gets_from_a_model_to_a_program() -> None:
     assert page.rstrip().removesuffix("```").rstrip().endswith("this is a 7")
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_new_user_builds_a_detector_an_index_and_a_changed_network() -> None:
     """Every command ends as the page says, and the last run has nothing to do."""

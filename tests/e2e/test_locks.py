@@ -316,6 +316,7 @@ def one_cpu() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
 def test_host_is_one_build_whatever_cpus_the_shell_leaves(project: Project, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Seeds of random tests, divided among the suites."""
+"""Cases of tests, divided among the suites."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def seeds(default: int, slow: int, fuzz: int) -> list[Any]:
         *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(default, slow)),
         *(pytest.param(seed, marks=pytest.mark.fuzz) for seed in range(slow, fuzz)),
     ]
+
+
+def one_of_many(case: Any, is_kept: bool) -> Any:
+    """Return a case of a slow test: only of those that are kept, the other suites find what all of them find."""
+    return case if is_kept else pytest.param(case, marks=pytest.mark.nightly)

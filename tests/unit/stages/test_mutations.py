@@ -176,8 +176,13 @@ def make(kind: str, folder: Path) -> Verified:
     return Verified(folder / "stages", {"onnx": "model.onnx"}, files, **fields)
 
 
-MISSED: Final = {"int8": {"kernel fused_unpack4_reshape_rounded4"}}
-"""A kernel that changes the layout and rounds between two layers: no other library has it, and 16 steps hide what it does."""
+MISSED: Final = {
+    # It changes the layout and rounds between two layers: no other library has it, and 16 steps hide what it does.
+    "int8": {"kernel fused_unpack4_reshape_rounded4"},
+    # With vectors of 256 bits only. The same boxes are kept, and what goes into a suppression is not compared.
+    "nms": {"kernel dense_pack"},
+}
+"""What is not found, and why."""
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tvm import relax, te
 
 from tests.support import onnx_models
 from tests.support.kernels import FAST, kernels_of, level
+from tests.support.seeds import seeds
 from tests.unit.compiler.passes import test_integer_products
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import CpuModel
@@ -95,9 +96,7 @@ def check(
     np.testing.assert_allclose(result, reference, rtol=0, atol=1e-5 * np.abs(reference).max())
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(n, marks=pytest.mark.slow) for n in range(5, 120))]
-)
+@pytest.mark.parametrize("seed", seeds(5, 35, 120))
 def test_convolutions_of_random_shapes(seed: int, tmp_path: Path) -> None:
     """Odd channels, strides, dilations, asymmetric padding, groups and images; depthwise ones stay float32."""
     random = np.random.default_rng(seed)
@@ -105,9 +104,7 @@ def test_convolutions_of_random_shapes(seed: int, tmp_path: Path) -> None:
     check(made, tmp_path, is_narrow=None, vector_bits=[None, 512, 256, 128][seed % 4])
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 60))]
-)
+@pytest.mark.parametrize("seed", seeds(4, 19, 60))
 def test_matrix_products_of_random_shapes(seed: int, tmp_path: Path) -> None:
     """Those with fewer columns than a vector stay float32."""
     made = test_integer_products.product(np.random.default_rng(seed))

@@ -15,6 +15,7 @@ from tvm import relax
 
 from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, open_session, value
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 from tvmflow.frontends.base import LoadedModel
 
@@ -25,7 +26,7 @@ TARGETS: dict[str, Target] = {
     **{flag: lambda flag=flag: dot_target(flag) for flag in DOT_TARGETS},  # type: ignore[misc]
     "no_dot_products": lambda: level("x86-64-v3"),
 }
-SEEDS = [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 60))]
+SEEDS = seeds(4, 19, 60)
 
 
 def quantized(

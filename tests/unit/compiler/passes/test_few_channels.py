@@ -76,7 +76,7 @@ def test_unusual_shapes(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize("seed", seeds(0, 30, 60))
+@pytest.mark.parametrize("seed", seeds(0, 7, 60))
 def test_random_shapes(kind: str, seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)
     rank = int(random.choice([1, 2, 2, 3]))

@@ -193,7 +193,7 @@ def check(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("seed", seeds(6, 90, 200))
+@pytest.mark.parametrize("seed", seeds(6, 22, 200))
 def test_attention_of_any_shape_agrees(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 

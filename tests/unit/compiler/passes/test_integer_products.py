@@ -16,6 +16,7 @@ from tvm import relax
 
 from tests.support import onnx_models
 from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
+from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
@@ -129,9 +130,7 @@ def residual(random: np.random.Generator) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("flag", DOT_TARGETS)
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))]
-)
+@pytest.mark.parametrize("seed", seeds(2, 12, 40))
 def test_random_sums_agree_with_onnxruntime(seed: int, flag: str, tmp_path: Path) -> None:
     """Sums of convolutions, of bytes, of a tensor and itself, which others and outputs read too."""
     random = np.random.default_rng(seed)
@@ -150,9 +149,7 @@ def test_random_sums_agree_with_onnxruntime(seed: int, flag: str, tmp_path: Path
 
 @pytest.mark.parametrize("flag", DOT_TARGETS)
 @pytest.mark.parametrize("kind", [convolution, product])
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 60))]
-)
+@pytest.mark.parametrize("seed", seeds(3, 18, 60))
 def test_random_shapes_agree_with_onnxruntime(
     seed: int, kind: Any, flag: str, tmp_path: Path
 ) -> None:

@@ -13,10 +13,11 @@ from onnx.helper import make_node as node
 
 from tests.support.kernels import dot_target, host_level, kernels_of, outputs
 from tests.support.onnx_models import Array, draw, load, model, value
+from tests.support.seeds import seeds
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes import merge_convolutions
 
-SEEDS = [*range(12), *(pytest.param(n, marks=pytest.mark.slow) for n in range(12, 120))]
+SEEDS = seeds(12, 42, 120)
 
 
 def added(

@@ -61,7 +61,7 @@ def check(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", seeds(6, 60, 120))
+@pytest.mark.parametrize("seed", seeds(6, 15, 120))
 def test_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
     check(seed, tmp_path)
 
@@ -97,6 +97,6 @@ def check_batched(seed: int, folder: Path) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("seed", seeds(4, 40, 80))
+@pytest.mark.parametrize("seed", seeds(4, 10, 80))
 def test_batched_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
     check_batched(seed, tmp_path)

@@ -88,7 +88,7 @@ def test_ties_zeros_and_nan(descending: bool) -> None:
     check(np.tile(np.array(SPECIAL, "float32"), 3)[None], 30, 1, descending=descending)
 
 
-@pytest.mark.parametrize("seed", seeds(0, 60, 120))
+@pytest.mark.parametrize("seed", seeds(0, 15, 120))
 def test_random_sorts(seed: int) -> None:
     random = np.random.default_rng(seed)
     rank = int(random.integers(1, 4))

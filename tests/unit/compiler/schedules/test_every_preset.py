@@ -88,6 +88,7 @@ def test_kernels_of_all_kinds_compile(
     assert library.mod.imports
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", CPUS)
 def test_attention_compiles(preset: str, tmp_path: Path) -> None:

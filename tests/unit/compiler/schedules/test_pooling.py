@@ -45,7 +45,7 @@ def draw_pool(seed: int) -> tuple[onnx.ModelProto, list[int]]:
     return model(nodes, [value("x", shape)], [value("y", open_shape)], {}), shape
 
 
-@pytest.mark.parametrize("seed", seeds(6, 60, 120))
+@pytest.mark.parametrize("seed", seeds(6, 15, 120))
 def test_pools_of_any_shape_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """The levels of this machine take turns."""
     made, shape = draw_pool(seed)
