@@ -215,7 +215,7 @@ _MODELS_STEPS: Final = (
         "`init` writes a recipe with a budget of minutes.",
         (
             "tvmflow init models/net.onnx",
-            "sed -i 's/minutes: [0-9.]*/minutes: 0.5/' net.tvmflow.yaml",
+            "sed -i 's/minutes: [0-9.]*/minutes: 1/' net.tvmflow.yaml",
             "tvmflow run net.tvmflow.yaml",
             "tvmflow records ls",
         ),

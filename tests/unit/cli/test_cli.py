@@ -13,10 +13,11 @@ import pytest
 
 from tests.support.project import Project
 from tvmflow import __version__
-from tvmflow.cli import commands, main, plan
+from tvmflow.cli import commands, main
 from tvmflow.cli.help import describe
 from tvmflow.cli.options import Options
 from tvmflow.core.errors import EXIT_CODES
+from tvmflow.planning import prepare
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.presets import PRESETS, SYNONYMS
 
@@ -242,7 +243,7 @@ def test_an_unexpected_exception_is_reported_as_a_bug(
     project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 70; the message names the file with the details."""
-    monkeypatch.setattr(plan, "prepare_run", lambda *_: 1 / 0)
+    monkeypatch.setattr(prepare, "prepare_run", lambda *_: 1 / 0)
     assert main.main(["plan", "tiny.yaml"]) == 70
     err = capsys.readouterr().err
     assert "a bug in tvmflow: ZeroDivisionError" in err and "Traceback" not in err

@@ -65,7 +65,7 @@ def test_the_clock_stands_while_the_process_is_stopped() -> None:
 
 STOPPED = """
 import signal, sys, time
-from tvmflow.tuning import work_clock
+from tvmflow.tuning import tuning_job as work_clock
 
 work_clock._TICK_S, work_clock._MAX_SILENT_S = 0.05, 0.5
 clock = work_clock.WorkClock()
