@@ -1,8 +1,9 @@
 """Goes through two first hours with tvmflow as new users do, and keeps all of them in docs/: `make first-hour`.
 
 One user has a trained classifier and its data (docs/first-hour.md), the other one writes three models: a
-detector, a classifier that returns an index, and one that changes (docs/first-hour-models.md). It builds the wheel of this checkout and installs it into a new virtual environment, whose other packages are
-those of the environment that runs the script. Everything else is fresh: folder, home, variables.
+detector, a classifier that returns an index, and one that changes (docs/first-hour-models.md). The script builds the wheel of
+this checkout and installs it into a new virtual environment, whose other packages are those of the environment that
+runs it. Everything else is fresh: folder, home, variables.
 """
 
 from __future__ import annotations
@@ -304,7 +305,8 @@ class Newcomer:
         output = done.stdout
         for path, name in self.hidden.items():
             output = output.replace(path, name)
-        return output, done.returncode
+        # other runs on the machine that writes the page are not part of it
+        return re.sub(r"(?m)^waiting for .*\n", "", output), done.returncode
 
 
 def walk(hour: Hour, folder: Path | None = None) -> str:
