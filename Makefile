@@ -16,7 +16,7 @@ demo: $(VENV)/.ready
 	@$(BIN)/tvmflow run recipes/$$($(BIN)/python -c 'import sys; print("digits" if sys.version_info < (3, 13) else "digits-onnx")').yaml
 
 test: $(VENV)/.ready-to-test
-	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n 2 --dist worksteal --durations 20
 
 test-slow: $(VENV)/.ready-to-test
 	$(PYTEST) -m 'slow and not nightly' -n 2 --dist worksteal
