@@ -31,7 +31,7 @@ _NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local dis
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_SYSTEM: Final = (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
+_SYSTEM: Final = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE)
 _REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIXES: Final[dict[int, str]] = {
     errno.EACCES: _WRITABLE,
