@@ -314,7 +314,7 @@ def execute(
     from tvmflow.core import signing
     from tvmflow.engine.interim import is_search, with_best_so_far
     from tvmflow.engine.up_to_date import confirm_run
-    from tvmflow.planning.prepare import prepare_run
+    from tvmflow.planning.prepare import PreparedRun, prepare_run
     from tvmflow.planning.stage_names import find_stages
     from tvmflow.provenance.source_state import read_builder_id
 
