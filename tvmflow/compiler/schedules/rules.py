@@ -25,7 +25,7 @@ from tvmflow.compiler.schedules.elementwise import schedule_block
 # The rule `generic_loops`: each loop nest of a kernel by itself, parallelized where possible.
 
 
-def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
+def apply_generic_loops(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
     """Schedule every simple loop nest; return None for a kernel that has none."""
     blocks = analyze_simple_blocks(schedule)
     for block in blocks:
@@ -66,7 +66,7 @@ CPU_RULES: Final[Mapping[str, ScheduleRule]] = {
     "register_tiles": register_tiles.generate,
     "elementwise": _single(elementwise.apply),
     "row_reductions": _single(row_reductions.apply),
-    "generic_loops": _single(apply),
+    "generic_loops": _single(apply_generic_loops),
 }
 
 
