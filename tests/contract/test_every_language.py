@@ -22,7 +22,7 @@ from tests.support.hostile_names import draw_names, draw_texts
 from tvmflow.cli import ci_messages
 from tvmflow.cli.compare import _format_markdown
 from tvmflow.core.types import Json
-from tvmflow.engine.junit import junit_xml, markdown_summary
+from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 from tvmflow.engine.plan_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.exporters import cpp, system_library, wheel

@@ -1,4 +1,4 @@
-"""The release of a pipeline, at the end of `tvmflow run PIPELINE`."""
+"""What `tvmflow run` can do beside a run: release a pipeline, retune its recipes, check that builds are reproducible."""
 
 from __future__ import annotations
 

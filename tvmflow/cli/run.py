@@ -184,7 +184,7 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
     from tvmflow.cli.ci_messages import report_failures
     from tvmflow.cli.output import write_file
     from tvmflow.core.disk_errors import disk_errors, make_folder
-    from tvmflow.engine.junit import junit_xml, markdown_summary
+    from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 
     report = recording.report
     if report is None:

@@ -1,4 +1,4 @@
-"""Summary statistics of repeated measurements."""
+"""Summary statistics of repeated measurements, and measurements of two subjects in turns."""
 
 from __future__ import annotations
 
@@ -124,15 +124,20 @@ class PairedTimes(NamedTuple):
         return len(self.first) >= MIN_PAIRS and self.limits[0] > 1
 
     @property
+    def _trusted_limits(self) -> tuple[float, float]:
+        """The limits of the ratio; too few pairs have none."""
+        return self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+
+    @property
     def is_decided(self) -> bool:
         """True if more pairs are of no use: one is faster beyond the noise, or both are equally fast."""
-        low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+        low, high = self._trusted_limits
         return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
 
     @property
     def is_precise(self) -> bool:
         """True if the limits of the ratio lie close to each other."""
-        low, high = self.limits if len(self.first) >= MIN_PAIRS else (0.0, math.inf)
+        low, high = self._trusted_limits
         return high <= low * _PRECISE
 
 

@@ -1,4 +1,4 @@
-"""The text of a plan: a line for each stage, and below them what all of it will cost."""
+"""The text of a plan, with what all of it will cost, and the explanation of one stage."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A lock file does not say on which machine its schedules were measured. They enter the ledger as
 trials of another device, so that a search measures them here before all others (see
-`tuning.starting_points`), and no time from elsewhere is compared with one of this machine.
+`tuning.proposals`), and no time from elsewhere is compared with one of this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages of a release: what it has, and what was measured of it beside the previous release."""
+"""The pages of a release, and of a run beside another one: what it has, and what was measured of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The integrity check: reads a whole store and sets aside what does not match its name."""
+"""The integrity check and the repair of a store: what does not match its name is set aside, or made good."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _shorten(store: LocalStore, path: str) -> str:
 # Checks of the files of a store, folder by folder: each is of the right kind, in its place, and
 # has its content.
 #
-# Results and blobs are read by `integrity`, measured trials by `tuning.ledger_check`; a log is for
+# Results and blobs are read by `integrity`, measured trials by `tuning.ledger_folders`; a log is for
 # people, and any text may be in it.
 
 

@@ -1,4 +1,4 @@
-"""The request for a tuning, its options, and its result."""
+"""A tuning: its request, its options, its result, its clock, and the phases of its children."""
 
 from __future__ import annotations
 

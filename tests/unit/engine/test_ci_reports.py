@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tvmflow.core.types import Json
-from tvmflow.engine.junit import junit_xml, markdown_summary
+from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 from tvmflow.engine.report import RunReport, StageReport
 
 

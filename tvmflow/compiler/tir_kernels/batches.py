@@ -1,4 +1,4 @@
-"""Kernels over batches of matrices, of which some are packed for the tiles of `operators.tiles`."""
+"""Kernels over batches of matrices, of which some are packed for the tiles of `tir_kernels.tiles`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ELF: shared libraries for Linux and Android."""
+"""ELF: shared libraries for Linux and Android, and objects that hold data alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JUnit XML of a run, as CI services read it: a test case for each stage and each gate of a release."""
+"""Reports of a run for CI services: JUnit XML with a case for each stage and gate, and a summary in Markdown."""
 
 from __future__ import annotations
 
