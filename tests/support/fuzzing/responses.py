@@ -398,7 +398,7 @@ def prepare(folder: Path) -> None:
     ):
         done = project.tvmflow(*words)
         assert done.code == 0, done.out + done.err
-    for name in ("plan", "push_pull", "run"):
+    for name in ("plan", "cache", "run"):
         importlib.import_module(f"tvmflow.cli.{name}")
     os.environ.update(
         AWS_ACCESS_KEY_ID="key",
