@@ -7,7 +7,7 @@ import sys
 
 from tvmflow.core.formatting import printable, size_text
 from tvmflow.engine.progress import download_text
-from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.downloads import DownloadProgress
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import check_pinned, input_digests
 from tvmflow.store.claims import Claim
-from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.downloads import DownloadProgress
 from tvmflow.store.failures import existing_log
 from tvmflow.store.file_digests import stamp
 from tvmflow.store.local import LocalStore

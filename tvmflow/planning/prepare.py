@@ -24,10 +24,11 @@ from tvmflow.planning.plan import make_plan
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target
 from tvmflow.planning.recipes import LoadedRecipe
 from tvmflow.planning.request import RunRequest, load_request
+from tvmflow.planning.stage_names import find_stages
 from tvmflow.recipe import BuildTarget, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock
 from tvmflow.recipe.yaml_reader import dotted
-from tvmflow.store.download_attempt import OnProgress
+from tvmflow.store.downloads import OnProgress
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
@@ -202,6 +203,7 @@ class PreparedRun(NamedTuple):
         reads: The paths of every file that planning read or looked for.
         started_ns: When planning began.
         pipeline: The pipeline that the command line named in place of recipes.
+        forced: The ids of the stages that run also if they are up to date.
     """
 
     plan: Plan
@@ -209,6 +211,12 @@ class PreparedRun(NamedTuple):
     reads: tuple[str, ...]
     started_ns: int
     pipeline: Pipeline | None = None
+    forced: frozenset[str] = frozenset()
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the recipes are run alone, and neither released nor tuned together."""
+        return self.pipeline is None or not (self.pipeline.release or self.pipeline.retune)
 
 
 def prepare_run(
@@ -249,7 +257,8 @@ def prepare_run(
         plan = enforce_lock(lock, plan, PlanState(store), store)
     _log.debug("planned %d stages from %d files", len(plan.stages), len(reads))
     paths = tuple(str(path.absolute()) for path in reads)
-    return PreparedRun(plan, tuple(planned), paths, started_ns, pipeline)
+    forced = frozenset(spec.id for name in request.force for spec in find_stages(plan, name))
+    return PreparedRun(plan, tuple(planned), paths, started_ns, pipeline, forced)
 
 
 def _plan_recipe(

@@ -34,6 +34,7 @@ class RunRequest(NamedTuple):
         lock: The lock file of a locked run.
         updates_lock: The lock file names targets and schedules, and is not enforced: it is written again.
         minutes: How long each target is searched, in place of the budgets in the recipes; 0 for no search.
+        force: The names of stages that run also if they are up to date.
     """
 
     recipes: tuple[str, ...]
@@ -44,6 +45,7 @@ class RunRequest(NamedTuple):
     lock: str | None = None
     updates_lock: bool = False
     minutes: float | None = None
+    force: tuple[str, ...] = ()
 
 
 def load_request(request: RunRequest) -> tuple[list[LoadedRecipe], Pipeline | None]:

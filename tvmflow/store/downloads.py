@@ -3,40 +3,163 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
+import socket
+import ssl
 import threading
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import IO, Final, NamedTuple
 
 from tvmflow.core.bounded_calls import call_within
-from tvmflow.core.disk_errors import explain
-from tvmflow.core.errors import Interrupted, StoreError
+from tvmflow.core.disk_errors import check_free_space, explain
+from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt, size_text
 from tvmflow.core.named_files import obstacle
-from tvmflow.store.addresses import SCHEMES, scheme_of, without_secrets
-from tvmflow.store.download_attempt import (
-    DownloadJob,
-    OnProgress,
-    TemporaryProblem,
-    download_missing,
-    download_name,
+from tvmflow.store.addresses import (
+    BUCKETS,
+    HUB,
+    SCHEMES,
+    parse_hub_file,
+    scheme_of,
+    without_secrets,
 )
+from tvmflow.store.credentials import Credential, find_credential
+from tvmflow.store.http_client import (
+    ACCESS_DENIED,
+    BROKEN_ANSWER,
+    CHUNK,
+    RETRYABLE,
+    Answer,
+    ByteSource,
+    HttpClient,
+    Incomplete,
+    TooLong,
+    denial_fix,
+    header_count,
+    read_pieces,
+)
+from tvmflow.store.hub import HubError, check_online, explain_status, find_location
+from tvmflow.store.remote.base import RemoteCacheError, Unreachable
+from tvmflow.store.remote.bucket import INSTALL, NoObject, open_object
 
 _log = logging.getLogger(__name__)
 
 _MAX_WAIT_S: Final = 30.0
+_SPACE_INTERVAL: Final = 1 << 20
+_PROGRESS_INTERVAL_S: Final = 0.25
+_RANGE_NOT_SATISFIABLE: Final = 416
+
+
+class DownloadProgress(NamedTuple):
+    """The progress of a download.
+
+    Attributes:
+        url: What is downloaded, without what may be secret.
+        done: How many bytes have arrived.
+        total: How many bytes there are; 0 while that is unknown.
+    """
+
+    url: str
+    done: int
+    total: int
+
+
+OnProgress = Callable[[DownloadProgress], None]
+
+
+class _TemporaryProblem(Exception):
+    """A failure after which another attempt may succeed, perhaps after the wait that the server requests."""
+
+    def __init__(self, reason: str, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+class _Job(NamedTuple):
+    """One file to download, and where it is kept meanwhile; without a sha256, whatever is at the URL."""
+
+    url: str
+    sha256: str
+    folder: Path
+    on_progress: OnProgress | None
+    max_bytes: int
+    timeout_s: float
+    abandoned: threading.Event
+
+    @property
+    def name(self) -> str:
+        """The name of the files of the download."""
+        return _download_name(self.url, self.sha256)
+
+    @property
+    def target(self) -> Path:
+        """The complete file."""
+        return self.folder / self.name
+
+    @property
+    def part(self) -> Path:
+        """The file with the bytes that have arrived so far."""
+        return self.folder / f"{self.name}.part"
+
+    @property
+    def validator(self) -> Path:
+        """The ETag or date that the part was served with: another version must not be appended to it."""
+        return self.folder / f"{self.name}.validator"
+
+    def is_complete(self) -> bool:
+        """Return whether the file is complete; a damaged one is removed."""
+        if not self.sha256 or not self.target.exists():
+            return False
+        if hash_file(self.target) == self.sha256:
+            return True
+        _log.debug("%s is damaged and downloaded again", self.target)
+        self.target.unlink()
+        return False
+
+    def part_size(self) -> int:
+        """Return how many bytes have arrived so far."""
+        try:
+            return self.part.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def discard_part(self) -> None:
+        """Remove what has arrived so far."""
+        self.part.unlink(missing_ok=True)
+        self.validator.unlink(missing_ok=True)
+
+    def check_abandoned(self) -> None:
+        """Raise Interrupted once nobody waits for the file: the part may be another process's by then."""
+        if self.abandoned.is_set():
+            raise Interrupted("the download was stopped; the part that arrived is kept")
+
+    def error(self, reason: str, *, fix: str = "") -> DownloadError:
+        """Return the error of this download."""
+        text = f"{without_secrets(self.url)} cannot be downloaded: {reason}"
+        if not self.sha256:
+            return DownloadError(text, fix=fix)
+        by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
+        return DownloadError(text, fix=f"{fix}; or {by_hand}" if fix else by_hand)
+
+
+def _download_name(url: str, sha256: str) -> str:
+    """Return the name of the files of a download: the digest of the file, or else of the URL."""
+    return sha256 or hashlib.sha256(url.encode()).hexdigest()
 
 
 def list_files(folder: Path, url: str, sha256: str) -> list[Path]:
     """Return the paths that a download uses: the file itself, and what belongs to its part."""
-    name = download_name(url, sha256.lower())
+    name = _download_name(url, sha256.lower())
     return [folder / name, *(folder / f"{name}.{part}" for part in ("lock", "part", "validator"))]
 
 
@@ -74,9 +197,7 @@ def download(
         TimeoutError: when it takes longer than `limit_s`; what has arrived is kept.
         Interrupted: when a signal ends this process; what has arrived is kept.
     """
-    job = DownloadJob(
-        url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event()
-    )
+    job = _Job(url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event())
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         reason = f"URLs with the scheme '{excerpt(scheme)}' are not supported"
@@ -102,11 +223,7 @@ def download(
         raise job.error(problem.message, fix=problem.fix) from error
 
 
-def _local_path(url: str) -> Path:
-    return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
-
-
-def _download_within(limit_s: float, job: DownloadJob, retries: int, backoff_s: float) -> str:
+def _download_within(limit_s: float, job: _Job, retries: int, backoff_s: float) -> str:
     """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit.
 
     Returns:
@@ -120,14 +237,14 @@ def _download_within(limit_s: float, job: DownloadJob, retries: int, backoff_s: 
         raise
 
 
-def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> str:
+def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
     """Download a file in as many attempts as are allowed, verify it, and return its digest."""
     failures = 0
     while True:
         job.check_abandoned()
         size_before = job.part_size()
         try:
-            download_missing(job)
+            _download_missing(job)
             digest = hash_file(job.part)
             if digest == job.sha256 or not job.sha256:
                 break
@@ -139,7 +256,7 @@ def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> str:
                     fix="ask its publisher which one is right, and correct sha256 in the recipe",
                 )
             # otherwise the part may have been the beginning of another version
-        except TemporaryProblem as problem:
+        except _TemporaryProblem as problem:
             failures = 1 if job.part_size() > size_before else failures + 1
             _log.debug("%s: attempt failed: %s", without_secrets(job.url), problem)
             if failures > retries:
@@ -149,3 +266,248 @@ def _download_part(job: DownloadJob, retries: int, backoff_s: float) -> str:
     job.part.replace(job.folder / digest)
     job.validator.unlink(missing_ok=True)
     return digest
+
+
+# ---------------------------------------------------------------- one attempt
+# Request the bytes that are missing, and append them to the part that has arrived.
+
+
+def _download_missing(job: _Job) -> None:
+    """Download what the part lacks.
+
+    Raises:
+        _TemporaryProblem: when another attempt may succeed.
+        DownloadError: when it will not.
+        OSError: when the part cannot be written.
+    """
+    offset = job.part_size()
+    source = _open(job, offset)
+    if source is None:
+        return
+    with source:
+        job.check_abandoned()
+        _receive(job, source, offset)
+
+
+def _open(job: _Job, offset: int) -> ByteSource | None:
+    """Return what is missing; None when the part is already as long as the file."""
+    validator = job.validator.read_text() if offset and job.validator.exists() else ""
+    scheme = scheme_of(job.url)
+    if scheme == "file":
+        return _open_file(job)
+    if scheme in BUCKETS:
+        return _open_object(job, offset, validator)
+    url, credential = _locate(job)
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    if validator:
+        headers["If-Range"] = validator
+    client = HttpClient(job.timeout_s)
+    try:
+        answer = call_within(
+            # a server may send its header byte by byte
+            job.timeout_s,
+            lambda: client.get(url, headers, credential),
+            job.abandoned.is_set,
+        )
+    except BROKEN_ANSWER as error:
+        raise _connection_error(job, url, error) from error
+    if answer.is_success:
+        return answer
+    with answer:
+        _handle_status(job, answer, offset)
+        if answer.status != _RANGE_NOT_SATISFIABLE:
+            raise _status_error(job, answer, url, credential)
+    return None
+
+
+class _LocalFile:
+    """The bytes of a file of this machine."""
+
+    start = 0
+    validator = ""
+
+    def __init__(self, path: Path) -> None:
+        self._stream = path.open("rb")
+        self.total = os.fstat(self._stream.fileno()).st_size
+
+    def read(self) -> bytes:
+        """Return the next bytes; none at the end."""
+        return self._stream.read(CHUNK)
+
+    def __enter__(self) -> _LocalFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stream.close()
+
+
+def _open_file(job: _Job) -> _LocalFile:
+    host = urllib.parse.urlsplit(job.url).netloc
+    try:
+        if host not in ("", "localhost"):
+            raise OSError(f"{excerpt(host)} is another host")
+        return _LocalFile(_local_path(job.url))
+    except OSError as error:
+        raise job.error(str(error), fix="check the URL") from None
+
+
+def _local_path(url: str) -> Path:
+    """Return the path that a `file:` URL names."""
+    return Path(urllib.request.url2pathname(urllib.parse.urlsplit(url).path))
+
+
+def _locate(job: _Job) -> tuple[str, Credential | None]:
+    """Return the URL to request, and the credential for it."""
+    if scheme_of(job.url) != HUB:
+        return job.url, find_credential(job.url)
+    try:
+        check_online()
+        return find_location(parse_hub_file(job.url))
+    except HubError as problem:
+        raise job.error(str(problem), fix=problem.fix) from None
+
+
+def _open_object(job: _Job, offset: int, validator: str) -> ByteSource:
+    """Return the rest of an object in a bucket."""
+    try:
+        return call_within(
+            job.timeout_s,
+            lambda: open_object(job.url, offset, validator, job.timeout_s),
+            job.abandoned.is_set,
+        )
+    except ImportError as missing:
+        reason = f"it needs the package obstore ({missing})"
+        raise job.error(reason, fix=INSTALL) from missing
+    except NoObject:
+        raise job.error("there is no such bucket or object", fix="check the URL") from None
+    except ValueError as error:
+        fix = "correct the URL, or the environment variables of the service"
+        raise job.error(str(error), fix=fix) from None
+    except (TimeoutError, Unreachable) as error:
+        raise _TemporaryProblem(str(error)) from None
+    except RemoteCacheError as error:
+        raise job.error(str(error)) from None
+
+
+def _handle_status(job: _Job, answer: Answer, offset: int) -> None:
+    """Raise the error of a status that is temporary; check that nothing is missing where it says so."""
+    if answer.status == _RANGE_NOT_SATISFIABLE and offset:
+        if answer.total == offset:
+            return
+        job.discard_part()
+        raise _TemporaryProblem("the file on the server is shorter than what was downloaded before")
+    if answer.status in RETRYABLE:
+        wait_s = header_count(answer.headers.get("Retry-After", "")) or 0
+        raise _TemporaryProblem(_status_text(answer), float(wait_s))
+
+
+def _status_text(answer: Answer) -> str:
+    return f"the server answered {answer.status} {excerpt(answer.reason)}"
+
+
+def _status_error(
+    job: _Job, answer: Answer, url: str, credential: Credential | None
+) -> DownloadError:
+    """Return the error of a status that will not change by itself."""
+    if scheme_of(job.url) == HUB:
+        problem = explain_status(answer, parse_hub_file(job.url), credential)
+        return job.error(str(problem), fix=problem.fix)
+    is_denied = answer.status in ACCESS_DENIED
+    fix = denial_fix(url, credential) if is_denied else "check the URL"
+    return job.error(_status_text(answer), fix=fix)
+
+
+def _connection_error(job: _Job, url: str, error: Exception) -> Exception:
+    """Return what to raise when there is no answer."""
+    host = urllib.parse.urlsplit(url).hostname
+    if isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME:
+        return job.error(f"the host {host} is not known", fix="check the URL and the network")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        fix = "check the URL, and this machine's clock and certificates"
+        return job.error(str(error), fix=fix)
+    return _TemporaryProblem(
+        f"no answer from {host}: {excerpt(str(error)) or type(error).__name__}"
+    )
+
+
+def _receive(job: _Job, source: ByteSource, offset: int) -> None:
+    """Append what arrives to the part, or start the part again."""
+    if source.start != offset or not offset:
+        job.discard_part()
+        if source.start:
+            raise _TemporaryProblem("the server sent another range than the requested one")
+    total = source.total
+    _check_size(job, total, source.start)
+    if source.validator:
+        job.validator.write_text(source.validator)
+    with job.part.open("ab") as stream:
+        _copy(job, source, stream)
+
+
+def _check_size(job: _Job, total: int, offset: int) -> None:
+    if total > job.max_bytes:
+        raise job.error(f"it has {size_text(total)}, and the limit is {size_text(job.max_bytes)}")
+    try:
+        check_free_space(job.folder, total - offset)
+    except StoreError as problem:
+        raise job.error(problem.message, fix=problem.fix) from None
+
+
+class _Space:
+    """The space for a download while it arrives: other processes write to the disk, too, and it may never end."""
+
+    def __init__(self, job: _Job, *, is_known: bool) -> None:
+        self._job = job
+        self._is_known = is_known
+        self._unchecked = 0
+
+    def check(self, stream: IO[bytes], size: int) -> None:
+        """Check that the next bytes can be written and a reserve is left."""
+        self._unchecked -= size
+        if self._unchecked > 0:
+            return
+        self._unchecked = _SPACE_INTERVAL
+        stream.flush()
+        try:
+            check_free_space(self._job.folder, _SPACE_INTERVAL)
+        except StoreError as problem:
+            if not self._is_known:
+                # of an unknown size, perhaps without end: the next attempt would not be better
+                self._job.discard_part()
+            raise self._job.error(problem.message, fix=problem.fix) from None
+
+
+def _copy(job: _Job, source: ByteSource, stream: IO[bytes]) -> None:
+    """Append the bytes of a source to the part."""
+    done, last_progress = source.start, 0.0
+    space = _Space(job, is_known=bool(source.total))
+
+    def report() -> None:
+        if job.on_progress:
+            job.on_progress(DownloadProgress(without_secrets(job.url), done, source.total))
+
+    try:
+        for piece in read_pieces(source, job.max_bytes - source.start):
+            job.check_abandoned()
+            space.check(stream, len(piece))
+            stream.write(piece)
+            done += len(piece)
+            if (now := time.monotonic()) - last_progress >= _PROGRESS_INTERVAL_S:
+                last_progress = now
+                report()
+    except TooLong:
+        job.discard_part()
+        raise job.error(f"it is larger than the limit of {size_text(job.max_bytes)}") from None
+    except (Incomplete, RemoteCacheError, NoObject) as error:
+        job.check_abandoned()
+        ended = f"the connection ended after {done} of {source.total} bytes"
+        broke = f"the connection broke after {done} bytes: {excerpt(str(error))}"
+        is_cut = isinstance(error, Incomplete) and error.__cause__ is None
+        raise _TemporaryProblem(ended if is_cut else broke) from error
+    job.check_abandoned()
+    report()

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.documents import Unreadable, read_json
@@ -22,7 +22,7 @@ from tvmflow.core.suggestions import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.store.addresses import HubFile, check_address, without_secrets
 from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
-from tvmflow.store.web_requests import BROKEN_ANSWER, RETRYABLE, open_url
+from tvmflow.store.http_client import BROKEN_ANSWER, RETRYABLE, Answer, HttpClient
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3
@@ -179,35 +179,33 @@ def _license_text(card: Mapping[str, Json]) -> str:
     return ", ".join(entry for entry in names if isinstance(entry, str))
 
 
-def explain_status(
-    error: urllib.error.HTTPError, file: HubFile, credential: Credential | None
-) -> HubError:
+def explain_status(answer: Answer, file: HubFile, credential: Credential | None) -> HubError:
     """Return the error that a status of the Hub means."""
-    code, page = error.headers.get("X-Error-Code", ""), f"{endpoint()}/{file.repository}"
+    code, page = answer.headers.get("X-Error-Code", ""), f"{endpoint()}/{file.repository}"
     if code == "GatedRepo":
         return gated_error(file, credential)
-    if error.code == 401 and credential:
+    if answer.status == 401 and credential:
         return HubError(
             f"the Hub does not accept the token in {credential.origin}",
             fix=f"make a new one at {endpoint()}/settings/tokens",
         )
-    if error.code == 403:
+    if answer.status == 403:
         who = f"the token in {credential.origin}" if credential else "the Hub"
         fix = "use a token of an account that may read it" if credential else _token_fix()
         return HubError(f"{who} gives no access to {page}", fix)
     if code == "RevisionNotFound":
         return _revision_error(file)
-    if error.code == 401 or (error.code == 404 and code in ("", "RepoNotFound")):
+    if answer.status == 401 or (answer.status == 404 and code in ("", "RepoNotFound")):
         private = "" if credential else f"; if it is private, {_token_fix()}"
         text = f"the Hub has no repository {quoted(file.repository)} that is public"
         if credential:
             text = f"the Hub has no repository {quoted(file.repository)} for the token in {credential.origin}"
         return HubError(text, fix=f"check its name{private}", is_mistake=True)
-    if error.code == 404:
+    if answer.status == 404:
         return HubError(
             f"the repository has no file {quoted(file.path)}", f"see {page}", is_mistake=True
         )
-    return HubError(f"the Hub answers {error.code} {excerpt(str(error.reason))}", "run again later")
+    return HubError(f"the Hub answers {answer.status} {excerpt(answer.reason)}", "run again later")
 
 
 def gated_error(file: HubFile, credential: Credential | None) -> HubError:
@@ -241,18 +239,17 @@ def _request_json(path: str, file: HubFile) -> Json:
     hub = endpoint()
     credential = find_hub_credential(hub)
 
-    def request() -> bytes:
-        with open_url(hub + path, {}, credential, _TIMEOUT_S) as response:
-            return bytes(response.read(_MAX_ANSWER_BYTES))
+    def request() -> tuple[Answer, bytes]:
+        with HttpClient(_TIMEOUT_S).get(hub + path, {}, credential) as answer:
+            return answer, answer.read_all(_MAX_ANSWER_BYTES) if answer.is_success else b""
 
     try:
-        return read_json(_repeat(request))
-    except urllib.error.HTTPError as error:
-        with error:
-            raise explain_status(error, file, credential) from None
+        answer, content = _repeat(request)
+        if not answer.is_success:
+            raise explain_status(answer, file, credential)
+        return read_json(content)
     except BROKEN_ANSWER as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        text = f"no answer from {hub}: {excerpt(str(reason)) or type(reason).__name__}"
+        text = f"no answer from {hub}: {excerpt(str(error)) or type(error).__name__}"
         raise HubError(text, "check the network and $HF_ENDPOINT, and run again") from error
     except Unreadable:
         raise _foreign_answer() from None
@@ -262,14 +259,11 @@ def _foreign_answer() -> HubError:
     return HubError(f"{endpoint()} does not answer as the Hub does", fix="check $HF_ENDPOINT")
 
 
-def _repeat(request: Callable[[], Any]) -> Any:
+def _repeat(request: Callable[[], tuple[Answer, bytes]]) -> tuple[Answer, bytes]:
     """Return what a request returns, made again after a status that is temporary."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return call_within(_TIMEOUT_S, request)
-        except urllib.error.HTTPError as error:
-            if error.code not in RETRYABLE or attempt == _ATTEMPTS:
-                raise
-            error.close()
+    for attempt in range(1, _ATTEMPTS):
+        answer, content = call_within(_TIMEOUT_S, request)
+        if answer.status not in RETRYABLE:
+            return answer, content
         time.sleep(attempt)
-    raise AssertionError
+    return call_within(_TIMEOUT_S, request)

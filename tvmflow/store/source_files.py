@@ -29,8 +29,7 @@ from tvmflow.store.addresses import (
     scheme_of,
     without_secrets,
 )
-from tvmflow.store.download_attempt import OnProgress
-from tvmflow.store.downloads import download, list_files
+from tvmflow.store.downloads import OnProgress, download, list_files
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.hub import (
     HubEntry,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tvmflow.cli.download_progress import DownloadLine
-from tvmflow.store.download_attempt import DownloadProgress
+from tvmflow.store.downloads import DownloadProgress
 
 URL = "hf://org/net/m.onnx@main"
 STEPS = [

@@ -21,9 +21,8 @@ import pytest
 from tests.support.listening import RequestHandler, listening
 from tests.support.web import Web, serving
 from tvmflow.core.errors import DownloadError
-from tvmflow.store.download_attempt import DownloadProgress
-from tvmflow.store.downloads import download
-from tvmflow.store.web_requests import header_count, redirect_target
+from tvmflow.store.downloads import DownloadProgress, download
+from tvmflow.store.http_client import header_count, redirect_target
 
 BODY = random.Random(0).randbytes(3_000_000)
 DIGEST = hashlib.sha256(BODY).hexdigest()

@@ -13,17 +13,21 @@ import urllib.parse
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem, UsageError
+from tvmflow.store.http_client import TransferError, read_pieces
 from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable
 from tvmflow.store.remote.http import without_credentials
 
 INSTALL: Final = "pip install 'tvmflow[remote]'"
 """The command that installs what buckets need."""
 
-_CHUNK: Final = 1 << 20
+_CHUNK: Final = 1 << 18
+# A slower transfer of a file is continued by a further request.
+_TRANSFER_TIMEOUT_S: Final = 3600.0
 _ACCESS_DENIED: Final = "access denied (check the environment variables of the service)"
 _STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |error: )?([45]\d\d) ([A-Z][A-Za-z ]{2,40})")
 
@@ -67,12 +71,15 @@ class BucketCache:
         try:
             with library_errors(self._timeout_s):
                 answer = self._obstore.get(self._handle(path), path)
-                if answer.meta["size"] > max_bytes:
-                    raise Corrupt(f"it is longer than {max_bytes} bytes")
-                for chunk in answer.stream(min_chunk_size=_CHUNK):
-                    sink(bytes(chunk))
+                stored = ObjectSource(answer, int(answer.meta["size"]), self._timeout_s)
+            if stored.total > max_bytes:
+                raise Corrupt(f"it is longer than {max_bytes} bytes")
+            for piece in read_pieces(stored, max_bytes):
+                sink(piece)
         except NoObject:
             return False
+        except TransferError as error:
+            raise Unreachable(str(error)) from None
         return True
 
     def has(self, path: str, size: int) -> bool:
@@ -100,6 +107,79 @@ class BucketCache:
 
 class NoObject(Exception):
     """There is nothing of that name."""
+
+
+class ObjectSource:
+    """The bytes of an object from a position on.
+
+    Args:
+        answer: What the library returned; None for no bytes.
+        total: The size of the whole object.
+        timeout_s: The limit of the transfer, for messages.
+        start: The position.
+        validator: Its ETag; empty for none.
+    """
+
+    def __init__(
+        self, answer: Any, total: int, timeout_s: float, start: int = 0, validator: str = ""
+    ) -> None:
+        self.start = start
+        self.total = total
+        self.validator = validator
+        self._pieces = iter(answer.stream(min_chunk_size=_CHUNK) if answer is not None else ())
+        self._timeout_s = timeout_s
+
+    def read(self) -> bytes:
+        """Return the next bytes; none at the end. Their number is the library's choice.
+
+        Raises:
+            RemoteCacheError: when the connection breaks.
+        """
+        with library_errors(self._timeout_s):
+            return bytes(next(self._pieces, b""))
+
+    def __enter__(self) -> ObjectSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return
+
+
+def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:
+    """Return an object from a position on; from its beginning when it is another one than before.
+
+    Args:
+        url: Its URL.
+        offset: How many bytes have arrived.
+        validator: The ETag of the object that they are from.
+        timeout_s: How long to wait for an answer.
+
+    Raises:
+        ImportError: when obstore is not installed.
+        ValueError: when the URL or the environment variables of the service are wrong.
+        NoObject: when there is no such object.
+        RemoteCacheError: when the bucket does not answer, or denies access.
+    """
+    import obstore
+
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    store = open_bucket(f"{scheme}://{bucket}", timeout_s, _TRANSFER_TIMEOUT_S)
+    with library_errors(timeout_s):
+        meta = obstore.head(store, path)
+        size, tag = int(meta["size"]), meta["e_tag"] or ""
+        if offset > size or validator != tag:
+            offset = 0
+        answer = None
+        if offset < size:
+            options: Any = {"range": {"offset": offset}, **({"if_match": tag} if tag else {})}
+            answer = obstore.get(store, path, options=options)
+        return ObjectSource(answer, size, _TRANSFER_TIMEOUT_S, offset, tag)
 
 
 def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:

@@ -6,22 +6,28 @@ credentials are never sent to another server.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
 import ssl
-import time
 import urllib.parse
-from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import IO, Final
 
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.version import VERSION
 from tvmflow.store.credentials import basic, bearer, find_in_netrc
+from tvmflow.store.http_client import (
+    BROKEN_ANSWER,
+    RETRYABLE,
+    Answer,
+    HttpClient,
+    Incomplete,
+    TooLong,
+    TooSlow,
+    header_count,
+    read_pieces,
+)
 from tvmflow.store.remote.base import (
     MIN_BYTES_PER_S,
     Corrupt,
@@ -31,12 +37,9 @@ from tvmflow.store.remote.base import (
     Unreachable,
     open_content,
 )
-from tvmflow.store.web_requests import BROKEN_ANSWER, RETRYABLE, header_count
 
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
-_CHUNK: Final = 1 << 18
-_MAX_DISCARDED_BYTES: Final = 4096
 _MAX_REASON: Final = 80
 _MAX_IDLE_CONNECTIONS: Final = 16
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
@@ -50,119 +53,65 @@ class HttpCache:
     def __init__(self, url: str, timeout_s: float) -> None:
         parts = urllib.parse.urlsplit(url)
         try:
-            port = parts.port
+            _ = parts.port
         except ValueError:
             raise _invalid_url(url, "the port is not a number up to 65535") from None
         if not parts.hostname:
             raise _invalid_url(url, "the URL has no host")
         if parts.query or parts.fragment:
             raise _invalid_url(url, "the URL has a query or a fragment (a part after ? or #)")
-        self._host, self._port = parts.hostname, port
-        self._path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%~")
+        self._host = parts.hostname
+        path = urllib.parse.quote(parts.path.rstrip("/"), safe="/%~")
+        host = parts.netloc.rpartition("@")[2]
+        self._url = urllib.parse.urlunsplit((parts.scheme, host, path, "", ""))
         self._timeout_s = timeout_s
-        self._context = ssl.create_default_context() if parts.scheme == "https" else None
-        self._headers = {
-            "User-Agent": f"tvmflow/{VERSION}",
-            "Accept-Encoding": "identity",
-            **_authorization(parts),
-        }
-        self._idle: list[HTTPConnection] = []
-        self._closed = False
+        self._client = HttpClient(timeout_s, max_idle=_MAX_IDLE_CONNECTIONS, uses_proxies=False)
+        self._headers = _authorization(parts)
         self.address = without_credentials(url).rstrip("/")
 
     def get(self, path: str, max_bytes: int, sink: Sink) -> bool:
         """See `_base.RemoteCache`."""
         limit_s = self._timeout_s + max_bytes / MIN_BYTES_PER_S
-        deadline = time.monotonic() + limit_s
-        with self._request("GET", path) as response:
-            if response.status == 404:
+        with self._request("GET", path) as answer:
+            if answer.status == 404:
                 return False
-            _check_status(response, 200)
-            received = 0
-            # read1 returns what has arrived, so that the deadline is checked with a very slow server, too
-            while chunk := response.read1(_CHUNK):
-                received += len(chunk)
-                if received > max_bytes:
-                    raise Corrupt(f"it is longer than {max_bytes} bytes")
-                sink(chunk)
-                if time.monotonic() > deadline:
-                    raise Unreachable(f"only {received} bytes arrived within {limit_s:.0f} s")
-            if response.length:
-                raise Unreachable(f"the connection ended after {received} bytes", retryable=True)
+            _check_status(answer, 200)
+            try:
+                for piece in read_pieces(answer, max_bytes, limit_s):
+                    sink(piece)
+            except TooLong as error:
+                raise Corrupt(f"it is {error}") from None
+            except TooSlow as error:
+                raise Unreachable(str(error)) from None
+            except Incomplete as error:
+                if isinstance(error.__cause__, Exception):
+                    raise self._unreachable(error.__cause__) from error
+                raise Unreachable(str(error), retryable=True) from None
         return True
 
     def has(self, path: str, size: int) -> bool:
         """See `_base.RemoteCache`."""
-        with self._request("HEAD", path) as response:
-            if response.status in _NOT_FOUND:
+        with self._request("HEAD", path) as answer:
+            if answer.status in _NOT_FOUND:
                 return False
-            _check_status(response, 200)
-            length = header_count(response.getheader("Content-Length", ""))
+            _check_status(answer, 200)
+            length = header_count(answer.headers.get("Content-Length", ""))
             return length is None or length == size
 
     def put(self, path: str, content: bytes | Path) -> None:
         """See `_base.RemoteCache`."""
-        with open_content(content) as body, self._request("PUT", path, body) as response:
-            _check_status(response, 200, 201, 204)
+        with open_content(content) as body, self._request("PUT", path, body) as answer:
+            _check_status(answer, 200, 201, 204)
 
     def close(self) -> None:
         """Close all idle connections, and keep none from now on."""
-        self._closed = True
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().close()
+        self._client.close()
 
-    # ------------------------------------------------------------ requests
-
-    @contextlib.contextmanager
-    def _request(
-        self, method: str, path: str, body: IO[bytes] | None = None
-    ) -> Iterator[HTTPResponse]:
-        """Give the response to a request, over an idle connection where there is one."""
-        connection, is_new = self._connect()
-        reusable = False
+    def _request(self, method: str, path: str, body: IO[bytes] | None = None) -> Answer:
         try:
-            try:
-                response = self._send(connection, method, path, body)
-            except (HTTPException, ConnectionError):
-                if is_new:
-                    raise
-                # the server had closed the idle connection, which does not mean that it has a problem
-                connection.close()
-                response = self._send(connection, method, path, body)
-            yield response
-            reusable = _is_reusable(response)
+            return self._client.request(method, f"{self._url}/{path}", self._headers, body)
         except BROKEN_ANSWER as error:
             raise self._unreachable(error) from error
-        finally:
-            if reusable and not self._closed and len(self._idle) < _MAX_IDLE_CONNECTIONS:
-                self._idle.append(connection)
-            else:
-                connection.close()
-
-    def _send(
-        self, connection: HTTPConnection, method: str, path: str, body: IO[bytes] | None
-    ) -> HTTPResponse:
-        headers = dict(self._headers)
-        if body is not None:
-            headers["Content-Length"] = str(body.seek(0, os.SEEK_END))
-            body.seek(0)
-        try:
-            connection.request(method, f"{self._path}/{path}", body, headers)
-        except (BrokenPipeError, ConnectionResetError):
-            # a server that refuses the body may have answered before it closed the connection
-            if connection.sock is None or body is None:
-                raise
-        return connection.getresponse()
-
-    def _connect(self) -> tuple[HTTPConnection, bool]:
-        with contextlib.suppress(IndexError):
-            return self._idle.pop(), False
-        if self._context is None:
-            return HTTPConnection(self._host, self._port, timeout=self._timeout_s), True
-        return HTTPSConnection(
-            self._host, self._port, timeout=self._timeout_s, context=self._context
-        ), True
 
     def _unreachable(self, error: Exception) -> Unreachable:
         """Return the error of a remote cache for one of the connection."""
@@ -185,25 +134,16 @@ class HttpCache:
         return Unreachable(f"it is not an HTTP server ({type(error).__name__})", retryable=True)
 
 
-def _check_status(response: HTTPResponse, *expected: int) -> None:
-    """Raise the error that a response means, unless its status is an expected one."""
-    if response.status in expected:
+def _check_status(answer: Answer, *expected: int) -> None:
+    """Raise the error that an answer means, unless its status is an expected one."""
+    if answer.status in expected:
         return
-    reason = f"it answers {response.status} {excerpt(response.reason, _MAX_REASON)}".rstrip()
-    if response.status in _ACCESS_DENIED:
+    reason = f"it answers {answer.status} {excerpt(answer.reason, _MAX_REASON)}".rstrip()
+    if answer.status in _ACCESS_DENIED:
         raise Forbidden(reason)
-    if 400 <= response.status < 500 and response.status not in RETRYABLE:
+    if 400 <= answer.status < 500 and answer.status not in RETRYABLE:
         raise Declined(reason)
-    raise Unreachable(reason, retryable=response.status in RETRYABLE)
-
-
-def _is_reusable(response: HTTPResponse) -> bool:
-    """Read a short rest of a response; return whether its connection can take another request."""
-    if response.length and response.length <= _MAX_DISCARDED_BYTES:
-        response.read()
-    if response.length == 0:
-        response.close()
-    return response.isclosed()
+    raise Unreachable(reason, retryable=answer.status in RETRYABLE)
 
 
 # ---------------------------------------------------------------- URLs and credentials

@@ -1,0 +1,454 @@
+"""The client for web servers: one rule for connections, redirects, secrets, errors, sizes and times.
+
+Credentials are sent to the host alone that they are for. Whatever a server answers, its header ends
+within the client's time limit, and its body within the limits of `read_pieces`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+import string
+import time
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from types import TracebackType
+from typing import IO, Final, Protocol
+from urllib.request import getproxies, proxy_bypass
+
+from tvmflow.core.errors import DownloadError
+from tvmflow.core.formatting import count_text
+from tvmflow.core.version import VERSION
+from tvmflow.store.addresses import (
+    InvalidAddress,
+    check_address,
+    scheme_of,
+    token_variable,
+    without_secrets,
+)
+from tvmflow.store.credentials import Credential, basic, may_send_to
+
+RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses after which another attempt may succeed."""
+
+ACCESS_DENIED: Final = (401, 403)
+
+BROKEN_ANSWER: Final = (OSError, HTTPException, ValueError)
+"""What requests and reading their answers raise: of what is no HTTP, `http.client` raises a ValueError at times."""
+
+CHUNK: Final = 1 << 18
+"""The most bytes of an answer that are read at once."""
+
+_HEADERS: Final = {"User-Agent": f"tvmflow/{VERSION}", "Accept-Encoding": "identity"}
+_CREDENTIAL: Final = "Authorization"
+_PARTIAL_CONTENT: Final = 206
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS: Final = 10
+_MAX_DIGITS: Final = 19
+_MAX_DISCARDED_BYTES: Final = 4096
+_HTTP_PORT: Final = 80
+_HTTPS_PORT: Final = 443
+
+
+# ---------------------------------------------------------------- bytes as they arrive
+
+
+class ByteSource(Protocol):
+    """The bytes of a file from a position on, as they arrive: an answer, an object in a bucket, a local file."""
+
+    @property
+    def start(self) -> int:
+        """The position of the first byte in the file; -1 when it is not known."""
+
+    @property
+    def total(self) -> int:
+        """The size of the whole file; 0 when it is not known."""
+
+    @property
+    def validator(self) -> str:
+        """The version of the file, as `If-Range` takes it; empty when it is not known."""
+
+    def read(self) -> bytes:
+        """Return the next bytes, soon after they have arrived; none at the end."""
+        ...
+
+    def __enter__(self) -> ByteSource: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class TransferError(Exception):
+    """The bytes of a source did not arrive as they must.
+
+    Attributes:
+        received: How many had arrived.
+    """
+
+    def __init__(self, received: int, text: str) -> None:
+        super().__init__(text)
+        self.received = received
+
+
+class TooLong(TransferError):
+    """There are more bytes than allowed."""
+
+
+class TooSlow(TransferError):
+    """They take longer than allowed."""
+
+
+class Incomplete(TransferError):
+    """The connection ended, or what arrives is no HTTP; the cause is the error that says so."""
+
+
+def read_pieces(
+    source: ByteSource, max_bytes: float, limit_s: float = float("inf")
+) -> Iterator[bytes]:
+    """Yield the bytes of a source in pieces.
+
+    Args:
+        source: The source.
+        max_bytes: How many bytes are accepted.
+        limit_s: How long they may take, which is checked after each piece.
+
+    Raises:
+        TransferError: when they end too early, or one of the limits is exceeded.
+    """
+    deadline, received = time.monotonic() + limit_s, 0
+    while True:
+        try:
+            piece = source.read()
+        except BROKEN_ANSWER as error:
+            raise Incomplete(received, str(error)) from error
+        if not piece:
+            break
+        received += len(piece)
+        if received > max_bytes:
+            raise TooLong(received, f"longer than {max_bytes} bytes")
+        yield piece
+        if time.monotonic() > deadline:
+            raise TooSlow(received, f"only {received} bytes arrived within {limit_s:.0f} s")
+    if source.total and source.start + received != source.total:
+        raise Incomplete(received, f"the connection ended after {received} bytes")
+
+
+# ---------------------------------------------------------------- answers
+
+
+class Answer:
+    """The answer to a request: its status and header, and a source of its bytes.
+
+    Attributes:
+        url: The URL that was requested last, after redirects.
+        status: Its status.
+        reason: What the server says of the status.
+        headers: Its header.
+    """
+
+    def __init__(
+        self, url: str, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
+    ) -> None:
+        self.url = url
+        self.status: int = response.status
+        self.reason: str = response.reason
+        self.headers: Message = response.headers
+        self._response = response
+        self._connection = connection
+        self._client = client
+
+    @property
+    def is_success(self) -> bool:
+        """True if the server gave what was requested."""
+        return 200 <= self.status < 300
+
+    @property
+    def start(self) -> int:
+        """The first position in `Content-Range: bytes 100-199/200`; -1 where one is missing."""
+        if self.status != _PARTIAL_CONTENT:
+            return 0
+        text = self.headers.get("Content-Range", "").removeprefix("bytes").strip()
+        start = header_count(text.partition("-")[0])
+        return -1 if start is None else start
+
+    @property
+    def total(self) -> int:
+        """The size of the whole file; 0 when the server does not say."""
+        total = header_count(self.headers.get("Content-Range", "").rpartition("/")[2])
+        if total is not None:
+            return total
+        length = header_count(self.headers.get("Content-Length", ""))
+        return 0 if length is None else self.start + length
+
+    @property
+    def validator(self) -> str:
+        """The version for `If-Range`: a strong ETag, or else a date."""
+        tag: str = self.headers.get("ETag", "")
+        return tag if tag and not tag.startswith("W/") else self.headers.get("Last-Modified", "")
+
+    def read(self) -> bytes:
+        """Return what has arrived, so that a slow server keeps nobody waiting; nothing at the end."""
+        return self._response.read1(CHUNK)
+
+    def read_all(self, max_bytes: int) -> bytes:
+        """Return the body, which is cut where it is longer than `max_bytes`."""
+        return self._response.read(max_bytes)
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        is_read = False
+        if error is None and self._client.keeps_connections:
+            with contextlib.suppress(*BROKEN_ANSWER):
+                is_read = self._read_rest()
+        if not is_read:
+            self._response.close()
+        self._client.release(self._connection, is_reusable=is_read)
+
+    def _read_rest(self) -> bool:
+        """Read a short rest; return whether the connection can take another request."""
+        response = self._response
+        if response.length and response.length <= _MAX_DISCARDED_BYTES:
+            response.read()
+        if response.length == 0:
+            response.close()
+        return response.isclosed()
+
+    def close(self) -> None:
+        """Close the connection. The body is not read: it may have no end."""
+        self._response.close()
+        self._client.release(self._connection, is_reusable=False)
+
+
+def header_count(text: str) -> int | None:
+    """Return the number in a header such as `Content-Length`; None where it is no number of bytes."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
+# ---------------------------------------------------------------- requests
+
+
+class HttpClient:
+    """Sends requests. Safe to use from several threads.
+
+    Args:
+        timeout_s: How long to wait for a connection, and for each piece of an answer.
+        max_idle: How many connections are kept for further requests.
+        uses_proxies: Requests go through the proxies of the environment.
+    """
+
+    def __init__(self, timeout_s: float, *, max_idle: int = 0, uses_proxies: bool = True) -> None:
+        self._timeout_s = timeout_s
+        self._max_idle = max_idle
+        self._uses_proxies = uses_proxies
+        self._idle: dict[tuple[str, str], list[HTTPConnection]] = {}
+        self._places: dict[HTTPConnection, tuple[str, str]] = {}
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def keeps_connections(self) -> bool:
+        """True if connections take further requests."""
+        return self._max_idle > 0
+
+    def get(
+        self, url: str, headers: Mapping[str, str], credential: Credential | None = None
+    ) -> Answer:
+        """Return the answer to a GET request, after redirects; the credential is sent to its own host alone.
+
+        Raises:
+            DownloadError: when the server redirects to where it must not.
+            OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+        """
+        for _ in range(1 + _MAX_REDIRECTS):
+            secret = {_CREDENTIAL: credential.header} if credential else {}
+            answer = self.request("GET", url, {**headers, **secret})
+            location = answer.headers.get("Location")
+            if answer.status not in _REDIRECTS or location is None:
+                return answer
+            answer.close()
+            target = redirect_target(url, location)
+            if _origin(target) != _origin(url):
+                credential = None
+            url = target
+        raise _refused_redirect(url, f"redirects more than {count_text(_MAX_REDIRECTS, 'time')}")
+
+    def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: IO[bytes] | None = None
+    ) -> Answer:
+        """Return the answer to a request, whatever its status; redirects are not followed.
+
+        Raises:
+            OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
+        """
+        connection, proxy_headers, target = self._connect(url)
+        sent = {**_HEADERS, **proxy_headers, **headers}
+        if not self.keeps_connections:
+            sent["Connection"] = "close"
+        is_new = connection.sock is None
+        try:
+            try:
+                response = _send(connection, method, target, sent, body)
+            except (HTTPException, ConnectionError):
+                if is_new:
+                    raise
+                # the server had closed the idle connection, which does not mean that it has a problem
+                connection.close()
+                response = _send(connection, method, target, sent, body)
+        except BaseException:
+            self.release(connection, is_reusable=False)
+            raise
+        return Answer(url, response, connection, self)
+
+    def release(self, connection: HTTPConnection, *, is_reusable: bool) -> None:
+        """Take a connection back, and keep it where it can take another request."""
+        place = self._places.pop(connection, None)
+        if is_reusable and place and len(self._idle.setdefault(place, [])) < self._max_idle:
+            self._idle[place].append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections, and keep none from now on."""
+        self._max_idle = 0
+        for idle in list(self._idle.values()):
+            with contextlib.suppress(IndexError):
+                while True:
+                    idle.pop().close()
+
+    def _connect(self, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
+        """Return a connection for a URL, the headers for its proxy, and what is requested of it."""
+        parts, place = urllib.parse.urlsplit(url), _origin(url)
+        proxy = getproxies().get(parts.scheme) if self._uses_proxies else None
+        if proxy and not proxy_bypass(parts.netloc):
+            return self._connect_to_proxy(proxy, url)
+        try:
+            connection = self._idle[place].pop()
+        except (IndexError, KeyError):
+            connection = self._open(parts, is_secure=parts.scheme == "https")
+        self._places[connection] = place
+        return connection, {}, _target(parts)
+
+    def _connect_to_proxy(self, proxy: str, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
+        via, parts = urllib.parse.urlsplit(_with_scheme(proxy)), urllib.parse.urlsplit(url)
+        headers: dict[str, str] = {}
+        if via.username:
+            user, password = map(urllib.parse.unquote, (via.username, via.password or ""))
+            headers["Proxy-Authorization"] = basic(user, password)
+        if parts.scheme != "https":
+            connection = self._open(via, is_secure=via.scheme == "https")
+            return connection, headers, urllib.parse.urldefrag(url).url
+        port = _HTTP_PORT if via.port is None else via.port
+        tunnel = self._open(via._replace(netloc=f"{_host(via)}:{port}"), is_secure=True)
+        tunnel.set_tunnel(parts.hostname or "", parts.port, headers)
+        return tunnel, {}, _target(parts)
+
+    def _open(self, parts: urllib.parse.SplitResult, *, is_secure: bool) -> HTTPConnection:
+        host, port = parts.hostname or "", parts.port
+        if not is_secure:
+            port = _HTTP_PORT if port is None else port
+            return HTTPConnection(host, port, timeout=self._timeout_s)
+        if self._context is None:
+            self._context = ssl.create_default_context()
+            self._context.set_alpn_protocols(["http/1.1"])
+        port = _HTTPS_PORT if port is None else port
+        return HTTPSConnection(host, port, timeout=self._timeout_s, context=self._context)
+
+
+def _target(parts: urllib.parse.SplitResult) -> str:
+    return urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
+
+
+def _with_scheme(proxy: str) -> str:
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _host(parts: urllib.parse.SplitResult) -> str:
+    host = parts.hostname or ""
+    return f"[{host}]" if ":" in host else host
+
+
+def _send(
+    connection: HTTPConnection,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: IO[bytes] | None,
+) -> HTTPResponse:
+    if body is not None:
+        headers = {**headers, "Content-Length": str(body.seek(0, os.SEEK_END))}
+        body.seek(0)
+    try:
+        connection.request(method, target, body, headers)
+    except (BrokenPipeError, ConnectionResetError):
+        # a server that refuses the body may have answered before it closed the connection
+        if connection.sock is None or body is None:
+            raise
+    return connection.getresponse()
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+# ---------------------------------------------------------------- redirects and refusals
+
+
+def redirect_target(url: str, location: str) -> str:
+    """Return the URL that a server redirects to.
+
+    Args:
+        url: The URL that was requested.
+        location: The header `Location` of the answer, which may be anything.
+
+    Raises:
+        DownloadError: when it is not a URL, or must not be followed.
+    """
+    try:
+        quoted_location = urllib.parse.quote(
+            location, encoding="iso-8859-1", safe=string.punctuation
+        )
+        target = urllib.parse.urljoin(url, quoted_location)
+        before, after = scheme_of(url), scheme_of(target)
+        if after not in ("http", "https") or (before == "https" and after == "http"):
+            raise _refused_redirect(
+                url, f"redirects to {without_secrets(target)}, which is not allowed"
+            )
+        check_address(target)
+    except InvalidAddress as error:
+        raise _refused_redirect(
+            url, f"redirects to {without_secrets(target)}, which is not an address: {error}"
+        ) from None
+    except ValueError:
+        raise _refused_redirect(url, "redirects to something that is not an address") from None
+    return target
+
+
+def denial_fix(url: str, credential: Credential | None) -> str:
+    """Return what to do when a server denies access to a URL."""
+    if credential:
+        return f"check that the credentials in {credential.origin} are valid and may read the file"
+    if not may_send_to(url):
+        return "use an https URL: credentials are not sent over http"
+    variable = token_variable(urllib.parse.urlsplit(url).hostname or "")
+    netrc = "add its host to ~/.netrc"
+    return f"set ${variable} to a token, or {netrc}" if variable else netrc
+
+
+def _refused_redirect(url: str, reason: str) -> DownloadError:
+    return DownloadError(
+        f"{without_secrets(url)} {reason}",
+        fix="use a URL that is served over http or https, and is not redirected from https to http",
+    )
