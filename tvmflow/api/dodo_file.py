@@ -24,10 +24,9 @@ from tvmflow.core.errors import TvmflowError
 from tvmflow.core.project import find_project, shortest_path
 from tvmflow.engine.dodo import DodoTasks
 from tvmflow.engine.doit_adapter import dodo_error
+from tvmflow.engine.driver import Driver, DriverSettings, prepare
 from tvmflow.engine.progress import Printer
-from tvmflow.engine.stage_execution import RunContext
-from tvmflow.executors.local import ProcessExecutor
-from tvmflow.planning.prepare import prepare_run
+from tvmflow.engine.session import SessionOptions
 from tvmflow.planning.request import RunRequest
 from tvmflow.store.local import LocalStore
 from tvmflow.store.location import store_root
@@ -52,13 +51,14 @@ def plan_tasks(*recipes: str) -> DodoTasks:
         project = find_project()
         store = LocalStore(store_root([], project.store))
         store.create()
-        plan = prepare_run(RunRequest(recipes), store).plan
-        executor = ProcessExecutor()
-        resources.callback(executor.close)
+        settings = DriverSettings(SessionOptions(dist=shortest_path(project.dist)))
+        prepared = prepare(RunRequest(recipes), store, settings)
         printer = Printer(sys.stdout, as_json=False, many=True)
+        driver = resources.enter_context(Driver(prepared, store, settings, printer))
         begin = functools.cache(lambda: resources.enter_context(store.running()))
-        context = RunContext(store, executor, printer.event)
         database = f"{store.root}/doit.db"
-        return DodoTasks(plan, context, shortest_path(project.dist), database, begin)
+        return DodoTasks(
+            prepared.plan, driver.open_context(), settings.session.dist, database, begin
+        )
     except TvmflowError as error:
         raise dodo_error(error) from None

@@ -16,7 +16,6 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.planning.request import RunRequest
-from tvmflow.planning.stage_names import find_stages
 from tvmflow.recipe import Recipe as RecipeFields
 from tvmflow.store.local import LocalStore
 from tvmflow.store.location import store_root
@@ -82,11 +81,11 @@ class Plan:
         prepared: The plan as the engine has it.
     """
 
-    def __init__(self, prepared: PreparedRun, store: LocalStore, forced: frozenset[str]) -> None:
-        decisions = evaluate_plan(prepared.plan, store, forced).decisions
+    def __init__(self, prepared: PreparedRun, store: LocalStore) -> None:
+        decisions = evaluate_plan(prepared.plan, store, prepared.forced).decisions
         self.prepared = prepared
         self.store = store
-        self.forced = forced
+        self.forced = prepared.forced
         self.stages: tuple[PlannedStage, ...] = tuple(
             PlannedStage(spec.id, decisions[spec.id].kind, decisions[spec.id].reason)
             for spec in prepared.plan.stages
@@ -146,12 +145,12 @@ def plan(
         until=until,
         variants=tuple(variants),
         lock=None if lock is None else os.fspath(lock),
+        force=tuple(force),
     )
     prepared = prepare_run(request, opened)
-    if prepared.pipeline and (prepared.pipeline.release or prepared.pipeline.retune):
+    if prepared.pipeline and not prepared.is_plain:
         raise RecipeError(
             f"{prepared.pipeline.path}: releases are made, and recipes tuned again, on the command line",
             fix=f"tvmflow run {shell_word(shortest_path(str(prepared.pipeline.path)))}",
         )
-    forced = frozenset(spec.id for name in force for spec in find_stages(prepared.plan, name))
-    return Plan(prepared, opened, forced)
+    return Plan(prepared, opened)

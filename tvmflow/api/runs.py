@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,12 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.project import find_project
 from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.driver import Driver, DriverSettings, check_settings
+from tvmflow.engine.remote_access import RemoteSettings
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import record_run
-from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.engine.session import SessionOptions
 from tvmflow.engine.summary import summary
-from tvmflow.executors import EXECUTORS, ExecutorContext
 from tvmflow.runtime.loading import load
 from tvmflow.runtime.module import Module
 
@@ -91,6 +91,8 @@ def run(
     dist: str | os.PathLike[str] | None = None,
     stage_timeout_s: float | None = None,
     stage_memory: int | None = None,
+    remote: str | os.PathLike[str] | None = None,
+    remote_mode: str | None = None,
 ) -> Result:
     """Bring a plan up to date and deliver its libraries, as `tvmflow run` does.
 
@@ -105,31 +107,41 @@ def run(
         dist: The folder for delivered files; by default that of the project.
         stage_timeout_s: Stop any stage that takes longer, in seconds.
         stage_memory: Stop any stage that takes more memory, in bytes; 0 for no limit.
+        remote: The remote cache, a URL or a folder; by default `$TVMFLOW_REMOTE`, and `""` for none.
+        remote_mode: `read`, `write`, `both` or `off`; by default `$TVMFLOW_REMOTE_MODE`, or `read`.
 
     Raises:
         TvmflowError: for a problem of the whole run, such as a mistake in a recipe or a full disk.
     """
     check_limits(jobs, stage_timeout_s, stage_memory)
-    check_texts(dist=dist)
+    check_texts(dist=dist, remote=remote or None, remote_mode=remote_mode)
     if not isinstance(planned, Plan):
         planned = plan(planned)
-    store, listener = planned.store, on_event or (lambda _: None)
+    store = planned.store
     # a plan is also made where the store cannot be written
     store.create()
-    context = ExecutorContext(store, "", _no_cluster, 0.0, 0.0, lambda _: None)
     folder = str(Path(find_project().dist if dist is None else dist).absolute())
-    options = SessionOptions(
-        jobs, keep_going, folder, stage_timeout_s, stage_memory, planned.forced
+    settings = DriverSettings(
+        SessionOptions(jobs, keep_going, folder, stage_timeout_s, stage_memory),
+        RemoteSettings(None if remote is None else os.fspath(remote), remote_mode),
     )
+    check_settings(settings)
     with record_run(store, ["python"]) as recording:
-        with contextlib.closing(EXECUTORS["processes"](context)) as executor:
-            report = run_plan(planned.prepared.plan, store, executor, listener, options)
+        with Driver(planned.prepared, store, settings, _Listener(on_event)) as driver:
+            report = driver.run(planned.prepared.plan)
         recording.report, recording.exit_code = report, report.exit_code
     return Result(report)
 
 
-def _no_cluster(_: Callable[[], bool]) -> Any:
-    raise AssertionError("stages run on this machine")
+class _Listener:
+    """An observer that passes events on to a function."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self.event: OnEvent = on_event or (lambda _: None)
+
+    def interrupted(self) -> str:
+        """Return nothing: the program says itself what an interruption leaves."""
+        return ""
 
 
 def _fits(bundle: Path, recipe: str, target: str) -> bool:

@@ -29,12 +29,13 @@ from tvmflow.store.location import VARIABLE, store_root
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tvmflow.engine.driver import DriverSettings
+    from tvmflow.engine.remote_access import RemoteSettings
     from tvmflow.planning.request import RunRequest
     from tvmflow.store.local import LocalStore
 
 JSON_HELP: Final = "print the result as one line of JSON"
 JSON_LINES_HELP: Final = "print events and results as JSON, one object a line"
-SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
 EXECUTOR_NAMES: Final = ("processes", "dask")
 REMOTE_CACHE_MODES: Final = ("read", "write", "both", "off")
 _DEFAULT_REMOTE_TIMEOUT_S: Final = 10.0
@@ -186,7 +187,7 @@ class RecipeOptions(Options):
     )
     pipeline: str | None = pipeline_option()
 
-    def request(self, lock: str | None = None) -> RunRequest:
+    def request(self, lock: str | None = None, force: tuple[str, ...] = ()) -> RunRequest:
         """Return what is to be planned, enforcing the lock file `lock` if there is one."""
         from tvmflow.planning.request import RunRequest
 
@@ -198,6 +199,7 @@ class RecipeOptions(Options):
             self.variants,
             lock=lock,
             minutes=self.minutes,
+            force=force,
         )
 
 
@@ -273,6 +275,16 @@ class RemoteCacheOptions(Options):
         type=_timeout,
     )
 
+    def settings(self) -> RemoteSettings:
+        """Return the same as the engine takes it."""
+        from tvmflow.engine.remote_access import RemoteSettings
+
+        return RemoteSettings(
+            self.remote_url,
+            timeout_s=self.remote_timeout_s,
+            require_signatures=self.require_signatures,
+        )
+
 
 class RunRemoteCacheOptions(Options):
     """The use of the remote cache by a run."""
@@ -292,6 +304,10 @@ class RunRemoteCacheOptions(Options):
         type=seconds,
     )
 
+    def settings(self) -> RemoteSettings:
+        """Return the same as the engine takes it."""
+        return self.cache.settings()._replace(mode=self.remote_mode, wait_s=self.remote_wait_s)
+
 
 # ---------------------------------------------------------------- execution
 
@@ -299,7 +315,7 @@ class RunRemoteCacheOptions(Options):
 def scheduler_option() -> str | None:
     """Return the field of `--scheduler`."""
     text = "the address of dask's scheduler: tcp://HOST:PORT or tls://HOST:PORT"
-    return option("ADDRESS", f"{text} (${SCHEDULER_VARIABLE})")
+    return option("ADDRESS", f"{text} ($TVMFLOW_SCHEDULER)")
 
 
 def listening_host_option() -> str:
@@ -355,3 +371,23 @@ class ExecutionOptions(Options):
     )
     remote: RunRemoteCacheOptions
     executor: ExecutorOptions
+
+    def settings(self, *, best_so_far: bool = False) -> DriverSettings:
+        """Return the same as the engine takes it."""
+        from tvmflow.engine.driver import DriverSettings
+        from tvmflow.engine.session import SessionOptions
+
+        return DriverSettings(
+            SessionOptions(
+                self.jobs,
+                self.keep_going,
+                self.dist.locate(),
+                self.stage_timeout_s,
+                self.stage_memory,
+            ),
+            self.remote.settings(),
+            self.executor.executor,
+            self.executor.scheduler,
+            self.executor.wait_for_workers_s,
+            best_so_far,
+        )

@@ -317,11 +317,11 @@ class _Pushed(NamedTuple):
 def push(options: PushOptions) -> int:
     """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload."""
     from tvmflow.cli.output import print_outcome
-    from tvmflow.cli.remote_cache import open_command_client
+    from tvmflow.engine.remote_access import open_command_client
 
     store = options.store.open()
     with store.running():
-        client = open_command_client(options.remote, store, _warn, writes=True)
+        client = open_command_client(options.remote.settings(), store, _warn, writes=True)
         keys, absent = _list_keys(options, store, client)
         pushed = _upload(client, keys)
         trials, problems = 0, list[str]()
@@ -358,13 +358,13 @@ def pull(options: PullOptions) -> int:
         StoreError: after all else was fetched, when the disk is full or not writable.
     """
     from tvmflow.cli.output import print_outcome
-    from tvmflow.cli.remote_cache import open_command_client
     from tvmflow.engine.prefetch import prefetch
+    from tvmflow.engine.remote_access import open_command_client
 
     store = options.store.open()
     origins: dict[str, str] = {}
     with store.running():
-        client = open_command_client(options.remote, store, _warn, writes=False)
+        client = open_command_client(options.remote.settings(), store, _warn, writes=False)
         plan, plan_state = _evaluate(options.recipes, store)
         present = [spec.id for spec in plan.stages if spec.id in plan_state.artifacts]
 

@@ -63,14 +63,14 @@ class SchedulerOptions(Options):
 
 def worker(options: WorkerOptions) -> int:
     """Run stages that a scheduler assigns."""
-    from tvmflow.cli.executors import scheduler_address
     from tvmflow.cli.output import print_notes
-    from tvmflow.cli.remote_cache import URL_VARIABLE
+    from tvmflow.engine.driver import find_scheduler
+    from tvmflow.engine.remote_access import URL_VARIABLE
     from tvmflow.executors import cluster_server
 
     store = options.store.open()
     url = options.remote_url or os.environ.get(URL_VARIABLE, "")
-    address = scheduler_address(options.scheduler)
+    address = find_scheduler(options.scheduler)
     worker_options = cluster_server.WorkerOptions(
         scheduler=address,
         host=options.host,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,10 +19,8 @@ from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text
 
 if TYPE_CHECKING:
-    from tvmflow.cli.run import RunPlan
     from tvmflow.engine.report import RunReport
     from tvmflow.engine.run_records import Recording
-    from tvmflow.planning.prepare import PreparedRun
     from tvmflow.release.lock_diff import Change
     from tvmflow.release.lock_update import LockUpdate
     from tvmflow.store.local import LocalStore
@@ -95,44 +92,39 @@ def _check_lock_file(options: LockCommandOptions) -> None:
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
+    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import print_notes, write_file
-    from tvmflow.cli.plan_execution import show_report
-    from tvmflow.cli.run import execute
+    from tvmflow.cli.run import open_driver, retune_recipes, show_report
+    from tvmflow.engine.driver import prepare
     from tvmflow.engine.report import RunReport
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.recipe.lock_file import lock_path, read_lock
     from tvmflow.release.lock import lock_text, make_lock, pin_lock
-    from tvmflow.release.lock_update import run_update
+    from tvmflow.release.lock_update import LockUpdate, run_update
 
     path = options.lock or lock_path(options.recipes.recipes)
     request = options.recipes.request(str(path) if options.update else None)
     request = request._replace(updates_lock=options.update)
-    update: LockUpdate | None = None
+    result: LockUpdate | RunReport | None = None
 
-    def keep_schedules(prepared: PreparedRun, run: RunPlan) -> PreparedRun | RunReport:
-        nonlocal update
-        result = run_update(read_lock(path), prepared.plan, store, run)
-        if isinstance(result, RunReport):
-            return result
-        update = result
-        _show_uncovered(update, path, options.output)
-        return prepared._replace(plan=update.plan)
-
-    with contextlib.ExitStack() as leases:
-        prepared, report = execute(
-            request,
-            options.execution,
-            options.output,
-            store,
-            leases,
-            revise=keep_schedules if options.update else None,
-        )
+    settings = options.execution.settings()
+    prepared = prepare(request, store, settings, DownloadLine())
+    # until they are pinned, garbage collection keeps the results
+    with store.running():
+        with open_driver(prepared, settings, options.output, store) as driver:
+            prepared = retune_recipes(prepared, request, driver, options.output)
+            if options.update:
+                result = run_update(read_lock(path), prepared.plan, store, driver.run)
+                if isinstance(result, LockUpdate):
+                    _show_uncovered(result, path, options.output)
+                    prepared = prepared._replace(plan=result.plan)
+            report = result if isinstance(result, RunReport) else driver.run(prepared.plan)
         recording.report = report
         show_report(report, options.output)
         if report.exit_code != EXIT_OK:
             return report.exit_code
         plan_state = evaluate_plan(prepared.plan, store)
-        enforced = update.lock if update else None
+        enforced = result.lock if isinstance(result, LockUpdate) else None
         folder = path.parent
         text = lock_text(
             make_lock(prepared.recipes, prepared.plan, plan_state, store, folder, enforced)

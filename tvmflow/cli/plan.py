@@ -74,12 +74,12 @@ def plan(options: PlanOptions) -> int:
         )
     check_output_file(options.output, options.recipes.recipes)
     store = options.store.open_to_read()
-    request = options.recipes.request(options.lock.find(options.recipes.recipes))
+    lock = options.lock.find(options.recipes.recipes)
+    request = options.recipes.request(lock, options.force)
     is_up_to_date = show_plan(
         request,
         store,
         argv=options.argv,
-        force=options.force,
         dist=options.dist.locate(),
         as_json=options.json,
         graph=options.graph,
@@ -93,7 +93,6 @@ def show_plan(
     store: LocalStore,
     *,
     argv: Sequence[str],
-    force: Sequence[str],
     dist: str,
     as_json: bool,
     graph: str | None = None,
@@ -105,7 +104,6 @@ def show_plan(
         request: What is to be planned.
         store: Where the results are.
         argv: The command line, whose answer is saved if everything is up to date.
-        force: The names of stages that run also if they are up to date.
         dist: The folder for delivered files.
         as_json: Show it as one line of JSON.
         graph: Show its graph in this format.
@@ -122,11 +120,9 @@ def show_plan(
     from tvmflow.planning.checks import describe_runtimes
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.prepare import prepare_run
-    from tvmflow.planning.stage_names import find_stages
 
     prepared = prepare_run(request, store, DownloadLine())
-    forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
-    state = evaluate_plan(prepared.plan, store, forced)
+    state = evaluate_plan(prepared.plan, store, prepared.forced)
     unwritten = list_files_to_write(prepared.plan, state, dist)
     is_up_to_date = not unwritten and all(
         decision.kind == "hit" for decision in state.decisions.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,20 +19,21 @@ from tvmflow.cli.arguments import (
 )
 from tvmflow.cli.options import Options, flag, option
 from tvmflow.core import errors
-from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, UsageError
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.core.types import Plan, StageSpec
+    from tvmflow.engine.driver import Driver, DriverSettings
+    from tvmflow.engine.progress import Printer
     from tvmflow.engine.report import RunReport
     from tvmflow.engine.run_records import Recording
+    from tvmflow.engine.stage_logs import WorkerLogs
+    from tvmflow.executors import Event
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import PreparedRun
     from tvmflow.planning.request import RunRequest
     from tvmflow.store.local import LocalStore
-
-    RunPlan = Callable[[Plan], RunReport]
-    """Runs a plan and shows its progress."""
 
 
 class RunOptions(Options):
@@ -158,13 +160,6 @@ def _dump_stage(
     return StageDump(spec.id, folder, problem, error.exit_code)
 
 
-class FinishedRun(NamedTuple):
-    """A run that has ended, successfully or not."""
-
-    prepared: PreparedRun
-    report: RunReport
-
-
 def run(options: RunOptions) -> int:
     """Bring recipes up to date and deliver their libraries."""
     from tvmflow.cli.output import check_output_file
@@ -202,44 +197,36 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
 
 
 def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
+    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.plan import show_plan
-    from tvmflow.cli.plan_execution import show_report
     from tvmflow.cli.release import check_release, check_reproducible, release
+    from tvmflow.engine.driver import prepare
 
-    request = options.recipes.request(options.lock.find(options.recipes.recipes))
+    lock = options.lock.find(options.recipes.recipes)
+    request = options.recipes.request(lock, options.force)
     if options.dry_run:
         show_plan(
             request,
             store,
             argv=options.argv,
-            force=options.force,
             dist=options.execution.dist.locate(),
             as_json=options.output.json,
         )
         return EXIT_OK
-    # These do their work again although everything is up to date.
-    runs_again = (
-        options.check_reproducible
-        or options.dump_ir is not None
-        or options.force
-        or options.best_so_far
-    )
-    # A cached answer writes no file.
-    writes = options.summary is not None or options.junit is not None
-    argv = () if runs_again or writes else options.argv
+    settings = options.execution.settings(best_so_far=options.best_so_far)
+    prepared = prepare(request, store, settings, DownloadLine())
+    if not options.check_reproducible:
+        check_release(prepared, request)
     with contextlib.ExitStack() as leases:
-        prepared, report = execute(
-            request,
-            options.execution,
-            options.output,
-            store,
-            leases,
-            argv=argv,
-            command=options.argv,
-            force=options.force,
-            best_so_far=options.best_so_far,
-            check=None if options.check_reproducible else check_release,
-        )
+        report = _confirm(options, prepared, settings, store)
+        if report is None:
+            # until they are pinned, garbage collection keeps the results
+            leases.enter_context(store.running())
+            with open_driver(
+                prepared, settings, options.output, store, command=options.argv
+            ) as driver:
+                prepared = retune_recipes(prepared, request, driver, options.output)
+                report = driver.run(prepared.plan)
         recording.report, recording.lock = report, request.lock
         dumped = EXIT_OK
         if options.dump_ir is not None:
@@ -253,6 +240,31 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
     if options.check_reproducible:
         return check_reproducible(prepared, request, store, options.output)
     return EXIT_OK
+
+
+def _confirm(
+    options: RunOptions, prepared: PreparedRun, settings: DriverSettings, store: LocalStore
+) -> RunReport | None:
+    """Return the report of a run that has nothing to do; None when there may be something."""
+    import logging
+
+    from tvmflow.engine.remote_access import must_upload
+    from tvmflow.engine.up_to_date import confirm_run
+
+    # These do their work again although everything is up to date, and a cached answer writes no file.
+    does_more = (
+        *(options.check_reproducible, options.force, options.best_so_far),
+        *(options.dump_ir, options.summary, options.junit),
+    )
+    # Who asks for a log gets the decisions of a full evaluation.
+    is_logged = logging.getLogger(__name__).isEnabledFor(logging.INFO)
+    if any(does_more) or not prepared.is_plain or is_logged:
+        return None
+    if must_upload(settings.remote, store):
+        return None
+    as_json, quiet = options.output.json, options.output.quiet
+    dist = settings.session.dist
+    return confirm_run(options.argv, prepared, store, dist, as_json=as_json, quiet=quiet)
 
 
 def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
@@ -272,110 +284,89 @@ def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions)
     return exit_code
 
 
-def execute(
-    request: RunRequest,
-    execution: ExecutionOptions,
+class _Display:
+    """An observer that prints events, and with `-vv` what the workers log."""
+
+    def __init__(self, printer: Printer, logs: WorkerLogs) -> None:
+        self._printer = printer
+        self._logs = logs
+        self.interrupted: Callable[[], str] = printer.interrupted
+
+    def event(self, event: Event) -> None:
+        """Show an event."""
+        self._logs.event(event)
+        self._printer.event(event)
+
+
+@contextlib.contextmanager
+def open_driver(
+    prepared: PreparedRun,
+    settings: DriverSettings,
     output: OutputOptions,
     store: LocalStore,
-    leases: contextlib.ExitStack,
     *,
-    argv: Sequence[str] = (),
     command: Sequence[str] = (),
-    force: Sequence[str] = (),
-    best_so_far: bool = False,
-    check: Callable[[PreparedRun, RunRequest], None] | None = None,
-    revise: Callable[[PreparedRun, RunPlan], PreparedRun | RunReport] | None = None,
-) -> FinishedRun:
-    """Run what is requested and show the progress.
+) -> Iterator[Driver]:
+    """Give the driver of a command whose runs are shown.
 
     Args:
-        request: The recipes to run.
-        execution: How stages are run.
+        prepared: What to run.
+        settings: How it is run.
         output: How the progress is shown.
         store: The store with the results.
-        leases: Holds the store's lease: until it is closed, garbage collection keeps the results of this
-            run, so that the caller can pin them.
-        argv: The command line, whose answer is saved if everything is up to date; empty if stages
-            are to be run and shown in any case.
         command: The command line of `tvmflow run`; empty for another command.
-        force: The names of stages that run also if they are up to date.
-        best_so_far: Measure no trial, and take the best that the ledger has.
-        check: Raises an error if the run must not begin.
-        revise: Returns what to run in place of the plan, after it ran what it needs to know that;
-            or the report of that, when it did not succeed.
     """
     import logging
-
-    from tvmflow.cli.download_progress import DownloadLine
-    from tvmflow.cli.executors import check_executor_options
-    from tvmflow.cli.plan_execution import PlanExecution
-    from tvmflow.cli.release import retune
-    from tvmflow.cli.remote_cache import must_upload
-    from tvmflow.core import signing
-    from tvmflow.engine.interim import is_search, with_best_so_far
-    from tvmflow.engine.up_to_date import confirm_run
-    from tvmflow.planning.prepare import PreparedRun, prepare_run
-    from tvmflow.planning.stage_names import find_stages
-    from tvmflow.provenance.source_state import read_builder_id
-
-    check_executor_options(execution)
-    # A signing key that cannot be read is better reported before the work than after it.
-    signing.load_signing_key()
-    read_builder_id()
-    prepared = prepare_run(request, store, DownloadLine())
-    if check is not None:
-        check(prepared, request)
-    forced = {spec.id for name in force for spec in find_stages(prepared.plan, name)}
-    if (
-        best_so_far
-        and prepared.pipeline
-        and (prepared.pipeline.release or prepared.pipeline.retune)
-    ):
-        raise UsageError(
-            "--best-so-far is for recipes, and this pipeline releases or retunes several",
-            fix="run its recipes with --best-so-far",
-        )
-    if best_so_far:
-        prepared = prepared._replace(plan=with_best_so_far(prepared.plan))
-        # no key knows what the ledger has
-        forced |= {spec.id for spec in prepared.plan.stages if is_search(spec)}
-    pipeline = prepared.pipeline
-    is_plain = pipeline is None or not (pipeline.release or pipeline.retune)
-    # Who asks for a log gets the decisions of a full evaluation.
-    is_logged = logging.getLogger(__name__).isEnabledFor(logging.INFO)
-    if argv and is_plain and not is_logged and not must_upload(execution.remote, store):
-        report = confirm_run(
-            argv, prepared, store, execution.dist.locate(), as_json=output.json, quiet=output.quiet
-        )
-        if report is not None:
-            return FinishedRun(prepared, report)
-    leases.enter_context(store.running())
-    with PlanExecution(
-        *(prepared, execution, output, store, forced),
-        delivers_interim=is_plain and not best_so_far,
-        best_so_far=_best_so_far_command(command) if is_plain else "",
-    ) as plans:
-        if pipeline and pipeline.retune and not request.lock:
-            plan = retune(
-                prepared.plan,
-                pipeline.retune,
-                lambda plan: None if plans.interrupted else plans.run(plan),
-                output,
-            )
-            prepared = prepared._replace(plan=plan)
-        if revise is not None:
-            revised = revise(prepared, plans.run)
-            if not isinstance(revised, PreparedRun):
-                return FinishedRun(prepared, revised)
-            prepared = revised
-        return FinishedRun(prepared, plans.run(prepared.plan))
-
-
-def _best_so_far_command(argv: Sequence[str]) -> str:
-    """Return the command that delivers what a run had found when it was interrupted."""
     import shlex
 
-    return shlex.join(["tvmflow", *argv, "--best-so-far"]) if argv else ""
+    from tvmflow.engine.driver import Driver, Observer
+    from tvmflow.engine.progress import Printer
+    from tvmflow.engine.stage_logs import WorkerLogs
+
+    has_best = bool(command) and prepared.is_plain
+    printer = Printer(
+        sys.stdout,
+        as_json=output.json,
+        many=len({spec.recipe for spec in prepared.plan.stages}) > 1,
+        stages=len(prepared.plan.stages),
+        quiet=output.quiet,
+        is_logged=logging.getLogger("tvmflow").isEnabledFor(logging.INFO),
+        on_lost_reader=lambda: driver.cancel(),
+        best_so_far=shlex.join(["tvmflow", *command, "--best-so-far"]) if has_best else "",
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(printer.end)
+        observer: Observer = printer
+        if output.verbosity > 1:
+            logs = WorkerLogs(sys.stderr)
+            stack.callback(logs.close)
+            observer = _Display(printer, logs)
+        driver = stack.enter_context(Driver(prepared, store, settings, observer))
+        yield driver
+
+
+def retune_recipes(
+    prepared: PreparedRun, request: RunRequest, driver: Driver, output: OutputOptions
+) -> PreparedRun:
+    """Spend the budget that a pipeline has for all of its recipes, and return the plan with their shares."""
+    from tvmflow.cli.release import retune
+
+    if prepared.pipeline is None or not prepared.pipeline.retune or request.lock:
+        return prepared
+
+    def run(plan: Plan) -> RunReport | None:
+        return None if driver.is_cancelled else driver.run(plan)
+
+    plan = retune(prepared.plan, prepared.pipeline.retune, run, output)
+    return prepared._replace(plan=plan)
+
+
+def show_report(report: RunReport, output: OutputOptions) -> None:
+    """Print the end of a run's output; with `-v`, also what each stage says of its result."""
+    from tvmflow.engine.summary import render
+
+    is_verbose = output.verbosity > 0
+    sys.stdout.write(render(report, as_json=output.json, quiet=output.quiet, verbose=is_verbose))
 
 
 COMMANDS: Final = {"run": run}

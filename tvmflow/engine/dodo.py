@@ -20,13 +20,8 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.types import STATEMENT_SUFFIX, Delivery, Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, find_missing_tasks, note_failure
-from tvmflow.engine.report import StageReport
-from tvmflow.engine.stage_execution import (
-    ExecutedStage,
-    RunContext,
-    StageExecution,
-    report_error,
-)
+from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.stage_runs import StageRuns
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
@@ -136,32 +131,27 @@ class DodoTasks:
 
     def _run(self, spec: StageSpec) -> str:
         """Run a stage, also if its result is in the store; return the reason when it failed."""
-        reason = ""
+        runs = StageRuns(self._context)
         try:
             state = self._decide(self._needed[spec.id])
-            decision = state.decisions[spec.id]
-            if decision.kind == "wait":
-                return f"{spec.id} runs {decision.reason}: there is no result of it"
-            again = decision.kind == "hit" and not self._is_new(state.keys[spec.id].digest)
-            reason = "doit runs it again" if again else decision.reason
-            executed = StageExecution(
-                self._context, spec, state.keys[spec.id], reason, state.artifacts, again
-            ).execute()
         except Exception as error:
-            executed = ExecutedStage(report_error(spec, reason, error, self._context.store))
-        self._report(executed.report)
-        if executed.verdict:
-            verdicts, store = {spec.id: executed.verdict}, self._context.store
-            delivery.deliver_verdicts(self._plan, verdicts, store, self._dist)
-        return "" if executed.artifact is not None else executed.report.message or "failed"
+            return runs.fail(spec, "", error, {})
+        decision = state.decisions[spec.id]
+        if decision.kind == "wait":
+            return f"{spec.id} runs {decision.reason}: there is no result of it"
+        again = decision.kind == "hit" and not self._is_new(state.keys[spec.id].digest)
+        reason = "doit runs it again" if again else decision.reason
+        failure = runs.run(spec, self._plan, state, reason, again=again)
+        delivery.deliver_verdicts(self._plan, runs.verdicts, self._context.store, self._dist)
+        for tune in filter(lambda other: other.id in runs.retries, self._plan.stages):
+            self._clean(tune)
+            failure += f"; the next run of doit chooses again in {tune.id}"
+        return failure
 
     def _is_new(self, key: str) -> bool:
         """Return whether another run has made a result since this one began."""
         record = self._context.store.record(key)
         return record is not None and record.made > self._started
-
-    def _report(self, report: StageReport) -> None:
-        self._context.on_event({"event": "stage_finished", **report._asdict()})
 
     def _clean(self, spec: StageSpec) -> None:
         store = self._context.store

@@ -39,6 +39,7 @@ _OUTCOMES: Final = {
 _PLAIN_INTERVAL_S: Final = 120.0
 _FRAME_INTERVAL_S: Final = 0.25
 # The least and the most room for the name of a stage.
+_KEPT: Final = "; finished results are kept, and the same command continues from here"
 _NAME_WIDTHS: Final = (28, 60)
 
 
@@ -58,6 +59,7 @@ class Printer:
         quiet: bool = False,
         is_logged: bool = False,
         on_lost_reader: Callable[[], None] = lambda: None,
+        best_so_far: str = "",
     ) -> None:
         """Create a printer.
 
@@ -69,10 +71,14 @@ class Printer:
             quiet: Print only problems; JSON has all events.
             is_logged: Log messages appear on the same terminal, which a live display would mix with.
             on_lost_reader: Called when nobody reads the stream any more.
+            best_so_far: The command that delivers the best of the trials so far; empty if there is none.
         """
         self._stream = stream
         self._as_json = as_json
         self._on_lost_reader = on_lost_reader
+        self._best_so_far = best_so_far
+        self._delivered = ""
+        self._has_trials = False
         self._many = many
         self._hides_hits = stages > MAX_SHOWN
         self._quiet = quiet
@@ -102,6 +108,9 @@ class Printer:
 
     def event(self, event: Event) -> None:
         """Show one event; a kind that is not known here is only for programs."""
+        if event["event"] == "delivered":
+            self._delivered, self._has_trials = interim_text(event), False
+        self._has_trials |= event.get("unit") == "trial"
         with self._lock:
             try:
                 if self._as_json:
@@ -117,17 +126,13 @@ class Printer:
         if event["event"] == "stage_started":
             self._start_ticker()
 
-    def remote(self, message: str) -> None:
-        """Show a problem with the remote cache."""
-        self.event({"event": "remote", "message": message})
-
-    def cluster(self, message: str) -> None:
-        """Show a message about the cluster."""
-        self.event({"event": "cluster", "message": message})
-
-    def waiting(self, message: str) -> None:
-        """Show for whom this run waits."""
-        self.event({"event": "waiting", "message": message})
+    def interrupted(self) -> str:
+        """End the display; return what is kept, and the commands that go on. Called by a signal handler."""
+        self.end()
+        delivered = f"; delivered: {self._delivered}" if self._delivered else ""
+        if not self._has_trials or not self._best_so_far:
+            return f"{delivered}{_KEPT}"
+        return f"{delivered}{_KEPT}; `{self._best_so_far}` delivers the best of the trials so far"
 
     def end(self) -> None:
         """Remove the live display from the terminal; it does not appear again."""

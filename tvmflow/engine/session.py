@@ -19,14 +19,14 @@ from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
 from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
-from tvmflow.engine.report import SKIPPED, SUCCEEDED, RunReport, StageReport
-from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
+from tvmflow.engine.report import SUCCEEDED, RunReport, StageReport
+from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.stage_runs import StageRuns
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages import STAGES
 from tvmflow.store.blobs import DamagedBlob
-from tvmflow.store.failures import Failure, forget_failure, remember_failure
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import update_recipe_pins
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -37,8 +37,6 @@ _log = logging.getLogger(__name__)
 
 # How often a run starts again, because a stored file turned out to be damaged or a schedule to be wrong.
 _ROUNDS: Final = 4
-_BEHIND_FAILURE: Final = "a stage before it did not succeed"
-_NOT_REACHED: Final = "the run ended before it"
 _DECISIONS: Final = {"hit": "up to date", "run": "runs", "wait": "decided"}
 
 
@@ -98,15 +96,16 @@ def run_plan(
         ledger_sync,
         options.stage_memory,
     )
-    session = Session(plan, context, options)
+    runs = StageRuns(context)
+    session = Session(plan, runs, options)
     with store.running(), _uploading(remote_client, executor):
         has_succeeded = not options.delivers_interim or run_parts(plan, session.run_part)
         session.begin(plan, options.forced)
         delivered = session.run() if has_succeeded else []
         update_recipe_pins(store, plan.origins)
-        delivered += delivery.deliver_verdicts(plan, session.verdicts, store, options.dist)
+        delivered += delivery.deliver_verdicts(plan, runs.verdicts, store, options.dist)
         artifacts = session.state.artifacts
-        report = RunReport(session.list_reports(), tuple(delivered), tuple(store.damage), 0.0)
+        report = RunReport(runs.list_reports(plan), tuple(delivered), tuple(store.damage), 0.0)
         check_complete(plan, report, artifacts, store, options.dist)
     traffic = remote_client.traffic() if remote_client else None
     return report._replace(
@@ -137,16 +136,13 @@ def _uploading(remote_client: RemoteCacheClient | None, executor: Executor) -> I
 class Session:
     """One run of a plan: the state of its stages, and the tasks that bring them up to date."""
 
-    def __init__(self, plan: Plan, context: RunContext, options: SessionOptions) -> None:
+    def __init__(self, plan: Plan, runs: StageRuns, options: SessionOptions) -> None:
         self._plan = plan
-        self._context = context
+        self._runs = runs
+        self._context = context = runs.context
         self._options = options
-        self._reports: dict[str, StageReport] = {}
         self._logged: dict[str, Decision] = {}
         self.state = PlanState(context.store, options.forced)
-        self.damaged: set[str] = set()
-        self.retries: set[str] = set()
-        self.verdicts: dict[str, str] = {}
 
     def begin(self, plan: Plan, forced: frozenset[str]) -> None:
         """Turn to a plan; what was reported of its stages so far stays the truth."""
@@ -157,12 +153,13 @@ class Session:
         """Run a plan that comes before the requested one; return its state, or None when it did not succeed."""
         self.begin(plan, forced)
         paths = self.run()
-        if any(report.outcome not in SUCCEEDED for report in self.list_reports()):
+        reports = self._runs.list_reports(plan)
+        if any(report.outcome not in SUCCEEDED for report in reports):
             return None
         if paths:
             trials = sum(
                 report.facts.get("measured", 0) + report.facts.get("reused", 0)
-                for report in self.list_reports()
+                for report in reports
                 if STAGES[report.stage].TRAITS.forecast
             )
             folders = sorted({str(Path(path).parent) for path in paths})
@@ -176,16 +173,16 @@ class Session:
             self.update()
             with contextlib.suppress(DamagedBlob):
                 delivered = self.deliver()
-                if not self.damaged and not self.retries:
+                if not self._runs.damaged and not self._runs.retries:
                     break
         return delivered
 
     def update(self) -> None:
         """Decide about every stage, fetch what a remote cache has, and run what is not up to date."""
-        self.damaged.clear()
-        for tune in self.retries:
+        self._runs.damaged.clear()
+        for tune in self._runs.retries:
             faults.choose_again(tune, self._plan, self.state)
-        self.retries.clear()
+        self._runs.retries.clear()
         self.state.decide_all(self._plan)
         for decision in self.state.decisions.values():
             self._log_decision(decision)
@@ -234,21 +231,6 @@ class Session:
         paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
         return paths + sidecar.write_sidecars(self._plan, artifacts, self._context.store, dist)
 
-    def list_reports(self) -> tuple[StageReport, ...]:
-        """Return the report of every stage in the plan's order; a stage that did not run was skipped."""
-        missing: set[str] = set()
-        reports = []
-        for spec in self._plan.stages:
-            report = self._reports.get(spec.id)
-            if report is None:
-                is_behind = any(need.stage_id in missing for need in spec.needs)
-                reason = _BEHIND_FAILURE if is_behind else _NOT_REACHED
-                report = StageReport(spec.id, SKIPPED, reason, 0.0, {})
-            if report.outcome not in SUCCEEDED:
-                missing.add(spec.id)
-            reports.append(report)
-        return tuple(reports)
-
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""
         return EngineTask(
@@ -261,7 +243,8 @@ class Session:
     def _report_fetched(self, spec: StageSpec, fetched: Fetched) -> None:
         reason = f"from {fetched.origin}"
         artifact = fetched.artifact
-        self._report(StageReport(spec.id, "fetched", reason, 0.0, artifact.facts, key=artifact.key))
+        report = StageReport(spec.id, "fetched", reason, 0.0, artifact.facts, key=artifact.key)
+        self._runs.report(report, self.state.keys)
 
     def _log_decision(self, decision: Decision) -> None:
         """Log why a stage runs or not, once for each time that this changes."""
@@ -276,11 +259,11 @@ class Session:
         if decision.kind != "hit":
             return False
         artifact = self.state.artifacts[spec.id]
-        report = self._reports.get(spec.id)
         # a part of a search may have given another result
-        if report is None or report.outcome not in SUCCEEDED or report.key != artifact.key:
+        if not self._runs.has_reported(spec.id, artifact.key):
             reason, key = decision.reason, artifact.key
-            self._report(StageReport(spec.id, "hit", reason, 0.0, artifact.facts, key=key))
+            report = StageReport(spec.id, "hit", reason, 0.0, artifact.facts, key=key)
+            self._runs.report(report, self.state.keys)
         self._context.store.remember(spec.recipe, spec.label, artifact.key)
         return True
 
@@ -294,81 +277,11 @@ class Session:
         return self._report_hit(spec)
 
     def _run(self, spec: StageSpec) -> str:
-        """Run a stage, report how that ended, and return the reason when it failed."""
-        reason = ""
+        """Run a stage, and return the reason when it failed."""
         try:
             decision = self.state.decide(spec)
-            self._log_decision(decision)
-            reason = decision.reason
-            key, artifacts = self.state.keys[spec.id], self.state.artifacts
-            executed = StageExecution(
-                self._context,
-                spec,
-                key,
-                reason,
-                artifacts,
-                again=spec.id in self.state.forced,
-            ).execute()
-        except DamagedBlob as damaged:
-            self._forget_damaged(spec, damaged)
-            return str(damaged)
         except Exception as error:
-            executed = ExecutedStage(report_error(spec, reason, error, self._context.store))
-        if executed.artifact is not None:
-            self.state.artifacts[spec.id] = executed.artifact
-            self.state.forced.pop(spec.id, None)
-        if executed.verdict:
-            self.verdicts[spec.id] = executed.verdict
-        else:
-            self.verdicts.pop(spec.id, None)
-        if executed.report.outcome == "rejected" and spec.traits.is_gate:
-            executed = executed._replace(report=self._blame(spec, executed.report))
-        self._report(executed.report)
-        return "" if executed.artifact is not None else executed.report.message or "failed"
-
-    def _blame(self, spec: StageSpec, report: StageReport) -> StageReport:
-        """Return the report of a rejected library with what is to blame; a wrong schedule is banned."""
-        is_searched = STAGES[spec.stage].TRAITS.find_faults and not self._context.executor.cancelled
-        if not is_searched or not faults.has_wrong_outputs(report.facts):
-            return report
-        causes = faults.find_faults(spec, self._plan, self.state)
-        if tune := faults.ban_schedules(causes, spec, self._plan, self.state):
-            self.retries.add(tune)
-        fixes = [fault["fix"] for fault in causes if fault["fix"]]
-        message = faults.add_faults(report.message, causes)
-        return report._replace(message=message, fix="; ".join([*fixes, report.fix]))
-
-    def _forget_damaged(self, spec: StageSpec, damaged: DamagedBlob) -> None:
-        """Forget the results that contain the damaged file, so that the next round makes them again."""
-        for need in spec.needs:
-            artifact = self.state.artifacts.get(need.stage_id)
-            if artifact and any(file.digest == damaged.digest for file in artifact.files):
-                _log.debug("%s is damaged and runs again: %s", need.stage_id, damaged)
-                self.damaged.add(need.stage_id)
-                self.state.artifacts.pop(need.stage_id)
-
-    def _report(self, report: StageReport) -> None:
-        self._reports[report.stage_id] = report
-        self._note_failure(report)
-        self._context.on_event({"event": "stage_finished", **report._asdict()})
-
-    def _note_failure(self, report: StageReport) -> None:
-        """Keep how a stage failed, for `explain`, until it succeeds."""
-        store, stage_id = self._context.store, report.stage_id
-        if report.outcome in SUCCEEDED:
-            forget_failure(store, stage_id)
-        elif report.outcome != "cancelled":
-            key = self.state.keys.get(stage_id)
-            remember_failure(
-                store,
-                stage_id,
-                Failure(
-                    report.outcome,
-                    key.digest if key else "",
-                    time.time(),
-                    report.seconds,
-                    report.message,
-                    report.fix,
-                    report.log,
-                ),
-            )
+            return self._runs.fail(spec, "", error, self.state.keys)
+        self._log_decision(decision)
+        again = spec.id in self.state.forced
+        return self._runs.run(spec, self._plan, self.state, decision.reason, again=again)

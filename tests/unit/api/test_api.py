@@ -116,6 +116,21 @@ def test_releases_are_left_to_the_command_line(recipe: Path) -> None:
         tvmflow.plan(pipeline)
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_run_uses_the_remote_cache_that_is_named(
+    is_named: bool, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the argument or the environment, with the checks of the command line, before anything runs."""
+    inside = str(tmp_path / "cache" / "shared")
+    if not is_named:
+        monkeypatch.setenv("TVMFLOW_REMOTE", inside)
+    arguments: dict[str, Any] = {"remote": inside} if is_named else {}
+    with pytest.raises(tvmflow.TvmflowError, match="is inside the store"):
+        tvmflow.run(recipe, **arguments)
+    with pytest.raises(tvmflow.TvmflowError, match="'sometimes' is not a mode"):
+        tvmflow.run(recipe, remote_mode="sometimes", **arguments)
+
+
 def test_the_bundle_that_fits_is_loaded(small_bundle: Path, tmp_path: Path) -> None:
     """One of several by the names of recipe and target."""
     paths = []

@@ -13,9 +13,9 @@ from tvmflow.cli.arguments import RunRemoteCacheOptions
 from tvmflow.cli.commands import Command
 from tvmflow.cli.options import Options
 from tvmflow.cli.parser import CommandParser
-from tvmflow.cli.remote_cache import must_upload, open_run_client
 from tvmflow.core.errors import UsageError
 from tvmflow.engine import answers
+from tvmflow.engine.remote_access import RemoteSettings, must_upload, open_run_client
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -39,11 +39,11 @@ def run_nothing(options: OnlyRemote) -> int:
     return 0
 
 
-def parse_remote(*arguments: str) -> RunRemoteCacheOptions:
+def parse_remote(*arguments: str) -> RemoteSettings:
     parser = CommandParser(Command("run", run_nothing))
     options = parser.read_options(parser.parse(arguments))
     assert isinstance(options, OnlyRemote)
-    return options.remote
+    return options.remote.settings()
 
 
 def open_client(store: LocalStore, *arguments: str) -> RemoteCacheClient | None:

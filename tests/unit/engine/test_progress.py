@@ -249,7 +249,7 @@ def test_a_quiet_run_shows_only_problems() -> None:
     printer.event({"event": "stage_started", "stage_id": "net:build/host", "reason": "never ran"})
     assert stream.getvalue() == ""
     printer.event(finished("failed"))
-    printer.remote("it does not answer")
+    printer.event({"event": "remote", "message": "it does not answer"})
     failed, remote = stream.getvalue().splitlines()
     assert failed.startswith("tune/host") and "FAILED" in failed
     assert remote.endswith("it does not answer")

@@ -1,13 +1,12 @@
-"""The remote cache of a command: its address, its mode, and the client that uses it."""
+"""Access to the remote cache that a command, a program or the environment names: address, mode and client."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from tvmflow.cli.arguments import REMOTE_CACHE_MODES, RemoteCacheOptions, RunRemoteCacheOptions
 from tvmflow.core import signing
 from tvmflow.core.errors import UsageError
 from tvmflow.core.project import shortest_path
@@ -26,10 +25,31 @@ _READS_AND_WRITES: Final[Mapping[str, tuple[bool, bool]]] = {
     "both": (True, True),
 }
 _OFF: Final = "off"
+_MODES: Final = (*_READS_AND_WRITES, _OFF)
+
+
+class RemoteSettings(NamedTuple):
+    """The use of a remote cache. What is None is as the environment says.
+
+    Attributes:
+        url: Its address, or a folder; empty for none.
+        mode: `read`, `write`, `both` or `off`.
+        timeout_s: How long to wait for an answer.
+        wait_s: How long a run that has ended waits for its uploads; None for a part of its time.
+        require_signatures: The key, or the folder of keys, one of which must have signed a result.
+        reads_only: Upload nothing, whatever the mode.
+    """
+
+    url: str | None = None
+    mode: str | None = None
+    timeout_s: float = 10.0
+    wait_s: float | None = None
+    require_signatures: Path | None = None
+    reads_only: bool = False
 
 
 def open_run_client(
-    options: RunRemoteCacheOptions,
+    settings: RemoteSettings,
     store: LocalStore,
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
@@ -40,24 +60,25 @@ def open_run_client(
         UsageError: for a mode, an address or a key that is not valid.
         EnvironmentProblem: when a package that the address needs is not installed.
     """
-    mode = _find_mode(options.remote_mode)
-    url = find_url(options.cache)
+    mode = _find_mode(settings.mode)
+    url = find_url(settings)
     if not url or mode == _OFF:
         return None
     reads, writes = _READS_AND_WRITES[mode]
-    access = Access(reads=reads, writes=writes, wait_s=options.remote_wait_s)
-    connection = _open_connection(options.cache, url, store, access, warn, is_cancelled)
+    writes &= not settings.reads_only
+    access = Access(reads=reads, writes=writes, wait_s=settings.wait_s)
+    connection = _open_connection(settings, url, store, access, warn, is_cancelled)
     return RemoteCacheClient(connection, can_be_shown)
 
 
-def cluster_remote_url(options: RunRemoteCacheOptions) -> str:
+def cluster_remote_url(settings: RemoteSettings) -> str:
     """Return the address of the remote cache through which a cluster gets its files.
 
     Raises:
         UsageError: when there is none.
     """
-    url = find_url(options.cache)
-    if not url or _find_mode(options.remote_mode) == _OFF:
+    url = find_url(settings)
+    if not url or _find_mode(settings.mode) == _OFF:
         raise UsageError(
             "--executor dask sends files through a remote cache, and this run has none",
             fix=f"give --remote URL, or set ${URL_VARIABLE}; the mode must not be off",
@@ -66,7 +87,7 @@ def cluster_remote_url(options: RunRemoteCacheOptions) -> str:
 
 
 def open_cluster_client(
-    options: RunRemoteCacheOptions,
+    settings: RemoteSettings,
     store: LocalStore,
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
@@ -78,21 +99,21 @@ def open_cluster_client(
     Raises:
         UsageError: when the run has no remote cache.
     """
-    url = cluster_remote_url(options)
+    url = cluster_remote_url(settings)
     shown = without_credentials(url) if "://" in url else str(Path(url).expanduser().absolute())
     access = Access(writes=True)
-    return shown, _open_connection(options.cache, url, store, access, warn, is_cancelled)
+    return shown, _open_connection(settings, url, store, access, warn, is_cancelled)
 
 
 def open_command_client(
-    options: RemoteCacheOptions, store: LocalStore, warn: Callable[[str], None], *, writes: bool
+    settings: RemoteSettings, store: LocalStore, warn: Callable[[str], None], *, writes: bool
 ) -> RemoteCacheClient:
     """Return the client of a command that only reads (`cache pull`) or only writes (`cache push`).
 
     Raises:
         UsageError: when no remote cache is named, or the environment forbids its use.
     """
-    url = find_url(options)
+    url = find_url(settings)
     if not url:
         raise UsageError(
             "no remote cache is named", fix=f"give --remote URL, or set ${URL_VARIABLE}"
@@ -103,51 +124,52 @@ def open_command_client(
             fix="unset it for this command",
         )
     access = Access(reads=not writes, writes=writes)
-    connection = _open_connection(options, url, store, access, warn, lambda: False)
+    connection = _open_connection(settings, url, store, access, warn, lambda: False)
     return RemoteCacheClient(connection, can_be_shown)
 
 
-def must_upload(options: RunRemoteCacheOptions, store: LocalStore) -> bool:
+def must_upload(settings: RemoteSettings, store: LocalStore) -> bool:
     """Return whether a run may write to a remote cache, and results wait for their upload."""
-    return _find_mode(options.remote_mode) in ("write", "both") and any(
+    return _find_mode(settings.mode) in ("write", "both") and any(
         store.notes.list("spool", remote) for remote in store.notes.list("spool")
     )
 
 
-def find_url(options: RemoteCacheOptions) -> str:
+def find_url(settings: RemoteSettings) -> str:
     """Return the address that `--remote` or the environment names; empty without one."""
-    return os.environ.get(URL_VARIABLE, "") if options.remote_url is None else options.remote_url
+    return os.environ.get(URL_VARIABLE, "") if settings.url is None else settings.url
 
 
 def _find_mode(option: str | None) -> str:
     mode = option or os.environ.get(MODE_VARIABLE) or "read"
-    if mode not in REMOTE_CACHE_MODES:
+    if mode not in _MODES:
+        name = "remote_mode" if option else f"${MODE_VARIABLE}"
         raise UsageError(
-            f"${MODE_VARIABLE}: '{mode}' is not a mode",
-            fix=f"set it to one of {', '.join(REMOTE_CACHE_MODES)}",
+            f"{name}: '{mode}' is not a mode",
+            fix=f"set it to one of {', '.join(_MODES)}",
         )
     return mode
 
 
 def _open_connection(
-    options: RemoteCacheOptions,
+    settings: RemoteSettings,
     url: str,
     store: LocalStore,
     access: Access,
     warn: Callable[[str], None],
     is_cancelled: Callable[[], bool],
 ) -> RemoteConnection:
-    required = options.require_signatures
+    required = settings.require_signatures
     trusted = (
         signing.load_trusted_keys() if required is None else signing.load_public_keys(required)
     )
     signer = signing.load_signing_key() if access.writes else None
-    cache = open_remote_cache(url, timeout_s=options.remote_timeout_s)
+    cache = open_remote_cache(url, timeout_s=settings.timeout_s)
     folder, root = Path(cache.address), Path(store.root)
     if root == folder or root in folder.parents:
         raise UsageError(
             f"--remote {cache.address} is inside the store {shortest_path(store.root)}",
             fix="give another folder",
         )
-    access = access._replace(signer=signer, trusted=trusted, patience_s=options.remote_timeout_s)
+    access = access._replace(signer=signer, trusted=trusted, patience_s=settings.timeout_s)
     return RemoteConnection(cache, store, access, warn, is_cancelled)

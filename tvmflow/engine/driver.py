@@ -1,0 +1,234 @@
+"""The driver of runs: what a command, a program or a dodo file requests is prepared, run and reported.
+
+The command line, the Python interface and dodo files give it settings and an observer. Each run goes
+the same way: plan, prefetch from the remote cache, run, search for what is to blame, deliver, report.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol
+
+from tvmflow.core import file_locks, signing
+from tvmflow.core.errors import UsageError
+from tvmflow.core.termination import Cancelling
+from tvmflow.core.types import Plan
+from tvmflow.engine import remote_access
+from tvmflow.engine.interim import is_search, with_best_so_far
+from tvmflow.engine.remote_access import RemoteSettings
+from tvmflow.engine.report import RunReport
+from tvmflow.engine.session import SessionOptions, run_plan
+from tvmflow.engine.stage_execution import RunContext
+from tvmflow.executors import EXECUTORS, Event, ExecutorContext
+from tvmflow.planning.prepare import PreparedRun, prepare_run
+from tvmflow.planning.request import RunRequest
+from tvmflow.provenance.source_state import read_builder_id
+from tvmflow.store.downloads import OnProgress
+from tvmflow.store.local import LocalStore
+from tvmflow.store.remote.client import RemoteCacheClient
+
+SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
+_DASK: Final = "dask"
+
+
+class DriverSettings(NamedTuple):
+    """The settings of a run. Only `best_so_far` changes what is run.
+
+    Attributes:
+        session: How its stages are run.
+        remote: The remote cache.
+        executor: What runs the stages: one of `EXECUTORS`.
+        scheduler: The address of a cluster's scheduler; None for that of the environment.
+        wait_for_workers_s: How long a stage waits for a worker that can run it.
+        best_so_far: Measure no trial, and take the best that the ledger has.
+    """
+
+    session: SessionOptions
+    remote: RemoteSettings = RemoteSettings()
+    executor: str = "processes"
+    scheduler: str | None = None
+    wait_for_workers_s: float = 0.0
+    best_so_far: bool = False
+
+
+class Observer(Protocol):
+    """Follows runs."""
+
+    def event(self, event: Event) -> None:
+        """Take a progress event. Called from several threads."""
+        ...
+
+    def interrupted(self) -> str:
+        """Return what is said of an interrupted run: what is kept, and what to do next. Called by a signal handler."""
+        ...
+
+
+def prepare(
+    request: RunRequest,
+    store: LocalStore,
+    settings: DriverSettings,
+    on_download: OnProgress | None = None,
+) -> PreparedRun:
+    """Return the plan of a request, once it is clear that it can be run.
+
+    Args:
+        request: What is to be run.
+        store: The store with the results.
+        settings: How it will be run.
+        on_download: Called while planning downloads a file.
+
+    Raises:
+        TvmflowError: as `check_settings` and `prepare_run` raise it.
+    """
+    check_settings(settings)
+    prepared = prepare_run(request, store, on_download)
+    if not settings.best_so_far:
+        return prepared
+    if not prepared.is_plain:
+        raise UsageError(
+            "--best-so-far is for recipes, and this pipeline releases or retunes several",
+            fix="run its recipes with --best-so-far",
+        )
+    # no key knows what the ledger has
+    searches = {spec.id for spec in prepared.plan.stages if is_search(spec)}
+    plan, forced = with_best_so_far(prepared.plan), prepared.forced | searches
+    return prepared._replace(plan=plan, forced=forced)
+
+
+def check_settings(settings: DriverSettings) -> None:
+    """Check that a run can begin, before anything is done.
+
+    Raises:
+        UsageError: for a cluster without a scheduler or a remote cache, a scheduler without a cluster,
+            or a signing key that cannot be read.
+    """
+    if settings.executor == _DASK:
+        find_scheduler(settings.scheduler)
+        remote_access.cluster_remote_url(settings.remote)
+    elif settings.scheduler:
+        raise UsageError(
+            f"--scheduler is only for --executor {_DASK}", fix=f"add --executor {_DASK}"
+        )
+    signing.load_signing_key()
+    read_builder_id()
+
+
+def find_scheduler(option: str | None) -> str:
+    """Return the address of the scheduler that `--scheduler` or the environment names.
+
+    Raises:
+        UsageError: when neither names one, or it is not a valid address.
+    """
+    address = option or os.environ.get(SCHEDULER_VARIABLE, "")
+    if not address:
+        raise UsageError(
+            "no scheduler is named",
+            fix=f"give --scheduler tcp://HOST:PORT, or set ${SCHEDULER_VARIABLE}",
+        )
+    scheme, separator, rest = address.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if (separator and scheme not in ("tcp", "tls")) or not host or not port.isdecimal():
+        raise UsageError(
+            f"--scheduler {address}: not an address of a scheduler",
+            fix="give it as tcp://HOST:PORT, or tls://HOST:PORT",
+        )
+    return address if separator else f"tcp://{address}"
+
+
+class Driver:
+    """Runs plans one after the other on one executor, and tells an observer."""
+
+    def __init__(
+        self, prepared: PreparedRun, store: LocalStore, settings: DriverSettings, observer: Observer
+    ) -> None:
+        """Open the executor; it starts with the first stage that runs.
+
+        Args:
+            prepared: What is to be run, or what the plans to run are parts of.
+            store: The store with the results.
+            settings: How it is run; they were checked.
+            observer: Follows the runs.
+        """
+        self._store = store
+        self._settings = settings
+        self._observer = observer
+        self._forced = prepared.forced
+        self._delivers_interim = prepared.is_plain and not settings.best_so_far
+        file_locks.report_waits(lambda text: self._tell("waiting", text))
+        context = ExecutorContext(
+            store=store,
+            scheduler=find_scheduler(settings.scheduler) if settings.executor == _DASK else "",
+            open_remote=lambda is_cancelled: remote_access.open_cluster_client(
+                settings.remote, store, lambda text: self._tell("remote", text), is_cancelled
+            ),
+            remote_timeout_s=settings.remote.timeout_s,
+            wait_s=settings.wait_for_workers_s,
+            notify=lambda text: self._tell("cluster", text),
+        )
+        self._executor = EXECUTORS[settings.executor](context)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the executor."""
+        self._executor.close()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True after the user has asked to stop."""
+        return self._executor.cancelled
+
+    def cancel(self) -> None:
+        """Stop what runs. May be called by a signal handler."""
+        self._executor.cancel()
+
+    def run(self, plan: Plan) -> RunReport:
+        """Bring a plan up to date, deliver, and report; a stage that is forced runs the first time alone.
+
+        Raises:
+            TvmflowError: for a problem of the whole run, such as a full disk.
+        """
+        options = self._settings.session._replace(
+            forced=self._forced, delivers_interim=self._delivers_interim
+        )
+        client = self._open_client(self._settings.remote)
+        with Cancelling(self.cancel, self._observer.interrupted):
+            report = run_plan(
+                plan, self._store, self._executor, self._observer.event, options, client
+            )
+        self._forced -= {stage.stage_id for stage in report.stages if stage.outcome == "ran"}
+        return report
+
+    def open_context(self) -> RunContext:
+        """Return what single stages use that another program schedules, in whatever process: nothing is uploaded."""
+        session, remote = self._settings.session, self._settings.remote
+        client = self._open_client(remote._replace(reads_only=True))
+        return RunContext(
+            self._store,
+            self._executor,
+            self._observer.event,
+            session.stage_timeout_s,
+            client,
+            memory_bytes=session.stage_memory,
+        )
+
+    def _open_client(self, remote: RemoteSettings) -> RemoteCacheClient | None:
+        return remote_access.open_run_client(
+            remote,
+            self._store,
+            lambda text: self._tell("remote", text),
+            lambda: self._executor.cancelled,
+        )
+
+    def _tell(self, kind: str, message: str) -> None:
+        self._observer.event({"event": kind, "message": message})
