@@ -172,11 +172,12 @@ _PROGRESS_S: Final = 0.2
 def stat(options: StatOptions) -> int:
     """Show what the store holds, for which recipes, and how much `gc` would free."""
     from tvmflow.cli.output import print_result
+    from tvmflow.core.codec import to_json
     from tvmflow.store.inventory import require_store
     from tvmflow.store.usage import measure_usage
 
     usage = measure_usage(require_store(options.store.locate()))
-    print_result(usage.to_json(), _format_usage(usage), as_json=options.json)
+    print_result(to_json(usage), _format_usage(usage), as_json=options.json)
     return EXIT_OK
 
 

@@ -157,6 +157,7 @@ def _describe_delivery(paths: Sequence[str]) -> list[str]:
 
 
 def _to_json(plan: Plan, state: PlanState) -> Json:
+    from tvmflow.core.codec import to_json
     from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
 
     estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
@@ -172,8 +173,8 @@ def _to_json(plan: Plan, state: PlanState) -> Json:
     fewer = [estimate for stage_id, estimate in estimates.items() if stage_id not in kept]
     return {
         "stages": stages,
-        "total": add_up(estimates.values()).to_json(),
-        "total_with_new_weights": add_up(fewer).to_json() if kept else None,
+        "total": to_json(add_up(estimates.values())),
+        "total_with_new_weights": to_json(add_up(fewer)) if kept else None,
     }
 
 

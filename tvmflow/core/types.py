@@ -132,15 +132,6 @@ class RunTraits(NamedTuple):
     is_gate: bool = False
     unlocked_settings: tuple[str, ...] = ()
 
-    def to_json(self) -> list[Json]:
-        """Return the traits as plain JSON."""
-        return [*self[:-1], list(self.unlocked_settings)]
-
-    @classmethod
-    def from_json(cls, value: list[Json]) -> "RunTraits":
-        """Return the traits that JSON made a list of."""
-        return cls(*value)._replace(unlocked_settings=tuple(value[-1]))
-
 
 class StageSpec(NamedTuple):
     """One stage of a plan: everything that its key is made of, except content that is not known yet.
@@ -302,22 +293,6 @@ class StageCall(NamedTuple):
     traits: RunTraits = RunTraits()
     devices: tuple[str, ...] = ()
     memory_bytes: int | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the call as plain JSON."""
-        plain = {"tools": dict(self.tools), "devices": list(self.devices)}
-        return {**self._asdict(), **plain, "traits": self.traits.to_json()}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Json]) -> "StageCall":
-        """Return the call that `to_json` wrote."""
-        return cls(
-            **{
-                **value,
-                "devices": tuple(value["devices"]),
-                "traits": RunTraits.from_json(value["traits"]),
-            }
-        )
 
 
 class StageResult(NamedTuple):

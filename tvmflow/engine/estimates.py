@@ -85,14 +85,6 @@ class Total(NamedTuple):
     unknown: tuple[str, ...]
     bytes: int
 
-    def to_json(self) -> Json:
-        """Return the total as plain JSON."""
-        return {
-            **self._asdict(),
-            "seconds": self.seconds and list(self.seconds),
-            "unknown": list(self.unknown),
-        }
-
 
 def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
     """Return the estimate of each stage of a plan that is not up to date, by its id."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core import packages
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.documents import Unreadable, quote, read_file, read_json
 from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, TvmflowError, UsageError
 from tvmflow.core.files import hash_file
@@ -141,11 +142,7 @@ class RunRecord(NamedTuple):
         """Return the record as plain JSON."""
         return {
             "format": _FORMAT,
-            **self._asdict(),
-            "machine": self.machine._asdict(),
-            "recipes": [recipe._asdict() for recipe in self.recipes],
-            "sources": [source._asdict() for source in self.sources],
-            "stages": [stage._asdict() for stage in self.stages],
+            **to_json(self._replace(builds=())),
             "builds": [build.to_json() for build in self.builds],
         }
 
@@ -162,10 +159,10 @@ class RunRecord(NamedTuple):
             fields = {name: value[name] for name in cls._fields}
             parsed = {
                 "argv": tuple(value["argv"]),
-                "machine": _parse(Machine, value["machine"]),
-                "recipes": tuple(_parse(RecipeSource, recipe) for recipe in value["recipes"]),
-                "sources": tuple(_parse(SourceText, source) for source in value["sources"]),
-                "stages": tuple(_parse(StageReport, stage) for stage in value["stages"]),
+                "machine": from_json(Machine, value["machine"]),
+                "recipes": tuple(from_json(RecipeSource, recipe) for recipe in value["recipes"]),
+                "sources": tuple(from_json(SourceText, source) for source in value["sources"]),
+                "stages": tuple(from_json(StageReport, stage) for stage in value["stages"]),
                 "builds": tuple(map(Build.from_json, value["builds"])),
                 "delivered": tuple(value["delivered"]),
                 "damage": tuple(value["damage"]),
@@ -176,11 +173,6 @@ class RunRecord(NamedTuple):
 
 
 _Part = TypeVar("_Part", Machine, RecipeSource, SourceText, StageReport)
-
-
-def _parse(kind: type[_Part], value: Mapping[str, Json]) -> _Part:
-    """Return a part of a record; fields of a later version are left out."""
-    return kind(**{name: value[name] for name in kind._fields if name in value})
 
 
 # ---------------------------------------------------------------- writing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.store.remote.base import BlobRef
 
@@ -39,17 +40,6 @@ class StageRequest(NamedTuple):
     inputs: dict[str, InputBlob]
     resources: dict[str, float]
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the request as plain JSON."""
-        inputs = {name: list(blob) for name, blob in self.inputs.items()}
-        return {**self._asdict(), "inputs": inputs}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Json]) -> StageRequest:
-        """Return the request that `to_json` wrote."""
-        inputs = {name: InputBlob(*blob) for name, blob in value["inputs"].items()}
-        return cls(**{**value, "inputs": inputs})
-
 
 class StageResponse(NamedTuple):
     """The end of a stage on a worker: its result with the end of its log, and its files by name."""
@@ -58,23 +48,12 @@ class StageResponse(NamedTuple):
     files: dict[str, BlobRef]
     worker: str
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the response as plain JSON."""
-        files = {name: list(blob) for name, blob in self.files.items()}
-        return {"result": self.result._asdict(), "files": files, "worker": self.worker}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Json]) -> StageResponse:
-        """Return the response that `to_json` wrote."""
-        files = {name: BlobRef(*blob) for name, blob in value["files"].items()}
-        return cls(StageResult(**value["result"]), files, value["worker"])
-
 
 def call_without_paths(call: StageCall) -> dict[str, Json]:
     """Return the JSON of a call, without what is of one machine."""
-    return {name: value for name, value in call.to_json().items() if name not in _PATHS}
+    return {name: value for name, value in to_json(call).items() if name not in _PATHS}
 
 
 def call_with_paths(fields: dict[str, Json], **paths: Any) -> StageCall:
     """Return the call of a request with the paths of this machine: `inputs`, `out`, `work`, `ledger`, `locks`."""
-    return StageCall.from_json({**fields, **paths})
+    return from_json(StageCall, {**fields, **paths})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tvmflow.core import packages
+from tvmflow.core import codec, packages
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.executors import worker_matching
@@ -79,11 +79,12 @@ def run_stage(request: dict[str, Json]) -> dict[str, Json]:
     task, started = WorkerTask(str(request["token"])), time.monotonic()
     task.send({"begun": task.worker})
     try:
-        response = _run(StageRequest.from_json(request), task)
+        response = _run(codec.from_json(StageRequest, request), task)
     except (TvmflowError, RemoteCacheError, DamagedBlob) as problem:
         result = _describe_problem(problem, time.monotonic() - started, task.worker)
         response = StageResponse(result, {}, task.worker)
-    return response.to_json()
+    encoded: dict[str, Json] = codec.to_json(response)
+    return encoded
 
 
 def _describe_problem(problem: Exception, seconds: float, worker: str) -> StageResult:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core import codec
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.documentation import page_url
@@ -257,7 +258,7 @@ class RemoteStage:
         """Submit the stage; at the end of the block, release it, or stop it where it still runs."""
         self._future = self._cluster.client.submit(
             cluster_worker.run_stage,
-            self._request.to_json(),
+            codec.to_json(self._request),
             key=f"tvmflow-{self._call.stage}-{self._request.token}",
             resources=self._request.resources,
             pure=False,
@@ -297,7 +298,7 @@ class RemoteStage:
             time.sleep(POLL_S)
         self._pass_on(on_event)
         if self._future.status == "finished":
-            return StageResponse.from_json(self._future.result(timeout=CONNECT_S))
+            return codec.from_json(StageResponse, self._future.result(timeout=CONNECT_S))
         if self._future.status == "error":
             raise self._describe_failure(self._future.exception(timeout=CONNECT_S))
         if is_cancelled():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core import errors
+from tvmflow.core.codec import to_json
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import excerpt
@@ -82,7 +83,7 @@ class ProcessExecutor:
         try:
             outcome = fork_server.call(
                 _RUN_STAGE,
-                call.to_json(),
+                to_json(call),
                 timeout_s=call.timeout_s,
                 log=log,
                 emit=on_event,

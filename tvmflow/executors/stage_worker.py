@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from tvmflow.core import file_locks, logs, packages
+from tvmflow.core.codec import from_json
 from tvmflow.core.disk_errors import disk_errors, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
@@ -21,7 +22,7 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     """
     logs.configure(logging.DEBUG)
     file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
-    call = StageCall.from_json(payload)
+    call = from_json(StageCall, payload)
     _check_tools(call)
     stage = STAGES[call.stage]
     settings = parse_settings(stage.run, call.settings)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
 from tvmflow.core import errors, fork_server_process, termination
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import Interrupted, TvmflowError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import size_text
@@ -108,7 +109,7 @@ def _facts_of(outcome: Outcome, path: Path) -> ModelFacts:
         raise OSError(number, os.strerror(number), str(path))
     if "problem" in outcome.value:
         raise NotAModel(outcome.value["problem"])
-    return ModelFacts.from_json(outcome.value["facts"])
+    return from_json(ModelFacts, outcome.value["facts"])
 
 
 @contextlib.contextmanager
@@ -178,7 +179,7 @@ def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
         # files are mapped
         limit_address_space(_MAX_MEMORY + size)
         _limit_cpu(seconds)
-        facts = reader(path).to_json()
+        facts = to_json(reader(path))
         if len(json.dumps(facts)) > _MAX_FACTS:
             return {"problem": f"its inputs take more than {size_text(_MAX_FACTS)} to describe"}
         return {"facts": facts}

@@ -91,17 +91,6 @@ class ModelInput(NamedTuple):
     problem: str = ""
     limits: Mapping[str, Limits] = MappingProxyType({})
 
-    def to_json(self) -> Json:
-        """Return the input as JSON."""
-        return {**self._asdict(), "limits": dict(self.limits)}
-
-    @classmethod
-    def from_json(cls, value: Json) -> ModelInput:
-        """Return the input that `to_json` wrote."""
-        dims = None if value["dims"] is None else tuple(value["dims"])
-        limits = {name: (low, high) for name, (low, high) in value["limits"].items()}
-        return cls(**{**value, "dims": dims, "limits": limits})
-
 
 class ModelFacts(NamedTuple):
     """Facts of a model that stand in one of its files: all that planning needs of it.
@@ -119,21 +108,6 @@ class ModelFacts(NamedTuple):
     weights: tuple[str, ...] = ()
     unsupported: str = ""
     outputs: tuple[str, ...] = ()
-
-    def to_json(self) -> Json:
-        """Return the facts as JSON."""
-        return {**self._asdict(), "inputs": [value.to_json() for value in self.inputs]}
-
-    @classmethod
-    def from_json(cls, value: Json) -> ModelFacts:
-        """Return the facts that `to_json` wrote."""
-        return cls(
-            tuple(map(ModelInput.from_json, value["inputs"])),
-            tuple(value["data_files"]),
-            tuple(value["weights"]),
-            str(value["unsupported"]),
-            tuple(value["outputs"]),
-        )
 
 
 def unsupported_dtype(name: str) -> str:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import StoreError
 from tvmflow.store.local import LocalStore
 
@@ -65,9 +66,9 @@ def find_failure(store: LocalStore, stage_id: str) -> Failure | None:
     """Return how the last attempt of a stage failed; None when it succeeded, or nothing is noted."""
     text = store.notes.read(_FOLDER, *_names(stage_id))
     try:
-        failure = Failure(**json.loads(text or ""))
+        failure = from_json(Failure, json.loads(text or ""))
         return failure._replace(log=existing_log(failure.log))
-    except (TypeError, ValueError):
+    except ValueError:
         # there is none, or one of another version
         return None
 

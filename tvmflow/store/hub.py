@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.core.bounded_calls import call_within
+from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.suggestions import did_you_mean
@@ -90,9 +91,7 @@ class Snapshot(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> Snapshot:
         """Return the snapshot that `to_text` wrote."""
-        commit, license_, is_gated, files = json.loads(text)
-        entries = {path: HubEntry(*entry) for path, entry in files.items()}
-        return cls(commit, license_, is_gated, entries)
+        return from_json(cls, json.loads(text))
 
 
 def endpoint() -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import read_regular
 from tvmflow.core.types import RecipeOrigin
@@ -165,16 +166,14 @@ def _read_pin(store: LocalStore, name: str) -> list[Pin]:
     """Return the pin of a lock file or a release; nothing when it was removed after it was listed."""
     path = Path(store.root, "pins", name)
     try:
-        note = json.loads(unseal(read_regular(path), "pins", name) or "")
-        keys, digests = tuple(note["keys"]), tuple(note["digests"])
-        return [Pin(note["name"], keys, digests, note["file"])]
+        return [from_json(Pin, json.loads(unseal(read_regular(path), "pins", name) or ""))]
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not path.is_symlink():
             return []
         if not isinstance(error, FileNotFoundError) and not is_damage(error, str(path)):
             raise
         cause: Exception = error
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         cause = error
     unpin = f"or remove the pin with `tvmflow cache unpin {name}`"
     raise StoreError(

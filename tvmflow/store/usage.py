@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.types import Json
 from tvmflow.store.files import files_below, size_of
 from tvmflow.store.garbage_collection import Limits, preview_collection
 from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
@@ -87,14 +86,6 @@ class StoreUsage(NamedTuple):
     rows: tuple[UsageRow, ...]
     collectable_bytes: int
     unused_bytes: int
-
-    def to_json(self) -> Json:
-        """Return the usage as JSON."""
-        recipes = [
-            {**recipe._asdict(), "stages": [stage._asdict() for stage in recipe.stages]}
-            for recipe in self.recipes
-        ]
-        return {**self._asdict(), "recipes": recipes, "rows": [row._asdict() for row in self.rows]}
 
 
 def measure_usage(store: LocalStore) -> StoreUsage:

@@ -9,7 +9,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
@@ -47,12 +47,6 @@ class TargetFacts(NamedTuple):
     features: tuple[str, ...] = ()
     error: str = ""
     valid_cpus: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> TargetFacts:
-        """Return the facts in a JSON object."""
-        lists = {name: tuple(value[name]) for name in ("features", "valid_cpus")}
-        return cls(**{**value, **lists})
 
 
 def query_target(tvm: TvmTarget | None) -> TargetFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import RunTraits, StageCall, StageResult
 from tvmflow.executors.cluster_messages import (
     InputBlob,
@@ -34,14 +35,14 @@ def test_a_request_comes_back_as_it_was() -> None:
     request = StageRequest(
         "token", "key", "url", 2.0, call_without_paths(CALL), {"model": InputBlob("d", 3, "/m")}, {}
     )
-    assert StageRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert from_json(StageRequest, json.loads(json.dumps(to_json(request)))) == request
 
 
 def test_a_response_comes_back_as_it_was() -> None:
     """With the result and the files."""
     result = StageResult("failed", "it failed", "try again", {}, 1.5, "log")
     response = StageResponse(result, {"deep/more.bin": BlobRef("d", 0)}, "w1")
-    assert StageResponse.from_json(json.loads(json.dumps(response.to_json()))) == response
+    assert from_json(StageResponse, json.loads(json.dumps(to_json(response)))) == response
 
 
 def test_a_call_travels_without_the_paths_of_a_machine() -> None:

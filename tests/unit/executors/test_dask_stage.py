@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.executors.test_worker_matching import call
+from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import StageResult
 from tvmflow.executors import dask
@@ -110,7 +111,7 @@ def status(name: str, *workers: str, events: int = 0) -> Callable[[RemoteStage],
 def test_a_stage_that_ends_well_gives_its_response_and_all_events() -> None:
     """Also those that arrive with its end."""
     response, events, future = run(
-        status("pending", "w1", events=2), status("finished", events=1), value=RESPONSE.to_json()
+        status("pending", "w1", events=2), status("finished", events=1), value=to_json(RESPONSE)
     )
     assert response == RESPONSE
     assert [event["number"] for event in events] == [0, 1, 0]
@@ -124,7 +125,7 @@ def test_the_loss_of_a_worker_is_reported_with_its_successor() -> None:
         status("pending", "w2"),
         status("pending"),
         status("finished"),
-        value=RESPONSE.to_json(),
+        value=to_json(RESPONSE),
     )
     message = "worker w1 ended while it ran this stage; w2 runs it again"
     assert events == [{"event": "cluster", "message": message}]

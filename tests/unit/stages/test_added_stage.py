@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.engine import planned, recipe, target
 from tests.support.small_runs import store_in
+from tvmflow.core.codec import to_json
 from tvmflow.core.types import Plan, RunTraits, StageCall, StageResult
 from tvmflow.engine import session
 from tvmflow.engine.plan_text import explain_stage
@@ -107,7 +108,7 @@ class InThisProcess:
         return
 
     def execute(self, call: StageCall, log: Path, on_event: Any) -> StageResult:
-        return StageResult("ok", "", "", run_stage(call.to_json(), on_event), 0.1, str(log))
+        return StageResult("ok", "", "", run_stage(to_json(call), on_event), 0.1, str(log))
 
     def cancel(self) -> None:
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.llvm_query import (
@@ -106,7 +107,7 @@ def facts() -> dict[str, TargetFacts]:
     named["no triple"] = {"kind": "llvm"}
     answers = query_targets_in_process(list(named.values()))
     return {
-        name: TargetFacts.from_json(answer) for name, answer in zip(named, answers, strict=True)
+        name: from_json(TargetFacts, answer) for name, answer in zip(named, answers, strict=True)
     }
 
 

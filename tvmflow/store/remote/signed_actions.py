@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.remote import action_result
@@ -192,31 +193,12 @@ def _parse_json(text: bytes) -> Json:
 
 def _parse_action(value: Json) -> Action:
     try:
-        fields = {name: value[name] for name in _FIELD_TYPES}
-        action = Action(files=tuple(StoredFile(*entry) for entry in value["files"]), **fields)
-        for name, field_type in _FIELD_TYPES.items():
-            if not isinstance(fields[name], field_type):
-                raise ValueError(f"{name} has another type")
-        if not all(map(_is_stored_file, action.files)):
-            raise ValueError("an entry of files has another type")
+        action = from_json(Action, value)._replace(signatures=())
         if not isinstance(action.preimage["stage"], str) or not _TIME.fullmatch(action.made):
             raise ValueError("the stage or the time is missing")
-    except (KeyError, TypeError, ValueError) as reason:
+    except (KeyError, ValueError) as reason:
         raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged ({reason})") from None
     return action
-
-
-_FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "key": str,
-    "facts": dict,
-    "preimage": dict,
-    "seconds": (int, float),
-    "made": str,
-}
-
-
-def _is_stored_file(file: StoredFile) -> bool:
-    return isinstance(file.name, str) and isinstance(file.digest, str) and type(file.size) is int
 
 
 def _check_names(names: set[str]) -> None:
