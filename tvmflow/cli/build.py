@@ -51,7 +51,6 @@ _MODEL: Final = re.compile(r"^model:\n(?:  .*\n)+", re.MULTILINE)
 
 
 def build(options: BuildOptions) -> int:
-    """Build a model without a recipe: import, compile, verify and deliver it."""
     from tvmflow.cli.output import print_notes
     from tvmflow.cli.run import run
     from tvmflow.core.project import shortest_path

@@ -170,7 +170,6 @@ _PROGRESS_S: Final = 0.2
 
 @with_disk_errors
 def stat(options: StatOptions) -> int:
-    """Show what the store holds, for which recipes, and how much `gc` would free."""
     from tvmflow.cli.output import print_result
     from tvmflow.core.codec import to_json
     from tvmflow.store.inventory import require_store
@@ -183,7 +182,6 @@ def stat(options: StatOptions) -> int:
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
-    """Read everything and set damaged files aside."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import check_integrity
     from tvmflow.store.inventory import require_store
@@ -203,7 +201,6 @@ def verify(options: VerifyOptions) -> int:
 
 @with_disk_errors
 def repair(options: RepairOptions) -> int:
-    """Put right what `verify` finds, deleting nothing."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import repair_store
     from tvmflow.store.inventory import require_store
@@ -249,7 +246,6 @@ def store_checks() -> dict[str, Callable[[Path], bool]]:
 
 @with_disk_errors
 def gc(options: GcOptions) -> int:
-    """Garbage-collect unused results, also while runs are active."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.garbage_collection import Limits, collect_garbage, preview_collection
     from tvmflow.store.inventory import require_store
@@ -274,7 +270,6 @@ def gc(options: GcOptions) -> int:
 
 @with_disk_errors
 def pins(options: PinsOptions) -> int:
-    """List the pins for which `gc` keeps results: recipes, lock files and releases."""
     from tvmflow.cli.output import print_result
     from tvmflow.store.inventory import require_store
     from tvmflow.store.usage import measure_pins
@@ -287,7 +282,6 @@ def pins(options: PinsOptions) -> int:
 
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
-    """Remove pins, so that `gc` may remove their results."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import require_store
     from tvmflow.store.pins import remove_pin
@@ -316,7 +310,6 @@ class _Pushed(NamedTuple):
 
 
 def push(options: PushOptions) -> int:
-    """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.engine.remote_access import open_command_client
 
@@ -353,11 +346,6 @@ def push(options: PushOptions) -> int:
 
 
 def pull(options: PullOptions) -> int:
-    """Fetch what recipes need from the remote cache, without running anything.
-
-    Raises:
-        StoreError: after all else was fetched, when the disk is full or not writable.
-    """
     from tvmflow.cli.output import print_outcome
     from tvmflow.engine.prefetch import prefetch
     from tvmflow.engine.remote_access import open_command_client
@@ -398,6 +386,7 @@ def pull(options: PullOptions) -> int:
     ]
     code = _exit_code(client, failed=bool(problems or traffic.problems))
     print_outcome(value, lines, code, options)
+    # after all else was fetched
     if client.reader.disk_problem:
         raise client.reader.disk_problem
     return code

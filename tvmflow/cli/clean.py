@@ -41,7 +41,6 @@ class CleanOptions(Options):
 
 @with_disk_errors
 def clean(options: CleanOptions) -> int:
-    """Remove stored results, except those that are pinned."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.cleaning import clean_store
 

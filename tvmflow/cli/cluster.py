@@ -62,7 +62,6 @@ class SchedulerOptions(Options):
 
 
 def worker(options: WorkerOptions) -> int:
-    """Run stages that a scheduler assigns."""
     from tvmflow.cli.output import print_notes
     from tvmflow.engine.driver import find_scheduler
     from tvmflow.engine.remote_access import URL_VARIABLE
@@ -84,7 +83,6 @@ def worker(options: WorkerOptions) -> int:
 
 
 def scheduler(options: SchedulerOptions) -> int:
-    """Connect runs with workers."""
     from tvmflow.cli.output import print_notes
     from tvmflow.executors import cluster_server
 

@@ -58,7 +58,6 @@ class CompareOptions(Options):
 
 
 def compare(options: CompareOptions) -> int:
-    """Show what changed between two runs, releases or deliveries."""
     from tvmflow.cli.output import print_lines, print_result
     from tvmflow.release.comparison import compare_sides, to_json
     from tvmflow.release.sides import load_side

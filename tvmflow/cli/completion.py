@@ -60,7 +60,6 @@ _ZSH_START: Final = "autoload -Uz compinit bashcompinit && compinit && bashcompi
 
 
 def completion(options: CompletionOptions) -> int:
-    """Print the completion of command lines for a shell."""
     scripts: dict[str, Callable[[], str]] = {
         "bash": _bash_script,
         "fish": _fish_script,

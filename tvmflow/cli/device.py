@@ -71,7 +71,6 @@ _HEADINGS: Final = ("key", "total", "free", "pending", "at")
 
 
 def list_devices(options: DeviceListOptions) -> int:
-    """List the devices that can be measured on: this machine, and those of a tracker."""
     from tvmflow.cli.output import print_json, print_lines
     from tvmflow.core.tables import columns
     from tvmflow.targets.host import read_host
@@ -97,7 +96,6 @@ def list_devices(options: DeviceListOptions) -> int:
 
 
 def serve(options: DeviceServeOptions) -> int:
-    """Offer this machine as a device."""
     from tvmflow.cli.output import print_notes
     from tvmflow.targets import server
     from tvmflow.targets.tracker import TRACKER_VARIABLE

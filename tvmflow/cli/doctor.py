@@ -78,7 +78,6 @@ _PROBES: Final = (
 
 
 def doctor(options: DoctorOptions) -> int:
-    """Check this installation piece by piece."""
     from tvmflow.cli.output import print_lines
 
     findings = [

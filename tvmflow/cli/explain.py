@@ -70,7 +70,6 @@ class _Explanation(NamedTuple):
 
 
 def explain(options: ExplainOptions) -> int:
-    """Show why a stage must run or not, and what its result depends on."""
     from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import print_result
     from tvmflow.planning.decisions import evaluate_plan

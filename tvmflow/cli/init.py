@@ -88,7 +88,6 @@ _TABLE: Final = """\
 
 
 def init(options: InitOptions) -> int:
-    """Write the recipe of a model."""
     from tvmflow.cli.output import check_output_file, print_notes, write_file
     from tvmflow.planning.new_recipe import SUFFIX, name_of, write_recipe
     from tvmflow.store.addresses import is_address

@@ -67,7 +67,6 @@ class DiffOptions(Options):
 
 
 def lock(options: LockCommandOptions) -> int:
-    """Run recipes, and record inputs and outputs in a lock file."""
     from tvmflow.engine.run_records import record_run
 
     _check_lock_file(options)
@@ -157,7 +156,6 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 
 def diff(options: DiffOptions) -> int:
-    """Show what changed from one lock file to another."""
     from tvmflow.cli.output import print_result
     from tvmflow.release.lock_diff import diff_locks
     from tvmflow.release.measurements import read_lock_with_measurements

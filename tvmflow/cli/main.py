@@ -152,7 +152,8 @@ def _run(command: Command, options: Options, verbosity: int) -> int:
 
     logs.configure(logs.level_for(verbosity))
     logs.check_level()
-    if any(isinstance(value, RecipeOptions) for value in vars(options).values()):
+    selections = [value for value in vars(options).values() if isinstance(value, RecipeOptions)]
+    if any(selection.recipes for selection in selections):
         # most of the time that a command takes before it says anything
         with explain_wait("loading tvmflow: a few seconds the first time"):
             import tvmflow.planning.prepare  # noqa: F401

@@ -64,7 +64,6 @@ _SHOWN_PATHS: Final = 3
 
 
 def plan(options: PlanOptions) -> int:
-    """Show which stages `run` would run, and why, without running them."""
     from tvmflow.cli.output import check_output_file
 
     if options.graph and options.json:

@@ -127,7 +127,6 @@ def _read_evidence(options: StatementOptions) -> _Evidence:
 
 
 def inspect(options: InspectOptions) -> int:
-    """Show what delivered files are and what they were made from."""
     from tvmflow.cli.output import print_json, print_lines
     from tvmflow.core.documents import Unreadable
     from tvmflow.provenance import inspect as inspection
@@ -154,7 +153,6 @@ def inspect(options: InspectOptions) -> int:
 
 
 def verify(options: VerifyOptions) -> int:
-    """Check delivered files against statements and signatures."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.core.slow_steps import explain_wait
     from tvmflow.provenance.check import check_delivered
@@ -173,7 +171,6 @@ def verify(options: VerifyOptions) -> int:
 
 
 def sign(options: SignOptions) -> int:
-    """Add a signature to the statements beside delivered files."""
     from tvmflow.cli.output import print_notes
     from tvmflow.core import signing
     from tvmflow.core.documents import Unreadable
@@ -193,7 +190,6 @@ def sign(options: SignOptions) -> int:
 
 
 def keygen(options: KeygenOptions) -> int:
-    """Create a key pair: to sign with, and to verify with."""
     from tvmflow.cli.output import print_notes
     from tvmflow.core import signing
 

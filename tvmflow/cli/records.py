@@ -160,7 +160,6 @@ class VerifyOptions(Options):
 
 @with_disk_errors
 def list_targets(options: ListOptions) -> int:
-    """List the targets that have trials, and with --workloads their kernels."""
     from tvmflow.cli.output import print_json, print_lines
     from tvmflow.core.project import shortest_path
     from tvmflow.tuning.ledger_folders import list_target_folders
@@ -181,7 +180,6 @@ def list_targets(options: ListOptions) -> int:
 
 @with_disk_errors
 def show(options: ShowOptions) -> int:
-    """Show the trials of one workload, the fastest first."""
     from tvmflow.cli.output import print_result
     from tvmflow.tuning.listing import find_workload_trials
 
@@ -200,7 +198,6 @@ def show(options: ShowOptions) -> int:
 
 @with_disk_errors
 def export(options: ExportOptions) -> int:
-    """Write trials into a trial pack, to be imported elsewhere."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.tuning.pack_import import export_pack
 
@@ -218,7 +215,6 @@ def export(options: ExportOptions) -> int:
 
 @with_disk_errors
 def import_trials(options: ImportOptions) -> int:
-    """Add the trials of a trial pack that are valid here, or the schedules of a lock file."""
     from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
     from tvmflow.release.lock_trials import SUFFIXES, import_lock
     from tvmflow.tuning.machine_class import this_machine_class
@@ -234,7 +230,6 @@ def import_trials(options: ImportOptions) -> int:
 
 @with_disk_errors
 def merge(options: MergeOptions) -> int:
-    """Add the trials of another store that are valid on this machine."""
     from tvmflow.tuning.machine_class import this_machine_class
     from tvmflow.tuning.trial_import import merge_ledger
 
@@ -267,7 +262,6 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
 
 @with_disk_errors
 def prune(options: PruneOptions) -> int:
-    """Show which trials would be removed, and with --yes remove them."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import require_store
     from tvmflow.tuning import pruning
@@ -294,7 +288,6 @@ def prune(options: PruneOptions) -> int:
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
-    """Read every trial and repair what is damaged."""
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import require_store
     from tvmflow.tuning import replay

@@ -73,7 +73,6 @@ class _Subject(NamedTuple):
 
 
 def report(options: ReportOptions) -> int:
-    """Write what a run or a release made as one HTML page."""
     import webbrowser
 
     from tvmflow.cli.output import print_lines, print_outcome, write_file

@@ -161,7 +161,6 @@ def _dump_stage(
 
 
 def run(options: RunOptions) -> int:
-    """Bring recipes up to date and deliver their libraries."""
     from tvmflow.cli.output import check_output_file
     from tvmflow.engine.run_records import record_run
 

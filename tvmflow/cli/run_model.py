@@ -91,7 +91,6 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 
 def run_model(options: RunModelOptions) -> int:
-    """Run a bundle on images, arrays, or random numbers."""
     from tvmflow.cli.output import print_result
     from tvmflow.cli.run_model_result import ModelRun, format_run, summarize_output
     from tvmflow.runtime import loading, samples

@@ -81,7 +81,6 @@ _WIDE: Final = 72
 
 
 def runs(options: RunsOptions) -> int:
-    """List the last runs that did something, the last one first."""
     from tvmflow.cli.output import print_result
     from tvmflow.engine.run_records import list_runs
 
@@ -162,7 +161,6 @@ def _name_recipes(recipes: Sequence[str]) -> str:
 
 
 def logs(options: LogsOptions) -> int:
-    """Show the log of a stage."""
     from tvmflow.cli.output import print_lines
     from tvmflow.core.project import shortest_path
     from tvmflow.engine.run_records import read_run

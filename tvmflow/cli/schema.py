@@ -24,7 +24,6 @@ class SchemaOptions(Options):
 
 
 def schema(options: SchemaOptions) -> int:
-    """Print the JSON Schema of recipes, or with --pipeline of pipelines, for editors."""
     import json
 
     from tvmflow.cli.output import write_file

@@ -97,7 +97,6 @@ _NUMBERS: Final = ("time", "per inference", "alone", "calls")
 
 
 def show_kernels(options: ShowKernelsOptions) -> int:
-    """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model."""
     from tvmflow.cli.output import print_result
     from tvmflow.engine.kernel_details import list_rows
 
@@ -110,7 +109,6 @@ def show_kernels(options: ShowKernelsOptions) -> int:
 
 
 def show_kernel(options: ShowKernelOptions) -> int:
-    """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code."""
     from tvmflow.cli.output import print_result
     from tvmflow.engine.kernel_details import find_kernel
 
@@ -388,7 +386,6 @@ _SHOWN_COMMIT: Final = 12
 
 
 def show_run(options: ShowRunOptions) -> int:
-    """Show what a run was asked for, and what each of its stages did and said."""
     from tvmflow.cli.output import print_result
     from tvmflow.engine.run_records import LATEST, read_run
 

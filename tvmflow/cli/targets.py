@@ -58,7 +58,6 @@ class _Row(NamedTuple):
 
 
 def targets(options: TargetsOptions) -> int:
-    """List targets, and what this machine can do for each."""
     from tvmflow.cli.output import print_result
     from tvmflow.targets.facts import load_cpus
 

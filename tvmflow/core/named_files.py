@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.schema import MAX_PATH_LENGTH
 from tvmflow.core.suggestions import did_you_mean
 
 _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
@@ -21,6 +20,7 @@ _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
+_MAX_SHOWN: Final = 500
 
 
 def is_file(path: Path) -> bool:
@@ -72,7 +72,7 @@ def _error_text(path: Path, error: OSError) -> str:
 
 def missing_file_text(path: Path, *, suggest: bool = True) -> str:
     """Return the message for a file that does not exist or cannot be read, with the nearest name in its folder."""
-    name = excerpt(str(path), MAX_PATH_LENGTH)
+    name = excerpt(str(path), _MAX_SHOWN)
     if problem := obstacle(path):
         return f"{name} {problem}"
     hint = did_you_mean(path.name, list_siblings(path)) if suggest else ""

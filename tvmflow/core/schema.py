@@ -24,7 +24,7 @@ NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 MAX_PATH_LENGTH: Final = 500
-"""The most characters of a path, in a recipe and in a message."""
+"""The most characters of a path in a recipe."""
 
 
 class ClosedModel(BaseModel):

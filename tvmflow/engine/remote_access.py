@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from tvmflow.core import signing
 from tvmflow.core.errors import UsageError
 from tvmflow.core.project import shortest_path
-from tvmflow.engine.report import can_be_shown
+from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.client import RemoteCacheClient
@@ -68,7 +68,7 @@ def open_run_client(
     writes &= not settings.reads_only
     access = Access(reads=reads, writes=writes, wait_s=settings.wait_s)
     connection = _open_connection(settings, url, store, access, warn, is_cancelled)
-    return RemoteCacheClient(connection, can_be_shown)
+    return RemoteCacheClient(connection, _can_be_shown)
 
 
 def cluster_remote_url(settings: RemoteSettings) -> str:
@@ -125,7 +125,7 @@ def open_command_client(
         )
     access = Access(reads=not writes, writes=writes)
     connection = _open_connection(settings, url, store, access, warn, lambda: False)
-    return RemoteCacheClient(connection, can_be_shown)
+    return RemoteCacheClient(connection, _can_be_shown)
 
 
 def must_upload(settings: RemoteSettings, store: LocalStore) -> bool:
@@ -149,6 +149,13 @@ def _find_mode(option: str | None) -> str:
             fix=f"set it to one of {', '.join(_MODES)}",
         )
     return mode
+
+
+def _can_be_shown(stage: str, facts: Mapping[str, Json]) -> bool:
+    # who only uploads needs no stage
+    from tvmflow.engine.report import can_be_shown
+
+    return can_be_shown(stage, facts)
 
 
 def _open_connection(

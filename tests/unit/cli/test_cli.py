@@ -64,7 +64,6 @@ def test_the_options_of_every_command_are_those_of_its_function() -> None:
         function = inspect.unwrap(command.run)
         assert issubclass(command.options, Options)
         assert function.__annotations__["options"] == command.options.__name__
-        assert (function.__doc__ or "").splitlines()[0] == describe(command).summary
 
 
 def test_help_and_mistakes_import_no_command() -> None:

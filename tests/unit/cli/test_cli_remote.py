@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,12 @@ def test_push_needs_a_remote_cache_and_permission_to_use_it(
     monkeypatch.setenv("TVMFLOW_REMOTE_MODE", "off")
     with pytest.raises(UsageError, match="remote caches must not be used"):
         cache_command(store, "push", "--remote", "/srv/cache")
+
+
+def test_a_push_without_recipes_plans_nothing(store: LocalStore, tmp_path: Path) -> None:
+    """It begins at once: what waits is known by its keys."""
+    words = ["cache", "push", "--remote", str(tmp_path), "--store", store.root]
+    code = f"import sys; from tvmflow.cli import main; main.main({words}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {".".join(name.split(".")[:2]) for name in done.stdout.split()}
+    assert not loaded & {"tvmflow.planning", "tvmflow.stages", "pydantic", "yaml"}
