@@ -7,9 +7,8 @@ import pytest
 from tests.support.project import Project
 from tests.support.trials import trial
 from tvmflow.store.local import LocalStore
-from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.ledger import Ledger, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.machine_class import this_machine_class
 from tvmflow.tuning.trials import Failure, trial_id
 
 CONV = "fused_conv2d_NCHWc_add_relu"

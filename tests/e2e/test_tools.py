@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from tests.support.project import Project
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 
 
 @pytest.fixture

@@ -562,7 +562,7 @@ def _format_repair(steps: Sequence[Step], trials: Sequence[str]) -> Iterator[str
 
 
 def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool) -> Iterator[str]:
-    from tvmflow.core.tables import columns
+    from tvmflow.core.text import columns
 
     if collected.evictions:
         yield from columns(
@@ -586,7 +586,7 @@ def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool)
 
 
 def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
-    from tvmflow.core.tables import columns
+    from tvmflow.core.text import columns
 
     if not rows:
         yield "nothing is pinned"

@@ -81,7 +81,7 @@ def compare(options: CompareOptions) -> int:
 
 
 def _format(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
-    from tvmflow.core.tables import columns
+    from tvmflow.core.text import columns
 
     yield f"{comparison.before} -> {comparison.after}"
     for build, figures in groupby(comparison.figures, key=lambda figure: figure.build):

@@ -72,7 +72,7 @@ _HEADINGS: Final = ("key", "total", "free", "pending", "at")
 
 def list_devices(options: DeviceListOptions) -> int:
     from tvmflow.cli.output import print_json, print_lines
-    from tvmflow.core.tables import columns
+    from tvmflow.core.text import columns
     from tvmflow.targets.host import read_host
     from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker
 

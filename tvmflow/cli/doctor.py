@@ -20,7 +20,7 @@ from tvmflow.core.errors import (
     TvmflowError,
 )
 from tvmflow.core.formatting import count_text, excerpt
-from tvmflow.core.requirements import install_command
+from tvmflow.core.packages import install_command
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
@@ -195,7 +195,7 @@ def _examine_package(name: str) -> Finding:
     from packaging.requirements import Requirement
 
     from tvmflow.core import packages
-    from tvmflow.core.requirements import REQUIREMENTS
+    from tvmflow.core.packages import REQUIREMENTS
     from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 
     subject = f"package {name}"

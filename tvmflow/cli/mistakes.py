@@ -10,7 +10,7 @@ from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import shell_word
-from tvmflow.core.suggestions import nearest
+from tvmflow.core.text import nearest
 
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
 _COMMAND_SYNONYMS: Final = {

@@ -22,7 +22,7 @@ from typing import (
     overload,
 )
 
-from tvmflow.core.quantities import parse_age, parse_size
+from tvmflow.core.text import parse_age, parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform

@@ -217,7 +217,7 @@ def export(options: ExportOptions) -> int:
 def import_trials(options: ImportOptions) -> int:
     from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
     from tvmflow.release.lock_trials import SUFFIXES, import_lock
-    from tvmflow.tuning.machine_class import this_machine_class
+    from tvmflow.tuning.ledger import this_machine_class
     from tvmflow.tuning.pack_import import import_pack
 
     store = options.store.open()
@@ -230,7 +230,7 @@ def import_trials(options: ImportOptions) -> int:
 
 @with_disk_errors
 def merge(options: MergeOptions) -> int:
-    from tvmflow.tuning.machine_class import this_machine_class
+    from tvmflow.tuning.ledger import this_machine_class
     from tvmflow.tuning.trial_import import merge_ledger
 
     store = options.store.open()
@@ -265,7 +265,7 @@ def prune(options: PruneOptions) -> int:
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import require_store
     from tvmflow.tuning import pruning
-    from tvmflow.tuning.machine_class import this_machine_class
+    from tvmflow.tuning.ledger import this_machine_class
 
     criteria = pruning.PruneCriteria(
         options.keep_best, options.failed, options.older_than, options.tvm_other

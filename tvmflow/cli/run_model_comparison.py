@@ -15,7 +15,7 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.statistics import PairedTimes
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
-from tvmflow.core.tables import columns
+from tvmflow.core.text import columns
 from tvmflow.core.types import Json
 from tvmflow.runtime.labels import format_predictions
 

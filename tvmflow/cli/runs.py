@@ -112,8 +112,8 @@ def _to_json(run: RunRecord) -> dict[str, Json]:
 
 
 def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) -> Iterator[str]:
-    from tvmflow.core.tables import table
     from tvmflow.core.terminal import find_width
+    from tvmflow.core.text import table
 
     for path, reason in damaged:
         yield f"damaged record: {path}: {reason}"
@@ -213,8 +213,8 @@ def _printable_line(line: str) -> str:
 
 
 def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
-    from tvmflow.core.tables import table
     from tvmflow.core.terminal import find_width
+    from tvmflow.core.text import table
 
     rows = [
         {

@@ -184,8 +184,8 @@ def _list_finished(
 
 
 def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
-    from tvmflow.core.tables import table
     from tvmflow.core.terminal import find_width
+    from tvmflow.core.text import table
 
     width = find_width()
     for name, rows in tables.items():

@@ -73,7 +73,7 @@ def targets(options: TargetsOptions) -> int:
 
 
 def _find_triple(arch: str) -> str:
-    from tvmflow.core.suggestions import nearest
+    from tvmflow.core.text import nearest
     from tvmflow.targets.platforms import parse_triple
 
     triple = _TRIPLES.get(parse_triple(arch).arch)
@@ -115,7 +115,7 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
 
 
 def _format_table(rows: Sequence[_Row]) -> list[str]:
-    from tvmflow.core.tables import columns
+    from tvmflow.core.text import columns
     from tvmflow.targets.capabilities import Capabilities
     from tvmflow.targets.emulation import find_emulators
 

@@ -29,8 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tvmflow.core import fork_server_process, memory, termination
 from tvmflow.core.fork_server_process import Emit
-from tvmflow.core.process_tree import kill_tree
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import kill_tree, module_command
 
 __all__ = ["Emit", "ForkServer", "Outcome"]
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import TvmflowError
-from tvmflow.core.process_tree import kill_tree
+from tvmflow.core.processes import kill_tree
 
 Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""

@@ -3,7 +3,7 @@ r"""Text of others in generated text: names and paths in C, C++, JavaScript, Pyt
 Each language has one function, or one for each place where it takes text: what a user, a model, a
 path or a server names gets into a file through these alone. JSON is written by `json`. Names of
 recipes, variants, targets and parts consist of letters, digits, `.`, `_` and `-`, which are safe in
-strings and comments of each language; elsewhere `core.identifiers` makes identifiers of them.
+strings and comments of each language; elsewhere `identifier` makes identifiers of them.
 
 What is shown to people (comments, Markdown, HTML) is `printable`: a newline is `\n`. What programs
 read back (strings) is the text itself.
@@ -201,3 +201,19 @@ def github_text(text: str, special: str = "") -> str:
     for char in f"%\r\n{special}":
         text = text.replace(char, f"%{ord(char):02X}")
     return text
+
+
+# ---------------------------------------------------------------- identifiers
+
+# `unistd.h` has the macros F_OK, R_OK, W_OK and X_OK, as a library's header would
+_PREFIXES_OF_POSIX: Final = frozenset("FRWX")
+
+
+def identifier(name: str) -> str:
+    """Return a name as an identifier of C and Python.
+
+    >>> identifier("res-net.2"), identifier("3d"), identifier("w")
+    ('res_net_2', 'm3d', 'mw')
+    """
+    plain = "".join(char if char.isalnum() else "_" for char in name)
+    return f"m{plain}" if plain[0].isdigit() or plain.upper() in _PREFIXES_OF_POSIX else plain

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.control_groups import list_groups, read_text
 from tvmflow.core.formatting import size_text
-from tvmflow.core.process_tree import kill_tree, list_descendants, lists_processes
+from tvmflow.core.processes import kill_tree, list_descendants, lists_processes
 
 _log: Final = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 
 _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
     stat.S_ISDIR: "a folder",

@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.files import write_atomically
-from tvmflow.core.requirements import install_command
 
 # Packages whose module has another name than the distribution.
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
@@ -526,3 +525,27 @@ def _load(path: str) -> Mapping[str, Any]:
         return value if isinstance(value, dict) else {}
     except (OSError, ValueError):
         return {}
+
+
+# ---------------------------------------------------------------- requirements
+
+REQUIREMENTS = {
+    "apache-tvm": "apache-tvm==0.27.0.post1",
+    "apache-tvm-ffi": "apache-tvm-ffi>=0.1.14.post0,<0.1.15",
+    "numpy": "numpy>=1.26,<2.5",
+    "onnx": "onnx>=1.21,<2",
+    "onnxruntime": "onnxruntime>=1.20,<2",
+    "safetensors": "safetensors>=0.5",
+    "xgboost-cpu": "xgboost-cpu>=3.0",
+    "ziglang": "ziglang>=0.13,<0.18",
+}
+"""Distribution -> its requirement, as pyproject.toml has it."""
+
+
+def install_command(*distributions: str, again: bool = False) -> str:
+    """Return the command that installs distributions in versions that tvmflow works with.
+
+    `again` replaces also what is installed.
+    """
+    names = " ".join(f"'{REQUIREMENTS.get(name, name)}'" for name in distributions)
+    return f"pip install {'--force-reinstall ' if again else ''}{names}"

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from tvmflow.core.documentation import schema_url
 from tvmflow.core.formatting import quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 
 _VERSION: Final = 1
 

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 
-from tvmflow.core.process_tree import kill_descendants
+from tvmflow.core.processes import kill_descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.slow_steps import explain_wait
-from tvmflow.core.suggestions import nearest
+from tvmflow.core.text import nearest
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import read_kernel_times
 from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text

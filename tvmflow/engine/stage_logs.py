@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TextIO
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text, printable
 from tvmflow.core.project import shortest_path
-from tvmflow.core.suggestions import nearest
+from tvmflow.core.text import nearest
 from tvmflow.engine.run_records import RunRecord
 from tvmflow.executors.base import Event
 from tvmflow.store.local import LocalStore

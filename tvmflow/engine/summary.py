@@ -18,8 +18,8 @@ from tvmflow.core.formatting import (
     shorten,
     size_text,
 )
-from tvmflow.core.tables import table
 from tvmflow.core.terminal import find_width
+from tvmflow.core.text import table
 from tvmflow.engine.builds import Build, Peer, Speedup, list_builds
 from tvmflow.engine.report import MAX_SHOWN, STOPPED, RunReport, StageReport, describe_result
 from tvmflow.stages import STAGES

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_OK, EnvironmentProblem
-from tvmflow.core.process_tree import kill_descendants
+from tvmflow.core.processes import kill_descendants
 from tvmflow.executors import cluster_worker, worker_matching
 from tvmflow.executors.dask import check_certificates, first_line, import_distributed
 

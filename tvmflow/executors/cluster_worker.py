@@ -31,7 +31,7 @@ from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.targets.devices import device_locks_folder
 from tvmflow.tuning import remote_ledger
-from tvmflow.tuning.machine_class import MachineClass
+from tvmflow.tuning.ledger import MachineClass
 
 STORE_VARIABLE: Final = "TVMFLOW_WORKER_STORE"
 REMOTE_VARIABLE: Final = "TVMFLOW_WORKER_REMOTE"

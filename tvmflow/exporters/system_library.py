@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
-from tvmflow.core.identifiers import identifier
+from tvmflow.core.generated_text import identifier
 from tvmflow.exporters import base, static_library
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.targets.c_runtime import symbol_prefix, write_tensor_comment

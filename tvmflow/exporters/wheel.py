@@ -13,7 +13,7 @@ from typing import Final
 
 from tvmflow.core.bill_of_materials import digest_fields, encode_bom, license_fields
 from tvmflow.core.formatting import printable
-from tvmflow.core.identifiers import identifier
+from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json
 from tvmflow.exporters import base
 from tvmflow.exporters._copied_modules import (

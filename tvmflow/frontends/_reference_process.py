@@ -16,7 +16,7 @@ import numpy as np
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._frames import Array, Message, receive, send

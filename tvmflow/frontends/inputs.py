@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
 

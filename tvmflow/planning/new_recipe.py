@@ -15,7 +15,7 @@ from tvmflow.core.file_kinds import MODEL, check_kind, recognize
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest, ModelInput

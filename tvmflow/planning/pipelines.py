@@ -24,7 +24,7 @@ from tvmflow.core.schema import (
     schema_enum,
     to_tuple,
 )
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.recipe.release import Release, Retune
 from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tvmflow.core.errors import RecipeError
-from tvmflow.core.quantities import parse_size
+from tvmflow.core.text import parse_size
 from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS

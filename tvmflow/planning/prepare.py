@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt, names_text
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs

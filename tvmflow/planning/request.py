@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.schema import ClosedModel, first_field_error
-from tvmflow.core.suggestions import nearest
+from tvmflow.core.text import nearest
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.recipe import BuildTarget, Recipe, TargetSpec

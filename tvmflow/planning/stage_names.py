@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Plan, StageSpec
 
 

@@ -18,7 +18,6 @@ from pydantic import (
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.bill_of_materials import license_expression
 from tvmflow.core.formatting import quoted
-from tvmflow.core.quantities import parse_size
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
@@ -28,6 +27,7 @@ from tvmflow.core.schema import (
     published_schema,
     to_tuple,
 )
+from tvmflow.core.text import parse_size
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.recipe._model import InputSpec, ModelSource

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tvmflow.core.formatting import quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.recipe.yaml_reader import UNREADABLE, Document, Loc, Problem, dotted
 from tvmflow.recipe.yaml_writer import inline_yaml

@@ -16,7 +16,7 @@ import yaml
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import list_siblings, obstacle
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.recipe.yaml_writer import FLOAT_WITHOUT_DOT
 

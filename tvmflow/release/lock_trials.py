@@ -17,8 +17,7 @@ from tvmflow.core.errors import UsageError
 from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedTarget, read_lock
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.tvm_target import split_threads, with_threads
-from tvmflow.tuning.ledger import TargetDescription, WorkloadDescription
-from tvmflow.tuning.machine_class import MachineClass
+from tvmflow.tuning.ledger import MachineClass, TargetDescription, WorkloadDescription
 from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import (
     ImportedWorkload,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_OK, StageError
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.local import LocalStore

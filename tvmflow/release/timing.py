@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.targets import devices
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.runtime.image_files import SUFFIXES
 
 if TYPE_CHECKING:

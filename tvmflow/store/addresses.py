@@ -7,7 +7,7 @@ import urllib.parse
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 
 HUB: Final = "hf"
 BUCKETS: Final = ("s3", "gs", "az")

@@ -33,7 +33,6 @@ from tvmflow.store.addresses import (
     scheme_of,
     without_secrets,
 )
-from tvmflow.store.credentials import Credential, find_credential
 from tvmflow.store.http_client import (
     ACCESS_DENIED,
     BROKEN_ANSWER,
@@ -41,10 +40,12 @@ from tvmflow.store.http_client import (
     RETRYABLE,
     Answer,
     ByteSource,
+    Credential,
     HttpClient,
     Incomplete,
     TooLong,
     denial_fix,
+    find_credential,
     header_count,
     read_pieces,
 )

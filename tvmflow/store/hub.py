@@ -19,11 +19,18 @@ from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json
 from tvmflow.store.addresses import HubFile, check_address, without_secrets
-from tvmflow.store.credentials import Credential, find_hub_credential, may_send_to
-from tvmflow.store.http_client import BROKEN_ANSWER, RETRYABLE, Answer, HttpClient
+from tvmflow.store.http_client import (
+    BROKEN_ANSWER,
+    RETRYABLE,
+    Answer,
+    Credential,
+    HttpClient,
+    find_hub_credential,
+    may_send_to,
+)
 
 _TIMEOUT_S: Final = 30.0
 _ATTEMPTS: Final = 3

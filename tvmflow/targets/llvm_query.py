@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.formatting import last_line
-from tvmflow.core.python_process import code_command
+from tvmflow.core.processes import code_command
 from tvmflow.core.types import Json
 from tvmflow.targets.host import read_host
 from tvmflow.targets.platforms import parse_triple

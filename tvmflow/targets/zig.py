@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tvmflow.core.disk_errors import find_disk_problem
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

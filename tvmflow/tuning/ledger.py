@@ -14,13 +14,13 @@ from typing import Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import StrictStr, TypeAdapter
 
-from tvmflow.core import documents
+from tvmflow.core import documents, packages
 from tvmflow.core.canonical_json import canonical, digest_of, document
 from tvmflow.core.files import temporary_name, write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
+from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.trials import RECORD_VERSION
 from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
 
@@ -311,3 +311,17 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+class MachineClass(NamedTuple):
+    """A TVM build and a class of devices: `kind` (`cpu`, `cuda`, `rpc`) and `class` (its model)."""
+
+    tvm: str
+    device: Mapping[str, str]
+
+
+def this_machine_class() -> MachineClass:
+    """Return the class of the trials that this machine's CPU makes with the installed TVM."""
+    return MachineClass(
+        packages.identity("apache-tvm"), {"kind": "cpu", "class": read_host().model}
+    )

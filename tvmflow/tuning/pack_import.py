@@ -26,14 +26,13 @@ from tvmflow.core.files import output_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
-from tvmflow.tuning.ledger import TargetDescription, WorkloadDescription
+from tvmflow.tuning.ledger import MachineClass, TargetDescription, WorkloadDescription
 from tvmflow.tuning.ledger_folders import (
     WORKLOAD_KEY,
     TargetFolder,
     list_target_folders,
     read_records,
 )
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportedWorkload, ImportResult, import_trials
 from tvmflow.tuning.trials import (

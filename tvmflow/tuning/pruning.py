@@ -11,9 +11,8 @@ from typing import NamedTuple
 from tvmflow.core.errors import UsageError
 from tvmflow.core.file_locks import Locked
 from tvmflow.core.types import Json
-from tvmflow.tuning.ledger import WorkloadDescription
+from tvmflow.tuning.ledger import MachineClass, WorkloadDescription
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.trials import Trial, sort_by_time
 
 _log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from tvmflow.store.remote.base import BlobRef, Corrupt, RemoteCacheError, Unreac
 from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.tuning.ledger import MachineClass, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.machine_class import MachineClass, this_machine_class
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportResult

@@ -16,9 +16,8 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import Json
 from tvmflow.tuning import traces
-from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadDescription
+from tvmflow.tuning.ledger import Ledger, MachineClass, TargetDescription, WorkloadDescription
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.replay import TraceCheck, TraceVerdict
 from tvmflow.tuning.trials import (
     Ban,

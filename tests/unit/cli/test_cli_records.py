@@ -12,8 +12,7 @@ from tests.support.trials import trial
 from tvmflow.cli import main
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
-from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.machine_class import this_machine_class
+from tvmflow.tuning.ledger import Ledger, this_machine_class
 from tvmflow.tuning.trials import Failure
 
 WORKLOAD = "ab" * 32

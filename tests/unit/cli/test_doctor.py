@@ -9,7 +9,7 @@ import pytest
 from tvmflow.cli import doctor, main, targets
 from tvmflow.cli.doctor import Finding, examine_disks
 from tvmflow.core import packages
-from tvmflow.core.requirements import REQUIREMENTS, install_command
+from tvmflow.core.packages import REQUIREMENTS, install_command
 from tvmflow.frontends.peers import PEERS
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.capabilities import Capabilities

@@ -17,8 +17,7 @@ from tvmflow.core.formatting import (
     quoted,
     size_text,
 )
-from tvmflow.core.suggestions import did_you_mean, nearest
-from tvmflow.core.tables import columns
+from tvmflow.core.text import columns, did_you_mean, nearest
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from tvmflow.recipe.lock_file import LockedKernel, LockedRecipe, LockedTarget, L
 from tvmflow.recipe.yaml_writer import write_yaml
 from tvmflow.release.lock_trials import import_lock
 from tvmflow.targets.tvm_target import with_threads
-from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.machine_class import MachineClass
+from tvmflow.tuning.ledger import Ledger, MachineClass
 from tvmflow.tuning.proposals import StartingPoints
 
 TRIAL = trial(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.store.credentials import find_credential, find_hub_credential, may_send_to
+from tvmflow.store.http_client import find_credential, find_hub_credential, may_send_to
 
 
 def test_credentials_are_sent_over_https_or_to_this_machine() -> None:

@@ -19,9 +19,8 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.budget import BATCH_SIZE, Budget, BudgetRules, WorkloadShare
 from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, read_or_measure
-from tvmflow.tuning.ledger import Ledger, target_key
+from tvmflow.tuning.ledger import Ledger, MachineClass, target_key
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import merge_ledger

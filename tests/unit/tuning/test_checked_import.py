@@ -13,8 +13,7 @@ from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tests.unit.tuning.test_replay import CRASHES, GOOD, WRONG, of
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
-from tvmflow.tuning.ledger import Ledger, WorkloadDescription
-from tvmflow.tuning.machine_class import MachineClass
+from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.related_workloads import RelatedTrials
 from tvmflow.tuning.replay import TraceCheck

@@ -21,9 +21,8 @@ from tvmflow.cli.records import format_import
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.tuning import traces
-from tvmflow.tuning.ledger import Ledger, WorkloadDescription
+from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import ImportResult
 from tvmflow.tuning.trials import Baseline, Failure, FinalistsRecord, trial_id

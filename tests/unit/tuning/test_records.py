@@ -19,7 +19,7 @@ import pytest
 from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
-from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
+from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription, target_key
 from tvmflow.tuning.ledger_folders import check_ledger, list_target_folders
 from tvmflow.tuning.listing import (
     find_workload_trials,
@@ -27,7 +27,6 @@ from tvmflow.tuning.listing import (
     summarize_target,
     summarize_workloads,
 )
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.pruning import PruneCriteria, prune
 from tvmflow.tuning.trial_import import merge_ledger

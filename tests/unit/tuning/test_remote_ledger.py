@@ -17,9 +17,8 @@ from tvmflow.core import signing
 from tvmflow.store.remote import action_result
 from tvmflow.store.remote.base import BlobRef
 from tvmflow.tuning import remote_ledger
-from tvmflow.tuning.ledger import Ledger, target_key
+from tvmflow.tuning.ledger import Ledger, MachineClass, target_key
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.machine_class import MachineClass
 from tvmflow.tuning.remote_ledger import LedgerSync, PullResult, index_key
 
 HERE = MachineClass("0", DEVICE)
@@ -233,8 +232,8 @@ def test_trials_are_shared_without_loading_tvm() -> None:
 
     code = (
         "import sys, tvmflow.tuning.remote_ledger, tvmflow.store.remote.client, "
-        "tvmflow.tuning.pack_import, tvmflow.tuning.machine_class\n"
-        "tvmflow.tuning.machine_class.this_machine_class()\n"
+        "tvmflow.tuning.pack_import, tvmflow.tuning.ledger\n"
+        "tvmflow.tuning.ledger.this_machine_class()\n"
         "print(sorted({'tvm', 'numpy', 'onnx', 'obstore'} & set(sys.modules)))"
     )
     process = subprocess.run(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
-from tvmflow.core.python_process import code_command
+from tvmflow.core.processes import code_command
 from tvmflow.core.types import InputFile, TensorSpec
 from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where

@@ -14,7 +14,7 @@ from tvm import relax
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends._nodes import NodeNames

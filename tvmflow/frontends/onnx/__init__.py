@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from tvmflow.core.requirements import install_command
+from tvmflow.core.packages import install_command
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._import_errors import importing
 from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits

@@ -13,7 +13,7 @@ from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.file_kinds import ONNX
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends._file_source import (
     NamedFile,

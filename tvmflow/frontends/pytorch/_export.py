@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.onnx.source import EXTERNAL
 from tvmflow.frontends.onnx.source import MODEL as ONNX_MODEL

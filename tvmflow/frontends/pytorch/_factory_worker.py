@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, last_line, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 
 _MAX_REASON: Final = 400
 

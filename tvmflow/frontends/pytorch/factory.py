@@ -13,7 +13,7 @@ from typing import Final
 
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
 from tvmflow.core.files import output_file
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.pytorch._export import INSTALL

@@ -10,7 +10,7 @@ import onnx
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.tflite._flatbuffer import Buffer
 from tvmflow.frontends.tflite._graph import Array, Graph

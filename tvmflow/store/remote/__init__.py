@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import UsageError
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.store.remote.base import RemoteCache
 from tvmflow.store.remote.bucket import BucketCache
 from tvmflow.store.remote.folder import FolderCache

@@ -16,7 +16,6 @@ from typing import IO, Final
 
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
-from tvmflow.store.credentials import basic, bearer, find_in_netrc
 from tvmflow.store.http_client import (
     BROKEN_ANSWER,
     RETRYABLE,
@@ -25,6 +24,9 @@ from tvmflow.store.http_client import (
     Incomplete,
     TooLong,
     TooSlow,
+    basic,
+    bearer,
+    find_in_netrc,
     header_count,
     read_pieces,
 )

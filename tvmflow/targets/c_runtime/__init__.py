@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core.generated_text import c_string, comment
-from tvmflow.core.identifiers import identifier
+from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Json, shape_text
 from tvmflow.targets.c_runtime import weights
 from tvmflow.targets.linking import (

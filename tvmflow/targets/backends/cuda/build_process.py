@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import StageError, TvmflowError
-from tvmflow.core.python_process import module_command
+from tvmflow.core.processes import module_command
 from tvmflow.core.types import Json
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 

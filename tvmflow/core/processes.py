@@ -1,6 +1,14 @@
-"""Process trees: a process with everything that it has started, also in other process groups and sessions."""
+"""Processes: one with everything that it has started, and new ones that import what this one would import.
+
+`python -m` and `python -c` look into the current folder first, where a user's `numpy.py` or `onnx/`
+would be imported in place of the package. A process that is started here gets the import path of
+this one.
+"""
 
 import os
+import sys
+
+# ---------------------------------------------------------------- process trees
 
 _KILL = 9
 _ATTEMPTS = 3
@@ -70,3 +78,19 @@ def _list_descendants_portably(pid: int) -> list[int]:
     except psutil.Error:
         # it has ended
         return []
+
+
+# ---------------------------------------------------------------- Python processes
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module as `python -m` does."""
+    run = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    return [*code_command(run), *arguments]
+
+
+def code_command(code: str) -> list[str]:
+    """Return the command that runs Python code as `python -c` does."""
+    folder = os.getcwd()
+    path = [os.path.join(folder, entry) if entry else folder for entry in sys.path]
+    return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]

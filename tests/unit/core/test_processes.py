@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from tvmflow.core import memory, process_tree
+from tvmflow.core import memory, processes
 
 
 def hide_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (memory, process_tree):
+    for module in (memory, processes):
         monkeypatch.setattr(module, "lists_processes", lambda: False)
 
 
@@ -22,14 +22,14 @@ def test_the_descendants_of_init_hold_this_process(
     if not has_proc:
         hide_proc(monkeypatch)
     ancestor = os.getppid()
-    assert os.getpid() in process_tree.list_descendants(ancestor)
+    assert os.getpid() in processes.list_descendants(ancestor)
 
 
 def test_a_process_that_has_ended_has_no_descendants(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no memory."""
     hide_proc(monkeypatch)
     gone = 1 << 22
-    assert process_tree.list_descendants(gone) == []
+    assert processes.list_descendants(gone) == []
     assert list(memory._resident_bytes([gone, os.getpid()])) == [os.getpid()]
 
 

@@ -1,0 +1,131 @@
+"""Text that people write and read: names that are nearly right, quantities with a unit, tables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from tvmflow.core.formatting import quoted
+
+# ---------------------------------------------------------------- suggestions
+
+_LONGEST = 60
+
+
+def nearest(
+    name: str, valid: Iterable[object], *, count: int = 1, cutoff: float = 0.6
+) -> list[str]:
+    """Return up to `count` of the valid names that are most like `name` in any case, the best first."""
+    # most command lines and recipes have no mistake
+    import difflib
+
+    spellings = {str(other).lower(): str(other) for other in valid}
+    matches = difflib.get_close_matches(name[:_LONGEST].lower(), spellings, n=count, cutoff=cutoff)
+    return [spellings[match] for match in matches]
+
+
+def did_you_mean(
+    name: str,
+    valid: Iterable[object],
+    *,
+    cutoff: float = 0.6,
+    synonyms: Mapping[str, Sequence[str]] | None = None,
+) -> str:
+    """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing.
+
+    `synonyms` are the valid names for what others call them, in lower case.
+    """
+    names = (synonyms or {}).get(name.lower()) or nearest(name, valid, cutoff=cutoff)
+    choices = " or ".join(f"'{other}'" for other in names)
+    return f"; did you mean {choices}?" if names else ""
+
+
+# ---------------------------------------------------------------- quantities
+
+_SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_BYTES: Final = {
+    **{"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
+    **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
+}
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds of an age such as `30d`, `12h`, `90min`, `2w`, or `0`.
+
+    Raises:
+        ValueError: for any other text; the message says what is expected.
+    """
+    return _parse(text, _SECONDS, "an age such as 30d, 12h or 90min")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as `20GB`, `1.5GiB`, or `0`.
+
+    Raises:
+        ValueError: for any other text; the message says what is expected.
+    """
+    return int(_parse(text, _BYTES, "a size such as 20GB or 500MB"))
+
+
+def _parse(text: str, units: Mapping[str, float], kind: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-z]*)", text, re.ASCII)
+    number, unit = match.groups() if match else ("", "")
+    if match and unit in units:
+        return float(number) * units[unit]
+    # A number without a unit could be days or seconds, megabytes or bytes. Only 0 is the same in all units.
+    if match and not unit and float(number) == 0:
+        return 0.0
+    raise ValueError(f"{quoted(text)} is not {kind}; units are {', '.join(units)}")
+
+
+# ---------------------------------------------------------------- tables
+
+_GAP = "  "
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
+    """Return one line for each row, its cells padded to the width of their columns.
+
+    Args:
+        rows: Cells; every row has the same number of them.
+        right: The indices of the columns that are aligned to the right, as numbers are.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        _GAP.join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def table(
+    rows: Sequence[Mapping[str, str]],
+    *,
+    right: Collection[str] = (),
+    expendable: Sequence[str] = (),
+    width: int | None = None,
+) -> list[str]:
+    """Return a table with headings as lines of text; columns that are empty in all rows are left out.
+
+    Args:
+        rows: Cells by heading; every row has the same headings.
+        right: The headings of the columns that are aligned to the right.
+        expendable: The headings of the columns that are left out until the table fits, the first of them first.
+        width: How wide it may be; None for any width.
+    """
+    headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    for heading in expendable:
+        if width is None or _width_of(rows, headings) <= width:
+            break
+        headings = [name for name in headings if name != heading]
+    cells = [headings, *([row[heading] for heading in headings] for row in rows)]
+    indices = frozenset(index for index, heading in enumerate(headings) if heading in right)
+    return columns(cells, right=indices)
+
+
+def _width_of(rows: Sequence[Mapping[str, str]], headings: Sequence[str]) -> int:
+    widths = [max(len(heading), *(len(row[heading]) for row in rows)) for heading in headings]
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
