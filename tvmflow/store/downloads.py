@@ -15,7 +15,6 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, NamedTuple
 
 from tvmflow.core.bounded_calls import call_within
@@ -285,7 +284,7 @@ def _download_missing(job: _Job) -> None:
     source = _open(job, offset)
     if source is None:
         return
-    with source:
+    with contextlib.closing(source):
         job.check_abandoned()
         _receive(job, source, offset)
 
@@ -335,15 +334,8 @@ class _LocalFile:
         """Return the next bytes; none at the end."""
         return self._stream.read(CHUNK)
 
-    def __enter__(self) -> _LocalFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._stream.close()
 
 

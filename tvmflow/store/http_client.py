@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from email.message import Message
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, NamedTuple, Protocol
 from urllib.request import getproxies, proxy_bypass
 
@@ -78,25 +77,13 @@ class ByteSource(Protocol):
         """Return the next bytes, soon after they have arrived; none at the end."""
         ...
 
-    def __enter__(self) -> ByteSource: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def close(self) -> None:
+        """Read no more."""
+        ...
 
 
 class TransferError(Exception):
-    """The bytes of a source did not arrive as they must.
-
-    Attributes:
-        received: How many had arrived.
-    """
-
-    def __init__(self, received: int, text: str) -> None:
-        super().__init__(text)
-        self.received = received
+    """The bytes of a source did not arrive as they must."""
 
 
 class TooLong(TransferError):
@@ -129,17 +116,17 @@ def read_pieces(
         try:
             piece = source.read()
         except BROKEN_ANSWER as error:
-            raise Incomplete(received, str(error)) from error
+            raise Incomplete(str(error)) from error
         if not piece:
             break
         received += len(piece)
         if received > max_bytes:
-            raise TooLong(received, f"longer than {max_bytes} bytes")
+            raise TooLong(f"longer than {max_bytes} bytes")
         yield piece
         if time.monotonic() > deadline:
-            raise TooSlow(received, f"only {received} bytes arrived within {limit_s:.0f} s")
+            raise TooSlow(f"only {received} bytes arrived within {limit_s:.0f} s")
     if source.total and source.start + received != source.total:
-        raise Incomplete(received, f"the connection ended after {received} bytes")
+        raise Incomplete(f"the connection ended after {received} bytes")
 
 
 # ---------------------------------------------------------------- answers
@@ -149,16 +136,14 @@ class Answer:
     """The answer to a request: its status and header, and a source of its bytes.
 
     Attributes:
-        url: The URL that was requested last, after redirects.
         status: Its status.
         reason: What the server says of the status.
         headers: Its header.
     """
 
     def __init__(
-        self, url: str, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
+        self, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
     ) -> None:
-        self.url = url
         self.status: int = response.status
         self.reason: str = response.reason
         self.headers: Message = response.headers
@@ -206,19 +191,15 @@ class Answer:
     def __enter__(self) -> Answer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         is_read = False
         if error is None and self._client.keeps_connections:
             with contextlib.suppress(*BROKEN_ANSWER):
                 is_read = self._read_rest()
-        if not is_read:
-            self._response.close()
-        self._client.release(self._connection, is_reusable=is_read)
+        if is_read:
+            self._client.release(self._connection, is_reusable=True)
+        else:
+            self.close()
 
     def _read_rest(self) -> bool:
         """Read a short rest; return whether the connection can take another request."""
@@ -312,7 +293,7 @@ class HttpClient:
         except BaseException:
             self.release(connection, is_reusable=False)
             raise
-        return Answer(url, response, connection, self)
+        return Answer(response, connection, self)
 
     def release(self, connection: HTTPConnection, *, is_reusable: bool) -> None:
         """Take a connection back, and keep it where it can take another request."""

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -340,3 +341,46 @@ def test_a_killed_download_is_resumed(web: Web, tmp_path: Path) -> None:
     assert web.requests[-1] == f"bytes={kept}-"
     # the answer to the one that was killed may still be on its way
     assert web.sent[-1] == len(BODY) - kept
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    """A proxy that answers for every server, and opens no tunnels."""
+
+    requests: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.requests.append(f"{self.path} {self.headers.get('Proxy-Authorization')}")
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"model")
+
+    def do_CONNECT(self) -> None:
+        self.requests.append(f"CONNECT {self.path}")
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+def test_downloads_go_through_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An encrypted one through a tunnel, with the credentials of the proxy, and not to hosts without a proxy."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Proxy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("http_proxy", f"http://me:pw@{address}")
+    monkeypatch.setenv("https_proxy", address)
+    monkeypatch.setenv("no_proxy", "elsewhere.example")
+    digest = hashlib.sha256(b"model").hexdigest()
+    with server:
+        download("http://models.example/net.onnx?x=1", digest, tmp_path)
+        with pytest.raises(DownloadError, match="Tunnel connection failed: 403"):
+            download("https://models.example/net.onnx", "0" * 64, tmp_path, retries=0)
+        with pytest.raises(DownloadError, match=r"elsewhere\.example is not known|no answer from"):
+            download("http://elsewhere.example/net.onnx", "0" * 64, tmp_path, retries=0)
+        server.shutdown()
+    assert _Proxy.requests == [
+        "http://models.example/net.onnx?x=1 Basic bWU6cHc=",
+        "CONNECT models.example:443",
+    ]

@@ -13,7 +13,6 @@ import urllib.parse
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from tvmflow.core.documentation import page_url
@@ -138,16 +137,8 @@ class ObjectSource:
         with library_errors(self._timeout_s):
             return bytes(next(self._pieces, b""))
 
-    def __enter__(self) -> ObjectSource:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return
+    def close(self) -> None:
+        """Do nothing: the library closes its connections."""
 
 
 def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:
