@@ -110,14 +110,14 @@ def test_garbage_collection_before_the_pin_keeps_the_results_of_this_run(
 
     def after_a_collection(store: LocalStore, *words: Any, **more: Any) -> list[str]:
         shutil.rmtree(Path(store.root, "last"))
-        garbage_collection.collect_garbage(LocalStore(store.root), Limits(max_age_s=0.0))
+        # what was made a moment ago counts as made before
+        limits = Limits(max_age_s=0.0, clock_margin_s=0.0)
+        garbage_collection.collect_garbage(LocalStore(store.root), limits)
         missing.append(pin(store, *words, **more))
         return missing[-1]
 
     monkeypatch.chdir(project.folder)
     monkeypatch.setenv("TVMFLOW_STORE", "cache")
-    # what was made a moment ago counts as made before
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 0)
     monkeypatch.setattr(lock, "add_pin", after_a_collection)
     assert main.main([command, "all.yaml"]) == 0
     assert missing == [[]]

@@ -68,8 +68,6 @@ from tvmflow.store.notes import unseal
 
 _log = logging.getLogger(__name__)
 
-# The coarsest clock of a file system.
-_CLOCK_MARGIN_NS: Final = 2 * 10**9
 # More than clocks of machines differ.
 _AHEAD_NS: Final = 86_400 * 10**9
 
@@ -180,7 +178,7 @@ def _collect(
     *,
     remove: bool,
 ) -> Collection:
-    horizon_ns = min([now_ns, *active_runs]) - _CLOCK_MARGIN_NS
+    horizon_ns = min([now_ns, *active_runs]) - round(limits.clock_margin_s * 1e9)
     plan = EvictionPlan(store, inventory, limits, now_ns, horizon_ns)
     evictions = []
     for candidate in plan.candidates():
@@ -397,10 +395,12 @@ class Limits(NamedTuple):
     Attributes:
         max_age_s: How long they may stay; None for ever.
         max_bytes: How large the store may be with them; None for any size.
+        clock_margin_s: How coarse the clock of the file system may be, in seconds.
     """
 
     max_age_s: float | None = DEFAULT_AGE
     max_bytes: int | None = None
+    clock_margin_s: float = 2.0
 
 
 class EvictionPlan:
@@ -445,7 +445,8 @@ class EvictionPlan:
 
     def _reason(self, used_ns: int) -> str:
         """Return why something unused is removed; nothing when it may stay."""
-        age_s, (max_age_s, max_bytes) = (self._now_ns - used_ns) / 1e9, self._limits
+        age_s, max_age_s = (self._now_ns - used_ns) / 1e9, self._limits.max_age_s
+        max_bytes = self._limits.max_bytes
         if max_age_s is not None and age_s >= max_age_s:
             unused = f", and it was not used for {age_text(max_age_s)}" if max_age_s else ""
             return f"nothing needs it{unused}"

@@ -134,10 +134,8 @@ class TuningResult(NamedTuple):
 # stopped.
 
 
-_TICK_S: Final = 1.0
-# A process that has not looked at the ticking clock for so long, and that used less than this share of
-# a CPU meanwhile, did not run; one that computes may have had no time to look.
-_MAX_SILENT_S: Final = 5.0
+# A process that has not looked at the ticking clock for long, and that used less than this share of a
+# CPU meanwhile, did not run; one that computes may have had no time to look.
 _MIN_BUSY: Final = 0.1
 
 
@@ -150,13 +148,19 @@ class WorkClock:
     Args:
         clock: Returns the current time in seconds.
         cpu_clock: Returns the CPU seconds of this process.
+        tick_s: How often a ticking clock is looked at.
+        max_silent_s: How long a process that runs may not have looked at it.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         cpu_clock: Callable[[], float] = time.process_time,
+        *,
+        tick_s: float = 1.0,
+        max_silent_s: float = 5.0,
     ) -> None:
+        self._tick_s, self._max_silent_s = tick_s, max_silent_s
         self._waits = WaitingTime(clock)
         self._cpu_clock = cpu_clock
         self._lock = threading.Lock()
@@ -169,8 +173,8 @@ class WorkClock:
         with self._lock:
             now_s, cpu_s = self._read_s(), self._cpu_clock()
             silent_s, busy_s = now_s - self._last_s, cpu_s - self._last_cpu_s
-            if self._is_ticking and silent_s > _MAX_SILENT_S and busy_s < _MIN_BUSY * silent_s:
-                self._stopped_s += silent_s - _TICK_S
+            if self._is_ticking and silent_s > self._max_silent_s and busy_s < _MIN_BUSY * silent_s:
+                self._stopped_s += silent_s - self._tick_s
             self._last_s, self._last_cpu_s = now_s, cpu_s
             return now_s - self._stopped_s
 
@@ -180,11 +184,11 @@ class WorkClock:
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
-        """Look at the clock each second while the block runs, so that it is known when the process was stopped."""
+        """Look at the clock again and again while the block runs, so that it is known when the process was stopped."""
         ended = threading.Event()
 
         def tick() -> None:
-            while not ended.wait(_TICK_S):
+            while not ended.wait(self._tick_s):
                 self.now()
 
         thread = threading.Thread(target=tick, name="work-clock", daemon=True)

@@ -174,13 +174,13 @@ def test_garbage_collection_keeps_the_last_records(
     """Of old ones; young ones stay however many they are."""
     monkeypatch.setattr(garbage_collection, "_KEPT_RUNS", 2)
     # what was just written counts as written before
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", -5 * 10**9)
+    limits = Limits(clock_margin_s=-5.0)
     for _ in range(4):
         record(store, RAN)
     ids = run_records.list_ids(store)
-    collect_garbage(store, Limits())
+    collect_garbage(store, limits)
     assert run_records.list_ids(store) == ids
-    collected = collect_garbage(store, Limits(max_age_s=0.0))
+    collected = collect_garbage(store, limits._replace(max_age_s=0.0))
     assert run_records.list_ids(store) == ids[2:]
     assert [eviction.name for eviction in collected.evictions] == [
         f"history/{name}.json" for name in ids[:2]

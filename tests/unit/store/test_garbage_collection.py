@@ -39,7 +39,10 @@ from tvmflow.store.inventory import stored_paths, take_inventory
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin, list_pins, list_recipe_pins, remove_pin
 
-ALL = Limits(max_age_s=0.0)
+OLD = Limits(clock_margin_s=-5.0)
+"""The limits of a collection for which what a test just made was made before."""
+ALL = OLD._replace(max_age_s=0.0)
+EXACT = ALL._replace(clock_margin_s=0.0)
 
 
 @pytest.fixture
@@ -77,9 +80,8 @@ def evicted(collection: Collection) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let what a test just made count as made before, and use no device lock of this machine."""
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", -5 * 10**9)
+def no_device_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Use no device lock of this machine."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
@@ -89,12 +91,12 @@ def test_needed_results_stay_and_unused_ones_are_removed_by_age(store: LocalStor
     old = make(store, "b", days=31, made_for="net:build/host")
     young = make(store, "c", days=29)
     store.remember("net", "build/host", root.key)
-    dry = preview_collection(store, Limits())
+    dry = preview_collection(store, OLD)
     assert evicted(dry) == [f"result net:build/host {old.key[:12]}"]
     assert dry.evictions[0].reason == "nothing needs it, and it was not used for 30 days"
     assert store.find(old.key) == old
     set_back(Path(store.action_path(old.key)), 31)
-    done = collect_garbage(store, Limits())
+    done = collect_garbage(store, OLD)
     assert (evicted(done), done.freed) == (evicted(dry), dry.freed)
     assert store.find(old.key) is None
     assert not Path(store.blobs.path(old.files[0].digest)).exists()
@@ -120,10 +122,10 @@ def test_max_size_removes_what_was_unused_longest(store: LocalStore) -> None:
     for number, text in enumerate("abcd"):
         make(store, text, days=10 - number, size=10_000)
     store.remember("net", "build", stage_key("a").digest)
-    collection = collect_garbage(store, Limits(None, 32_000))
+    collection = collect_garbage(store, OLD._replace(max_age_s=None, max_bytes=32_000))
     assert [title.rpartition(" ")[2] for title in evicted(collection)] == [short("b")]
     assert collection.kept_bytes <= 32_000
-    collection = collect_garbage(store, Limits(None, 5_000))
+    collection = collect_garbage(store, OLD._replace(max_age_s=None, max_bytes=5_000))
     assert [title.rpartition(" ")[2] for title in evicted(collection)] == [short("c"), short("d")]
     assert collection.kept_bytes > 5_000
     assert store.find(stage_key("a").digest) is not None
@@ -161,7 +163,6 @@ def test_a_pin_that_cannot_be_read_stops_the_collection(store: LocalStore) -> No
 
 def test_what_an_active_run_has_used_stays(store: LocalStore, monkeypatch: Any) -> None:
     """What was found or made since it began is kept, whatever the limits; after it ended, it is removed."""
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 0)
     used, other = make(store, "a", days=90), make(store, "b", days=90)
     run = LocalStore(store.root)
     with run.running():
@@ -169,26 +170,25 @@ def test_what_an_active_run_has_used_stays(store: LocalStore, monkeypatch: Any) 
         made = make(run, "c")
         store.find(made.key)
         os.utime(store.action_path(made.key))
-        gone_now = collect_garbage(store, ALL)
+        gone_now = collect_garbage(store, EXACT)
         assert (evicted(gone_now), gone_now.runs) == ([f"result build {short('b')}"], 1)
         assert run.find(used.key) == used
         assert run.find(other.key) is None
     time.sleep(0.02)
-    assert len(collect_garbage(store, ALL).evictions) == 2
+    assert len(collect_garbage(store, EXACT).evictions) == 2
 
 
 def test_a_nested_run_shares_the_lease_of_the_outer_one(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the outer run used stays when the inner one has ended, and both count as one run."""
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 0)
     made = make(store, "a", days=90)
     run = LocalStore(store.root)
     with run.running() as began:
         with run.running() as part:
             assert part == began
             assert run.find(made.key) == made
-        collection = preview_collection(store, ALL)
+        collection = preview_collection(store, EXACT)
         assert (collection.evictions, collection.runs) == ((), 1)
     assert leases.active_runs(store.root) == []
 
@@ -197,7 +197,6 @@ def test_a_result_that_is_used_after_it_was_chosen_stays(
     store: LocalStore, monkeypatch: Any
 ) -> None:
     """A run that begins during the collection finds what it needs, and that stays with its blobs."""
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 0)
     made = make(store, "a", days=90)
     make(store, "b", days=80)
     run = LocalStore(store.root)
@@ -211,7 +210,7 @@ def test_a_result_that_is_used_after_it_was_chosen_stays(
 
     monkeypatch.setattr(garbage_collection, "take_inventory", look_and_be_overtaken)
     with contextlib.ExitStack() as stack:
-        assert evicted(collect_garbage(store, ALL)) == [f"result build {short('b')}"]
+        assert evicted(collect_garbage(store, EXACT)) == [f"result build {short('b')}"]
         assert Path(run.blobs.verified_path(made.files[0].digest)).read_bytes() == b"a" * 100
 
 
@@ -492,7 +491,6 @@ def _collect(root: str, enough: str, least_rounds: str, least_gone: str) -> None
     """
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-    garbage_collection._CLOCK_MARGIN_NS = 0  # type: ignore[misc]
     store = LocalStore(root)
     rounds = went = 0
     try:
@@ -500,7 +498,7 @@ def _collect(root: str, enough: str, least_rounds: str, least_gone: str) -> None
             for pin in list_recipe_pins(store):
                 if rounds % 2:
                     remove_pin(store, pin.name)
-            collection = collect_garbage(store, ALL)
+            collection = collect_garbage(store, EXACT)
             rounds, went = (
                 rounds + 1,
                 went + sum(eviction.kind == "result" for eviction in collection.evictions),
@@ -575,7 +573,6 @@ def test_a_run_keeps_its_results_when_the_clock_is_set_back(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it finds and makes afterwards has times before those of its lease."""
-    monkeypatch.setattr(garbage_collection, "_CLOCK_MARGIN_NS", 2 * 10**9)
     old = make(store, "old", days=90)
     other = LocalStore(store.root)
     with store.running():
@@ -589,6 +586,6 @@ def test_a_run_keeps_its_results_when_the_clock_is_set_back(
         later_ns = time.time_ns() + 600 * 10**9
         with monkeypatch.context() as patch:
             patch.setattr(time, "time_ns", lambda: later_ns)
-            garbage_collection._remove_unused(other, ALL, later_ns)
+            garbage_collection._remove_unused(other, Limits(0.0), later_ns)
         assert other.find(old.key) and other.find(made.key)
         assert lease.stat().st_mtime_ns < ahead_ns

@@ -65,10 +65,9 @@ def test_the_clock_stands_while_the_process_is_stopped() -> None:
 
 STOPPED = """
 import signal, sys, time
-from tvmflow.tuning import tuning_job as work_clock
+from tvmflow.tuning.tuning_job import WorkClock
 
-work_clock._TICK_S, work_clock._MAX_SILENT_S = 0.05, 0.5
-clock = work_clock.WorkClock()
+clock = WorkClock(tick_s=0.05, max_silent_s=0.5)
 with clock.ticking():
     began, real_s = clock.now(), time.monotonic()
     print("ready", flush=True)
