@@ -79,7 +79,7 @@ def _format_cleaning(
     cleaning: Cleaning, store: LocalStore, options: CleanOptions, *, done: bool
 ) -> Iterator[str]:
     from tvmflow.core.project import shortest_path
-    from tvmflow.store.files import size_below
+    from tvmflow.store.inventory import size_below
 
     removed = "removed" if done else "would be removed"
     results = count_text(cleaning.results, "result")

@@ -21,10 +21,10 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import check_pinned, input_digests
-from tvmflow.store.claims import Claim
 from tvmflow.store.downloads import DownloadProgress
 from tvmflow.store.failures import existing_log
 from tvmflow.store.file_digests import stamp
+from tvmflow.store.leases import Claim
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.source_files import SourceFiles, fetch_file

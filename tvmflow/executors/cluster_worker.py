@@ -24,7 +24,7 @@ from tvmflow.executors.base import Event, OnEvent
 from tvmflow.executors.cluster_messages import TOPIC, StageRequest, StageResponse, call_with_paths
 from tvmflow.executors.local import ProcessExecutor
 from tvmflow.store.blobs import DamagedBlob
-from tvmflow.store.claims import Claim
+from tvmflow.store.leases import Claim
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.base import BlobRef, RemoteCacheError

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.store import leases
-from tvmflow.store.files import files_below, size_below, size_of
-from tvmflow.store.inventory import require_store, take_inventory
+from tvmflow.store.inventory import files_below, require_store, size_below, size_of, take_inventory
 from tvmflow.store.local import LocalStore
 
 _CLEANED: Final = "last failures work logs stats facts plans delivered tmp damaged runs".split()

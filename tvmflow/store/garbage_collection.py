@@ -54,15 +54,17 @@ from tvmflow.core.files import read_regular, temporary_name
 from tvmflow.core.formatting import age_text
 from tvmflow.core.project import shortest_path
 from tvmflow.store import leases
-from tvmflow.store.files import (
+from tvmflow.store.inventory import (
+    Inventory,
+    StoredResult,
     changed_ns,
     entries_of,
     files_below,
     folders_below,
     size_below,
     size_of,
+    take_inventory,
 )
-from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
 from tvmflow.store.local import LocalStore
 from tvmflow.store.notes import unseal
 

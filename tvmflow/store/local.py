@@ -4,7 +4,7 @@
     actions/ab/<key>       the action record of a finished stage (see `action_records`)
     last/<recipe>/<label>  the key that a recipe's stage had when it was last up to date
     pins/<name>            keys and digests that a lock file or a release needs (see `pins`)
-    work/<key>/            a stage that runs, or was killed and will resume (see `claims`)
+    work/<key>/            a stage that runs, or was killed and will resume (see `leases`)
     spool/<remote>/<key>   a result that has yet to be uploaded to that remote cache
     runs/                  a lease for each active run (see `leases`)
     failures/<recipe>/<label>  how the last attempt of a stage failed (see `failures`)
@@ -28,11 +28,11 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.files import read_regular
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, StageKey
-from tvmflow.store import action_records, claims, leases
+from tvmflow.store import action_records, leases
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import BlobStore
-from tvmflow.store.claims import Claim
 from tvmflow.store.disk import StoreFolder, is_damage
+from tvmflow.store.leases import Claim
 from tvmflow.store.notes import Notes
 
 FORMAT = "tvmflow store 1\n"
@@ -279,11 +279,11 @@ class LocalStore:
         Raises:
             StoreError: when the disk is full or not writable.
         """
-        return claims.claim(self._folder, key)
+        return leases.claim(self._folder, key)
 
     def release(self, claim: Claim) -> None:
         """Remove the work folder of a claim whose result is in the store."""
-        claims.release(self._folder, claim)
+        leases.release(self._folder, claim)
 
     def publish(
         self,

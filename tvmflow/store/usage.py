@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.store.files import files_below, size_of
 from tvmflow.store.garbage_collection import Limits, preview_collection
-from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
+from tvmflow.store.inventory import Inventory, StoredResult, files_below, size_of, take_inventory
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import Pin
 

@@ -18,8 +18,13 @@ from tvmflow.tuning.budget import Budget
 from tvmflow.tuning.forecast import end_name, find_time_shares, workload_shares
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
-from tvmflow.tuning.proposals import Candidate, Proposals, StartingPoints, make_cost_model
-from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.proposals import (
+    Candidate,
+    Proposals,
+    RelatedTrials,
+    StartingPoints,
+    make_cost_model,
+)
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp
 from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult

@@ -21,11 +21,11 @@ from tvmflow.core.errors import (
     VerifyFailed,
 )
 from tvmflow.core.types import Plan, StageCall, StageResult
-from tvmflow.engine import completeness
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.plan_text import explain_stage
 from tvmflow.engine.report import RunReport
+from tvmflow.engine.session import check_complete
 from tvmflow.engine.summary import verdict_text
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.failures import find_failure
@@ -142,7 +142,7 @@ def test_a_result_that_vanishes_during_the_run_is_noticed(
 def check(host: RunHost, plan: Plan, report: RunReport) -> None:
     state = PlanState(host.store)
     state.decide_all(plan)
-    completeness.check_complete(plan, report, state.artifacts, host.store, str(host.dist))
+    check_complete(plan, report, state.artifacts, host.store, str(host.dist))
 
 
 def test_a_finished_run_is_complete_until_something_is_lost(host: RunHost) -> None:

@@ -21,7 +21,7 @@ from tvmflow.core.errors import StoreError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.blobs import DamagedBlob
-from tvmflow.store.claims import Claim
+from tvmflow.store.leases import Claim
 from tvmflow.store.local import FILES, LocalStore
 
 

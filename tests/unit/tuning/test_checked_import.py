@@ -15,7 +15,7 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.pack_import import export_pack, import_pack
-from tvmflow.tuning.related_workloads import RelatedTrials
+from tvmflow.tuning.proposals import RelatedTrials
 from tvmflow.tuning.replay import TraceCheck
 from tvmflow.tuning.trial_import import ImportResult
 from tvmflow.tuning.tuning_job import Task

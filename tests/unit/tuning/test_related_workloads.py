@@ -17,7 +17,7 @@ from tests.support.tuning import conv, dense, model, open_ledger, relu, softmax,
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.tuning.ledger import WorkloadDescription
 from tvmflow.tuning.measure import trace_json
-from tvmflow.tuning.related_workloads import fit_schedules, fit_tiles
+from tvmflow.tuning.proposals import fit_schedules, fit_tiles
 from tvmflow.tuning.tuning_job import Task
 from tvmflow.tuning.workloads import family_key
 

@@ -31,7 +31,7 @@ from tvmflow.stages import extract_tasks, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.tuning.apply import apply_chosen
 from tvmflow.tuning.measure import trace_json
-from tvmflow.tuning.related_workloads import fit_schedules
+from tvmflow.tuning.proposals import fit_schedules
 from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import extract_workloads
