@@ -33,7 +33,9 @@ from tvmflow.store.location import store_root
 
 
 def plan_tasks(*recipes: str) -> DodoTasks:
-    """Return the tasks of some recipes. doit opens its database before it asks for tasks, so call it in the dodo file itself.
+    """Return the tasks of some recipes.
+
+    doit opens its database before it asks for tasks, so call this in the dodo file itself.
 
     Args:
         recipes: The paths of the recipes, from the current folder.

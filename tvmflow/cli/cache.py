@@ -1,4 +1,4 @@
-"""`tvmflow cache`: what the store holds, its integrity, garbage collection, and results shared through a remote cache."""
+"""`tvmflow cache`: the content and integrity of the store, garbage collection, shared results."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def repair(options: RepairOptions) -> int:
 
 
 def _check_trials(store: LocalStore) -> list[str]:
-    """Return a sentence for each problem of the measured trials; lines that cannot be used are quarantined."""
+    """Return a sentence for each problem of the measured trials; unusable lines are quarantined."""
     from tvmflow.tuning.ledger_folders import check_ledger
 
     ledger = Path(store.ledger)

@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class DownloadLine:
-    """Shows how much has arrived on a line of stderr, which is removed at the end; in a file, the end alone.
+    """Shows how much has arrived on a line of stderr, which goes at the end; in a file, the end alone.
 
     With `-q`, which logs errors alone, it shows nothing.
     """

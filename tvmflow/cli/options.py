@@ -89,7 +89,7 @@ def list_fields(kind: type[Options]) -> dict[str, Any]:
 
 
 def find_field(kind: type[Options], name: str) -> Field | None:
-    """Return the argument that a field is; None for other options, and for what is known of the command line."""
+    """Return the argument that a field is; None for other options and facts of the command line."""
     field = getattr(kind, name, None)
     return field if isinstance(field, Field) else None
 

@@ -114,7 +114,7 @@ class _Evidence(NamedTuple):
 
 
 def _read_evidence(options: StatementOptions) -> _Evidence:
-    """Return the keys and statements of the options; keys else of the environment, statements else beside the files."""
+    """Return the keys and statements of the options, else of the environment and beside the files."""
     from tvmflow.core import signing
     from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES
 

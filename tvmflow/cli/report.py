@@ -142,7 +142,7 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
-    """Return the last run that measured a library of this one, or the release that this one was compared with."""
+    """Return the last run that measured a library of this one, or the release to compare it with."""
     from tvmflow.core.project import shortest_path
     from tvmflow.pages.run import find_previous
     from tvmflow.release.measurements import LOCK

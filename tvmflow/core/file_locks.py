@@ -35,10 +35,14 @@ _notices: dict[str, float] = {}
 """When each message about a wait was last shown."""
 
 
-def report_waits(notify: Callable[[str], None]) -> None:
-    """Have `notify` called in this process with what is waited for, instead of printing it on stderr."""
+def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
+    """Have `notify` called in this process with what is waited for; return what was called before.
+
+    By default, it is printed on stderr.
+    """
     global _notify
-    _notify = notify
+    before, _notify = _notify, notify
+    return before
 
 
 def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> int:
@@ -128,7 +132,10 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
 
 
 def _report_wait(descriptor: int, subject: str) -> None:
-    """Say for whom this process waits: `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`."""
+    """Say for whom this process waits.
+
+    As `waiting for the CPU, which pid 12 (tvmflow run a.yaml) holds since 14:03:22`.
+    """
     status = os.fstat(descriptor)
     # Only who waits needs this; an up-to-date run does not.
     from tvmflow.core.lock_holders import describe_holders

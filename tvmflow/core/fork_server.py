@@ -1,4 +1,4 @@
-"""Fork servers: functions run in freshly forked children of a small process that has imported what they need.
+"""Fork servers: functions run in forked children of a process that has imported what they need.
 
 A crash in native code, a hang or a kill costs one call and nothing else. Forking from a
 process in which `tvm` is loaded takes milliseconds where starting one takes a second. The
@@ -247,7 +247,7 @@ class ForkServer:
         return self._cancelled or termination.signal_number() != 0
 
     def cancel(self) -> None:
-        """Kill the server and every running child; their calls return `cancelled`, and so does every later call."""
+        """Kill the server and every running child; their calls, and all later ones, return `cancelled`."""
         self._cancelled = True
         kill_tree(self._pid)
 

@@ -1,4 +1,4 @@
-r"""Text of others in generated text: names and paths in C, C++, JavaScript, Python, YAML, CMake, Markdown, HTML, graphs.
+r"""Text of others in generated text: names and paths in C, Python, YAML, Markdown, HTML and others.
 
 Each language has one function, or one for each place where it takes text: what a user, a model, a
 path or a server names gets into a file through these alone. JSON is written by `json`. Names of
@@ -47,7 +47,7 @@ _UNSUPPORTED: Final = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def find_name_problem(name: str) -> str:
-    r"""Return why generated code does not hold a name of a model, as the end of a sentence; or an empty string.
+    r"""Return why generated code cannot hold a name of a model, as the end of a sentence; or nothing.
 
     >>> find_name_problem("a\0"), find_name_problem("/model/Conv_output_0")
     ('has the control character U+0000 in its name', '')
@@ -86,7 +86,7 @@ def c_string(text: str) -> str:
 
 
 def comment(text: str) -> str:
-    r"""Return a text for a comment of C, C++, JavaScript, CMake, YAML or Python, with a space before it: one line.
+    r"""Return a text for a comment in generated code, with a space before it: one line.
 
     >>> print(comment("a*/b"), comment("/*"), comment("a\nb"), comment("??/"), comment("a\\"))
     a*\x2fb /\x2a a\nb ??\x2f a\x5c

@@ -64,7 +64,7 @@ def _cgroup_texts(name: str) -> Iterator[str]:
 
 
 def limit_address_space(size: int) -> None:
-    """Let this process map so many bytes more than now, where the system can limit that; then MemoryError is raised.
+    """Let this process map so many bytes more than now, if the system can limit that.
 
     This is for processes that neither load TVM nor use a GPU.
     """
@@ -104,7 +104,7 @@ def _resident_bytes_portably(pids: Iterable[int]) -> dict[int, int]:
 
 
 def _proportional_bytes(pid: int, resident: int) -> int:
-    """Return the memory of a process, of what it shares only its part. Takes time, so that it is not read always."""
+    """Return the memory of a process, of what it shares only its part. Takes time."""
     match = re.search(r"^Pss:\s+(\d+) kB", read_text(f"/proc/{pid}/smaps_rollup"), re.MULTILINE)
     return int(match[1]) << 10 if match else resident
 

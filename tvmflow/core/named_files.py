@@ -71,7 +71,7 @@ def _error_text(path: Path, error: OSError) -> str:
 
 
 def missing_file_text(path: Path, *, suggest: bool = True) -> str:
-    """Return the message for a file that does not exist or cannot be read, with the nearest name in its folder."""
+    """Return the message for a file that cannot be read, with the nearest name in its folder."""
     name = excerpt(str(path), _MAX_SHOWN)
     if problem := obstacle(path):
         return f"{name} {problem}"

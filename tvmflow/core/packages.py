@@ -1,4 +1,4 @@
-"""The identity of the packages that a result depends on: of what would be imported, found without importing it.
+"""The identity of the packages that a result depends on, found without importing them.
 
 A version is not enough: a rebuilt wheel can have the same one, a file of an installed package can be
 edited, and another folder on PYTHONPATH comes first. An identity is the version and a digest over
@@ -264,7 +264,7 @@ def _list_dist_infos(folder: str) -> list[tuple[str, str, str]]:
 
 
 def _editable_version(distribution: str, source: str) -> str:
-    """Return the version of an editable installation of a source folder; an empty string where there is none."""
+    """Return the version of an editable installation of a source folder; nothing where there is none."""
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and _is_editable(f"{path}/direct_url.json", source):
@@ -300,7 +300,7 @@ def _read_version(folder: str) -> str:
 
 
 def _library_folders(distribution: str, package: Package) -> list[tuple[str, str]]:
-    """Return the folders outside of TVM's packages from which they load shared libraries, each with a prefix of names."""
+    """Return the folders from which TVM loads other shared libraries, each with a prefix of names."""
     if distribution not in _MODULES:
         return []
     named = os.environ.get(TVM_LIBRARY_VARIABLE) if distribution == "apache-tvm" else None
@@ -397,7 +397,7 @@ def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def list_libraries(folder: str, prefix: str) -> list[str]:
-    """Return the names of the files in a folder that begin with a prefix; none where there is no such folder."""
+    """Return the names of the files in a folder that begin with a prefix; none without the folder."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return sorted(name for name in names if name.startswith(prefix))
 

@@ -1,4 +1,4 @@
-"""Processes: one with everything that it has started, and new ones that import what this one would import.
+"""Processes: one with all that it has started, and new ones with the import path of this one.
 
 `python -m` and `python -c` look into the current folder first, where a user's `numpy.py` or `onnx/`
 would be imported in place of the package. A process that is started here gets the import path of

@@ -1,4 +1,4 @@
-"""Termination: after SIGINT, SIGTERM or SIGHUP the process ends within two seconds, whatever it waits for.
+"""Termination: after a signal, the process ends within two seconds, whatever it waits for.
 
 What is in the store is complete at any instant, so a process may end anywhere. The code that runs
 says how it ends where there is something to do before: `Unwinding` and `Cancelling`. Elsewhere, as
@@ -93,7 +93,7 @@ _termination = _Termination()
 
 
 def watch_signals() -> None:
-    """Handle the signals in this process; those that it was started to ignore, as by `nohup`, stay ignored."""
+    """Handle the signals in this process; those that it was started to ignore stay ignored."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     _signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

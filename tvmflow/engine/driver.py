@@ -7,7 +7,6 @@ the same way: plan, prefetch from the remote cache, run, search for what is to b
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Final, NamedTuple, Protocol
 
 from tvmflow.core import file_locks, signing
@@ -60,7 +59,7 @@ class Observer(Protocol):
         ...
 
     def interrupted(self) -> str:
-        """Return what is said of an interrupted run: what is kept, and what to do next. Called by a signal handler."""
+        """Return what is kept of an interrupted run, and what to do next. A signal handler calls it."""
         ...
 
 
@@ -155,7 +154,7 @@ class Driver:
         self._observer = observer
         self._forced = prepared.forced
         self._delivers_interim = prepared.is_plain and not settings.best_so_far
-        file_locks.report_waits(lambda text: self._tell("waiting", text))
+        self._report_wait = file_locks.report_waits(lambda text: self._tell("waiting", text))
         context = ExecutorContext(
             store=store,
             scheduler=find_scheduler(settings.scheduler) if settings.executor == _DASK else "",
@@ -171,17 +170,13 @@ class Driver:
     def __enter__(self) -> Driver:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Release the executor."""
+        """Release the executor, and tell the observer of nothing more."""
         self._executor.close()
+        file_locks.report_waits(self._report_wait)
 
     @property
     def is_cancelled(self) -> bool:
@@ -210,7 +205,7 @@ class Driver:
         return report
 
     def open_context(self) -> RunContext:
-        """Return what single stages use that another program schedules, in whatever process: nothing is uploaded."""
+        """Return what stages use that another program schedules, in whatever process; uploads nothing."""
         session, remote = self._settings.session, self._settings.remote
         client = self._open_client(remote._replace(reads_only=True))
         return RunContext(

@@ -96,7 +96,7 @@ def estimate_stages(plan: Plan, state: PlanState) -> dict[str, Estimate]:
 
 
 def find_hits_with_new_weights(plan: Plan, state: PlanState) -> frozenset[str]:
-    """Return the stages that a run keeps if only the weights of the models changed, though it is not decided yet.
+    """Return the stages that a run will keep if only the weights of the models changed.
 
     The import of such a model makes the same files as last time, except those of weights. What needs
     only the others is then in the store already (early cutoff).
@@ -127,7 +127,7 @@ def _knows_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> bool:
 
 
 def _find_weights_only_import(spec: StageSpec, state: PlanState) -> Artifact | None:
-    """Return the last result of an import without its weights, if nothing but the content of a model changed."""
+    """Return the last result of an import without its weights, if only a model's content changed."""
     key, last = state.keys.get(spec.id), state.store.last_key(spec.recipe, spec.label)
     stage = STAGES.get(spec.stage)
     weights = stage.TRAITS.weights if stage is not None else ()
@@ -217,7 +217,7 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
 def estimate_search(
     estimate: Estimate, trials: TrialForecast, records: Sequence[ActionRecord]
 ) -> Estimate:
-    """Return the estimate of a search: what it takes beside its trials, and these at the pace of earlier ones."""
+    """Return the estimate of a search: its trials at the pace of earlier ones, and what is beside."""
     estimate = estimate._replace(trials=trials)
     if not trials.budget:
         return estimate

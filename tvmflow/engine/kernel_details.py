@@ -1,4 +1,4 @@
-"""All that is known of one kernel of a library: from the facts of its stages, the store and the ledger."""
+"""All that is known of one kernel of a library, from facts of stages, the store and the ledger."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class ChosenTrials(NamedTuple):
     workloads: tuple[WorkloadTrials, ...]
 
     def select(self) -> list[WorkloadTrials]:
-        """Return the workloads with the chosen trial alone, or with the best one where a rule's schedule is chosen."""
+        """Return the workloads with the chosen trial alone, or the best one where a rule is chosen."""
         selected = []
         for workload in self.workloads:
             trials = [t for t in workload.trials if t.id == self.chosen] or workload.trials[:1]

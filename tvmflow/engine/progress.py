@@ -1,4 +1,4 @@
-"""The output of a run while it lasts: a line for each stage, a live display on a terminal, or JSON events."""
+"""The output of a run while it lasts: a line for each stage, a live display, or JSON events."""
 
 from __future__ import annotations
 
@@ -405,7 +405,7 @@ def _group_by_target(
 def _choose_rows(
     lines: Sequence[Line], rows: Sequence[Mapping[str, StageProgress]], height: int
 ) -> list[Line]:
-    """Return at most `height` lines: rows where something runs or failed first, then those that are not done."""
+    """Return at most `height` lines: what runs or failed first, then what is not done."""
     if len(lines) <= height:
         return list(lines)
     room = max(height - 1, 0)

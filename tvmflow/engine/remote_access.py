@@ -1,4 +1,4 @@
-"""Access to the remote cache that a command, a program or the environment names: address, mode and client."""
+"""Access to the remote cache that settings or the environment name: address, mode and client."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Machine(NamedTuple):
-    """A machine that ran stages: its name, `linux-x86_64`, the model of its CPU, and how many CPUs were usable."""
+    """A machine that ran stages: name, `linux-x86_64`, the model of its CPU, and its usable CPUs."""
 
     name: str
     platform: str
@@ -59,7 +59,7 @@ class Machine(NamedTuple):
 
 
 class SourceText(NamedTuple):
-    """A file that a user wrote: `recipe`, `pipeline` or `lock`, with its content; that is empty where it is too large."""
+    """A file that a user wrote: `recipe`, `pipeline` or `lock`, and its content if not too large."""
 
     kind: str
     path: str
@@ -380,7 +380,7 @@ def read_run(store: LocalStore, name: str) -> RunRecord:
 
 
 def may_name_run(store: LocalStore, name: str) -> bool:
-    """Return whether a name is that of a run in the store, the beginning of one, or counts from the latest."""
+    """Return whether a name is that of a run, the beginning of one, or counts from the latest."""
     is_counted = name.partition("~")[0] == LATEST
     return is_counted or any(run.startswith(name.lower()) for run in list_ids(store))
 

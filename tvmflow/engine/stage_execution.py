@@ -1,4 +1,4 @@
-"""The execution of one stage: claim its key, look once more for its result, run it, publish what it made."""
+"""The execution of one stage: claim its key, look again for its result, run it, publish."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class StageExecution:
 
 
 def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalStore) -> StageReport:
-    """Report an exception as the end of the stage: no stage that failed may look as if it had been skipped."""
+    """Report an exception as the end of the stage: a failed stage must not look skipped."""
     if isinstance(error, OSError):
         error = explain(error, store.root) or EnvironmentProblem(str(error))
     elif not isinstance(error, TvmflowError):

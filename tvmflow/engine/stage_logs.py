@@ -23,7 +23,7 @@ _POLL_S: Final = 0.2
 
 
 class StageLog(NamedTuple):
-    """The log of a stage: its stage, its file, its size, and when it was last written (seconds since 1970)."""
+    """The log of a stage: stage, file, size, and when it was last written (seconds since 1970)."""
 
     stage_id: str
     path: str
@@ -119,7 +119,7 @@ def read_text(log: StageLog) -> str:
 
 
 def follow(log: StageLog, is_written: Callable[[], bool]) -> Iterator[str]:
-    """Yield the text of a log, and then what is written to it; a file in its place is read from its beginning.
+    """Yield the text of a log, and then what is written to it; a new file is read from its beginning.
 
     Args:
         log: The log.

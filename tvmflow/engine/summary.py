@@ -1,4 +1,4 @@
-"""The end of a run's output: problems, one row for each build, a headline, counts, and the delivered files."""
+"""The end of a run's output: problems, a row for each build, a headline, counts, delivered files."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _list_warnings(builds: Sequence[Build]) -> Iterator[str]:
 
 
 def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the kernels that take longest, with the nodes of the model that they came from: one of each of several builds."""
+    """Yield the slowest kernels with their nodes of the model: one of each of several builds."""
     timed = [build for build in builds if build.slowest_kernels]
     if not timed:
         return
@@ -156,7 +156,7 @@ def _list_slowest_kernels(builds: Sequence[Build], width: int | None) -> Iterato
 
 
 def _select_rows(builds: Sequence[Build]) -> list[Build]:
-    """Return the builds that the table has room for: those with problems and those that are new before others."""
+    """Return the builds that the table has room for: those with problems and new ones first."""
     if len(builds) <= _MAX_ROWS:
         return list(builds)
     order = sorted(builds, key=lambda build: (build.verdict == "verified", build.reused))
@@ -316,7 +316,7 @@ def make_headline(builds: Sequence[Build]) -> str:
 
 
 def headline_parts(build: Build) -> tuple[str, ...]:
-    """Return what the headline says of a build: its speed, its verdict, its accuracy and its size, as far as known."""
+    """Return what the headline says of a build: speed, verdict, accuracy and size, as far as known."""
     parts = [_speed_text(build), verdict_text(build)]
     if build.accuracy is not None:
         parts.append(f"accuracy {build.accuracy:.2%}")
@@ -326,7 +326,7 @@ def headline_parts(build: Build) -> tuple[str, ...]:
 
 
 def verdict_text(build: Build) -> str:
-    """Return the verdict on a library, bad ones in capitals; `FAILED` when it was not made, empty when it is not known."""
+    """Return the verdict on a library, bad ones in capitals; empty when it is not known."""
     if build.verdict:
         return _VERDICTS[build.verdict]
     if build.problems:
@@ -352,7 +352,7 @@ def _speed_text(build: Build) -> str:
 
 
 def choose_peer(build: Build) -> Peer | None:
-    """Return the fastest runtime that was measured in turns with a library, else the fastest one; None without any.
+    """Return the fastest runtime, of those measured in turns with a library if there are any.
 
     The speed of one whose outputs differ from the reference's is no measure.
     """

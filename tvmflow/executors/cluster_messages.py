@@ -55,5 +55,5 @@ def call_without_paths(call: StageCall) -> dict[str, Json]:
 
 
 def call_with_paths(fields: dict[str, Json], **paths: Any) -> StageCall:
-    """Return the call of a request with the paths of this machine: `inputs`, `out`, `work`, `ledger`, `locks`."""
+    """Return the call of a request with the paths of this machine."""
     return from_json(StageCall, {**fields, **paths})

@@ -1,4 +1,4 @@
-"""The two processes of a cluster: dask's scheduler, and a worker with the resources that stages require."""
+"""The two processes of a cluster: dask's scheduler, and a worker with resources for stages."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _fetch(connection: RemoteConnection, store: LocalStore, blob: BlobRef) -> No
 
 
 def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageCall:
-    """Return the stage with paths of this machine. A file from outside keeps its name, which messages may contain."""
+    """Return the stage with paths of this machine. A file from outside keeps its name, for messages."""
     inputs = {}
     links = Path(claim.folder, "inputs")
     for number, (name, blob) in enumerate(request.inputs.items()):
@@ -288,7 +288,7 @@ def _lend_executor(is_abandoned: Callable[[], bool]) -> Iterator[ProcessExecutor
 def _share_trials(
     connection: RemoteConnection, call: StageCall, on_event: OnEvent
 ) -> Iterator[OnEvent]:
-    """Pull the trials of others before a search; while it runs and at its end, push those that it measures.
+    """Pull the trials of others before a search; push those that it measures.
 
     A worker may be lost at any moment: what it has pushed by then need not be measured again.
 

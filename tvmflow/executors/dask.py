@@ -134,7 +134,7 @@ class DaskExecutor:
         )
 
     def _pull_trials(self, call: StageCall) -> None:
-        """Copy trials that the worker measured to this machine's ledger; the remote cache keeps them in any case."""
+        """Copy trials that the worker measured to this machine's ledger, from the remote cache."""
         machine_class = remote_ledger.measured_machine_class(call.settings)
         if machine_class is not None:
             with contextlib.suppress(RemoteCacheError, StoreError, Interrupted):

@@ -1,4 +1,7 @@
-"""The removal of everything from a store but measured trials, records of runs, and what lock files and releases need."""
+"""The removal of all results from a store, except those that lock files and releases need.
+
+Measured trials and records of runs stay, too.
+"""
 
 from __future__ import annotations
 

@@ -452,7 +452,7 @@ def _check_size(job: _Job, total: int, offset: int) -> None:
 
 
 class _Space:
-    """The space for a download while it arrives: other processes write to the disk, too, and it may never end."""
+    """The space for a download while it arrives: others write to the disk, and it may never end."""
 
     def __init__(self, job: _Job, *, is_known: bool) -> None:
         self._job = job

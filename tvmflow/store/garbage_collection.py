@@ -1,4 +1,4 @@
-"""Garbage collection: removing unused results, also while runs are active, and without waiting for them.
+"""Garbage collection: removing unused results, also while runs are active, without waiting.
 
 What stays: the results that a recipe was last up to date with (`last/`), those that are pinned
 (`pins/`), and all that was used since the oldest active run began; with them their blobs, from
@@ -158,7 +158,7 @@ def _remove_unused(store: LocalStore, limits: Limits, now_ns: int) -> Collection
 
 
 def _correct_times(store: LocalStore, inventory: Inventory, now_ns: int) -> None:
-    """Give what a wrong clock dated in the future the current time, from which on it ages; until then, it would stay."""
+    """Give what a wrong clock dated in the future the current time, from which on it ages."""
     limit_ns = now_ns + _AHEAD_NS
     results = (result for result in inventory.results.values() if result.used_ns > limit_ns)
     blobs = (blob for blob in inventory.blobs.values() if blob.changed_ns > limit_ns)
@@ -258,7 +258,10 @@ class Candidate(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """The condition for removing the files of a folder: at an age, or when they are obsolete; the `kept` last ones stay."""
+    """The condition for removing the files of a folder: their age, or that they are obsolete.
+
+    The `kept` last ones stay.
+    """
 
     folder: str
     kind: str

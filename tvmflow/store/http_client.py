@@ -59,7 +59,7 @@ _HTTPS_PORT: Final = 443
 
 
 class ByteSource(Protocol):
-    """The bytes of a file from a position on, as they arrive: an answer, an object in a bucket, a local file."""
+    """The bytes of a file from a position on, as they arrive from a server, a bucket or the disk."""
 
     @property
     def start(self) -> int:

@@ -1,4 +1,4 @@
-"""Leases and claims: which runs use a store, which makes a result, and the lock under which results are marked as used or removed.
+"""Leases and claims: which runs use a store, which of them makes a result, and their locks.
 
     run.lock      shared by all runs; held exclusively by `clean`, and by the run that sweeps
     runs/<name>   the lease of a run, locked until the run ends; its modification time is when the run began,
@@ -139,7 +139,7 @@ class SharedLease:
         self.began_ns: int | None = None
 
     def follow_clock(self, now_ns: int) -> None:
-        """Move the lease to a time before when it began: the clock was set back, and uses count from the lease on."""
+        """Move the lease to an earlier time: the clock was set back, and uses count from the lease on."""
         with self._mutex:
             if self.began_ns is not None and now_ns < self.began_ns:
                 os.utime(self._descriptor, ns=(now_ns, now_ns))
@@ -239,7 +239,7 @@ def release(folder: StoreFolder, claimed: Claim) -> None:
 
 
 def _lock_folder(store: StoreFolder, folder: str) -> int:
-    """Return a descriptor that locks a work folder, which its last holder may have removed while we waited."""
+    """Return a descriptor that locks a work folder, which may have been removed while we waited."""
     while True:
         try:
             store.make_folder(folder)

@@ -264,7 +264,7 @@ class LocalStore:
     # ------------------------------------------------------------ making results
 
     def running(self) -> contextlib.AbstractContextManager[int]:
-        """Mark a run as active while the block runs, and give the time from which on use counts as the run's (ns).
+        """Mark a run as active while the block runs; give the time (ns) from which uses are the run's.
 
         Whoever writes results into the store does so inside: nobody can clean the store
         meanwhile, and what is found or made stays until the end. The first of several runs

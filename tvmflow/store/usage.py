@@ -145,7 +145,7 @@ def measure_pins(store: LocalStore) -> list[PinUsage]:
 
 
 def _signature_rows(inventory: Inventory) -> Iterator[UsageRow]:
-    """Yield fetched results by the keys that signed them. A result with several signatures is in several rows."""
+    """Yield fetched results by the keys that signed them; one with several keys is in several rows."""
     results: dict[str, list[StoredResult]] = defaultdict(list)
     for result in inventory.results.values():
         if result.signatures is not None:

@@ -1,4 +1,4 @@
-"""Proposals: the schedules to measure next, from MetaSchedule, the schedule rules and related workloads."""
+"""Proposals: the schedules to measure next, from MetaSchedule, rules and related workloads."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class StartingPoints:
 
 
 def list_near_targets(ledger: Ledger) -> list[TargetFolder]:
-    """Return the targets with the same code, the nearest first: the same device, then a similar number of threads."""
+    """Return the targets with the same code: of the same device first, then with similar threads."""
     folders = list_target_folders(ledger.folder.parent)
     own = next((folder.description for folder in folders if folder.path == ledger.folder), None)
     if own is None:

@@ -81,7 +81,7 @@ def list_machine_classes(store: LocalStore) -> list[MachineClass]:
 
 
 class LedgerSync:
-    """The trials of one run: pulled before a machine is measured on, and pushed in the background afterwards."""
+    """The trials of one run: pulled before a machine is measured on, and pushed afterwards."""
 
     def __init__(self, client: RemoteCacheClient) -> None:
         """Create it before the client starts: earlier runs may have left trials to push."""
@@ -263,7 +263,7 @@ def _merge(
     machine_class: MachineClass,
     path: Path,
 ) -> set[str]:
-    """Add the trials of packs to the pack at `path`; return the digests of those that it now contains completely.
+    """Add the trials of packs to the pack at `path`; return the digests of those it now contains.
 
     A separate ledger is used, so that trials which were pruned from the local one stay pruned there.
     """
@@ -327,7 +327,7 @@ def index_key(machine_class: MachineClass) -> str:
 def read_index(
     connection: RemoteConnection, key: str, circuit_breaker: CircuitBreaker
 ) -> dict[str, SignedPack]:
-    """Return the packs of an index by digest. An index that cannot be read is reported and counts as empty.
+    """Return the packs of an index by digest; one that cannot be read is reported, and is empty.
 
     Raises:
         RemoteCacheError: when the remote cache does not answer.

@@ -184,7 +184,7 @@ class WorkClock:
 
     @contextlib.contextmanager
     def ticking(self) -> Iterator[None]:
-        """Look at the clock again and again while the block runs, so that it is known when the process was stopped."""
+        """Look at the clock again and again while the block runs, to know when the process was stopped."""
         ended = threading.Event()
 
         def tick() -> None:

@@ -1,4 +1,4 @@
-"""Remote caches: stores that several machines reach, and the client that fetches from and uploads to one.
+"""Remote caches: stores that several machines reach, and the client of one.
 
 May import `core` and the rest of `store`.
 """

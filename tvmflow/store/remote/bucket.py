@@ -1,4 +1,4 @@
-"""A remote cache in a bucket: S3 and services with its protocol, Google Cloud Storage, Azure Blob Storage.
+"""A remote cache in a bucket of S3, Google Cloud Storage or Azure Blob Storage.
 
 Credentials are found where those services' own tools look: their environment variables, and the
 identity of the machine. None are in the URL.

@@ -1,4 +1,4 @@
-"""A remote cache on a web server, as bazel-remote, Bazel's other caches and nginx with WebDAV offer it.
+"""A remote cache on a web server, such as bazel-remote or nginx with WebDAV.
 
 `GET`, `PUT` and `HEAD` of `/ac/<key>` and `/cas/<sha256>`. Redirects are not followed, so that
 credentials are never sent to another server.
