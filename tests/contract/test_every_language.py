@@ -21,17 +21,17 @@ from tests.conftest import Count
 from tests.support.hostile_names import draw_names, draw_texts
 from tvmflow.cli import ci_messages
 from tvmflow.cli.compare import _format_markdown
+from tvmflow.core.markup import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.ci_reports import junit_xml, markdown_summary
-from tvmflow.engine.plan_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
 from tvmflow.exporters import cpp, system_library, wheel
 from tvmflow.exporters.base import ExportRequest
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
-from tvmflow.pages.markup import element, lines
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import readme
 from tvmflow.recipe.yaml_reader import parse_yaml

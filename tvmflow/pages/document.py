@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final
 
+from tvmflow.core.markup import Markup, element, join
 from tvmflow.core.version import VERSION
 from tvmflow.pages.content import Page
-from tvmflow.pages.markup import Markup, element, join
 from tvmflow.pages.sections import list_sections
 from tvmflow.pages.summary import describe_lead, draw_tiles
 from tvmflow.pages.tables import pairs

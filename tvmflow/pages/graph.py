@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text
+from tvmflow.core.markup import Markup, element
+from tvmflow.engine.stage_graph import Node, draw_stages, list_edges
 from tvmflow.pages.content import StageEntry
-from tvmflow.pages.markup import Markup, element
 from tvmflow.pages.plot import shorten
 from tvmflow.pages.tables import Cell, Column, table
 
 _WIDTH: Final = 172
-_HEIGHT: Final = 44
-_GAP_X: Final = 24
-_GAP_Y: Final = 12
 # A graph with more lanes than this is a table only.
 _MAX_LANES: Final = 24
 _MAX_NAME: Final = 21
@@ -105,16 +103,10 @@ def _describe_times(spent: float, saved: float) -> str:
 # ---------------------------------------------------------------- graph
 
 
-class _Place(NamedTuple):
-    x: float
-    y: float
-
-
 def draw_graph(stages: Sequence[StageEntry]) -> Iterator[Markup]:
     """Yield the drawing of the graph, unless it is too large for one, and the table of the stages."""
-    lanes = _list_lanes(stages)
-    if len(lanes) <= _MAX_LANES:
-        yield _draw(stages, lanes)
+    if _count_lanes(stages) <= _MAX_LANES:
+        yield _draw(stages)
     else:
         yield element(
             "p",
@@ -135,32 +127,22 @@ def draw_graph(stages: Sequence[StageEntry]) -> Iterator[Markup]:
     yield element("details", element("summary", f"All {len(stages)} stages as a table"), content)
 
 
-def _list_lanes(stages: Sequence[StageEntry]) -> list[tuple[str, str]]:
-    """Return recipe and target of each row of the drawing, all of a recipe together."""
-    targets: dict[str, dict[str, None]] = {}
+def _count_lanes(stages: Sequence[StageEntry]) -> int:
+    """Return how many targets there are; a recipe whose stages have none counts as one."""
+    targets: dict[str, set[str]] = {}
     for stage in stages:
-        targets.setdefault(stage.recipe, {}).update({stage.target: None} if stage.target else {})
-    return [(recipe, target) for recipe, named in targets.items() for target in named or ("",)]
+        targets.setdefault(stage.recipe, set()).update({stage.target} - {""})
+    return sum(len(named) or 1 for named in targets.values())
 
 
-def _draw(stages: Sequence[StageEntry], lanes: Sequence[tuple[str, str]]) -> Markup:
-    depths = _measure_depths(stages)
-    places = {stage.id: _place(stage, depths[stage.id], lanes) for stage in stages}
-    width = (max(depths.values()) + 1) * (_WIDTH + _GAP_X) - _GAP_X + 4
-    height = len(lanes) * (_HEIGHT + _GAP_Y) + 4
-    reach = _reach(stages)
-    edges = [
-        _draw_edge(places[need], places[stage.id])
-        for stage in stages
-        for need in stage.needs
-        # an edge that a longer way stands for only clutters
-        if not any(need in reach[other] for other in stage.needs if other != need)
-    ]
+def _draw(stages: Sequence[StageEntry]) -> Markup:
+    edges = list(list_edges({stage.id: stage.needs for stage in stages}))
+    drawing = draw_stages([_make_node(stage) for stage in stages], edges, _WIDTH)
+    width = drawing.width
     svg = element(
         "svg",
-        element("path", d="".join(edges), class_="edge"),
-        (_draw_stage(stage, places[stage.id]) for stage in stages),
-        viewBox=f"0 0 {width} {height}",
+        drawing.content,
+        viewBox=f"0 0 {width} {drawing.height}",
         style=f"min-width:{width * 0.7:.0f}px;max-width:{width}px",
         role="group",
         aria_label="The stages and what each of them needs",
@@ -175,63 +157,19 @@ def _draw(stages: Sequence[StageEntry], lanes: Sequence[tuple[str, str]]) -> Mar
     )
 
 
-def _measure_depths(stages: Sequence[StageEntry]) -> dict[str, int]:
-    depths: dict[str, int] = {}
-    for stage in stages:
-        depths[stage.id] = 1 + max((depths.get(need, -1) for need in stage.needs), default=-1)
-    return depths
-
-
-def _reach(stages: Sequence[StageEntry]) -> dict[str, set[str]]:
-    """Return all stages that each stage depends on."""
-    reach: dict[str, set[str]] = {}
-    for stage in stages:
-        reach[stage.id] = {
-            *stage.needs,
-            *(far for need in stage.needs for far in reach.get(need, ())),
-        }
-    return reach
-
-
-def _place(stage: StageEntry, depth: int, lanes: Sequence[tuple[str, str]]) -> _Place:
-    """Return where a stage is drawn: one without a target in the middle of the lanes of its recipe."""
-    own = [
-        index
-        for index, (recipe, target) in enumerate(lanes)
-        if recipe == stage.recipe and (target == stage.target or not stage.target)
-    ]
-    lane = (own[0] + own[-1]) / 2 if own else 0.0
-    return _Place(2 + depth * (_WIDTH + _GAP_X), 2 + lane * (_HEIGHT + _GAP_Y))
-
-
-def _draw_edge(start: _Place, end: _Place) -> str:
-    x, y = start.x + _WIDTH, start.y + _HEIGHT / 2
-    bend = _GAP_X / 2
-    # the curve bends right before its end, where nothing is drawn
-    turn = end.x - _GAP_X
-    return (
-        f"M{x:.0f} {y:.0f}H{turn:.0f}C{turn + bend:.0f} {y:.0f} {turn + bend:.0f} "
-        f"{end.y + _HEIGHT / 2:.0f} {end.x:.0f} {end.y + _HEIGHT / 2:.0f}"
-    )
-
-
-def _draw_stage(stage: StageEntry, place: _Place) -> Markup:
+def _make_node(stage: StageEntry) -> Node:
     sign, words = STATES.get(stage.outcome, ("?", stage.outcome))
     seconds = stage.spent_s or stage.saved_s
     time = duration_text(seconds) if seconds else ""
     took = f", {time} {'spent' if stage.spent_s else 'saved'}" if time else ""
-    text = f"{stage.id}: {words}{took}"
-    where = stage.target or stage.recipe
-    return element(
-        "g",
-        element("title", text),
-        element("rect", width=_WIDTH, height=_HEIGHT, rx=7),
-        element("text", f"{sign} {stage.stage}", x=10, y=18, class_="label"),
-        element("text", shorten(where, _MAX_NAME - len(time) - bool(time)), x=10, y=35),
-        element("text", time, x=_WIDTH - 9, y=35, text_anchor="end"),
-        class_=f"node {_STYLES.get(stage.outcome, 'bad')}",
-        transform=f"translate({place.x:.0f} {place.y:.0f})",
-        tabindex=0,
-        role="img",
-        aria_label=text,
+    where = shorten(stage.target or stage.recipe, _MAX_NAME - len(time) - bool(time))
+    return Node(
+        stage.id,
+        stage.recipe,
+        stage.target,
+        f"{sign} {stage.stage}",
+        where,
+        time,
+        _STYLES.get(stage.outcome, "bad"),
+        f"{stage.id}: {words}{took}",
     )

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.markup import Child, Markup, element
 from tvmflow.pages.content import Kernel, LibraryKernels
-from tvmflow.pages.markup import Child, Markup, element, format_known, latency, plain, ratio, share
 from tvmflow.pages.plot import Axis, Frame, Mark, draw_marks, make_frame, plot
-from tvmflow.pages.tables import Cell, Column, table
+from tvmflow.pages.tables import Cell, Column, format_known, latency, plain, ratio, share, table
 
 _LABELLED: Final = 8
 _SHOWN_NODES: Final = 3

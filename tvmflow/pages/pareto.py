@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import latency_text, size_text
+from tvmflow.core.markup import Markup, element, join
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library
-from tvmflow.pages.markup import Markup, accuracy, element, error, join, latency, size
 from tvmflow.pages.plot import Axis, Mark, draw_line, draw_marks, make_frame, plot, swatch
-from tvmflow.pages.tables import Cell, Column, table
+from tvmflow.pages.tables import Cell, Column, accuracy, error, latency, size, table
 
 _FRONT_SERIES: Final = 7
 _LOG_RATIO: Final = 4.0

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import printable
-from tvmflow.pages.markup import Child, Markup, element
+from tvmflow.core.markup import Child, Markup, element
 
 # Pixels of a plot, and of its margins.
 WIDTH: Final = 560

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.markup import Markup, element, join
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress
-from tvmflow.pages.markup import Markup, element, join, plain, ratio
 from tvmflow.pages.plot import Axis, Mark, draw_line, draw_marks, make_frame, plot, swatch
-from tvmflow.pages.tables import Cell, Column, table
+from tvmflow.pages.tables import Cell, Column, plain, ratio, table
 
 # Kernels beyond these have a row in the table, and no curve.
 _MAX_CURVES: Final = 24

@@ -6,29 +6,28 @@ from collections.abc import Iterator
 from typing import Final
 
 from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.markup import Child, Markup, element, join, lines
 from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.engine.builds import Peer, Speedup
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
 from tvmflow.pages.graph import draw_graph, draw_times
 from tvmflow.pages.kernels import draw_kernels
-from tvmflow.pages.markup import (
-    UNKNOWN,
-    Child,
-    Markup,
-    accuracy,
-    change,
-    element,
-    error,
-    join,
-    latency,
-    lines,
-    ratio,
-    size,
-)
 from tvmflow.pages.pareto import draw_pareto
 from tvmflow.pages.search import draw_search
 from tvmflow.pages.summary import format_change, format_latency_of
-from tvmflow.pages.tables import Cell, Column, pairs, table
+from tvmflow.pages.tables import (
+    UNKNOWN,
+    Cell,
+    Column,
+    accuracy,
+    change,
+    error,
+    latency,
+    pairs,
+    ratio,
+    size,
+    table,
+)
 
 # Of more libraries than this, the kernels are left to a page about one of them.
 _MAX_DETAILED: Final = 24

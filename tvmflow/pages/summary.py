@@ -8,11 +8,12 @@ from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.markup import Markup, element
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
-from tvmflow.pages.content import Library, Page
+from tvmflow.pages.content import Gate, Library, Page, StageEntry
 from tvmflow.pages.graph import STATES
-from tvmflow.pages.markup import Markup, accuracy, change, element, error, latency, ratio, size
+from tvmflow.pages.tables import accuracy, change, error, latency, ratio, size
 
 _FEW_RUNTIMES: Final = 2
 _PROBLEMS: Final = ("failed", "crashed", "timeout", "blocked", "cancelled")
@@ -34,51 +35,70 @@ class _Tile(NamedTuple):
 
 def describe_lead(page: Page) -> str:
     """Return the headline: what there is, whether it is good, and how fast."""
-    return " ".join(_list_sentences(page))
+    sentences = (
+        *_describe_libraries(page.libraries),
+        *_describe_problems(page.stages),
+        *_describe_gates(page.gates),
+        *_compare(page),
+    )
+    return " ".join(sentences)
 
 
-def _list_sentences(page: Page) -> Iterator[str]:
-    number = len(page.libraries)
-    if number:
-        states = [library.state for library in page.libraries]
-        good = states.count("verified")
-        targets = len({library.build.target for library in page.libraries})
-        where = f" for {count_text(targets, 'target')}" if targets > 1 else ""
-        count = count_text(number, "library", "libraries")
-        verdicts = [f"{good} verified"] if any(states) else []
-        if good == number:
-            verdicts = ["verified" if number == 1 else "all verified"]
-        verdicts += [f"{bad} {state}" for state in _BAD if (bad := states.count(state))]
-        yield f"{', '.join([f'{count}{where}', *verdicts])}."
-    broken = [stage for stage in page.stages if stage.outcome in _PROBLEMS]
+def _describe_libraries(libraries: Sequence[Library]) -> Iterator[str]:
+    """Yield how many libraries there are, and how many in each state that matters."""
+    if not libraries:
+        return
+    number = len(libraries)
+    states = [library.state for library in libraries]
+    good = states.count("verified")
+    targets = len({library.build.target for library in libraries})
+    where = f" for {count_text(targets, 'target')}" if targets > 1 else ""
+    count = count_text(number, "library", "libraries")
+    verdicts = [f"{good} verified"] if any(states) else []
+    if good == number:
+        verdicts = ["verified" if number == 1 else "all verified"]
+    verdicts += [f"{bad} {state}" for state in _BAD if (bad := states.count(state))]
+    yield f"{', '.join([f'{count}{where}', *verdicts])}."
+
+
+def _describe_problems(stages: Sequence[StageEntry]) -> Iterator[str]:
+    """Yield the first stage that did not succeed, and how many more did not."""
+    broken = [stage for stage in stages if stage.outcome in _PROBLEMS]
     if broken:
-        first = broken[0]
-        words = STATES[first.outcome][1]
+        words = STATES[broken[0].outcome][1]
         more = f", and {len(broken) - 1} more" if len(broken) > 1 else ""
-        yield f"{first.id}: {words}{more}."
-    failed = sum(gate.state == "failed" for gate in page.gates)
-    if page.gates:
+        yield f"{broken[0].id}: {words}{more}."
+
+
+def _describe_gates(gates: Sequence[Gate]) -> Iterator[str]:
+    """Yield how many gates failed."""
+    if gates:
+        failed = sum(gate.state == "failed" for gate in gates)
         yield f"{count_text(failed, 'gate')} failed." if failed else "All measured gates passed."
-    yield from _compare(page)
 
 
 def _compare(page: Page) -> Iterator[str]:
-    """Yield how the latency of all libraries has changed; a mean of what is noise for each is noise."""
+    """Yield how the latency of all libraries has changed."""
     compared = [library for library in page.libraries if library.previous]
-    changes = _list_changes([library for library in compared if not library.is_same])
-    if compared and page.previous and all(library.is_same for library in compared):
-        yield f"No latency was measured again since {page.previous}."
-    if not page.previous or not changes:
+    if not page.previous or not compared:
         return
+    changes = _list_changes([library for library in compared if not library.is_same])
+    if changes:
+        yield f"{_describe_changes(changes)} since {page.previous}."
+    elif all(library.is_same for library in compared):
+        yield f"No latency was measured again since {page.previous}."
+
+
+def _describe_changes(changes: Sequence[tuple[float, Judgement | None]]) -> str:
+    """Return the mean of changes; a mean of what is noise for each is noise."""
     mean = geometric_mean([1 + part for part, _ in changes]) - 1
     if abs(mean) < _MIN_CHANGE:
-        text = "Latency unchanged"
-    elif all(judgement in NOISE_TEXTS for _, judgement in changes):
-        is_unclear = any(judgement == "unclear" for _, judgement in changes)
-        text = "The machine was too noisy to compare the latency" if is_unclear else _UNCHANGED
-    else:
-        text = f"Latency {mean:+.1%}{' in the mean' if len(changes) > 1 else ''}"
-    yield f"{text} since {page.previous}."
+        return "Latency unchanged"
+    judgements = [judgement for _, judgement in changes]
+    if all(judgement in NOISE_TEXTS for judgement in judgements):
+        is_unclear = "unclear" in judgements
+        return "The machine was too noisy to compare the latency" if is_unclear else _UNCHANGED
+    return f"Latency {mean:+.1%}{' in the mean' if len(changes) > 1 else ''}"
 
 
 def _list_changes(libraries: Sequence[Library]) -> list[tuple[float, Judgement | None]]:
@@ -114,28 +134,44 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
     builds = [library.build for library in page.libraries]
     # what computes wrong numbers is not fast
     sound = [build for build in builds if build.verdict != "rejected"]
-    if any(library.state for library in page.libraries):
-        good = sum(library.state == "verified" for library in page.libraries)
-        state = "good" if good == len(builds) else "bad"
-        references = ", ".join(
-            dict.fromkeys(build.reference for build in builds if build.reference)
-        )
-        note = f"against {references}" if references else ""
-        yield _Tile("verified", f"{good} of {len(builds)}", note, state)
-    timed = [build for build in sound if build.latency_s]
-    if timed:
-        fastest = min(timed, key=lambda build: build.latency_s or 0.0)
-        note = fastest.name if len(timed) > 1 else fastest.target
-        title = "fastest library" if len(timed) > 1 else "latency"
-        yield _Tile(title, latency(fastest.latency_s), note)
-    tuned = [
-        build.tuning_speedup.median
-        for build in sound
-        if build.tuning_speedup and build.tuning_speedup.judgement != "unclear"
-    ]
-    if tuned:
-        yield _Tile("speedup by tuning", _spread(tuned, ratio), "the same model untuned")
+    yield from _count_verified(page.libraries)
+    yield from _find_fastest([build for build in sound if build.latency_s])
+    yield from _summarize_tuning(sound)
     yield from _list_runtimes(sound)
+    yield from _summarize_errors(builds)
+    sizes = [build.size_bytes for build in builds if build.size_bytes]
+    if sizes:
+        yield _Tile("library", _spread(sizes, size))
+    yield from _sum_times(page.stages)
+
+
+def _count_verified(libraries: Sequence[Library]) -> Iterator[_Tile]:
+    if any(library.state for library in libraries):
+        good = sum(library.state == "verified" for library in libraries)
+        named = (library.build.reference for library in libraries)
+        references = ", ".join(dict.fromkeys(filter(None, named)))
+        note = f"against {references}" if references else ""
+        state = "good" if good == len(libraries) else "bad"
+        yield _Tile("verified", f"{good} of {len(libraries)}", note, state)
+
+
+def _find_fastest(timed: Sequence[Build]) -> Iterator[_Tile]:
+    if len(timed) == 1:
+        yield _Tile("latency", latency(timed[0].latency_s), timed[0].target)
+    elif timed:
+        fastest = min(timed, key=lambda build: build.latency_s or 0.0)
+        yield _Tile("fastest library", latency(fastest.latency_s), fastest.name)
+
+
+def _summarize_tuning(builds: Sequence[Build]) -> Iterator[_Tile]:
+    speedups = [build.tuning_speedup for build in builds if build.tuning_speedup]
+    clear = [speedup.median for speedup in speedups if speedup.judgement != "unclear"]
+    if clear:
+        yield _Tile("speedup by tuning", _spread(clear, ratio), "the same model untuned")
+
+
+def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
+    """Yield the accuracy, or the largest error where no accuracy was measured."""
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -144,15 +180,16 @@ def _list_tiles(page: Page) -> Iterator[_Tile]:
         yield _Tile("accuracy", _spread(accuracies, accuracy), note)
     elif errors:
         yield _Tile("largest error", error(max(errors)), "of any output")
-    sizes = [build.size_bytes for build in builds if build.size_bytes]
-    if sizes:
-        yield _Tile("library", _spread(sizes, size))
-    spent = sum(stage.spent_s for stage in page.stages)
-    saved = sum(stage.saved_s for stage in page.stages)
-    if spent or saved:
-        value = duration_text(spent or saved)
-        note = f"{duration_text(saved)} saved by the cache" if saved and spent else ""
-        yield _Tile("time of stages" if spent else "saved by the cache", value, note)
+
+
+def _sum_times(stages: Sequence[StageEntry]) -> Iterator[_Tile]:
+    spent = sum(stage.spent_s for stage in stages)
+    saved = sum(stage.saved_s for stage in stages)
+    if spent:
+        note = f"{duration_text(saved)} saved by the cache" if saved else ""
+        yield _Tile("time of stages", duration_text(spent), note)
+    elif saved:
+        yield _Tile("saved by the cache", duration_text(saved))
 
 
 def _list_runtimes(builds: Sequence[Build]) -> Iterator[_Tile]:

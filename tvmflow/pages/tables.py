@@ -1,11 +1,16 @@
-"""Tables whose columns can be sorted: numbers carry the value that they are sorted by."""
+"""Tables whose columns can be sorted: numbers carry the value that they are sorted by; values as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
-from tvmflow.pages.markup import UNKNOWN, Child, Markup, element
+from tvmflow.core.formatting import latency_text, size_text
+from tvmflow.core.markup import Child, Markup, element
+
+UNKNOWN: Final = "–"
+_Value = TypeVar("_Value", int, float)
 
 
 class Cell(NamedTuple):
@@ -90,3 +95,55 @@ def pairs(rows: Iterable[tuple[str, Child]]) -> Markup:
     return element(
         "dl", (element("div", element("dt", name), element("dd", value)) for name, value in rows)
     )
+
+
+# ---------------------------------------------------------------- values
+# Values of pages as text, with what is not known as a dash.
+
+
+def format_known(value: _Value | None, show: Callable[[_Value], str]) -> str:
+    """Return a value as text, or a dash where it is not known."""
+    return UNKNOWN if value is None else show(value)
+
+
+def latency(value: float | None) -> str:
+    """Return a latency."""
+    return format_known(value, latency_text)
+
+
+def size(value: float | None) -> str:
+    """Return a size."""
+    return format_known(value, size_text)
+
+
+def error(value: float | None) -> str:
+    """Return an error in two digits."""
+    return format_known(value, "{:.2g}".format)
+
+
+def share(value: float | None) -> str:
+    """Return a share in percent."""
+    return format_known(value, "{:.0%}".format)
+
+
+def accuracy(value: float | None) -> str:
+    """Return an accuracy in percent with two more digits."""
+    return format_known(value, "{:.2%}".format)
+
+
+def ratio(value: float | None) -> str:
+    """Return a ratio in three digits: 1.23×, 15.5×, 120×."""
+    if value is None:
+        return UNKNOWN
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{value:.{min(digits, 2)}f}×"
+
+
+def plain(value: float) -> str:
+    """Return a number in at most three digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def change(previous: float | None, current: float | None) -> float | None:
+    """Return by which share a value has changed; None where one is not known."""
+    return current / previous - 1 if previous and current is not None else None

@@ -7,11 +7,11 @@ cache-aware roofline of Ilic et al. (2014): a kernel that is timed alone finds i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.generated_text import html_text
+from tvmflow.core.markup import Markup, element
 from tvmflow.core.types import Json
 
 # A matrix product that stays in the registers and the first cache of each core.
@@ -33,8 +33,12 @@ _LABEL_WIDTH: Final = 330
 _BAR_WIDTH: Final = 420
 _MAX_BARS: Final = 40
 _MAX_LABEL: Final = 46
+_TITLE: Final = "GFLOPS of each kernel, the one that takes longest first"
+_LEGEND: Final = "green: tuned schedule; blue: schedule of a rule"
+_PEAK_COLOR: Final = "#c04040"
 _TUNED_COLOR: Final = "#48a868"
 _UNTUNED_COLOR: Final = "#4878a8"
+_NEWLINE: Final = Markup("\n")
 
 MEASURE_PEAK: Final = f"{__name__}:measure_peak"
 MEASURE_ROOFLINE: Final = f"{__name__}:measure_roofline"
@@ -182,30 +186,33 @@ def render_roofline(kernels: Sequence[Mapping[str, Any]], peak: float | None) ->
     rows = [(kernel, value) for kernel in ordered if (value := gflops(kernel))][:_MAX_BARS]
     top = max([peak or 0.0, *(value for _, value in rows), 1e-9])
     height = _ROW_HEIGHT * len(rows) + 70
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LABEL_WIDTH + _BAR_WIDTH + 110}" '
-        f'height="{height}" font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/><text x="10" y="22" font-size="14">'
-        "GFLOPS of each kernel, the one that takes longest first</text>",
+    content = [
+        element("rect", width="100%", height="100%", fill="white"),
+        element("text", _TITLE, x=10, y=22, font_size=14),
+        _NEWLINE,
     ]
     for index, (kernel, value) in enumerate(rows):
-        lines += _bar(kernel, value, 40 + index * _ROW_HEIGHT, top, peak)
+        content += _draw_bar(kernel, value, 40 + index * _ROW_HEIGHT, top, peak)
     if peak:
-        x = _LABEL_WIDTH + _BAR_WIDTH * peak / top
-        lines.append(
-            f'<line x1="{x:.1f}" y1="34" x2="{x:.1f}" y2="{height - 26}" stroke="#c04040" stroke-dasharray="4"/>'
-            f'<text x="{x:.1f}" y="{height - 10}" text-anchor="middle" fill="#c04040">'
-            f"peak of this machine: {peak:.0f}</text>"
-        )
-    legend = "green: tuned schedule; blue: schedule of a rule"
-    lines.append(f'<text x="10" y="{height - 10}" fill="#606060">{legend}</text></svg>')
-    return "\n".join(lines) + "\n"
+        content += _draw_peak(peak, f"{_LABEL_WIDTH + _BAR_WIDTH * peak / top:.1f}", height)
+    content.append(element("text", _LEGEND, x=10, y=height - 10, fill="#606060"))
+    image = element(
+        "svg",
+        _NEWLINE,
+        content,
+        xmlns="http://www.w3.org/2000/svg",
+        width=_LABEL_WIDTH + _BAR_WIDTH + 110,
+        height=height,
+        font_family="sans-serif",
+        font_size=12,
+    )
+    return f"{image}\n"
 
 
-def _bar(
+def _draw_bar(
     kernel: Mapping[str, Any], value: float, y: int, top: float, peak: float | None
-) -> list[str]:
-    """Return the SVG elements of one kernel.
+) -> Iterator[Markup]:
+    """Yield the elements of one kernel.
 
     Args:
         kernel: The kernel in the facts of `pick_best`.
@@ -217,10 +224,26 @@ def _bar(
     name = str(kernel["name"])
     label = name if len(name) <= _MAX_LABEL else f"{name[: _MAX_LABEL - 3]}..."
     width = max(1.0, _BAR_WIDTH * value / top)
-    color = _UNTUNED_COLOR if kernel["tuned_us"] is None else _TUNED_COLOR
-    return [
-        f'<text x="{_LABEL_WIDTH - 8}" y="{y + 15}" text-anchor="end">{html_text(label)}</text>',
-        f'<rect x="{_LABEL_WIDTH}" y="{y + 3}" width="{width:.1f}" height="{_ROW_HEIGHT - 6}" fill="{color}">'
-        f"<title>{html_text(name)}: {value:.1f} GFLOPS, {kernel['calls']} calls</title></rect>",
-        f'<text x="{_LABEL_WIDTH + width + 6:.1f}" y="{y + 15}">{gflops_text(value, peak)}</text>',
-    ]
+    yield element("text", label, x=_LABEL_WIDTH - 8, y=y + 15, text_anchor="end")
+    yield _NEWLINE
+    yield element(
+        "rect",
+        element("title", f"{name}: {value:.1f} GFLOPS, {kernel['calls']} calls"),
+        x=_LABEL_WIDTH,
+        y=y + 3,
+        width=f"{width:.1f}",
+        height=_ROW_HEIGHT - 6,
+        fill=_UNTUNED_COLOR if kernel["tuned_us"] is None else _TUNED_COLOR,
+    )
+    yield _NEWLINE
+    yield element("text", gflops_text(value, peak), x=f"{_LABEL_WIDTH + width + 6:.1f}", y=y + 15)
+    yield _NEWLINE
+
+
+def _draw_peak(peak: float, x: str, height: int) -> Iterator[Markup]:
+    """Yield the line at the peak, and its text."""
+    style = {"stroke": _PEAK_COLOR, "stroke_dasharray": "4"}
+    yield element("line", x1=x, y1=34, x2=x, y2=height - 26, **style)
+    text = f"peak of this machine: {peak:.0f}"
+    yield element("text", text, x=x, y=height - 10, text_anchor="middle", fill=_PEAK_COLOR)
+    yield _NEWLINE

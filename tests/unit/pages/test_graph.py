@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tvmflow.engine.report import _EXITS
@@ -51,3 +53,11 @@ def test_times_are_summed_by_stage() -> None:
 def test_a_run_without_targets_is_drawn(outcome: str) -> None:
     drawing, _ = draw_graph([StageEntry("net:import", outcome)])
     assert drawing.count('class="node') == 1
+
+
+def test_stages_of_one_target_and_step_stand_below_each_other() -> None:
+    """Parts of a model are cut side by side."""
+    parts = [StageEntry(f"net:cut{part}/host", "ran", needs=("net:import",)) for part in (1, 2)]
+    drawing, _ = draw_graph([IMPORT, *parts])
+    places = re.findall(r"translate\((\d+ \d+)\)", drawing)
+    assert places == ["2 30", "198 2", "198 58"]

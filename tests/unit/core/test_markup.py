@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.pages.markup import Child, Markup, element, join, lines
+from tvmflow.core.markup import Child, Markup, element, join, lines
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ def test_attributes() -> None:
     """Underscores are dashes, and a value cannot end its attribute."""
     made = element("a", class_="x", aria_label='"><script>', hidden=True, id=None, title=False)
     assert made == '<a class="x" aria-label="&quot;&gt;&lt;script&gt;" hidden></a>'
-    assert element("path", d=1.0 / 3, x=2) == '<path d="0.3333333" x="2"></path>'
+    assert element("path", d=1.0 / 3, x=2) == '<path d="0.3333333" x="2"/>'
+    assert element("rect", element("title", "a")) == "<rect><title>a</title></rect>"
     assert element("meta", name="a", content="b") == '<meta name="a" content="b">'
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from typing import Final, TypeAlias, TypeVar
+from collections.abc import Iterable
+from typing import Final, TypeAlias
 
-from tvmflow.core.formatting import latency_text, size_text
 from tvmflow.core.generated_text import html_text
 
 _VOID: Final = frozenset({"br", "input", "link", "meta"})
+_SHAPES: Final = frozenset({"line", "path", "rect"})
 
 
 class Markup(str):
@@ -36,6 +35,8 @@ def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
     start = f"<{tag}{''.join(_format_attribute(*item) for item in attributes.items())}>"
     if tag in _VOID:
         return Markup(start)
+    if tag in _SHAPES and not children:
+        return Markup(f"{start[:-1]}/>")
     return Markup(f"{start}{join(*children)}</{tag}>")
 
 
@@ -67,59 +68,3 @@ def _format_attribute(name: str, value: Attribute) -> str:
         return f" {name}"
     text = f"{value:.7g}" if isinstance(value, float) else str(value)
     return f' {name}="{html_text(text)}"'
-
-
-# ---------------------------------------------------------------- format
-# Values of pages as text, with what is not known as a dash.
-
-
-UNKNOWN: Final = "–"
-_Value = TypeVar("_Value", int, float)
-
-
-def format_known(value: _Value | None, show: Callable[[_Value], str]) -> str:
-    """Return a value as text, or a dash where it is not known."""
-    return UNKNOWN if value is None else show(value)
-
-
-def latency(value: float | None) -> str:
-    """Return a latency."""
-    return format_known(value, latency_text)
-
-
-def size(value: float | None) -> str:
-    """Return a size."""
-    return format_known(value, size_text)
-
-
-def error(value: float | None) -> str:
-    """Return an error in two digits."""
-    return format_known(value, "{:.2g}".format)
-
-
-def share(value: float | None) -> str:
-    """Return a share in percent."""
-    return format_known(value, "{:.0%}".format)
-
-
-def accuracy(value: float | None) -> str:
-    """Return an accuracy in percent with two more digits."""
-    return format_known(value, "{:.2%}".format)
-
-
-def ratio(value: float | None) -> str:
-    """Return a ratio in three digits: 1.23×, 15.5×, 120×."""
-    if value is None:
-        return UNKNOWN
-    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
-    return f"{value:.{min(digits, 2)}f}×"
-
-
-def plain(value: float) -> str:
-    """Return a number in at most three digits."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def change(previous: float | None, current: float | None) -> float | None:
-    """Return by which share a value has changed; None where one is not known."""
-    return current / previous - 1 if previous and current is not None else None
