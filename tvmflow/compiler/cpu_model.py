@@ -1,4 +1,8 @@
-"""The parameters of a CPU that schedule rules depend on."""
+"""A CPU as kernels and schedules see it: vectors, registers, caches, and the least work for another core.
+
+All figures of a CPU that decide how code is divided stand here. The utilization of its arithmetic
+units is estimated as in the roofline model: two pipelines multiply, two ports load.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,38 @@ Parts for 4 cores are enough for 16, and with one thread they cost less than a t
 
 MIN_PARALLEL_ELEMENTS: Final = 1 << 15
 """Fewer elements are not worth handing to another core."""
+MIN_PARALLEL_PRODUCTS: Final = 1 << 16
+"""Fewer multiplications are not worth handing to another core."""
+PARTS_PER_CORE: Final = 16
+"""With so many parts of the work for each core, an uneven rest costs little."""
+STRIPS_PER_CORE: Final = 2
+"""With so many parts of a Winograd convolution for each core, all cores are busy."""
+BATCHES_PER_CORE: Final = 4
+"""With so many batches for each core, each packs its matrices for itself, while they are in its cache."""
+
+MIN_LANES: Final = 4
+"""Vectors of fewer lanes are not worth their instructions."""
+MAX_TILE_VECTORS: Final = 8
+"""The most vectors of a register tile."""
+MAX_TILE_POINTS: Final = 28
+"""The most points (positions, rows) of a register tile."""
+MIN_SUMS: Final = 8
+"""Independent sums that keep two pipelines with a latency of four cycles busy."""
+_OPERAND_REGISTERS: Final = 4
+
+# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
+_L1_BYTES: Final = 1 << 15
+_L2_BYTES_PER_CYCLE: Final = 32
+_FLOAT_BYTES: Final = 4
+PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
+"""So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
+
+# The time of the loads of a tile, in that of its multiplications: a constant, and a part for each load.
+# Two loads take the time of two multiplications; where a number must first be broadcast to a register,
+# loads cost more. Kernels over packed matrices, which are written as loops, have figures of their own.
+_BROADCAST_LOADS: Final = (0.5, 0.6)
+_PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
+_PLAIN_LOADS: Final = (0.1, 1.25)
 
 # CPUs with registers of 512 bits and arithmetic units of 256.
 _HALF_WIDE_UNITS: Final = frozenset({"znver4"})
@@ -108,6 +144,47 @@ class CpuModel(NamedTuple):
     bfloat16_arch: str | None = None
     has_fma: bool = False
 
+    @property
+    def cached_weight_bytes(self) -> int:
+        """The weights that stay in the second-level cache while data pass through it."""
+        return self.l2_bytes * 3 // 4
+
+    @property
+    def cached_data_bytes(self) -> int:
+        """The data that stay in the second-level cache while weights pass through it."""
+        return self.l2_bytes // 2
+
+    @property
+    def unspilled_registers(self) -> int:
+        """The registers of a tile's values beyond which LLVM begins to spill some."""
+        return self.registers * 11 // 16
+
+    def holds_sums(self, vectors: int, points: int) -> bool:
+        """Return whether the sums of a tile leave some registers for operands."""
+        return vectors * points <= self.registers - _OPERAND_REGISTERS
+
+    def holds_operands(self, vectors: int, points: int) -> bool:
+        """Return whether there is a register for each sum of a tile, each vector of weights, and the data."""
+        return vectors * points + vectors + 1 <= self.registers
+
+    def holds_packed_tile(self, vectors: int, points: int) -> bool:
+        """Return whether a tile of a packed matrix is computed without spilling."""
+        if self.has_broadcast_loads:
+            return vectors * points + vectors <= self.unspilled_registers
+        return self.holds_sums(vectors, points)
+
+    def estimate_load_time(self, vectors: int, points: int, *, is_packed: bool = False) -> float:
+        """Estimate the time of a tile's loads, relative to that of its multiplications; at least 1."""
+        base, each = _PLAIN_LOADS
+        if self.has_broadcast_loads:
+            base, each = _PACKED_BROADCAST_LOADS if is_packed else _BROADCAST_LOADS
+        return max(1.0, base + each * ((vectors + points) / (vectors * points)))
+
+    def estimate_packed_utilization(self, vectors: int, points: int) -> float:
+        """Estimate the share of time in which the arithmetic units are busy with a tile of a packed matrix."""
+        busy = min(1.0, vectors * points / MIN_SUMS)
+        return busy / self.estimate_load_time(vectors, points, is_packed=True)
+
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
         """Return the model of a target's CPU; None if no rule supports it."""
@@ -139,6 +216,22 @@ class CpuModel(NamedTuple):
         if arch.startswith("wasm") and "simd128" in features:
             return cls(4, 16, 1 << 18, _CORES)
         return None
+
+
+def estimate_weight_time(points: int, vectors: int, lanes: int) -> float:
+    """Estimate the time of a tile, relative to its multiplications, where its weights come from the L2 cache.
+
+    The weights are loaded once for all points, while two multiplications a cycle use them.
+
+    Args:
+        points: The points of the tile.
+        vectors: All vectors of weights that the tile reads.
+        lanes: The float32 values of a vector.
+    """
+    vector_bytes = _FLOAT_BYTES * lanes
+    if vectors * vector_bytes <= _L1_BYTES:
+        return 1.0
+    return max(1.0, 2 * vector_bytes / points / _L2_BYTES_PER_CYCLE)
 
 
 def cpu_model_for(target: Mapping[str, Json], rules_version: int) -> CpuModel | None:

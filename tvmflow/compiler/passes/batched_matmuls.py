@@ -12,10 +12,10 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
-from tvmflow.compiler.tir_kernels.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
+from tvmflow.compiler.tir_kernels.batches import Batches, Operand, emit_batches
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.strided import contiguous
 from tvmflow.compiler.tir_kernels.tiles import (
@@ -149,7 +149,7 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
     emit_batches(
         Batches(product.batch, right.repeats, -(-rows // together)),
         (product.depth * columns.padded,),
-        cpu.cores if work >= MIN_PARALLEL_WORK else 1,
+        cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1,
         pack_right,
         multiply,
     )

@@ -13,10 +13,10 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
-from tvmflow.compiler.tir_kernels.batches import MIN_PARALLEL_WORK, Batches, Operand, emit_batches
+from tvmflow.compiler.tir_kernels.batches import Batches, Operand, emit_batches
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.strided import StridedMatrices, contiguous
 from tvmflow.compiler.tir_kernels.tiles import (
@@ -329,7 +329,7 @@ class _Emitter:
         self._cpu = cpu
         self._lanes = cpu.lanes
         padded_keys = -(-attention.keys // cpu.lanes) * cpu.lanes
-        max_rows = max(4, cpu.l2_bytes // 8 // padded_keys)
+        max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
         counts = (attention.keys, attention.values)
         self._rows, ((self._key_points, key_vectors), (self._value_points, value_vectors)) = (
             choose_rows(attention.queries, counts, max_rows, cpu, cpu.lanes)
@@ -369,7 +369,7 @@ class _Emitter:
         emit_batches(
             Batches(a.batch, self._shared, -(-a.queries // self._rows)),
             (self._key_size, self._value_size),
-            self._cpu.cores if work >= MIN_PARALLEL_WORK else 1,
+            self._cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1,
             self._pack,
             self._attend,
         )

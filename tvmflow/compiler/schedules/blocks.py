@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.code_generation import MAX_STRIDE
+from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 
 _SPATIAL: Final = 0
@@ -27,8 +28,6 @@ _MOVABLE_FUNCTIONS: Final = frozenset(
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
-MIN_LANES: Final = 4
-"""Vectors of fewer lanes are not worth their instructions."""
 ROOT: Final = "root"
 """The name of the block around all others of a kernel."""
 REDUCTION: Final = 2

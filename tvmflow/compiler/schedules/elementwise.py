@@ -13,10 +13,9 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.cpu_model import MIN_LANES, MIN_PARALLEL_ELEMENTS, PARTS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.schedules.blocks import (
-    MIN_LANES,
     ROOT,
     Block,
     analyze_blocks,
@@ -34,8 +33,6 @@ from tvmflow.compiler.schedules.blocks import (
     reads_vectors,
 )
 
-# With so many parts of the work a core, an uneven rest costs little.
-_PARTS_PER_CORE: Final = 16
 # The first-level cache holds the lines of so many rows of a transposed tile; a line holds so many numbers.
 _MAX_TILE_ROWS: Final = 64
 _LINE: Final = 16
@@ -117,7 +114,7 @@ def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: 
     if not loops or not is_worthwhile:
         return
     parts, count = 1, 0
-    while count < len(loops) and parts < _PARTS_PER_CORE * cpu.cores:
+    while count < len(loops) and parts < PARTS_PER_CORE * cpu.cores:
         parts *= int(schedule.get(loops[count]).extent)
         count += 1
     fuse_and_parallelize(schedule, loops[:count], is_worthwhile, cpu)

@@ -18,7 +18,16 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.code_generation import MAX_STRIDE
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import (
+    MAX_TILE_POINTS,
+    MAX_TILE_VECTORS,
+    MIN_LANES,
+    MIN_PARALLEL_PRODUCTS,
+    MIN_SUMS,
+    PARTS_PER_CORE,
+    CpuModel,
+    estimate_weight_time,
+)
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
     Block,
@@ -37,17 +46,8 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels import tiles
 
 _MAX_UNROLLED: Final = 160
-# Fewer multiplications are not worth handing to another core.
-_MIN_PARALLEL_WORK: Final = 1 << 16
-# With so many parts of the work a core, an uneven rest costs little.
-_PARTS_PER_CORE: Final = 16
-
-
-# Shorter vectors are not worth their instructions.
-_MIN_PAD_LANES: Final = 4
 # A reduction and its result.
 _PARTS: Final = 2
 
@@ -102,35 +102,54 @@ def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
 def _isolate_reduction(schedule: Schedule, cpu: CpuModel) -> SingleReduction | None:
     """Inline all blocks of a kernel but its reduction, its padding and its result; None for other kernels."""
     blocks = analyze_blocks(schedule) or []
-    reductions = [block for block in blocks if block.is_reduction]
-    if len(reductions) != 1:
+    positions = [index for index, block in enumerate(blocks) if block.is_reduction]
+    if len(positions) != 1:
         return None
-    axes = analyze_axes(reductions[0], cpu)
-    is_partial = has_partial_vectors(reductions[0], cpu)
+    main, after = blocks[positions[0]], blocks[positions[0] + 1 :]
+    axes = analyze_axes(main, cpu)
+    is_partial = has_partial_vectors(main, cpu)
     if axes is None and not is_partial:
         return None
-    position = blocks.index(reductions[0])
-    # What is read once is not worth a pass over memory.
-    is_inlined = position > 0 and _is_read_once(blocks[position - 1], reductions[0])
-    first = position if is_inlined else max(position - 1, 0)
-    after = blocks[position + 1 :]
     # Norms, which have no weights, read their data again while these are in the cache.
     has_weights = axes is not None and axes.weight_bytes > 0
-    small = _count_before_broadcast(reductions[0], after) if has_weights else len(after)
-    kept = {small - 1, len(after) - 1}
-    inlined = [block for index, block in enumerate(after) if index not in kept]
-    for block in (*blocks[:first], *inlined):
-        schedule.compute_inline(block.handle)
-    if small == 0:
-        schedule.cache_write(reductions[0].handle, 0, "local")
+    small = _count_before_broadcast(main, after) if has_weights else len(after)
+    _inline_others(schedule, blocks, positions[0], small)
     isolated = analyze_blocks(schedule) or []
     if is_partial and len(isolated) == _PARTS:
         isolated = _merge_axes(schedule, isolated, cpu)
         axes = analyze_axes(isolated[0], cpu) if isolated else None
     if axes is None or len(isolated) < _PARTS:
         return None
-    broadcast = isolated.pop() if small < len(after) else None
-    *before, main, final = isolated
+    return _name_blocks(isolated, axes, has_broadcast=small < len(after))
+
+
+def _inline_others(schedule: Schedule, blocks: Sequence[Block], position: int, small: int) -> None:
+    """Inline all blocks but a reduction, the one before it, and those that compute the result.
+
+    Args:
+        schedule: The schedule.
+        blocks: All blocks.
+        position: That of the reduction.
+        small: How many of the blocks after it compute its result before that is broadcast.
+    """
+    # What is read once is not worth a pass over memory.
+    is_read_once = position > 0 and _is_read_once(blocks[position - 1], blocks[position])
+    first = position if is_read_once else max(position - 1, 0)
+    after = blocks[position + 1 :]
+    kept = {small - 1, len(after) - 1}
+    inlined = [block for index, block in enumerate(after) if index not in kept]
+    for block in (*blocks[:first], *inlined):
+        schedule.compute_inline(block.handle)
+    if small == 0:
+        schedule.cache_write(blocks[position].handle, 0, "local")
+
+
+def _name_blocks(
+    blocks: Sequence[Block], axes: ReductionAxes, *, has_broadcast: bool
+) -> SingleReduction | None:
+    """Return the roles of the blocks that are left of a kernel; None if they do not have these roles."""
+    broadcast = blocks[-1] if has_broadcast else None
+    *before, main, final = blocks[:-1] if has_broadcast else blocks
     if len(before) > 1 or not _is_result(final, main):
         return None
     return SingleReduction(before[0] if before else None, main, final, axes, broadcast)
@@ -198,48 +217,70 @@ def _is_result(final: Block, main: Block) -> bool:
     )
 
 
-def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
-    pad, main, final, axes, broadcast = reduction
-    if broadcast is not None:
-        schedule_block(schedule, broadcast, cpu)
+class _ResultLoops(NamedTuple):
+    """The loops over a result that is divided into tiles.
+
+    Attributes:
+        outer: The loops around tiles by their axes.
+        window: The loops over the rows of a window.
+        registers: The loops over the vectors and points of a tile.
+        stores: The loops over the parts in which a vector is stored.
+        vector: The loop over the lanes of a vector.
+    """
+
+    outer: dict[int, Any]
+    window: list[Any]
+    registers: list[Any]
+    stores: list[Any]
+    vector: Any
+
+
+def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) -> _ResultLoops:
+    main, final, axes = reduction.main, reduction.final, reduction.axes
     last = len(main.spatial_extents) - 1
     loops = list(schedule.get_loops(final.handle))
     outer: dict[int, Any] = dict(enumerate(loops[:last]))
     vector = loops[last]
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
-    store_loops = []
+    split = _ResultLoops(outer, [], [], [], vector)
     if final.spatial_extents[last] != main.spatial_extents[last]:
         # the last vector is stored in parts: those beyond the end are left out
         width = math.gcd(final.spatial_extents[last], axes.lanes)
         part, vector = schedule.split(vector, [None, width])
-        store_loops.append(part)
-    register_loops, window_loops = [], []
+        split = split._replace(stores=[part], vector=vector)
     for axis, size in ((axes.weight, tile.vectors), (axes.data, tile.points)):
         if axis is not None:
             outer[axis], inner = schedule.split(outer[axis], [None, size])
-            register_loops.append(inner)
+            split.registers.append(inner)
     if tile.window_rows and axes.row is not None:
         outer[axes.row], inner = schedule.split(outer[axes.row], [None, tile.window_rows])
-        window_loops.append(inner)
-    around, within = _order_outer_loops(outer, reduction, tile, window_loops)
-    schedule.reorder(*around, *within, *register_loops, *store_loops, vector)
+        split.window.append(inner)
+    return split
+
+
+def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu: CpuModel) -> None:
+    pad, main, _, axes, broadcast = reduction
+    if broadcast is not None:
+        schedule_block(schedule, broadcast, cpu)
+    loops = _split_result(schedule, reduction, tile)
+    around, within = _order_outer_loops(loops.outer, reduction, tile, loops.window)
+    schedule.reorder(*around, *within, *loops.registers, *loops.stores, loops.vector)
     pads_rows = _pads_rows_of_tiles(reduction, tile)
     rows = within[0] if pads_rows else None
     if not tile.window_rows:
         # columns of one window share its padding
         movable = 1 if pads_rows else len(within)
-        _move_outside(schedule, around, within, movable, _PARTS_PER_CORE * cpu.cores)
-    parallel = fuse_and_parallelize(schedule, around, main.work >= _MIN_PARALLEL_WORK, cpu)
-    for loop in (*register_loops, *store_loops):
+        _move_outside(schedule, around, within, movable, PARTS_PER_CORE * cpu.cores)
+    parallel = fuse_and_parallelize(schedule, around, main.work >= MIN_PARALLEL_PRODUCTS, cpu)
+    for loop in (*loops.registers, *loops.stores):
         schedule.unroll(loop)
-    schedule.vectorize(vector)
+    schedule.vectorize(loops.vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
     sums = _schedule_reduction(schedule, main, axes, tile)
     if pad is not None and (tile.window_rows or pads_rows):
-        window = within[0] if pads_rows and within and within[0] is rows else parallel
-        schedule.compute_at(pad.handle, window, preserve_unit_loops=True)
+        window = rows if any(loop is rows for loop in within[:1]) else parallel
         _schedule_window(schedule, pad, window, cpu, pads_rows=pads_rows)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
@@ -254,11 +295,12 @@ def _schedule_window(
 
     Args:
         schedule: The schedule.
-        pad: The block that pads the data, in the loop `around`.
+        pad: The block that pads the data.
         around: The loop over windows.
         cpu: The CPU to schedule for.
         pads_rows: Whether a condition along rows chooses what is padding.
     """
+    schedule.compute_at(pad.handle, around, preserve_unit_loops=True)
     loops = list(schedule.get_loops(pad.handle))
     if not is_contiguous(pad, pad.spatial_axes[-1]):
         return
@@ -271,7 +313,7 @@ def _schedule_window(
         return
     # the model may use narrower vectors than the CPU has
     width = math.gcd(pad.spatial_extents[-1], cpu.lanes)
-    if width >= _MIN_PAD_LANES:
+    if width >= MIN_LANES:
         _, lanes = schedule.split(loops[-1], [None, width])
         schedule.vectorize(lanes)
 
@@ -360,17 +402,23 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    unrolled = tile.vectors * tile.points
-    extents = reversed(block.reduction_extents[: len(reduction_loops)])
-    for loop, extent in zip(reversed(reduction_loops), extents, strict=True):
-        unrolled *= extent
-        if extent > SHORT_REDUCTION or unrolled > _MAX_UNROLLED:
-            break
-        schedule.unroll(loop)
+    extents = block.reduction_extents[: len(reduction_loops)]
+    _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
         schedule.vectorize(schedule.get_loops(initial)[-1])
     return vector
+
+
+def _unroll_short(
+    schedule: Schedule, loops: Sequence[Any], extents: Sequence[int], unrolled: int
+) -> None:
+    """Unroll the innermost loops of a reduction that are short, while `unrolled` statements do not become too many."""
+    for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
+        unrolled *= extent
+        if extent > SHORT_REDUCTION or unrolled > _MAX_UNROLLED:
+            break
+        schedule.unroll(loop)
 
 
 # ---------------------------------------------------------------- tile candidates
@@ -380,12 +428,8 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
 
-_MAX_VECTORS: Final = 8
-_MAX_POINTS: Final = 28
 # So many sums stay in registers where each point is tested.
 _TESTED_SUMS: Final = 14
-# Registers that are left for operands.
-_OPERAND_REGISTERS: Final = 4
 # The cost of copying one element into a padded window, in multiplications.
 _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
@@ -433,44 +477,82 @@ class ReductionAxes(NamedTuple):
     weight_bytes: int
 
 
+class _Loads(NamedTuple):
+    """The loads of a reduction.
+
+    Attributes:
+        vectors: Those that read vectors along the last axis.
+        scalars: Those that read one number for all lanes.
+        strides: The strides that vectors may have.
+        has_products: Whether an instruction adds several products to each sum.
+    """
+
+    vectors: list[Any]
+    scalars: list[Any]
+    strides: Sequence[int]
+    has_products: bool
+
+
 def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     """Return the roles of a reduction's axes; None if it does not read vectors, or reads across them."""
-    spatial, axes = block.spatial_axes, block.axes
-    extents = block.spatial_extents
-    last = len(spatial) - 1
-    loads = list_loads(block)
-    # All terms of one sum lie between the weights of two sums.
-    products = dot_products.find_products(block)
-    scalars = [load for load in loads if not depends_on(load, spatial[last])]
-    strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
-    vectors = [load for load in loads if element_stride(load, axes, spatial[last]) in strides]
-    if not vectors or len(vectors) + len(scalars) != len(loads):
+    loads = _classify_loads(block)
+    if loads is None:
         return None
-    weights: tuple[int, ...] = ()
-    data: Sequence[int] = range(last)
-    if scalars:
-        # Vectors are weights if scalars are loaded as well: these are the data.
-        in_vectors = [any(depends_on(load, axis) for load in vectors) for axis in spatial]
-        in_scalars = [any(depends_on(load, axis) for load in scalars) for axis in spatial]
-        weights = tuple(axis for axis in range(last) if in_vectors[axis] and not in_scalars[axis])
-        data = [axis for axis in range(last) if in_scalars[axis] and not in_vectors[axis]]
-    long_data = [position for position in data if extents[position] > 1]
-    long_weights = [position for position in weights if extents[position] > 1]
-    has_data = bool(long_data) and products is None
-    lanes = _choose_lanes(extents[last], cpu, has_scalars=bool(scalars), has_data=has_data)
-    lanes = _limit_to_blocks(lanes, vectors, axes, spatial[last], strides)
-    is_long, is_whole = extents[last] > lanes, extents[last] % lanes == 0
+    extents, last = block.spatial_extents, len(block.spatial_extents) - 1
+    weights, data = _find_roles(block, loads)
+    long_weights = [axis for axis in weights if extents[axis] > 1]
+    long_data = [axis for axis in data if extents[axis] > 1]
+    has_scalars = bool(loads.scalars)
+    has_data = bool(long_data) and not loads.has_products
+    lanes = _choose_lanes(extents[last], cpu, has_scalars=has_scalars, has_data=has_data)
+    axis = block.spatial_axes[last]
+    lanes = _limit_to_blocks(lanes, loads.vectors, block.axes, axis, loads.strides)
+    is_long = extents[last] > lanes
     if lanes < 2 or (last == 0 and not is_long):
         # The result is one vector: there is no loop around a tile.
         return None
+    if is_long and has_scalars and extents[last] % lanes == 0:
+        long_weights.append(last)
+    row, innermost = [None, None, *long_data][-2:]
+    read = loads.vectors if has_scalars else []
     return ReductionAxes(
         lanes,
-        last if is_long and scalars and is_whole else long_weights[-1] if long_weights else None,
-        long_data[-1] if long_data else None,
-        long_data[-2] if len(long_data) > 1 else None,
+        long_weights[-1] if long_weights else None,
+        innermost,
+        row,
         (*weights, last) if is_long else weights,
-        sum(4 * math.prod(int(n) for n in load.source.shape) for load in vectors if scalars),
+        sum(4 * math.prod(int(n) for n in load.source.shape) for load in read),
     )
+
+
+def _classify_loads(block: Block) -> _Loads | None:
+    """Return what a reduction loads; None if it does not read vectors, or reads across them."""
+    last = block.spatial_axes[-1]
+    loads = list_loads(block)
+    scalars = [load for load in loads if not depends_on(load, last)]
+    products = dot_products.find_products(block)
+    # All terms of one sum lie between the weights of two sums.
+    strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
+    vectors = [load for load in loads if element_stride(load, block.axes, last) in strides]
+    if not vectors or len(vectors) + len(scalars) != len(loads):
+        return None
+    return _Loads(vectors, scalars, strides, products is not None)
+
+
+def _find_roles(block: Block, loads: _Loads) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the axes before the last along which weights differ, and those along which data do.
+
+    Vectors are weights if scalars are loaded as well: these are the data.
+    """
+    before = block.spatial_axes[:-1]
+    if not loads.scalars:
+        return (), tuple(range(len(before)))
+    in_vectors = [any(depends_on(load, axis) for load in loads.vectors) for axis in before]
+    in_scalars = [any(depends_on(load, axis) for load in loads.scalars) for axis in before]
+    uses = list(enumerate(zip(in_vectors, in_scalars, strict=True)))
+    weights = tuple(axis for axis, use in uses if use == (True, False))
+    data = tuple(axis for axis, use in uses if use == (False, True))
+    return weights, data
 
 
 def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
@@ -522,7 +604,7 @@ def generate_tiles(
 
     The first tiles have the order of loops that the size of the weights suggests, and the best window.
     """
-    outside = axes.weight_bytes > cpu.l2_bytes * 3 // 4 and axes.data is not None
+    outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
     shapes = sorted(_estimate_shapes(block, axes, cpu), reverse=True)
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
@@ -545,13 +627,13 @@ def _estimate_shapes(
     max_vectors = 1 if axes.weight is None else extents[axes.weight]
     max_vectors = max_vectors // axes.lanes if axes.weight == last else max_vectors
     max_points = 1 if axes.data is None else extents[axes.data]
-    for vectors in range(1, min(max_vectors, _MAX_VECTORS) + 1):
-        for points in range(1, min(max_points, _MAX_POINTS) + 1):
-            if vectors * points <= cpu.registers - _OPERAND_REGISTERS:
+    for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
+        for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
+            if cpu.holds_sums(vectors, points):
                 useful = _useful_share(max_vectors, vectors) * _useful_share(max_points, points)
                 sizes = (vectors, points, max_vectors, max_points)
                 read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
-                stalls = tiles.estimate_weight_time(points, read, axes.lanes)
+                stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
                 yield utilization, vectors, points
 
@@ -566,10 +648,8 @@ def _estimate_utilization(
 ) -> float:
     """Estimate the share of time in which the arithmetic units are busy.
 
-    Two pipelines with a latency of four cycles need eight independent sums. Two loads take the
-    time of two multiplications; where a number must first be broadcast to a register, loads cost
-    more, and those of weights the most. Sums leave some registers for operands. A piece beyond
-    the end makes the compiler test each point or vector, and then it may spill sums.
+    Where a number must first be broadcast to a register, loads of weights cost the most. A piece
+    beyond the end makes the compiler test each point or vector, and then it may spill sums.
 
     Args:
         block: The reduction.
@@ -583,18 +663,18 @@ def _estimate_utilization(
         A number near 1 for the best tiles.
     """
     sums = vectors * points
-    loads = (vectors + points) / sums
-    free = cpu.registers * 11 // 16
+    free = cpu.unspilled_registers
+    stalls = cpu.estimate_load_time(vectors, points)
     if cpu.has_broadcast_loads:
-        stalls = max(1.0, 0.5 + 0.6 * loads) * (1 + 0.05 * max(0, sums + vectors - free))
+        stalls *= 1 + 0.05 * max(0, sums + vectors - free)
         test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
     else:
         live = sums + min(vectors, points)
-        stalls = max(1.0, 0.1 + 1.25 * loads) * (1 + 0.03 * max(0, live - free))
+        stalls *= 1 + 0.03 * max(0, live - free)
         stalls /= 0.8 if vectors > points else 1.0
         is_long = block.reduction_extents[-1] > SHORT_REDUCTION
         test_factor = 0.9 if vectors == 1 or is_long else 0.6
-    utilization = min(1.0, sums / 8) / stalls
+    utilization = min(1.0, sums / MIN_SUMS) / stalls
     utilization *= test_factor if max_points % points else 1.0
     utilization *= 0.6 if max_vectors % vectors else 1.0
     return utilization if points > 2 or max_points < 3 else 0.93 * utilization
@@ -627,7 +707,7 @@ def _choose_window_heights(
     costs = []
     for rows in range(1, height + 1):
         window = (rows * step + halo) * row_elements
-        if 4 * window > cpu.l2_bytes // 2:
+        if 4 * window > cpu.cached_data_bytes:
             break
         parts = outer_parts * math.ceil(height / rows)
         balance = math.ceil(parts / cpu.cores) * cpu.cores / parts

@@ -13,16 +13,13 @@ from typing import Any, Final, NamedTuple
 import tvm
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_SUMS, STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks
 from tvmflow.compiler.tir_kernels import winograd
 
 _FLOAT_BYTES: Final = 4
-_PARTS_PER_CORE: Final = 2
 # Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
 _MIN_TILES: Final = 96
-# Independent sums that keep two pipelines with a latency of four cycles busy.
-_MIN_SUMS: Final = 8
 _MAX_SCHEDULES: Final = 12
 
 
@@ -101,14 +98,14 @@ def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
     taps = blocks.product.reduction_extents[0]
     slices = blocks.data.spatial_extents[4]
     weight_bytes = elements * inner * out_blocks * lanes * _FLOAT_BYTES
-    in_strips = weight_bytes <= cpu.l2_bytes * 3 // 4
+    in_strips = weight_bytes <= cpu.cached_weight_bytes
     splits = []
     for vectors in _list_divisors(out_blocks):
         channels = slices * inner // taps + depth * vectors * lanes
         tile_bytes = elements * channels * _FLOAT_BYTES
         rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
         for points in _list_divisors(rows * blocks.tile_columns):
-            if vectors * points + vectors + 1 <= cpu.registers:
+            if cpu.holds_operands(vectors, points):
                 splits.append(_Split(rows, vectors, points, in_strips))
     return sorted(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
 
@@ -128,11 +125,11 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
     """
     images, rows = blocks.image.spatial_extents[0], _list_divisors(blocks.tile_rows)
     if in_strips:
-        parts = _PARTS_PER_CORE * cpu.cores
+        parts = STRIPS_PER_CORE * cpu.cores
         small = [
             count
             for count in rows
-            if count * blocks.tile_columns * tile_bytes <= cpu.l2_bytes // 2
+            if count * blocks.tile_columns * tile_bytes <= cpu.cached_data_bytes
             and images * blocks.tile_rows // count >= parts
         ]
         return max(small, default=1)
@@ -144,11 +141,11 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
 def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
     """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
     sums = split.vectors * split.points
-    stalls = max(1.0, _MIN_SUMS / sums)
+    stalls = max(1.0, MIN_SUMS / sums)
     # two loads take the time of two products
     loads = max(1.0, (split.vectors + split.points) / sums)
     parts = out_blocks // split.vectors
-    is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= _PARTS_PER_CORE * cpu.cores
+    is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
     return stalls * loads * (1.0 if is_balanced else 1.2), sums
 
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.cpu_model import BATCHES_PER_CORE
 from tvmflow.compiler.tir_kernels.strided import StridedMatrices
 from tvmflow.compiler.tir_kernels.tiles import Workspace
-
-MIN_PARALLEL_WORK: Final = 1 << 16
-"""Fewer multiplications are not worth handing to another core."""
-
-# With so many batches a core, each packs its matrices for itself, while they are in its cache.
-_MIN_BATCHES_PER_CORE: Final = 4
 
 
 class Operand(NamedTuple):
@@ -63,7 +58,7 @@ def emit_batches(
         compute: Emits a block of rows of a matrix, with the packed matrices in a slot of buffers.
     """
     groups, is_parallel = batches.matrices // batches.shared, cores > 1
-    if not is_parallel or groups >= _MIN_BATCHES_PER_CORE * cores:
+    if not is_parallel or groups >= BATCHES_PER_CORE * cores:
         with _loop(groups, is_parallel) as group:
             packed = [Workspace.allocate(size) for size in sizes]
             pack(group, packed, 0)

@@ -11,7 +11,7 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -20,8 +20,6 @@ _FLOAT: Final = "float32"
 _TABLE: Final = "int32"
 # The pixels of a part of the work: their blocks stay in the first-level cache while each group of lanes is copied.
 _PIXELS: Final = 64
-# Fewer numbers are not worth handing to another core.
-_MIN_PARALLEL_NUMBERS: Final = 1 << 15
 
 
 class Sources(NamedTuple):
@@ -125,7 +123,7 @@ def _emit(
             value = T.float32(0) if tensor is None else tirx.BufferLoad(tensor, [first + offset])
             T.buffer_store(out, value, [target + offset])
 
-    is_parallel = math.prod(result) >= _MIN_PARALLEL_NUMBERS and cpu.cores > 1
+    is_parallel = math.prod(result) >= MIN_PARALLEL_ELEMENTS and cpu.cores > 1
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(
         n * blocks * parts
     )

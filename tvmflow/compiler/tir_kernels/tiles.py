@@ -15,29 +15,26 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.cpu_model import (
+    MAX_TILE_POINTS,
+    MAX_TILE_VECTORS,
+    PACKED_FLOATS,
+    CpuModel,
+    estimate_weight_time,
+)
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""
 
 FLOAT: Final = "float32"
 
-_MAX_VECTORS: Final = 8
-_MAX_ROWS: Final = 28
 # One vector of zeros may be added for so many vectors.
 _MIN_USEFUL_VECTORS: Final = 16
 # One row may be added for so many rows, and no more than so many.
 _MIN_USEFUL_ROWS: Final = 4
 _MAX_ADDED_ROWS: Final = 7
-# Registers that are left for operands.
-_OPERAND_REGISTERS: Final = 4
 # The relative time of tiles of which the last is tested vector by vector.
 _PARTIAL_TILE_COST: Final = 1.7
-# So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them.
-_CACHED_NUMBERS: Final = 6144
-# CPUs differ little in the size of the first-level cache, and in how fast they read the second.
-_L1_BYTES: Final = 1 << 15
-_L2_BYTES_PER_CYCLE: Final = 32
 
 
 class Columns(NamedTuple):
@@ -154,7 +151,7 @@ class Product(NamedTuple):
         """
         for start, count in self.columns.iterate():
             vectors = -(-count // self.columns.lanes)
-            blocks = -(-self.depth * vectors * self.columns.lanes // _CACHED_NUMBERS)
+            blocks = -(-self.depth * vectors * self.columns.lanes // PACKED_FLOATS)
             for terms in iterate_pieces(self.depth, -(-self.depth // blocks)):
                 with T.serial(self.rows // self.points) as group:
                     sums = _Sums.allocate(self.points, vectors, self.columns.lanes)
@@ -242,7 +239,7 @@ def choose_rows(
         lanes: The float32 values of a vector.
     """
     best: tuple[float, RowTiles] | None = None
-    for together in range(1, min(_MAX_ROWS, max_rows, rows + 2) + 1):
+    for together in range(1, min(MAX_TILE_POINTS, max_rows, rows + 2) + 1):
         tiles = [_choose_tile(together, -(-count // lanes), cpu) for count in columns]
         blocks = -(-rows // together)
         # the packed matrices are read once for all these rows
@@ -296,24 +293,18 @@ def _list_padded(rows: int) -> range:
 @functools.cache
 def _estimate_time(rows: int, vectors: int, depth: int, cpu: CpuModel) -> float:
     """Return the estimated time of a product in the tiles, which divide its rows, that suit it best."""
-    sizes = itertools.product(range(1, _MAX_ROWS + 1), range(1, _MAX_VECTORS + 1))
+    sizes = itertools.product(range(1, MAX_TILE_POINTS + 1), range(1, MAX_TILE_VECTORS + 1))
     best = min(
         max(
-            (_PARTIAL_TILE_COST if vectors % width else 1) / _utilization(points, width, cpu),
+            (_PARTIAL_TILE_COST if vectors % width else 1)
+            / cpu.estimate_packed_utilization(width, points),
             estimate_weight_time(points, width * depth, cpu.lanes),
         )
         for points, width in sizes
-        if rows % points == 0 and width <= vectors and _fits_registers(points, width, cpu)
+        if rows % points == 0 and width <= vectors and cpu.holds_packed_tile(width, points)
     )
     # the fewest rows of equal times
     return round(rows * vectors * best, 6)
-
-
-def _fits_registers(points: int, vectors: int, cpu: CpuModel) -> bool:
-    """Return whether sums leave enough registers for operands (see `tile_candidates`)."""
-    if cpu.has_broadcast_loads:
-        return points * vectors + vectors <= cpu.registers * 11 // 16
-    return points * vectors <= cpu.registers - _OPERAND_REGISTERS
 
 
 @functools.cache
@@ -321,39 +312,15 @@ def _choose_tile(rows: int, vectors: int, cpu: CpuModel) -> tuple[float, tuple[i
     """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
     tiles = [
         (points, width)
-        for points in range(1, min(rows, _MAX_ROWS) + 1)
-        for width in range(1, min(vectors, _MAX_VECTORS) + 1)
-        if rows % points == 0 and points * width <= cpu.registers - _OPERAND_REGISTERS
+        for points in range(1, min(rows, MAX_TILE_POINTS) + 1)
+        for width in range(1, min(vectors, MAX_TILE_VECTORS) + 1)
+        if rows % points == 0 and cpu.holds_sums(width, points)
     ]
 
     def cost(tile: tuple[int, int]) -> float:
         points, width = tile
         rest = vectors % width
-        whole = (vectors - rest) / _utilization(points, width, cpu)
-        return whole + (rest / _utilization(points, rest, cpu) if rest else 0)
+        whole = (vectors - rest) / cpu.estimate_packed_utilization(width, points)
+        return whole + (rest / cpu.estimate_packed_utilization(rest, points) if rest else 0)
 
     return min((cost(tile), tile) for tile in tiles)
-
-
-def _utilization(points: int, vectors: int, cpu: CpuModel) -> float:
-    """Estimate the share of time in which the arithmetic units are busy (see `tile_candidates`)."""
-    sums = points * vectors
-    loads = (points + vectors) / sums
-    stalls = 0.6 + 0.4 * loads if cpu.has_broadcast_loads else 0.1 + 1.25 * loads
-    return min(1.0, sums / 8) / max(1.0, stalls)
-
-
-def estimate_weight_time(points: int, vectors: int, lanes: int) -> float:
-    """Estimate the time of a tile, relative to that of its multiplications, where its weights come from the second-level cache.
-
-    The weights are loaded once for all points, while two multiplications a cycle use them.
-
-    Args:
-        points: The points of the tile.
-        vectors: All vectors of weights that the tile reads.
-        lanes: The float32 values of a vector.
-    """
-    vector_bytes = 4 * lanes
-    if vectors * vector_bytes <= _L1_BYTES:
-        return 1.0
-    return max(1.0, 2 * vector_bytes / points / _L2_BYTES_PER_CYCLE)

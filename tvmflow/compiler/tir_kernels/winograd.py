@@ -142,8 +142,8 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
         cpu: The CPU.
     """
     columns = geometry.tiles[1]
-    # all of a row are one register tile: a sum for each, one vector of weights and one of data
-    if columns + 2 <= cpu.registers:
+    # all of a row are one register tile
+    if cpu.holds_operands(1, columns):
         return geometry
     padded = tiles.pad_rows(columns, out_blocks, inner, cpu, _MIN_PADDING_GAIN)
     return geometry._replace(added_columns=padded - columns)
