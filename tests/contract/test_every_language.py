@@ -26,7 +26,7 @@ from tvmflow.core.types import Json
 from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
-from tvmflow.exporters import cpp, system_library, wheel
+from tvmflow.exporters import cpp, tvm_libraries, wheel
 from tvmflow.exporters.base import ExportRequest
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
@@ -272,7 +272,7 @@ PROGRAMS: Final[dict[str, Callable[[Names], str]]] = {
     "header of a C library": lambda n: c_runtime.write_header(described(n)),
     "header without weights": lambda n: c_runtime.write_header(described(n, weights_head=_HEAD)),
     "tables of a C library": write_tensor_tables,
-    "header of a system library": lambda n: system_library._write_header(built(n)),
+    "header of a system library": lambda n: tvm_libraries.write_system_header(built(n)),
 }
 """What writes C."""
 

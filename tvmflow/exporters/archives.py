@@ -1,4 +1,8 @@
-"""Archives whose bytes depend on their content alone: no times, no owners, one order."""
+"""Archives whose bytes depend on their content alone, and the output `archive`.
+
+An archive has no times, no owners and one order. The output holds all else that is delivered for a
+target, in one compressed file.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,13 @@ import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Final
+
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel, no_reason
+
+FORM: Final = ""
+SOURCES: Final[tuple[Path, ...]] = ()
+
+unsupported_reason = no_reason
 
 # The earliest time that a zip can hold; any fixed time makes equal content equal bytes.
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
@@ -69,3 +80,17 @@ def _write_entries(stream: IO[bytes] | gzip.GzipFile, files: Mapping[str, Path |
             entry.mode = 0o644
             with stream:
                 archive.addfile(entry, stream)
+
+
+# ---------------------------------------------------------------- the output
+
+
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.<target>.tar.gz`."""
+    return (f"{request.name}.{request.target}.tar.gz",)
+
+
+def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    """Write the other files in `dist` to an archive, in a folder with the recipe's name."""
+    content = {f"{built.name}/{name}": path for name, path in built.exported_files.items()}
+    write_tar_gz(folder / files(built.request)[0], content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -120,7 +120,7 @@ class PartitionedModel(NamedTuple):
 
 
 class Exporter(Protocol):
-    """A module in this folder: one form in which a library is delivered."""
+    """One form in which a library is delivered: a module in this folder, or a `Form` in a table."""
 
     @property
     def FORM(self) -> str:
@@ -130,20 +130,30 @@ class Exporter(Protocol):
     def SOURCES(self) -> tuple[Path, ...]:
         """Files of this package that it copies: their content is in the key."""
 
-    def unsupported_reason(self, request: ExportRequest) -> str:
+    def unsupported_reason(self, request: ExportRequest, /) -> str:
         """Return why the form cannot be made for a target, or an empty string. Called when a run is planned."""
 
-    def files(self, request: ExportRequest) -> tuple[str, ...]:
+    def files(self, request: ExportRequest, /) -> tuple[str, ...]:
         """Return the names in `dist` of all files that `export` writes. Called when a run is planned."""
 
-    def export(self, built: BuiltModel, folder: Path) -> None:
+    def export(self, built: BuiltModel, folder: Path, /) -> None:
         """Write the files into a folder: the same bytes for the same input, on any machine."""
+
+
+class Form(NamedTuple):
+    """An exporter in a table, with the members of `Exporter`."""
+
+    FORM: str
+    unsupported_reason: Callable[[ExportRequest], str]
+    files: Callable[[ExportRequest], tuple[str, ...]]
+    export: Callable[[BuiltModel, Path], None]
+    SOURCES: tuple[Path, ...] = ()
 
 
 class PartitionedExporter(Exporter, Protocol):
     """An exporter whose form also holds a partitioned model."""
 
-    def export(self, built: BuiltModel | PartitionedModel, folder: Path) -> None:
+    def export(self, built: BuiltModel | PartitionedModel, folder: Path, /) -> None:
         """Write the files into a folder: the same bytes for the same input, on any machine."""
 
 

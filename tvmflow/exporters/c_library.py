@@ -1,4 +1,8 @@
-"""`c-library`: the model as a plain C library that needs nothing of TVM: libraries and a header."""
+"""`c-library`: the model as a plain C library that needs nothing of TVM: libraries and a header.
+
+`c-library-weights` is such a library without its weights, and these in a file that it maps or that a
+program has in memory.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
-from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason
+from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, Form, cpu_only_reason
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
+from tvmflow.targets.c_runtime.weights import write_weights
 
 FORM: Final = form_names.C_LIBRARY
 SOURCES: Final = c_runtime.SOURCES
@@ -67,3 +72,38 @@ def write_library(
     )
     if names.loader:
         (folder / names.loader).write_text(c_runtime.write_loader(model), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- weights in a file
+
+
+def _files_with_weights(request: ExportRequest) -> tuple[str, ...]:
+    """Return the header, the libraries and the weights, in a folder `<name>-c-library-weights`."""
+    folder, names = _weights_folder_name(request), (*_libraries(request), f"{request.name}.weights")
+    return tuple(f"{folder}/{file}" for file in names if file)
+
+
+def _weights_folder_name(request: ExportRequest) -> str:
+    return f"{request.name}-c-library-weights"
+
+
+def _libraries(request: ExportRequest) -> LibraryFiles:
+    """Return the names of header and libraries; a module of WebAssembly has no access to memory of others."""
+    names = LibraryFiles.of(request.name, request.triple)
+    return names._replace(shared="", loader="") if names.loader else names
+
+
+def _export_with_weights(built: BuiltModel, folder: Path) -> None:
+    """Write the weights, compile the C code, and write the libraries and the header."""
+    place = folder / _weights_folder_name(built.request)
+    place.mkdir(exist_ok=True)
+    names, compiled = _libraries(built.request), dict(built.forms[FORM])
+    head = write_weights(compiled.pop(c_runtime.CONSTANTS), place / f"{built.name}.weights")
+    model = built.c_model._replace(weights_head=head)
+    write_library(model, compiled, names, place, place)
+
+
+WITH_WEIGHTS: Final[Exporter] = Form(
+    FORM, unsupported_reason, _files_with_weights, _export_with_weights, SOURCES
+)
+"""The exporter `c-library-weights`."""

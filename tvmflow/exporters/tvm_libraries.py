@@ -1,0 +1,193 @@
+"""Libraries for TVM's runtime, and what other linkers and compilers make them of.
+
+`objects` and `shared-library` are loaded by TVM; `params` is a library without weights, with these in
+files of their own; `static-library`, `system-library` and `c-source` become part of a larger program.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from tvmflow.compiler import form_names
+from tvmflow.core.generated_text import identifier
+from tvmflow.exporters import bundle
+from tvmflow.exporters.archives import write_tar, write_tar_gz
+from tvmflow.exporters.base import (
+    BuiltModel,
+    Exporter,
+    ExportRequest,
+    Form,
+    cpu_only_reason,
+    json_bytes,
+    link_or_copy,
+    loadable_cpu_reason,
+    loadable_reason,
+)
+from tvmflow.runtime.bundles import VM
+from tvmflow.runtime.weights import read_safetensors
+from tvmflow.targets.c_runtime import symbol_prefix, write_tensor_comment
+from tvmflow.targets.linking import archive_static, link_shared
+
+# ---------------------------------------------------------------- objects and libraries
+
+
+def _objects_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.tar`: TVM's loader goes by the suffix."""
+    return (f"{request.name}.tar",)
+
+
+def _export_objects(built: BuiltModel, folder: Path) -> None:
+    """Write the objects under the names that they were compiled with; TVM links them when it loads them."""
+    write_tar(folder / _objects_files(built.request)[0], built.forms[form_names.VM])
+
+
+def _shared_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>.so`, or the name with the suffix of the target's system."""
+    return (f"{request.name}{request.platform.shared_suffix}",)
+
+
+def _export_shared(built: BuiltModel, folder: Path) -> None:
+    """Deliver the library for TVM's virtual machine: one self-contained file, weights inside."""
+    assert built.vm_library is not None
+    link_or_copy(built.vm_library, folder / _shared_files(built.request)[0])
+
+
+def _static_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `lib<name>.a`, or `<name>.lib` for Microsoft's linker."""
+    return (_static_name(request, request.name),)
+
+
+def _static_name(request: ExportRequest, stem: str) -> str:
+    """Return the file name that linkers of the target's system expect of the static library `stem`."""
+    suffix = request.platform.static_suffix
+    return f"{stem}{suffix}" if suffix == ".lib" else f"lib{stem}{suffix}"
+
+
+def _export_static(built: BuiltModel, folder: Path) -> None:
+    """Write the objects of the shared library to an archive."""
+    objects = list(built.forms[form_names.VM].values())
+    archive_static(objects, folder / _static_files(built.request)[0], built.request.triple)
+
+
+# ---------------------------------------------------------------- system library
+# A static library that registers itself with TVM's runtime when the program starts. All its symbols
+# begin with a prefix of its own, so that one program may hold several.
+
+
+def _system_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `lib<name>-system.a` (`<name>-system.lib` for Microsoft's linker), `<name>-system.h`."""
+    return (_static_name(request, f"{request.name}-system"), f"{request.name}-system.h")
+
+
+def _export_system(built: BuiltModel, folder: Path) -> None:
+    """Write the library, and a header with its prefix and the model's inputs and outputs."""
+    library, header = _system_files(built.request)
+    objects = tuple(built.forms[form_names.SYSTEM_LIBRARY].values())
+    archive_static(objects, folder / library, built.request.triple)
+    (folder / header).write_text(write_system_header(built), encoding="utf-8")
+
+
+def write_system_header(built: BuiltModel) -> str:
+    """Return the header of a system library."""
+    macro = identifier(built.name).upper()
+    lines = [
+        f"/* {built.name}: find the model with ffi.SystemLib({macro}_PREFIX).",
+        " *",
+        write_tensor_comment(built.signature),
+        " *",
+        " * Link the whole library, or the linker drops it: -Wl,--whole-archive (macOS: -force_load, Windows: /WHOLEARCHIVE).",
+        " */",
+        f"#ifndef {macro}_SYSTEM_H_",
+        f"#define {macro}_SYSTEM_H_",
+        f'#define {macro}_PREFIX "{symbol_prefix(built.name)}"',
+        "#endif",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------- params
+# The weights are those that the kernels take, folded and laid out when the library was built. They
+# are made from the model's own weights, and are not the same.
+
+
+def _params_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return bundle and shared library without weights; the weights as safetensors and in TVM's format."""
+    lean = f"{request.name}.lean"
+    library = f"{lean}{request.platform.shared_suffix}"
+    return (f"{lean}.tvmflow", library, f"{request.name}.safetensors", f"{request.name}.params")
+
+
+def _export_params(built: BuiltModel, folder: Path) -> None:
+    """Write library and weights, each in two forms: for tvmflow, and for TVM without it."""
+    import tvm
+
+    lean, library, safetensors, params = (folder / name for name in _params_files(built.request))
+    compiled = built.forms[form_names.PARAMS]
+    # `main` takes the weights in the order of their names
+    weights = sorted(read_safetensors(compiled[form_names.WEIGHTS_FILE]).items())
+    objects = [path for name, path in compiled.items() if name != form_names.WEIGHTS_FILE]
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        linked = Path(scratch, library.name)
+        link_shared(objects, linked, built.request.triple)
+        specs = [
+            {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
+            for name, array in weights
+        ]
+        bundle.write(built.with_library(linked, objects, params=specs, runtime=VM), lean)
+        shutil.move(linked, library)
+    shutil.copyfile(compiled[form_names.WEIGHTS_FILE], safetensors)
+    tensors = {name: tvm.runtime.tensor(array) for name, array in weights}
+    params.write_bytes(bytes(tvm.runtime.save_param_dict(tensors)))
+
+
+# ---------------------------------------------------------------- C source
+
+
+_C_README: Final = Path(__file__).with_name("c_source.md")
+# Precision -> the type that C lacks.
+_MISSING_TYPES: Final = {"mixed": "float16", "bfloat16": "bfloat16"}
+# TVM's names of its files -> names that say what they hold.
+_C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
+
+
+def _no_c_source_reason(request: ExportRequest) -> str:
+    """Return why there is no C source: only for a CPU, and without types that C compilers do not share."""
+    missing = _MISSING_TYPES.get(request.precision)
+    no_type = f"C has no {missing} (kernels.precision: {request.precision})" if missing else ""
+    return cpu_only_reason(request) or no_type
+
+
+def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
+    """Return `<name>-c.tar.gz`."""
+    return (f"{request.name}-c.tar.gz",)
+
+
+def _export_c_source(built: BuiltModel, folder: Path) -> None:
+    """Write `kernels.c`, `model.c` (weights and the order of calls), the signature, and how to compile them."""
+    base = f"{built.name}-c"
+    content: dict[str, Path | bytes] = {
+        f"{base}/{_C_NAMES.get(name, name)}": path
+        for name, path in built.forms[form_names.C_SOURCE].items()
+    }
+    suffix = built.request.platform.shared_suffix
+    text = _C_README.read_text().replace("@NAME@", built.name).replace("@SUFFIX@", suffix)
+    content[f"{base}/README.md"] = text.encode()
+    content[f"{base}/signature.json"] = json_bytes(built.signature)
+    write_tar_gz(folder / _c_source_files(built.request)[0], content)
+
+
+EXPORTERS: Final[dict[str, Exporter]] = {
+    "c-source": Form(
+        form_names.C_SOURCE, _no_c_source_reason, _c_source_files, _export_c_source, (_C_README,)
+    ),
+    "objects": Form(form_names.VM, loadable_reason, _objects_files, _export_objects),
+    "params": Form(form_names.PARAMS, loadable_cpu_reason, _params_files, _export_params),
+    "shared-library": Form(form_names.VM, loadable_reason, _shared_files, _export_shared),
+    "static-library": Form(form_names.VM, loadable_cpu_reason, _static_files, _export_static),
+    "system-library": Form(
+        form_names.SYSTEM_LIBRARY, loadable_cpu_reason, _system_files, _export_system
+    ),
+}
