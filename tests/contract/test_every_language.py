@@ -38,9 +38,9 @@ from tvmflow.recipe.yaml_reader import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
 from tvmflow.release.lock_diff import Change
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_compiler import find_program_errors
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
+from tvmflow.targets.zig import find_program_errors
 from tvmflow.tuning.roofline import render_roofline
 
 Names = Sequence[str]

@@ -37,11 +37,11 @@ from tvmflow.compiler.lowering import compile_with_weights
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
-from tvmflow.targets.c_compiler import find_c_error
 from tvmflow.targets.linking import LINKERS, elf
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
+from tvmflow.targets.zig import find_c_error
 
 # TVM's C code generator writes vectors as types that C lacks; C compilers vectorize by themselves.
 _NO_VECTORS: Final = {"tirx.disable_vectorize": True}

@@ -1,19 +1,40 @@
-"""The document of a page: its head, the switch of colours, the sections that have content, and the style."""
+"""The document of a page: its head, the switch of colours, the sections that have content, and the style.
+
+A section without content is left out.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
-from tvmflow.core.markup import Markup, element, join
+from tvmflow.core.formatting import count_text, size_text
+from tvmflow.core.markup import Child, Markup, element, join, lines
+from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
-from tvmflow.pages.content import Page
-from tvmflow.pages.sections import list_sections
-from tvmflow.pages.summary import describe_lead, draw_tiles
-from tvmflow.pages.tables import pairs
+from tvmflow.engine.builds import Peer, Speedup
+from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
+from tvmflow.pages.graph import draw_graph, draw_times
+from tvmflow.pages.kernels import draw_kernels
+from tvmflow.pages.pareto import draw_pareto
+from tvmflow.pages.search import draw_search
+from tvmflow.pages.summary import describe_lead, draw_tiles, format_change, format_latency_of
+from tvmflow.pages.tables import (
+    UNKNOWN,
+    Cell,
+    Column,
+    accuracy,
+    change,
+    error,
+    latency,
+    pairs,
+    ratio,
+    size,
+    table,
+)
 
 _THEMES: Final = ("auto", "light", "dark")
 
@@ -107,3 +128,324 @@ def _section(section: tuple[str, str, Markup]) -> Markup:
 
 def _footer() -> Markup:
     return element("footer", element("p", f"Made by tvmflow {VERSION}."))
+
+
+# ---------------------------------------------------------------- sections
+
+# Of more libraries than this, the kernels are left to a page about one of them.
+_MAX_DETAILED: Final = 24
+_GATE_STATES: Final = {"passed": ("✓", "good"), "failed": ("✗", "bad")}
+_LIBRARY_STATES: Final = {
+    "verified": ("✓", "good"),
+    "rejected": ("✗", "bad"),
+    "failed": ("✗", "bad"),
+}
+_FEW_FILES: Final = 20
+_FILE_COLUMNS: Final = (
+    Column("file"),
+    Column("library"),
+    Column("size", is_number=True),
+    Column("machine"),
+)
+
+
+def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
+    """Yield id, title and content of each section."""
+    yield "libraries", "Libraries", _compare_libraries(page)
+    yield "changes", "Changes", list(list_changes(page))
+    yield "pareto", "Speed against size and error", list(draw_pareto(page.libraries))
+    yield "gates", "Gates", _list_gates(page)
+    yield "files", "Files", _list_files(page)
+    yield "tuning", "Tuning", list(draw_search(page.kernels))
+    yield "kernels", "Kernels", list(_list_kernels(page))
+    times = draw_times(page.stages)
+    yield "time", "Time", times
+    yield "stages", "Stages", list(draw_graph(page.stages)) if page.stages else None
+    yield "recipes", "Recipe" if len(page.recipes) == 1 else "Recipes", list(_list_recipes(page))
+    yield "provenance", "Provenance", list(_list_provenance(page))
+
+
+# ---------------------------------------------------------------- libraries
+
+
+def _compare_libraries(page: Page) -> list[Child]:
+    runtimes = list(
+        dict.fromkeys(peer.name for library in page.libraries for peer in library.build.peers)
+    )
+    columns = (
+        Column("library"),
+        Column("state"),
+        Column("latency", is_number=True),
+        Column("untuned", is_number=True),
+        *(Column(name, is_number=True) for name in runtimes),
+        Column("size", is_number=True),
+        Column("largest error", is_number=True),
+        Column("accuracy", is_number=True),
+        Column("tuned kernels", is_number=True),
+    )
+    rows = [_library_row(library, runtimes) for library in page.libraries]
+    about = f"Compared with {page.previous}." if page.previous else ""
+    return [
+        (element("p", element("a", text, href=address)) for text, address in page.links),
+        element("p", about) if about and rows else None,
+        *(element("p", note, class_="note") for note in page.notes),
+        table("Libraries", columns, rows),
+    ]
+
+
+def _library_row(library: Library, runtimes: list[str]) -> list[Cell]:
+    build, previous = library.build, library.previous
+    sign, style = _LIBRARY_STATES.get(library.state, ("○", "faint"))
+    state = element("span", f"{sign} {library.state}", class_=style) if library.state else UNKNOWN
+    peers = {peer.name: peer for peer in build.peers}
+    tuned, kernels = build.tuned_kernels, build.kernels
+    marks = ["Pareto-optimal"] if build.is_pareto_optimal else []
+    return [
+        Cell(library.label, library.label, ", ".join(marks)),
+        Cell(state, library.state, _describe_verdict(library)),
+        Cell(
+            format_latency_of(build.latency_s) if previous or build.latency_s else UNKNOWN,
+            build.latency_s,
+            _latency_note(library),
+        ),
+        Cell(
+            latency(build.untuned_latency_s),
+            build.untuned_latency_s,
+            _times_as_fast(build.tuning_speedup),
+        ),
+        *(_runtime_cell(peers.get(name)) for name in runtimes),
+        Cell(
+            size(build.size_bytes),
+            build.size_bytes,
+            format_change(previous.size_bytes, build.size_bytes) if previous else None,
+        ),
+        Cell(
+            error(build.error),
+            build.error,
+            _describe_error(previous.error if previous else None, build.error),
+        ),
+        Cell(
+            accuracy(build.accuracy),
+            build.accuracy,
+            _describe_accuracy(previous.accuracy if previous else None, build.accuracy),
+        ),
+        Cell(UNKNOWN if tuned is None else f"{tuned} of {kernels}", tuned),
+    ]
+
+
+def _latency_note(library: Library) -> Child:
+    """Return the change of the latency, and how it was measured."""
+    previous = library.previous
+    changed = None
+    if previous and not library.is_same:
+        latencies = previous.latency_s, library.build.latency_s
+        changed = format_change(*latencies, library.judgement)
+    note = element("span", library.note, class_="how") if library.note else None
+    return join(changed, note) if changed or note else None
+
+
+def _runtime_cell(peer: Peer | None) -> Cell:
+    if peer is None:
+        return Cell(UNKNOWN)
+    note = _times_as_fast(peer.speedup)
+    if peer.differs:
+        note = join(note, element("span", "its outputs differ", class_="bad"))
+    return Cell(latency(peer.latency_s), peer.latency_s, note)
+
+
+def _times_as_fast(speedup: Speedup | None) -> Child:
+    """Return how many times as fast the library is as what stands above; coloured where that is no noise."""
+    if speedup is None:
+        return None
+    if not speedup.pairs:
+        return element("span", f"{ratio(speedup.median)} as fast, not in turns", class_="faint")
+    judgement = speedup.judgement
+    if judgement == "unclear":
+        limits = f"{ratio(speedup.low)} to {ratio(speedup.high)}"
+        return element("span", f"{NOISE_TEXTS[judgement]}: {limits}", class_="faint")
+    style = {"more": "good", "less": "bad", "equal": "faint"}[judgement]
+    return element("span", f"{ratio(speedup.median)} as fast", class_=style)
+
+
+def _describe_verdict(library: Library) -> Child:
+    """Return the earlier verdict where it was another one."""
+    before = library.previous.verdict if library.previous else None
+    if not before or not library.state or before == library.state:
+        return None
+    return f"was {before}"
+
+
+def _describe_error(previous: float | None, current: float | None) -> Child:
+    """Return the earlier error and the change; it has no colour, because `verify` has judged it."""
+    part = change(previous, current)
+    if part is None or error(previous) == error(current):
+        return None
+    return f"was {error(previous)} ({part:+.0%})"
+
+
+def _describe_accuracy(previous: float | None, current: float | None) -> Child:
+    """Return the earlier accuracy, and by how much it is better or worse."""
+    if previous is None or current is None or accuracy(previous) == accuracy(current):
+        return None
+    sign, style = ("▲", "good") if current > previous else ("▼", "bad")
+    points = f"{sign} {100 * (current - previous):+.2f} points"
+    return join(element("span", points, class_=style), f" was {accuracy(previous)}")
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _list_gates(page: Page) -> Child:
+    """Return a row for each library, and a column for each gate with its limit."""
+    gates = {gate.gate: gate.limit for gate in page.gates}
+    checked = {(gate.label, gate.gate): gate for gate in page.gates}
+    columns = [
+        Column("library"),
+        *(Column(f"{name} {limit}", is_number=True) for name, limit in gates.items()),
+    ]
+    rows = (
+        [Cell(label, label), *(_gate_cell(checked.get((label, name))) for name in gates)]
+        for label in dict.fromkeys(gate.label for gate in page.gates)
+    )
+    return table("Gates", columns, rows, omits_empty=False)
+
+
+def _gate_cell(gate: Gate | None) -> Cell:
+    if gate is None:
+        return Cell(UNKNOWN)
+    sign, style = _GATE_STATES.get(gate.state, ("○", "faint"))
+    value = f"{sign} {gate.state}"
+    return Cell(element("span", value, class_=style), gate.state, gate.value)
+
+
+def _list_files(page: Page) -> Child:
+    files = [
+        (library, name, size)
+        for library in page.libraries
+        for name, size in sorted(library.files.items())
+    ]
+    if not files:
+        return None
+    content = table("Delivered files", _FILE_COLUMNS, (_file_row(*file) for file in files))
+    total = size_text(sum(size for _, _, size in files))
+    summary = element("summary", f"{count_text(len(files), 'file')}, {total}")
+    return element("details", summary, content, open=len(files) <= _FEW_FILES)
+
+
+def _file_row(library: Library, name: str, size: int) -> list[Cell]:
+    return [
+        Cell(element("code", name), name),
+        Cell(library.label, library.label),
+        Cell(size_text(size), size, format_change(library.previous_files.get(name), size)),
+        Cell(library.machine, library.machine),
+    ]
+
+
+def _list_kernels(page: Page) -> Iterator[Markup]:
+    for index, library in enumerate(page.kernels[:_MAX_DETAILED]):
+        summary = f"{library.label}: {count_text(len(library.kernels), 'kernel')}"
+        content = list(draw_kernels(library))
+        yield element("details", element("summary", summary), content, open=index == 0)
+    more = len(page.kernels) - _MAX_DETAILED
+    if more > 0:
+        libraries = count_text(more, "more library", "more libraries")
+        yield element("p", f"{libraries}: make a report of one recipe.", class_="note")
+
+
+def _list_recipes(page: Page) -> Iterator[Markup]:
+    for index, recipe in enumerate(page.recipes):
+        yield element(
+            "details",
+            element("summary", recipe.path),
+            element("p", recipe.note, class_="note") if recipe.note else None,
+            element("pre", element("code", lines(recipe.text)), tabindex=0),
+            open=index == 0 and len(page.recipes) == 1,
+        )
+
+
+def _list_provenance(page: Page) -> Iterator[Markup]:
+    for title, rows in page.provenance:
+        if rows:
+            yield element("div", element("h3", title), pairs(rows), class_="facts")
+
+
+# ---------------------------------------------------------------- changes
+# What changed since what a page is compared with: kernels, inputs, settings and packages.
+
+
+_MAX_ROWS: Final = 100
+_FEW_ROWS: Final = 20
+_KERNEL_COLUMNS: Final = (
+    Column("kernel"),
+    Column("change"),
+    Column("before", is_number=True),
+    Column("now", is_number=True),
+)
+_OTHER_COLUMNS: Final = (Column("where"), Column("what"), Column("change"))
+_EXPLANATION: Final = (
+    "The time of a kernel in one call of the library: its share of the latency. Kernels that are on one "
+    "side only are new or gone, perhaps because others were fused. Times are compared where the latency "
+    "of the library has changed beyond the noise, and from 10 % of the kernel and 1 % of the library."
+)
+
+
+def list_changes(page: Page) -> Iterator[Markup]:
+    """Yield the kernels that changed, and everything else that did."""
+    if page.kernel_changes:
+        rows = map(_kernel_row, page.kernel_changes[:_MAX_ROWS])
+        yield element(
+            "div",
+            element("h3", "Kernels"),
+            element("p", _EXPLANATION),
+            table("Kernels that changed", _KERNEL_COLUMNS, rows),
+            _count_more(len(page.kernel_changes)),
+            class_="facts",
+        )
+    if page.changes:
+        number = len(page.changes)
+        rows = map(_other_row, page.changes[:_MAX_ROWS])
+        content = table("What else changed", _OTHER_COLUMNS, rows)
+        summary = element("summary", count_text(number, "difference"))
+        yield element(
+            "div",
+            element("h3", "Builds, inputs, settings, machines and packages"),
+            element("details", summary, content, open=number <= _FEW_ROWS),
+            _count_more(number),
+            class_="facts",
+        )
+
+
+def _count_more(number: int) -> Markup | None:
+    if number <= _MAX_ROWS:
+        return None
+    text = f"{count_text(number - _MAX_ROWS, 'more row')}: `tvmflow compare --json` has all."
+    return element("p", text, class_="note")
+
+
+def _kernel_row(row: KernelChange) -> list[Cell]:
+    return [
+        Cell(element("code", row.name), row.name, row.label),
+        _describe_change(row),
+        Cell(latency(row.before_s), row.before_s),
+        Cell(latency(row.after_s), row.after_s),
+    ]
+
+
+def _describe_change(row: KernelChange) -> Cell:
+    part = change(row.before_s, row.after_s)
+    if row.before_s is None:
+        return Cell(element("span", "+ new", class_="faint"), "new")
+    if row.after_s is None:
+        return Cell(element("span", "− gone", class_="faint"), "gone")
+    if part is None:
+        return Cell("")
+    word, style = ("▲ slower", "bad") if part > 0 else ("▼ faster", "good")
+    return Cell(element("span", f"{word}, {part:+.0%}", class_=style), part)
+
+
+def _other_row(row: OtherChange) -> list[Cell]:
+    return [
+        Cell(row.place, row.place),
+        Cell(row.what, row.what),
+        Cell(row.text.replace("->", "→"), row.text),
+    ]

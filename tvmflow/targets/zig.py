@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.processes import module_command
+from tvmflow.core.python_process import module_command
+from tvmflow.targets.platforms import zig_target
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,3 +47,53 @@ def library_folder() -> Path:
     spec = find_spec("ziglang")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent / "lib"
+
+
+# ---------------------------------------------------------------- checks of generated C and C++
+
+# Suffix of a file -> the compiler, and the oldest standard that programs may have.
+_LANGUAGES: Final = {".c": ("cc", "-std=c11"), ".cpp": ("c++", "-std=c++17")}
+# Without machine code, and without headers that headers of libc++ include for older programs: both take time.
+_CHECK: Final = (
+    *("-c", "-emit-llvm", "-O0", "-g0", "-fno-sanitize=undefined"),
+    "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES",
+)
+
+
+def find_program_errors(
+    programs: Mapping[str, str], includes: Sequence[Path], triple: str
+) -> list[str]:
+    """Return the compiler's messages about each program that does not compile without a warning.
+
+    Args:
+        programs: C and C++ by the name of its file.
+        includes: The folders of headers and of what programs include.
+        triple: The LLVM triple that they are for.
+    """
+    folders = [f"-I{folder.resolve()}" for folder in includes]
+
+    def check(name: str) -> str:
+        compiler, standard = _LANGUAGES[Path(name).suffix]
+        options = [standard, *_CHECK, "-Wall", "-Wextra", "-Werror", *folders]
+        # Its caches are in a folder of its own, as zig locks them.
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            (folder / name).write_text(programs[name], encoding="utf-8")
+            command = (compiler, "-target", zig_target(triple), *options, name, "-o", "unused.bc")
+            done = run(folder, *command)
+        return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+    with ThreadPoolExecutor(len(programs)) as pool:
+        return [error for error in pool.map(check, programs) if error]
+
+
+def find_c_error(source: Path, includes: Sequence[Path]) -> str:
+    """Return a C compiler's first error in a file, as `LINE: message`; empty when the file compiles."""
+    options = ["-c", "-O0", "-w", *(f"-I{folder}" for folder in includes)]
+    # not -fsyntax-only: zig's cc then looks for an object file and fails
+    with tempfile.TemporaryDirectory() as scratch:
+        done = run(Path(scratch), "cc", *options, str(source.resolve()), "-o", "unused.o")
+    if done.returncode == 0:
+        return ""
+    errors = re.findall(r"^.*?:(\d+):\d+: (?:fatal )?error: (.*)$", done.stderr, re.MULTILINE)
+    return f"{errors[0][0]}: {errors[0][1]}" if errors else done.stderr.strip()

@@ -48,7 +48,7 @@ def apply_chosen(
 
     from tvmflow.compiler import ir
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-    from tvmflow.compiler.schedules.modules import with_original_attributes
+    from tvmflow.compiler.schedules.rules import with_original_attributes
 
     load_intrinsics(target.export())
     scheduled = {key: _schedule(key, workloads[key], chosen[key]) for key in sorted(chosen)}

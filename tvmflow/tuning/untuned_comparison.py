@@ -245,7 +245,7 @@ class _Libraries:
 
     def _load_program(self, scheduled: tvm.IRModule, signature: Json) -> Program:
         """Compile and load a scheduled model for the runtime that will execute it."""
-        from tvmflow.compiler.c_program.local import load_c_library
+        from tvmflow.compiler.c_program import load_c_library
         from tvmflow.compiler.code_generation import compile_model
         from tvmflow.compiler.lowering import ScheduledModel
         from tvmflow.runtime.threads import ThreadPool

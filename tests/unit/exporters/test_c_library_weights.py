@@ -27,7 +27,7 @@ from tvmflow.runtime.c_loader import Options
 from tvmflow.stages import export
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import weights
-from tvmflow.targets.linking import compile_c, data_objects
+from tvmflow.targets.linking import compile_c, find_data, write_data
 
 # The numbers in the header.
 ABI: Final = 0x10001
@@ -268,10 +268,10 @@ def test_a_weights_file_may_be_replaced_by_a_rename_and_not_be_truncated(
 def write_constants(exported: Exported, path: Path, change: int) -> None:
     """Write the object file of the digits' weights, with a change of the first byte."""
     compiled = exported.folder / "build" / "c-library"
-    begin, size = data_objects.find_data(compiled / c_runtime.CONSTANTS)
+    begin, size = find_data(compiled / c_runtime.CONSTANTS)
     content = bytearray((compiled / c_runtime.CONSTANTS).read_bytes()[begin : begin + size])
     content[0] ^= change
-    data_objects.write_data(path, compiled / "kernels0.o", "digits_weights", [bytes(content)])
+    write_data(path, compiled / "kernels0.o", "digits_weights", [bytes(content)])
 
 
 def test_a_library_refuses_the_weights_of_another_build(
@@ -306,7 +306,7 @@ def test_every_system_has_the_same_weights(tmp_path: Path, triple: str) -> None:
     compile_c(tmp_path, "code.c", "code.o", triple)
     pieces = [b"\1\2\3", bytes(range(256)) * 1000, b"\4"]
     constants = tmp_path / c_runtime.CONSTANTS
-    data_objects.write_data(constants, tmp_path / "code.o", "empty_weights", iter(pieces))
+    write_data(constants, tmp_path / "code.o", "empty_weights", iter(pieces))
     tensor = {"dtype": "float32", "shape": [2]}
     none = {"name": "none", "dtype": "float32", "shape": [0]}
     tensors = [none, {"name": "two", **tensor}]

@@ -16,7 +16,7 @@ from tests.support.binaries import read_elf, read_macho, read_pe
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.targets import c_runtime, linking, toolchain
-from tvmflow.targets.linking import coff, link_shared, pe
+from tvmflow.targets.linking import link_shared, pe
 from tvmflow.targets.presets import PRESETS
 
 CODE = """
@@ -152,10 +152,10 @@ def _code(folder: Path, name: str) -> str:
 
 def test_undefined_symbols_of_a_windows_object(folder: Path) -> None:
     """Symbols with a weak definition are not among them; a file of another format has none."""
-    symbols = coff.undefined_symbols(folder / "x86_64-pc-windows-msvc.o")
+    symbols = pe.undefined_symbols(folder / "x86_64-pc-windows-msvc.o")
     assert "expf" in symbols and "__tvm_ffi_twice" not in symbols
     assert not any("hfsf2" in name or "sfhf2" in name for name in symbols)
-    assert coff.undefined_symbols(folder / "x86_64-linux-gnu.s") == []
+    assert pe.undefined_symbols(folder / "x86_64-linux-gnu.s") == []
 
 
 def test_an_unknown_symbol_in_a_windows_library_is_an_error(tmp_path: Path) -> None:

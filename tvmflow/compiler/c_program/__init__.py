@@ -7,10 +7,11 @@ Nothing of TVM is needed where they run. The runtime that they share, and their 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import tvm
@@ -29,11 +30,17 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.targets.c_runtime import CONSTANTS, PROGRAM
-from tvmflow.targets.linking import coff, data_objects
+from tvmflow.core.types import Json
+from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import CONSTANTS, PROGRAM, DescribedModel, symbol_prefix
+from tvmflow.targets.linking import pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
+
+if TYPE_CHECKING:
+    from tvmflow.compiler.lowering import ScheduledModel
 
 Array = np.ndarray[Any, Any]
 
@@ -122,7 +129,7 @@ def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, fo
         content = path.read_bytes()
         renamed = {name: runtime_symbol(prefix, name) for name in RUNTIME_SYMBOLS}
         if is_windows:
-            content = coff.remove_exports(content)
+            content = pe.remove_exports(content)
             renamed |= {name: runtime_symbol(f"{prefix}{number}", name) for name in _HELPERS}
         for name, new_name in renamed.items():
             content = content.replace(name.encode(), new_name.encode())
@@ -143,4 +150,33 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
         yield bytes(ALIGNMENT)
 
     code = min(folder.glob("kernels*.o"))
-    data_objects.write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())
+    write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())
+
+
+# ---------------------------------------------------------------- loaded into this process
+# To be measured.
+
+_NAME: Final = "variant"
+
+
+def load_c_library(
+    model: ScheduledModel, signature: Mapping[str, Json], threads: int
+) -> NativeProgram:
+    """Compile a model for this machine, and load it.
+
+    Args:
+        model: The model.
+        signature: Its inputs and outputs.
+        threads: The threads of a call.
+
+    Raises:
+        UnsupportedProgram: The model needs TVM's runtime.
+    """
+    triple = cpu_triple(model.target.export())
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
+        folder, library = Path(scratch), Path(scratch, "library.so")
+        prefix = symbol_prefix(_NAME)
+        compile_program(model.mod, model.weights, model.target, prefix, folder)
+        compiled = {path.name: path for path in folder.iterdir()}
+        c_runtime.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
+        return NativeProgram(library, _NAME, threads)

@@ -16,9 +16,14 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
-from tvmflow.compiler.tir_kernels.batches import Batches, Operand, emit_batches
+from tvmflow.compiler.tir_kernels.batches import (
+    Batches,
+    Operand,
+    StridedMatrices,
+    contiguous,
+    emit_batches,
+)
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
-from tvmflow.compiler.tir_kernels.strided import StridedMatrices, contiguous
 from tvmflow.compiler.tir_kernels.tiles import (
     FLOAT,
     Columns,

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.tir_kernels.strided import StridedMatrices, find_strides
+from tvmflow.compiler.tir_kernels.batches import StridedMatrices, find_strides
 
 _Array = np.ndarray[Any, Any]
 

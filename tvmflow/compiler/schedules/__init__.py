@@ -13,8 +13,7 @@ import tvm
 import tvm_ffi
 
 from tvmflow.compiler.cpu_model import cpu_model_for
-from tvmflow.compiler.schedules.modules import ScheduledModule
-from tvmflow.compiler.schedules.rules import schedule_for_cpu
+from tvmflow.compiler.schedules.rules import ScheduledModule, schedule_for_cpu
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for, cuda
 

@@ -9,8 +9,8 @@ import tvm
 from tvm.s_tir import dlight
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.schedules import modules
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.compiler.schedules.rules import NO_RULE, ScheduledModule, list_unscheduled
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ _RULES: Final = {
 }
 
 
-def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> modules.ScheduledModule:
+def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> ScheduledModule:
     """Give each kernel without a schedule the one of a DLight rule: without threads it cannot run on a GPU."""
     # The rule for matrix products looks tensor intrinsics up even where it does not use them.
     load_intrinsics(target.export())
@@ -36,10 +36,10 @@ def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> module
             mod = dlight.ApplyDefaultSchedule(rule())(mod)
         after = set(_list_names(mod))
         rules.update({kernel: name for kernel in before if kernel not in after})
-    rules.update(dict.fromkeys(_list_names(mod), modules.NO_RULE))
+    rules.update(dict.fromkeys(_list_names(mod), NO_RULE))
     _log.debug("DLight rules of kernels: %s", rules)
-    return modules.ScheduledModule(mod, rules)
+    return ScheduledModule(mod, rules)
 
 
 def _list_names(mod: tvm.IRModule) -> list[str]:
-    return [str(var.name_hint) for var, _ in modules.list_unscheduled(mod)]
+    return [str(var.name_hint) for var, _ in list_unscheduled(mod)]

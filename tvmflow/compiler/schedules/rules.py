@@ -13,7 +13,6 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import (
     elementwise,
-    modules,
     register_tiles,
     row_reductions,
     winograd,
@@ -93,7 +92,7 @@ def choose_schedule(mod: tvm.IRModule, cpu: CpuModel) -> ScheduleChoice | None:
     return next(generate_schedules(mod, cpu), None)
 
 
-def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> modules.ScheduledModule:
+def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> ScheduledModule:
     """Give each kernel without a schedule the default one.
 
     Args:
@@ -105,12 +104,45 @@ def schedule_for_cpu(lowered: tvm.IRModule, cpu: CpuModel | None) -> modules.Sch
     """
     mod = ir.copy_module(lowered)
     rules: dict[str, str] = {}
-    for var, function in modules.list_unscheduled(lowered):
+    for var, function in list_unscheduled(lowered):
         kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         choice = choose_schedule(kernel, cpu) if cpu is not None else None
-        rules[str(var.name_hint)] = choice.rule if choice else modules.NO_RULE
+        rules[str(var.name_hint)] = choice.rule if choice else NO_RULE
         if choice is not None:
             scheduled = choice.schedule.mod["main"]
-            mod[var] = modules.with_original_attributes(scheduled, function)
+            mod[var] = with_original_attributes(scheduled, function)
     _log.debug("schedule rules of kernels: %s", rules)
-    return modules.ScheduledModule(mod, rules)
+    return ScheduledModule(mod, rules)
+
+
+# ---------------------------------------------------------------- scheduled modules
+
+NO_RULE: Final = "none"
+"""In place of a rule's name for a kernel without a schedule."""
+
+_IS_SCHEDULED: Final = "tirx.is_scheduled"
+
+
+class ScheduledModule(NamedTuple):
+    """A module with scheduled kernels, and the schedule rule of each kernel that a rule was tried for."""
+
+    mod: tvm.IRModule
+    rules: dict[str, str]
+
+
+def list_unscheduled(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, tvm.tirx.PrimFunc]]:
+    """Return the kernels of a module that have no schedule yet."""
+    return [
+        (var, function)
+        for var, function in mod.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc) and not function.attrs.get(_IS_SCHEDULED, False)
+    ]
+
+
+def with_original_attributes(
+    scheduled: tvm.tirx.PrimFunc, original: tvm.tirx.PrimFunc
+) -> tvm.tirx.PrimFunc:
+    """Return a scheduled kernel with the attributes of the function that it replaces."""
+    return tvm.tirx.PrimFunc(
+        scheduled.params, scheduled.body, scheduled.ret_type, original.attrs
+    ).with_attr(_IS_SCHEDULED, True)

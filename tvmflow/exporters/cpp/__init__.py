@@ -17,8 +17,8 @@ from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_compiler import find_program_errors
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
+from tvmflow.targets.zig import find_program_errors
 
 FORM: Final = c_library_exporter.FORM
 

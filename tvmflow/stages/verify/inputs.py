@@ -224,7 +224,7 @@ def _compute(
     import onnx
 
     from tvmflow.compiler import lowering
-    from tvmflow.compiler.c_program.local import load_c_library
+    from tvmflow.compiler.c_program import load_c_library
     from tvmflow.frontends.onnx.graph import node_name
     from tvmflow.runtime.module import Module
 

@@ -118,7 +118,7 @@ class LocalLibrary:
         self, model: ScheduledModel, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
     ) -> Module:
         """Return a variant of the model that may have other inputs and outputs, with the same runtime."""
-        from tvmflow.compiler.c_program.local import load_c_library
+        from tvmflow.compiler.c_program import load_c_library
         from tvmflow.runtime.c_loader import NativeProgram
         from tvmflow.runtime.module import Module
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tvmflow.targets.linking import data_objects
+from tvmflow.targets.linking import find_data
 
 BEGIN: Final = 4096
 """The place of the constants in the file."""
@@ -61,7 +61,7 @@ def write_weights(constants: Path, output: Path) -> bytes:
     Returns:
         Its head, by which a library knows it.
     """
-    begin, size = data_objects.find_data(constants)
+    begin, size = find_data(constants)
     digest = hashlib.sha256()
     with constants.open("rb") as source, output.open("wb") as target:
         source.seek(begin)

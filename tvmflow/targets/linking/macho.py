@@ -60,7 +60,7 @@ _EXTERNAL, _IN_SECTION, _PRIVATE_EXTERNAL, _DEBUG = 0x01, 0x0E, 0x10, 0xE0
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `data_objects.write_data`."""
+    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
     content = code.read_bytes()
     magic, cpu, subtype, kind, *_ = _HEADER.unpack_from(content)
     versions = [

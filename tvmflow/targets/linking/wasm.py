@@ -47,7 +47,7 @@ _I32_CONST_0: Final = b"\x41\0\x0b"
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write an object file with constant data. The arguments are those of `data_objects.write_data`."""
+    """Write an object file with constant data. The arguments are those of `linking.write_data`."""
     del code
     with output.open("wb") as stream:
         # one segment at address 0, which the linker moves; its size and the section's come last

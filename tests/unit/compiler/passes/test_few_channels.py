@@ -15,7 +15,7 @@ from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.blocked_layout.convolutions import choose_phases
-from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
 
 _UNUSUAL = {
     "a style image": ("Conv", (16, 3, [9, 9], [1, 1], [4, 4, 4, 4], [0, 0]), [17, 23]),

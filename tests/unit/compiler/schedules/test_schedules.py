@@ -17,7 +17,7 @@ from tvm import te, topi
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.schedules import modules, rules
+from tvmflow.compiler.schedules import rules
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
@@ -278,7 +278,7 @@ def test_a_target_without_rules_has_no_cpu_model() -> None:
     )
     mod = convolution()
     same, rule_names = rules.schedule_for_cpu(mod, None)
-    assert rule_names == {"main": modules.NO_RULE}
+    assert rule_names == {"main": rules.NO_RULE}
     tvm.ir.assert_structural_equal(same, mod)
 
 

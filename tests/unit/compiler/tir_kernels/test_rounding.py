@@ -18,8 +18,8 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel, cpu_model_for
 from tvmflow.compiler.ir import DataFlow, as_call
+from tvmflow.compiler.passes import quantization
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
-from tvmflow.compiler.tir_kernels import rounding
 
 COUNT: Final = 4096
 
@@ -67,8 +67,8 @@ def test_quantization_rounds_as_a_division(dtype: str, mcpu: str) -> None:
             "dtype": dtype,
             "has_fma": cpu.has_fma,
         }
-        quantize = functools.partial(rounding.quantize, **words)
-        fake_quantize = functools.partial(rounding.fake_quantize, **words)
+        quantize = functools.partial(quantization.quantize, **words)
+        fake_quantize = functools.partial(quantization.fake_quantize, **words)
         assert np.array_equal(compute(quantize, data, dtype, target), expected.astype(dtype))
         rounded = np.float32(expected - zero) * scale
         assert np.array_equal(compute(fake_quantize, data, "float32", target), rounded)

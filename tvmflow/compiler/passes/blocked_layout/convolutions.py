@@ -12,9 +12,9 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes.blocked_layout import direct_convolutions, taps
+from tvmflow.compiler.passes.blocked_layout import direct_convolutions
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
     find_quantized_data,
@@ -22,7 +22,7 @@ from tvmflow.compiler.passes.quantization import (
     scale_sums,
     to_dot_data,
 )
-from tvmflow.compiler.tir_kernels import blocked, dot_products, integer, winograd
+from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS
 from tvmflow.compiler.tir_kernels.winograd import Geometry
@@ -41,7 +41,7 @@ def rewrite_conv(
         return None
     window = Window.of(call)
     image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
-    kernel, window = taps.crop_kernel(rewriter, image, kernel, window)
+    kernel, window = direct_convolutions.crop_kernel(rewriter, image, kernel, window)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
     quantized = find_data(rewriter, call)
     name = f"conv{len(window.strides)}d_NCHWc"
@@ -369,7 +369,7 @@ def emit_depthwise(
     """Emit a depthwise convolution of integers, computed in float32; return it without the scale of the weights."""
     sums = _emit_sums(
         rewriter,
-        lambda x, w, zero: integer.depthwise_conv(x, w, *window, zero),
+        lambda x, w, zero: blocked.quantized_depthwise_conv(x, w, *window, zero),
         f"quantized_depthwise_{name}",
         data,
         weights,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes.blocked_layout import taps
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.blocked_layout.taps import Image, Window
+from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
@@ -63,8 +65,8 @@ def emit(
     else:
         weights = rewriter.cast(packed, weight_dtype)
     kernel = ir.known_shape(packed)[2 : 2 + len(window.strides)]
-    if image is not None and taps.are_profitable(image, kernel, window):
-        return taps.emit_convolutions(rewriter, image, x, weights, window, reads, convolve)
+    if image is not None and are_profitable(image, kernel, window):
+        return emit_convolutions(rewriter, image, x, weights, window, reads, convolve)
     if convolve is blocked.conv:
         columns = _pad_columns(rewriter, x, weights, window)
         convolve = functools.partial(blocked.conv, padded_columns=columns)
@@ -90,3 +92,141 @@ def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
 def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
     """Return whether a convolution with these weights is one of bfloat16: int8 weights are narrower already."""
     return rewriter.context.uses_bfloat16() and weight_dtype == "float32"
+
+
+# ---------------------------------------------------------------- taps
+# Some taps of a kernel read nothing but padding, for parts of the result or for all of it. A kernel with
+# dilation 24 over an image of 20×20 reads the image with its middle tap alone: the others are cut off.
+# With dilation 12, a third of all products are of data; then each tap is a convolution of its own over the
+# part of the image that it reads, and the parts are added.
+
+# Each tap by itself reads and writes its part of the result once more.
+_MAX_SHARE: Final = 0.6
+_MAX_TAPS: Final = 16
+
+
+class Window(NamedTuple):
+    """The movement of a convolution's kernel over data: strides and dilation along each axis, padding before and then after each."""
+
+    strides: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+    @classmethod
+    def of(cls, call: relax.Call) -> Window:
+        """Return the window of a convolution."""
+        names = ("strides", "padding", "dilation")
+        return cls(*([int(n) for n in getattr(call.attrs, name)] for name in names))
+
+
+class Image(NamedTuple):
+    """The spatial extents of a convolution's data and of its result."""
+
+    data: Sequence[int]
+    result: Sequence[int]
+
+
+class _Part(NamedTuple):
+    """The indices of a result, along one axis, for which a tap reads data: from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def crop_kernel(
+    rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
+) -> tuple[Any, Window]:
+    """Return weights (o, i, …) and window without the first and last taps that read nothing but padding."""
+    padding, rank = list(window.padding), len(window.strides)
+    size = ir.known_shape(kernel)[2:]
+    for axis, parts in enumerate(_list_parts(image, size, window)):
+        used = [tap for tap, part in enumerate(parts) if part.start < part.end]
+        if not used or len(used) == len(parts):
+            continue
+        kernel = rewriter.take(kernel, range(used[0], used[-1] + 1), 2 + axis)
+        padding[axis] -= used[0] * window.dilation[axis]
+        padding[rank + axis] -= (len(parts) - 1 - used[-1]) * window.dilation[axis]
+    return kernel, window._replace(padding=padding)
+
+
+def are_profitable(image: Image, kernel: Sequence[int], window: Window) -> bool:
+    """Return whether most products of a convolution are of padding, so that one convolution for each tap is faster."""
+    parts = _list_parts(image, kernel, window)
+    read = math.prod(sum(max(0, end - start) for start, end in axis) for axis in parts)
+    taps = math.prod(kernel)
+    return taps <= _MAX_TAPS and 0 < read < _MAX_SHARE * taps * math.prod(image.result)
+
+
+def emit_convolutions(
+    rewriter: LayoutRewriter,
+    image: Image,
+    x: Any,
+    weights: Any,
+    window: Window,
+    groups: Groups,
+    convolve: Callable[..., Any],
+) -> Any:
+    """Emit a convolution as the sum of those by each tap.
+
+    Args:
+        rewriter: The rewriter.
+        image: The extents of data and result.
+        x: Blocked or plain data.
+        weights: Packed weights (o/b, blocks of data, …, lanes).
+        window: The movement of the kernel.
+        groups: The blocks of data that each block of the result reads.
+        convolve: The tensor expression of a convolution.
+    """
+    rank = len(window.strides)
+    kernel = ir.known_shape(weights)[2 : 2 + rank]
+    name = f"conv{rank}d_tap_NCHWc"
+    corners, results = [], []
+    axes = [list(enumerate(parts)) for parts in _list_parts(image, kernel, window)]
+    for tap in itertools.product(*axes):
+        if any(part.start >= part.end for _, part in tap):
+            continue
+        own = weights
+        for axis, (index, _) in enumerate(tap):
+            own = rewriter.take(own, [index], 2 + axis)
+        indices, parts = [index for index, _ in tap], [part for _, part in tap]
+        moved = _move_window(image, indices, parts, window)._asdict()
+        part = functools.partial(convolve, **moved, groups=groups)
+        results.append(rewriter.kernel(part, name, x, own, pattern=OPAQUE))
+        corners.append([part.start for _, part in tap])
+    n, blocks, *_, block = ir.known_shape(results[0])
+    shape = (n, blocks, *image.result, block)
+    return rewriter.kernel(
+        lambda *parts: blocked.add_parts(shape, corners, *parts), "add_taps", *results, pattern=None
+    )
+
+
+def _list_parts(image: Image, kernel: Sequence[int], window: Window) -> list[list[_Part]]:
+    """Return, for each axis, the part of the result for which each tap reads data."""
+    axes = zip(
+        *(image.data, image.result, kernel),
+        *(window.strides, window.dilation, window.padding[: len(kernel)]),
+        strict=True,
+    )
+    return [
+        [_find_part(data, result, step, tap * gap - pad) for tap in range(size)]
+        for data, result, size, step, gap, pad in axes
+    ]
+
+
+def _find_part(data: int, result: int, step: int, offset: int) -> _Part:
+    """Return the indices y of a result for which y·step + offset lies within the data."""
+    start = max(0, -(offset // step))
+    return _Part(start, max(start, min(result, -(-(data - offset) // step))))
+
+
+def _move_window(
+    image: Image, tap: Sequence[int], parts: Sequence[_Part], window: Window
+) -> Window:
+    """Return the window of a kernel of one tap over the data that it reads: padding is negative."""
+    before, after = [], []
+    for axis, (index, part) in enumerate(zip(tap, parts, strict=True)):
+        step, offset = window.strides[axis], index * window.dilation[axis] - window.padding[axis]
+        first = part.start * step + offset
+        before.append(-first)
+        after.append(first + (part.end - 1 - part.start) * step + 1 - image.data[axis])
+    return Window(window.strides, before + after, [1] * len(tap))

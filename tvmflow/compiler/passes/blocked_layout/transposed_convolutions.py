@@ -20,8 +20,8 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
-from tvmflow.compiler.passes.blocked_layout.taps import Window
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups
 
