@@ -1,4 +1,6 @@
-"""The Python interface: recipes are loaded, planned and run, and their libraries loaded, from a program or a notebook.
+"""The Python interface: recipes are loaded, planned and run, and their libraries loaded.
+
+It is for programs and notebooks.
 
 ```python
 import tvmflow

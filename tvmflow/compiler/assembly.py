@@ -1,4 +1,7 @@
-"""The code of a scheduled kernel as text: assembly for a CPU, without what only debuggers read; CUDA C for a GPU."""
+"""The code of a scheduled kernel as text: assembly for a CPU, CUDA C for a GPU.
+
+Assembly comes without what only debuggers read.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def make_assembly(kernel: tirx.PrimFunc, target: tvm.target.Target, *, is_plain_
 
 
 def strip_assembly(text: str, symbol: str) -> str:
-    """Return the assembly of a function and of those that it calls: instructions, constants, and labels that these use.
+    """Return the assembly of a function and of those that it calls.
+
+    It has instructions, constants, and the labels that these use.
 
     Args:
         text: What LLVM writes for any system; TVM adds functions for others to share.
@@ -77,7 +82,10 @@ def _find_used(lines: list[str]) -> set[str]:
 
 
 def _keep_code(lines: list[str]) -> Iterator[str]:
-    """Yield labels, instructions and data of the sections with code and constants; each section, if it is not empty."""
+    """Yield labels, instructions and data of the sections with code and constants.
+
+    The directive of a section is yielded too, unless the section is empty.
+    """
     section, is_kept, is_new = "", True, False
     for line in lines:
         directive = _DIRECTIVE.match(line)

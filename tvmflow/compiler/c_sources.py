@@ -1,4 +1,6 @@
-"""Kernels in C: a kernel calls a function, whose source it carries; its code becomes part of the kernel's.
+"""Kernels in C: a kernel calls a function, whose source it carries.
+
+The function's code becomes part of the kernel's.
 
 The source is an annotation of the kernel (`mark_c_source`) up to code generation, which compiles it
 for the target by clang (from `ziglang`) to LLVM's IR. LLVM then optimizes kernel and function as one,

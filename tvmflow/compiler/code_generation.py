@@ -1,4 +1,6 @@
-"""Code generation: kernels and lowered models become machine code by TVM's pipeline, for CPUs with passes of our own.
+"""Code generation: TVM's pipeline makes machine code of kernels and lowered models.
+
+For CPUs it has passes of our own.
 
 TVM 0.27 allocates every buffer of a kernel with its runtime's allocator, also the accumulators of a
 tile, once a tile. Small buffers stay on the stack here, where LLVM keeps them in registers.
@@ -125,7 +127,10 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
 
 
 def keep_lets_on_stack() -> tvm.transform.Pass:
-    """Return a pass that stores the values of lets in buffers of one element before the store that reads them."""
+    """Return a pass that stores the values of lets in buffers before the store that reads them.
+
+    Each of the buffers has one element.
+    """
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         if not find_nodes(function.body, tirx.Let):
@@ -224,7 +229,7 @@ def _is_conditional(loop: tirx.For) -> bool:
 
 
 def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
-    """Return for each buffer that is no parameter the variables of the loops within the block that allocates it."""
+    """Return, for each buffer but parameters, the loop variables within the block that allocates it."""
     scopes: dict[Any, set[Any]] = {}
     for block in find_nodes(function.body, SBlock):
         if block.alloc_buffers:
@@ -234,7 +239,9 @@ def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
 
 
 def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]) -> tirx.For:
-    """Return a vector without the condition that it ends within its row; the same loop where that is not safe.
+    """Return a vector without the condition that it ends within its row.
+
+    It is the same loop where that is not safe.
 
     Args:
         loop: The loop over the lanes of the vector.
@@ -352,7 +359,10 @@ _WIDE_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
 
 
 def expand_float16_conversions() -> tvm.transform.Pass:
-    """Return a pass that converts float16 with operations on integers, if the CPU of a kernel has no instruction."""
+    """Return a pass that converts float16 with operations on integers.
+
+    It is for kernels whose CPU has no instruction for that.
+    """
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         target = function.attrs.get("target")
@@ -448,7 +458,9 @@ def build_kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def split_kernels(mod: tvm.IRModule) -> list[tvm.IRModule]:
-    """Return the kernels in groups to compile at once: they do not depend on the machine, so that objects do not either.
+    """Return the kernels in groups to compile at once.
+
+    The groups do not depend on the machine, so that objects do not either.
 
     There is at least one: what else is linked is for the system of its object.
     """
@@ -491,7 +503,10 @@ def _map_nodes(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.tran
 
 
 def _renew_partition_hints() -> tvm.transform.Pass:
-    """Return a pass that lets hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
+    """Return a pass that lets hints name the variables of their loops.
+
+    NarrowDataType replaces these alone (apache-tvm 0.27).
+    """
 
     def renew(hint: tirx.AttrStmt) -> tirx.AttrStmt:
         if hint.attr_key != _PARTITION_HINT or not isinstance(hint.body, tirx.For):
@@ -545,7 +560,9 @@ def _compare_loaded_conditions() -> tvm.transform.Pass:
 
 
 def _vectorize_loops() -> tvm.transform.Pass:
-    """Return TVM's pass that makes vectors of loops; where it fails, loops with lets stay for LLVM to vectorize.
+    """Return TVM's pass that makes vectors of loops.
+
+    Where it fails, loops with lets stay for LLVM to vectorize.
 
     It computes a product whose operands it has not made vectors twice, and then refuses a let in it as a second
     binding (apache-tvm 0.27). Such operands have a condition on the loop's variable, as those of a concatenation.
@@ -612,7 +629,10 @@ CPU_PASSES: Final = (
 
 
 def keep_small_buffers_on_stack() -> tvm.transform.Pass:
-    """Return a pass that leaves small buffers of kernels to the code generator, which makes them on the stack."""
+    """Return a pass that leaves small buffers of kernels to the code generator.
+
+    That makes them on the stack.
+    """
     return _map_nodes(tirx.AllocBuffer, _mark_small_buffer, "KeepSmallBuffersOnStack")
 
 
@@ -677,7 +697,10 @@ def _split(loop: tirx.For) -> tirx.For:
 
 
 def _find_period(loop: tirx.For) -> int:
-    """Return the number of iterations after which an index of a loop first repeats, if vectors may reach beyond them; else 0."""
+    """Return the number of iterations after which an index of a loop first repeats.
+
+    It is 0 unless vectors may reach beyond them.
+    """
     is_known = isinstance(loop.extent, tirx.IntImm)
     limit = min(_MAX_PERIOD, int(loop.extent) if is_known else _MAX_PERIOD)
     if not (isinstance(loop.min, tirx.IntImm) and int(loop.min) == 0):
@@ -694,7 +717,9 @@ def _find_period(loop: tirx.For) -> int:
 
 
 def _period_of(modulo: Any, var: Any, values: dict[Any, Any]) -> int:
-    """Return the period of a modulo by a power of 2 in a variable; 0 for others, and if it is not linear in it.
+    """Return the period of a modulo by a power of 2 in a variable; 0 for others.
+
+    It is 0, too, if the modulo is not linear in the variable.
 
     Args:
         modulo: The modulo.

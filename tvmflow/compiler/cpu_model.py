@@ -1,4 +1,4 @@
-"""A CPU as kernels and schedules see it: vectors, registers, caches, and the least work for another core.
+"""A CPU as kernels and schedules see it: vectors, registers, caches, least work for another core.
 
 All figures of a CPU that decide how code is divided stand here. The utilization of its arithmetic
 units is estimated as in the roofline model: two pipelines multiply, two ports load.
@@ -98,7 +98,7 @@ def _find_bfloat16_arch(arch: str, features: set[str]) -> str | None:
 
 
 def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
-    """Return the dtype of data that dot product instructions multiply with int8 weights; None without them."""
+    """Return the dtype of data that dot product instructions multiply with int8 weights, or None."""
     if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
         # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
         return "uint8" if features & {"avx512vl", "avxvnni"} else None
@@ -219,7 +219,9 @@ class CpuModel(NamedTuple):
 
 
 def estimate_weight_time(points: int, vectors: int, lanes: int) -> float:
-    """Estimate the time of a tile, relative to its multiplications, where its weights come from the L2 cache.
+    """Estimate the time of a tile whose weights come from the second-level cache.
+
+    The estimate is relative to the time of the tile's multiplications.
 
     The weights are loaded once for all points, while two multiplications a cycle use them.
 

@@ -1,4 +1,7 @@
-"""Tensors that go into an index: what decides on the indices, counts and flags that a model returns or selects by."""
+"""Tensors that go into an index.
+
+They decide on the indices, counts and flags that a model returns or selects by.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,10 @@ def _list_dtypes(expr: Any) -> list[str]:
 
 
 def _is_index(expr: Any) -> bool:
-    """Return whether a tensor is of integers or flags, or a tuple has one that is; bytes are quantized numbers."""
+    """Return whether a tensor, or one of a tuple, is of integers or flags.
+
+    Bytes are quantized numbers.
+    """
     return any(dtype == "bool" or _is_wide_integer(dtype) for dtype in _list_dtypes(expr))
 
 
@@ -120,7 +126,10 @@ def _is_number(expr: Any, reader: str) -> bool:
 
 
 def find_quantized(main: relax.Function) -> list[Any]:
-    """Return the variables of an imported `main` that are computed numbers rounded to bytes, in their order."""
+    """Return, in order, the variables of an imported `main` that are numbers rounded to bytes.
+
+    The numbers are computed.
+    """
     flow = ir.DataFlow(main)
     return [
         binding.var

@@ -15,7 +15,10 @@ IF_THEN_ELSE: Final = "prim.if_then_else"
 
 
 class DataFlow:
-    """The definitions and uses of a function's variables, also in branches, and which of them depend on weights alone."""
+    """The definitions and uses of a function's variables, also in branches.
+
+    It knows which of them depend on weights alone.
+    """
 
     def __init__(self, function: relax.Function) -> None:
         self._weights = set(list_weights(function))
@@ -237,7 +240,10 @@ def as_call(expr: Any, name: str) -> Any:
 
 
 def has_default_layouts(call: Any, kernel: str = "OI") -> bool:
-    """Return whether a convolution has the frontends' layouts: NCDHW or its short forms, and a kernel whose first axes are `kernel`."""
+    """Return whether a convolution has the frontends' layouts.
+
+    These are NCDHW or its short forms, and a kernel whose first axes are `kernel`.
+    """
     attrs = call.attrs
     axes = "DHW"[-len(attrs.strides) :]
     layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)

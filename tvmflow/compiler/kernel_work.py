@@ -1,4 +1,7 @@
-"""The share of a model's time that kernels without a schedule take, by how many numbers each kernel computes."""
+"""The share of a model's time that kernels without a schedule take.
+
+It is estimated by how many numbers each kernel computes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ def estimate_shares(
 
 
 def _count_steps(stmt: Any) -> float:
-    """Return how many statements run in all iterations of a kernel's loops; infinity if that depends on data."""
+    """Return how many statements run in all iterations of a kernel's loops.
+
+    It is infinity if that depends on data.
+    """
     if isinstance(stmt, tirx.For):
         steps = _count_steps(stmt.body)
         is_known = isinstance(stmt.extent, tirx.IntImm)

@@ -22,7 +22,10 @@ NO_MARKS: Final[Marks] = frozenset()
 
 @functools.cache
 def _span_setter() -> Callable[[Any, Any], None]:
-    """Return the setter of a call's span: a call that is made again would be another object for other passes."""
+    """Return the setter of a call's span.
+
+    A call that is made again would be another object for other passes.
+    """
     info: Any = relax.Call.__tvm_ffi_type_info__
     fields: dict[str, Any] = {}
     while info is not None:

@@ -81,7 +81,10 @@ class NodeTracker:
         }
 
     def _attach_lost(self, marks: dict[Any, Marks]) -> None:
-        """Add what is no longer computed to the first that is and that depended on it, such as folded constants."""
+        """Add what is no longer computed to the first value that is and that depended on it.
+
+        Folded constants are such.
+        """
         present = NO_MARKS.union(*marks.values())
         lost = NO_MARKS.union(*self._marks.values()) - present
         if not lost:

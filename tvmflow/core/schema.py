@@ -27,10 +27,22 @@ MAX_PATH_LENGTH: Final = 500
 """The most characters of a path in a recipe."""
 
 
+def _join_lines(schema: dict[str, Any]) -> None:
+    """Describe a model in one line, whatever the lines of its docstring are."""
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+
+
 class ClosedModel(BaseModel):
     """A frozen model that is strict about types and rejects unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra=_join_lines,
+    )
 
 
 def field_error(text: str, *path: str | int) -> PydanticCustomError:

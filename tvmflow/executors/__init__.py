@@ -1,4 +1,7 @@
-"""Executors: what runs stages, in local processes or on a dask cluster. Imports planning and what is below it."""
+"""Executors: what runs stages, in local processes or on a dask cluster.
+
+Imports planning and what is below it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Exporters: every form in which a built library can be delivered, the names under `outputs:` in a recipe.
+"""Exporters: every form in which a built library can be delivered.
+
+The names are those under `outputs:` in a recipe.
 
 Imports frontends and what is below it. To add an exporter, write one module with the shape of
 `base.Exporter`, or a `Form` in the table of a module, and its line here.

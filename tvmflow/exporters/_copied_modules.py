@@ -1,4 +1,6 @@
-"""The modules of tvmflow that load a bundle, copied into packages that do without tvmflow, and the wheels of such packages.
+"""The modules of tvmflow that load a bundle, copied into packages that do without tvmflow.
+
+The wheels of such packages are written here, too.
 
 In the wheel `digits_model`, the module `tvmflow.runtime.loading` is `digits_model._tvmflow.runtime.loading`.
 """
@@ -70,7 +72,10 @@ def list_modules(*, for_vm: bool) -> tuple[Path, ...]:
 
 
 def module_files(package: str, *, for_vm: bool) -> Iterator[tuple[str, bytes]]:
-    """Yield name, below the package, and content of its modules; they import each other instead of tvmflow."""
+    """Yield name, below the package, and content of its modules.
+
+    They import each other instead of tvmflow.
+    """
     yield f"{COPIES}/__init__.py", b""
     for path in list_modules(for_vm=for_vm):
         name = path.relative_to(PACKAGE).as_posix()

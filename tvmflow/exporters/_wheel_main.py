@@ -1,4 +1,7 @@
-"""`python -m MODEL input.npz output.npz` runs the model on the arrays of a file, `python -m MODEL IMAGE …` on images."""
+"""Runs the model of a wheel on the arrays of a file, or on images.
+
+`python -m MODEL input.npz output.npz` takes arrays, `python -m MODEL IMAGE …` images.
+"""
 
 # The wheel's __main__.py is made from this module.
 

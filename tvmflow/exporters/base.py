@@ -180,7 +180,10 @@ def cpu_only_reason(request: ExportRequest) -> str:
 
 
 def loadable_reason(request: ExportRequest) -> str:
-    """Return why a form cannot be made that programs load: on some systems they are linked with all that they run."""
+    """Return why a form cannot be made that programs load.
+
+    On some systems they are linked with all that they run.
+    """
     for triple in (request.triple, *(part.triple for part in request.parts)):
         if parse_triple(triple).system not in LINKERS and not c_runtime.unsupported_reason(triple):
             return f"nothing loads a library on {triple}: use c-library"
@@ -188,7 +191,7 @@ def loadable_reason(request: ExportRequest) -> str:
 
 
 def loadable_cpu_reason(request: ExportRequest) -> str:
-    """Return why a form cannot be made that programs load and that holds only code for the CPU of one process."""
+    """Return why programs cannot load a form with code for the CPU of one process alone."""
     return cpu_only_reason(request) or loadable_reason(request)
 
 

@@ -1,4 +1,6 @@
-"""The wheel `tvmflow-runtime`: what loads and runs bundles, for machines that need nothing else of tvmflow.
+"""The wheel `tvmflow-runtime`: what loads and runs bundles.
+
+It is for machines that need nothing else of tvmflow.
 
 `python -m tvmflow.exporters.runtime_wheel FOLDER` writes it (`make runtime-wheel`).
 """

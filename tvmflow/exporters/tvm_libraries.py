@@ -166,7 +166,10 @@ def _c_source_files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _export_c_source(built: BuiltModel, folder: Path) -> None:
-    """Write `kernels.c`, `model.c` (weights and the order of calls), the signature, and how to compile them."""
+    """Write `kernels.c`, `model.c`, the signature, and how to compile them.
+
+    `model.c` has the weights and the order of calls.
+    """
     base = f"{built.name}-c"
     content: dict[str, Path | bytes] = {
         f"{base}/{_C_NAMES.get(name, name)}": path

@@ -184,7 +184,10 @@ class Node:
 
 
 def _with_root_block(function: Any) -> Any:
-    """Return a function of TIR that is a block as a whole, which TVM's passes expect; loops need not be in one."""
+    """Return a function of TIR that is a block as a whole, which TVM's passes expect.
+
+    Loops need not be in one.
+    """
     from tvm import s_tir, tirx
 
     if isinstance(function.body, s_tir.SBlockRealize):

@@ -1,4 +1,6 @@
-"""The files of operators, for planning: those that a recipe names, and the modules beside them that they import.
+"""The files of operators, for planning.
+
+They are those that a recipe names, and the modules beside them that they import.
 
 Nothing here runs their code. A worker imports from these files alone (see `_loading`), so a module
 that is not listed here cannot shape a result.

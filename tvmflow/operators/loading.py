@@ -1,4 +1,7 @@
-"""Runs the files of operators, in a worker: with a time limit, and with errors that name file and line of the user's code."""
+"""Runs the files of operators in a worker.
+
+There is a time limit, and errors name file and line of the user's code.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +163,10 @@ def _is_at(spec: ModuleSpec, path: Path) -> bool:
 
 
 def prepare_calls(scratch: Path) -> Path:
-    """Return an empty folder for the calls of operators that a reference records, each as a model of one node and its arrays."""
+    """Return an empty folder for the calls of operators that a reference records.
+
+    Each is a model of one node and its arrays.
+    """
     folder = calls_folder(scratch)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The details of results that a store still has: the course of searches, kernels with their bounds, and times.
+"""The details of results that a store still has: searches, kernels with their bounds, and times.
 
 What garbage collection has removed is said, not guessed.
 """
@@ -63,7 +63,10 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
 
 
 def _list_needs(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
-    """Yield the ids of the stages that a stage may need: it has the same target, is for all, or makes a part."""
+    """Yield the ids of the stages that a stage may need.
+
+    Such a stage has the same target, is for all, or makes a part.
+    """
     traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
     names = [*traits.needs, *traits.optional_needs] if traits else []
     for name in dict.fromkeys(names):
@@ -142,7 +145,7 @@ def _read_times(stages: Mapping[str, StageReport]) -> dict[str, tuple[float, flo
 def _time_in_library(
     kernel: Kernel, times: Mapping[str, tuple[float, float | None]], names: Collection[str]
 ) -> Kernel:
-    """Return a kernel, or all kernels of one workload, with the time that `verify` measured in the library."""
+    """Return a kernel, or all of one workload, with the time that `verify` measured in the library."""
     if not names or not times.keys() >= set(names):
         return kernel
     seconds = [times[name][1] for name in names]

@@ -1,4 +1,7 @@
-"""The content of a page as values: what a run or a release made, measured and spent. None is what is not known."""
+"""The content of a page as values: what a run or a release made, measured and spent.
+
+None is what is not known.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,10 @@ class OtherChange(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A search after some trials: how many, the seconds of measuring, and the best time of all kernels together."""
+    """A search after some trials.
+
+    It has their number, the seconds of measuring, and the best time of all kernels together.
+    """
 
     trials: int
     measuring_s: float

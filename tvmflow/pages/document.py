@@ -1,4 +1,4 @@
-"""The document of a page: its head, the switch of colours, the sections that have content, and the style.
+"""The document of a page: its head, the switch of colours, the sections, and the style.
 
 A section without content is left out.
 """

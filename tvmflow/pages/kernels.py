@@ -1,4 +1,7 @@
-"""Kernels against the roofline of the machine (Williams et al. 2009): a chart, and a table with their nodes."""
+"""Kernels against the roofline of the machine (Williams et al. 2009).
+
+They are drawn in a chart, and listed with their nodes.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _number(names: Iterable[str]) -> dict[str, int]:
 
 
 def find_pareto_optimal(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of the points that no other one is better than in both values, by the first value."""
+    """Return the indices of the points that no other one beats in both values, by the first value."""
     front: list[int] = []
     lowest = math.inf
     for index in sorted(range(len(points)), key=lambda index: points[index]):

@@ -1,4 +1,7 @@
-"""Plots in SVG: scales with round ticks, axes, marks that can be reached by keyboard, and labels that do not overlap."""
+"""Plots in SVG: scales with round ticks, axes, marks, and labels that do not overlap.
+
+The keyboard reaches all marks.
+"""
 
 from __future__ import annotations
 

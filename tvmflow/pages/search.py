@@ -1,4 +1,4 @@
-"""Tuning curves: the best time of all kernels together over the trials of a search, and of each kernel."""
+"""Tuning curves: the best time of all kernels over the trials of a search, and of each kernel."""
 
 from __future__ import annotations
 

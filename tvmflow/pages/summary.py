@@ -217,7 +217,9 @@ def _spread(values: Sequence[float], show: Callable[[float], str]) -> str:
 def format_change(
     previous: float | None, current: float | None, judgement: Judgement | None = None
 ) -> Markup | None:
-    """Return the change of a value for which less is better, with its direction in words; None if not known.
+    """Return the change of a value for which less is better, with its direction in words.
+
+    None if it is not known.
 
     Args:
         previous: The value before.

@@ -1,4 +1,7 @@
-"""Checks of planned recipes: what they request and cannot be done, found before anything runs. Pure: no disk, no TVM."""
+"""Checks of planned recipes: what they request and cannot be done, found before anything runs.
+
+Pure: no disk, no TVM.
+"""
 
 from __future__ import annotations
 
@@ -281,7 +284,10 @@ class ImageFiles(NamedTuple):
 
 
 def list_mismatches(planned: PlannedRecipe, inputs: Iterable[TensorSpec]) -> Iterator[str]:
-    """Yield where the preprocessing of a recipe does not fit its inputs, whose shapes the model may have told."""
+    """Yield where the preprocessing of a recipe does not fit its inputs.
+
+    The model may have told their shapes.
+    """
     specs = {spec.name: spec for spec in inputs}
     for name, spec in planned.recipe.inputs.items():
         if spec.image is None:

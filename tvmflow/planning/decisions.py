@@ -1,4 +1,7 @@
-"""The decisions about the stages of a plan: up to date, or must run, and why. The one truth for plan, explain and run."""
+"""The decisions about the stages of a plan: up to date, or must run, and why.
+
+They are the one truth for plan, explain and run.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,7 +23,7 @@ FORCED = "forced by --force"
 
 
 class PlanState:
-    """The state of a plan's stages: their keys, results and decisions by stage id, as far as they are known.
+    """The state of a plan's stages: keys, results and decisions by stage id, as far as known.
 
     It is filled in topological order: first by `decide_all`, then by the run.
 
@@ -74,11 +77,16 @@ class PlanState:
         return decision
 
     def find_result(self, spec: StageSpec, artifacts: Mapping[str, Artifact]) -> Artifact | None:
-        """Return the result that a stage would have with these results of the stages that it needs, if it is in the store."""
+        """Return the result that a stage would have, if it is in the store.
+
+        It follows from these results of the stages that it needs.
+        """
         return self.store.find(self._compute_key(spec, artifacts).digest)
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
-        """Return the sha256 of the files from outside the store that are part of the key, by their names in it.
+        """Return the sha256 of the files from outside the store that are part of the key, by name.
+
+        The names are those in the key.
 
         Raises:
             RecipeError: when one cannot be read, or has another digest than the recipe says.

@@ -1,4 +1,4 @@
-"""Locked runs: a plan that searches nothing, and whose stages must reproduce the outputs in a lock file."""
+"""Locked runs: a plan that searches nothing, and must reproduce the outputs in a lock file."""
 
 from __future__ import annotations
 

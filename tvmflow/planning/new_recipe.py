@@ -106,7 +106,7 @@ class NewRecipe(NamedTuple):
     batches_of_one: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({})
 
     def describe_batch(self) -> list[str]:
-        """Return a sentence about open sizes that became 1, and how to choose another one; none where there are none."""
+        """Return a sentence about open sizes that became 1, and how to choose another one; else nothing."""
         if not self.batches_of_one:
             return []
         names = names_text(

@@ -200,7 +200,10 @@ def _find_pipelines(name: str, base: Path) -> list[Path]:
 
 
 def _pipeline_folders() -> list[Path]:
-    """Return the folders of named pipelines: of the current folder, the project, the installed package, the checkout."""
+    """Return the folders of named pipelines.
+
+    They are those of the current folder, the project, the installed package and the checkout.
+    """
     project, package = Path(shortest_path(find_project().root)), Path(__file__).parent.parent
     folders = (Path(), project, package, package.parent)
     return list(dict.fromkeys(folder / "pipelines" for folder in folders))

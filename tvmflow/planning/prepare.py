@@ -268,7 +268,10 @@ def _plan_recipe(
     lock: Lock | None,
     sources: SourceFiles,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
-    """Return a recipe, or its variants, with stages, targets and model files, and the files that were read."""
+    """Return a recipe, or its variants, with stages, targets and model files.
+
+    The files that were read are returned, too.
+    """
     pipeline = load_pipeline(request.pipeline) if request.pipeline else recipe.pipeline
     # A pipeline of that name may be created in a folder that is searched first.
     pipeline_name = request.pipeline or recipe.recipe.pipeline

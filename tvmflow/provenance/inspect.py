@@ -259,7 +259,7 @@ def _bundle_json(bundle: Bundle) -> dict[str, Json]:
 
 
 def _read_images(bundle: Bundle) -> tuple[dict[str, Json], list[str]]:
-    """Return how images become inputs with the labels of the scores, and why these are damaged, if they are."""
+    """Return how images become inputs, with the labels of the scores, and why these are damaged, if so."""
     manifest = bundle.manifest
     if not manifest.keys() & {"images", "labels"}:
         return {}, []

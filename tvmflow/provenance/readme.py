@@ -1,4 +1,6 @@
-"""The README beside delivered files: what each is for, inputs and outputs, how to use and how to check them.
+"""The README beside delivered files: what each is for, how to use and how to check them.
+
+It describes inputs and outputs, too.
 
 It says nothing that differs whenever something is measured, so that the same lock file gives the same text.
 """

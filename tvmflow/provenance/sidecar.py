@@ -1,4 +1,6 @@
-"""The sidecar files of a delivery: statements of its provenance and measurements, a bill of materials, a README.
+"""The sidecar files of a delivery.
+
+These are statements of its provenance and measurements, a bill of materials, and a README.
 
 They describe finished results and are none themselves: a signature does not belong in a cache. A
 note in the store and their stamps tell a run that they are present and describe its results.

@@ -1,4 +1,4 @@
-"""The state of the sources behind a delivery: the recipe, its pipeline, and the commit of their git repository.
+"""The state of the sources behind a delivery: recipe, pipeline, and commit of their repository.
 
 All of it is a function of these files: who builds the same commit elsewhere gets the same values.
 

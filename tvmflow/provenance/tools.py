@@ -1,4 +1,7 @@
-"""What the installed packages say of themselves: their licenses, and the wheels that they were installed from."""
+"""What the installed packages say of themselves: their licenses, and their wheels.
+
+These are the wheels that they were installed from.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,9 @@ def find_license(tool: Tool) -> dict[str, Json]:
 
 
 def wheel_digest(tool: Tool) -> str:
-    """Return the sha256 (hex) of the archive that a package was installed from; empty where that is not known.
+    """Return the sha256 (hex) of the archive that a package was installed from.
+
+    It is empty where that is not known.
 
     pip notes it for an archive that was named by its file or URL, and not for one from an index.
     """

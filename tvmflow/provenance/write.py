@@ -128,7 +128,10 @@ def write_release_statements(
 
 
 def _write_statement(path: Path, text: bytes) -> None:
-    """Write a statement, with the signature of the own key and those that the present file has for its text."""
+    """Write a statement with the signature of the own key, and those of the present file.
+
+    These must be for its text.
+    """
     key = signing.load_signing_key()
     envelope = _keep_signatures(text, path)
     if key is not None:

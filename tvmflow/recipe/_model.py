@@ -224,7 +224,10 @@ _Scale = Annotated[
 
 
 class ImageSpec(ClosedModel):
-    """The preprocessing of images for an input: resized as Pillow does it, then cropped or padded, then scaled."""
+    """The preprocessing of images for an input.
+
+    They are resized as Pillow does it, then cropped or padded, then scaled.
+    """
 
     resize: _Length | None = Field(
         default=None,

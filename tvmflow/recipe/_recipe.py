@@ -60,7 +60,11 @@ _VariantName = Annotated[str, AfterValidator(_check_variant_name)]
 
 
 class Variant(ClosedModel):
-    """The model with other input shapes, another precision or other kernels, built for every target as `<recipe>-<variant>`. Overrides of a target take precedence over those of a variant."""
+    """The model with other input shapes, another precision or other kernels.
+
+    It is built for every target as `<recipe>-<variant>`. Overrides of a target take precedence over
+    those of a variant.
+    """
 
     inputs: dict[str, InputSpec] = Field(
         default={},
@@ -351,7 +355,10 @@ class Recipe(ClosedModel):
         return self.model_copy(update=overrides)
 
     def _runtime_of_parts(self) -> Runtime:
-        """Return the runtime that the parts have unless they name one: outputs of the whole may consist of C libraries."""
+        """Return the runtime that the parts have unless they name one.
+
+        Outputs of the whole may consist of C libraries.
+        """
         forms = {
             PARTITIONED_EXPORTERS[name].FORM
             for name in self.outputs

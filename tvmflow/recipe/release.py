@@ -1,4 +1,4 @@
-"""What a pipeline does beyond its stages: a release with gates, or a tuning budget for several recipes."""
+"""What a pipeline does beyond its stages: a release with gates, or a tuning budget for recipes."""
 
 from __future__ import annotations
 

@@ -139,7 +139,10 @@ class Toolchain(ClosedModel):
 
 
 class BuildTarget(ClosedModel):
-    """The machine that code is built for, linked for and measured on: a target, or a part of a model with a target of its own."""
+    """The machine that code is built for, linked for and measured on.
+
+    It is a target, or a part of a model with a target of its own.
+    """
 
     name: str = Field(
         pattern=NAME_PATTERN,
@@ -285,7 +288,10 @@ class ModelPart(BuildTarget):
 
 
 class TargetSpec(BuildTarget):
-    """A target: the name of a preset, or a mapping. Its `kernels`, `tune`, `outputs` and `verify` override those of the recipe."""
+    """A target: the name of a preset, or a mapping.
+
+    Its `kernels`, `tune`, `outputs` and `verify` override those of the recipe.
+    """
 
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,

@@ -179,7 +179,11 @@ Runtime = Literal["auto", "c", "vm"]
 
 
 class Kernels(ClosedModel):
-    """The way from operators to kernels. Everything except `precision` is for CPUs; the defaults are the fastest, the other values are for comparison."""
+    """The way from operators to kernels.
+
+    Everything except `precision` is for CPUs; the defaults are the fastest, the other values are
+    for comparison.
+    """
 
     precision: Precision = Field(
         default="model",

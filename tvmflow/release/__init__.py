@@ -1,4 +1,6 @@
-"""Releases: lock files and their differences, gates, release folders, reproducibility checks and retuning.
+"""Releases: lock files, gates, release folders, reproducibility checks and retuning.
+
+Differences between lock files are found here, too.
 
 Imports pages and what is below it.
 """

@@ -1,4 +1,7 @@
-"""The comparison of two runs, releases, lock files or deliveries: what became better or worse, and what changed."""
+"""The comparison of two runs, releases, lock files or deliveries.
+
+It says what became better or worse, and what changed.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,10 @@ class Comparison(NamedTuple):
     changes: tuple[Change, ...]
 
     def list_regressions(self, percent: float) -> list[Figure]:
-        """Return what became worse: latency or size by more than a percentage, or a library that is no longer verified."""
+        """Return what became worse.
+
+        This is latency or size by more than a percentage, or a library that is no longer verified.
+        """
         return [figure for figure in self.figures if _is_regression(figure, percent / 100)]
 
 
@@ -162,7 +168,9 @@ def _figure_text(figure: Figure, show: Callable[..., str]) -> str:
 
 
 def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
-    """Return a latency as the second release measured it alternately with the first; other figures as they are.
+    """Return a latency as the second release measured it alternately with the first.
+
+    Other figures stay as they are.
 
     One library that was measured twice is as fast as itself, whatever the machine did meanwhile.
     """
@@ -181,7 +189,10 @@ def _measured_in_turns(figure: Figure, before: Side, after: Side) -> Figure:
 
 
 def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
-    """Yield the size of all delivered files, where the size of the library is not known and they have the same names."""
+    """Yield the size of all delivered files, where the size of the library is not known.
+
+    Both sides must have files of the same names.
+    """
     for name, build in after.builds.items():
         old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():

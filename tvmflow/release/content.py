@@ -1,4 +1,7 @@
-"""The content of a release by name: recipes, targets, outputs and checks, and what is new or gone. Pure functions."""
+"""The content of a release by name: recipes, targets, outputs, checks, and what is new or gone.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ def compare_content(current: Collection[str], previous: Collection[str]) -> Cont
 
 
 def list_missing(removed: Iterable[str], declared: Collection[str]) -> list[str]:
-    """Return the names that are gone and that `release.drop` declares neither by name nor by what they are in."""
+    """Return the names that are gone and that `release.drop` does not declare.
+
+    It declares them by name, or by what they are in.
+    """
     return [name for name in removed if not _is_within(name, declared)]
 
 

@@ -1,4 +1,7 @@
-"""The release folder: files, lock file, checksums and report of one version. It appears complete and never changes."""
+"""The release folder: files, lock file, checksums and report of one version.
+
+It appears complete and never changes.
+"""
 
 from __future__ import annotations
 
@@ -197,7 +200,10 @@ def _is_description(name: str) -> bool:
 
 
 def _list_files(plan: Plan, artifacts: Mapping[str, Artifact]) -> Iterator[tuple[str, str]]:
-    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file but the measured ones, which a release has once."""
+    """Yield `(RECIPE/TARGET/NAME, sha256)` of every delivered file but the measured ones.
+
+    A release has these once.
+    """
     for delivered in list_delivered_targets(plan, artifacts):
         for name, digest in delivered.reproducible_files:
             yield f"{delivered.recipe}/{delivered.target}/{name}", digest

@@ -1,4 +1,6 @@
-"""Updating a lock file after a change of the model or of tools: its schedules stay, and nothing is searched.
+"""Updating a lock file after a change of the model or of tools.
+
+Its schedules stay, and nothing is searched.
 
 This needs no ledger: new weights get the schedules that the lock file has. Kernels that it does not
 have, because the model has changed further, are scheduled by rules and named.
@@ -132,7 +134,10 @@ def _with_kernels(
     *,
     complete: bool,
 ) -> LockedRecipe:
-    """Return a locked recipe with the kernels of one target; their share of the time is unknown if some are new."""
+    """Return a locked recipe with the kernels of one target.
+
+    Their share of the time is unknown if some are new.
+    """
     base = target or LockedTarget(tvm=spec.settings["target"], cores=1)
     measured = base.measured if complete else Measurements()
     entry = base.model_copy(update={"kernels": kernels, "measured": measured})

@@ -1,4 +1,6 @@
-"""The measured file of a release: all figures that differ whenever they are measured, and the comparison with the previous release.
+"""The measured file of a release: all figures that differ whenever they are measured.
+
+It holds the comparison with the previous release, too.
 
 Every other file of a release is the same whenever it is made from the same lock file and recipes.
 """

@@ -36,7 +36,7 @@ _BYTES: Final = "max_bytes"
 
 
 class Details(NamedTuple):
-    """The details that only the store has of a release: its stages and its kernels, and the text of its recipes."""
+    """The details that only the store has of a release: stages, kernels, and the text of recipes."""
 
     stages: tuple[StageEntry, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()

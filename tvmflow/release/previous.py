@@ -1,4 +1,4 @@
-"""The previous release: found in the folder of all releases, and verified before anything is compared with it."""
+"""The previous release: found in the folder of all releases, and verified before any comparison."""
 
 from __future__ import annotations
 

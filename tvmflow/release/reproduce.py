@@ -1,4 +1,6 @@
-"""The reproducibility check: what a lock file names is built twice more, in different environments, and compared.
+"""The reproducibility check: what a lock file names is built twice more and compared.
+
+The environments of the two builds differ.
 
 Both builds start from an empty store, in folders of different depth, with different hash seeds, time
 zones, locales, thread counts and numbers of jobs. They share only downloads, which are known by their

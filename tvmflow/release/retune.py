@@ -197,6 +197,9 @@ def with_spent_trials(plan: Plan, progress: Sequence[TuningProgress]) -> Plan:
 
 
 def select_stage(plan: Plan, stage: StageSpec) -> Plan:
-    """Return a plan of `stage`, in place of the stage with its id, and of those that it needs, without deliveries."""
+    """Return a plan of `stage`, in place of the one with its id, and of those that it needs.
+
+    It delivers nothing.
+    """
     stages = tuple(stage if spec.id == stage.id else spec for spec in plan.stages)
     return select_stages(Plan(stages, ()), [stage.id])

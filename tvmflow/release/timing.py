@@ -1,4 +1,7 @@
-"""Alternating timing: two libraries in one process, in turns, so that what slows the machine slows both."""
+"""Alternating timing: two libraries in one process, in turns.
+
+What slows the machine slows both.
+"""
 
 from __future__ import annotations
 

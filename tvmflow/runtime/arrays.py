@@ -1,4 +1,7 @@
-"""Arrays of a caller as libraries read and write them: dense, in C order, in memory that the CPU reaches."""
+"""Arrays of a caller as libraries read and write them.
+
+They are dense, in C order, in memory that the CPU reaches.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,9 @@ def as_array(value: Any) -> Array | None:
 def match_inputs(
     specs: tuple[TensorSpec, ...], feed: Mapping[str, Any], takes: object
 ) -> list[Array]:
-    """Return the arrays of a feed in the order of the inputs, dense; they share its memory where that is dense.
+    """Return the arrays of a feed in the order of the inputs, dense.
+
+    They share its memory where that is dense.
 
     Args:
         specs: The inputs.
@@ -194,7 +199,10 @@ def match_outputs(
 def _match(
     kind: str, specs: tuple[TensorSpec, ...], tensors: Mapping[str, Any]
 ) -> tuple[dict[str, Array], list[str]]:
-    """Return tensors as arrays by name, and a clause for each that is unknown or of another shape or dtype."""
+    """Return tensors as arrays by name, and a clause for each that does not fit.
+
+    Such a tensor is unknown, or of another shape or dtype.
+    """
     expected = {spec.name: spec for spec in specs}
     problems = [f"there is no {kind} '{name}'" for name in tensors if name not in expected]
     arrays = {}

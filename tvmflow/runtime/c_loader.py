@@ -137,7 +137,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class _LoadedLibrary:
-    """The functions of a shared library, which leaves the process with the last object that refers to this one."""
+    """The functions of a shared library.
+
+    It leaves the process with the last object that refers to this one.
+    """
 
     def __init__(self, path: Path, prefix: str) -> None:
         library = ctypes.CDLL(str(path.absolute()))
@@ -274,7 +277,10 @@ class NativeProgram:
         return main
 
     def watch(self, inputs: Sequence[Array], observe: Observe) -> list[Array]:
-        """Return the outputs of a call that shows its memory, with all tensors between kernels, after each kernel."""
+        """Return the outputs of a call that shows its memory after each kernel.
+
+        The memory holds all tensors between kernels.
+        """
         memory = _Memory()
         context = _Context(self, memory)
         context.profile(lambda name, seconds: observe(memory.block))

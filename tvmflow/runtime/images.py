@@ -38,7 +38,10 @@ _GRAY_BITS: Final = 16
 
 
 class ImageMismatch(ValueError):
-    """Settings that contradict each other or do not fit the input; `field` is the one that is wrong, if it is one."""
+    """Settings that contradict each other or do not fit the input.
+
+    `field` is the one that is wrong, if it is one.
+    """
 
     def __init__(self, text: str, field: str = "") -> None:
         super().__init__(text)
@@ -361,7 +364,9 @@ def _convert_colour(pixels: Array, colour: str) -> Array:
 
 
 def crop_offset(size: int, new_size: int) -> int:
-    """Return where the middle of a side begins; below 0 where the side is shorter, as in torchvision's CenterCrop.
+    """Return where the middle of a side begins; below 0 where the side is shorter.
+
+    So does torchvision's CenterCrop.
 
     >>> crop_offset(256, 224), crop_offset(7, 4), crop_offset(9, 4), crop_offset(3, 8)
     (16, 2, 2, -2)
@@ -372,7 +377,10 @@ def crop_offset(size: int, new_size: int) -> int:
 
 
 def _place(image: Array, size: Size, offsets: Sequence[int], level: int) -> Array:
-    """Return a window of an image that begins at row and column `offsets`; beyond the image it has one level."""
+    """Return a window of an image that begins at row and column `offsets`.
+
+    Beyond the image it has one level.
+    """
     import numpy as np
 
     placed = np.full((*size, image.shape[2]), level, np.uint8)

@@ -118,7 +118,10 @@ class Labels(NamedTuple):
         return normalized
 
     def is_probability(self, scores: Array) -> bool:
-        """Return whether scores are probabilities as they are: by the model's last operator, else by their sums."""
+        """Return whether scores are probabilities as they are.
+
+        The model's last operator decides, else their sums.
+        """
         import numpy as np
 
         if self.activation:
@@ -141,7 +144,9 @@ def read_labels(manifest: Mapping[str, Json]) -> Labels | None:
 
 
 def parse_labels(content: bytes, activation: str = "") -> Labels:
-    """Return the labels in a file with one name a line; spaces around names, and empty lines at the end, are left out.
+    """Return the labels in a file with one name a line.
+
+    Spaces around names, and empty lines at the end, are left out.
 
     Raises:
         ValueError: when the file is not text, has no names, an empty line between names, control

@@ -1,4 +1,7 @@
-"""The code of a model behind one interface, whoever executes it: C code of its own, or TVM's virtual machine."""
+"""The code of a model behind one interface, whoever executes it.
+
+This is C code of its own, or TVM's virtual machine.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ WEIGHT_BITS: Final = 22
 
 
 class _Filter(NamedTuple):
-    """A kernel of resampling: its value at distances from an output pixel, and where that ends to differ from 0."""
+    """A kernel of resampling.
+
+    It has a value at distances from an output pixel, and a distance beyond which it is 0.
+    """
 
     value: Callable[[Array], Array]
     support: float

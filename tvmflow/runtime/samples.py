@@ -1,4 +1,7 @@
-"""Samples: inputs for a model in whole batches, from an npz file or at random, and the outputs over all of them."""
+"""Samples: inputs for a model in whole batches, and the outputs over all of them.
+
+The inputs come from an npz file or are random.
+"""
 
 from __future__ import annotations
 

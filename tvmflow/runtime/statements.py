@@ -1,4 +1,4 @@
-"""Statements of provenance: reading them, and comparing files with them and with the signatures on them.
+"""Statements of provenance: reading them, and comparing files with them and their signatures.
 
 What a program needs that loads only what a trusted key signed; `provenance` makes statements.
 """

@@ -63,7 +63,10 @@ class ThreadPool(NamedTuple):
         _this_thread.threads = self.threads
 
     def _resize(self) -> int:
-        """Let TVM use as many threads of this Python thread's pool, which is made at the first call, and return how many it has of them."""
+        """Let TVM use this Python thread's pool with as many threads; return how many it has of them.
+
+        The pool is made at the first call.
+        """
         import tvm_ffi
 
         with _environment_lock, environment_for(self.threads):

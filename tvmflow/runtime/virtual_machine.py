@@ -1,4 +1,7 @@
-"""Libraries that TVM's virtual machine runs: its runtime without the compiler, calls, and tensors in this process."""
+"""Libraries that TVM's virtual machine runs.
+
+Here are its runtime without the compiler, calls, and tensors in this process.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,10 @@ def _synchronize(device: Any) -> None:
 
 
 class InputBuffer:
-    """An input of a library: `array` is filled by the caller; `tensor` is what `main` takes after `send()`."""
+    """An input of a library.
+
+    `array` is filled by the caller; `tensor` is what `main` takes after `send()`.
+    """
 
     def __init__(self, spec: TensorSpec, device: ExecutionDevice) -> None:
         self.array = allocate_aligned(spec)

@@ -119,7 +119,9 @@ def read_params(
 
 
 def read_safetensors(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of a `.safetensors` file that does not change, mapped from it: they take no memory.
+    """Return the arrays of a `.safetensors` file that does not change, mapped from it.
+
+    They take no memory.
 
     Raises:
         BundleError: when the file is damaged.

@@ -1,4 +1,7 @@
-"""Capabilities: what can be done for a target on this machine (build, link, run, measure), and the reason where not."""
+"""Capabilities: what can be done for a target on this machine, and the reason where not.
+
+Libraries are built, linked, run and measured.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,18 @@ def unlinkable_reason(tvm: TvmTarget, toolchain: Json) -> str:
 
 
 def has_schedule_rules(triple: str) -> bool:
-    """Return whether kernels for a CPU can have a schedule: rules are for CPUs with vectors, microcontrollers have none."""
+    """Return whether kernels for a CPU can have a schedule.
+
+    Rules are for CPUs with vectors; microcontrollers have none.
+    """
     return not parse_triple(triple).arch.startswith("thumb")
 
 
 def emulator_name(target: ResolvedTarget) -> str:
-    """Return the emulator of a target that this machine does not run, installed or not; empty where there is none."""
+    """Return the emulator of a target that this machine does not run, installed or not.
+
+    It is empty where there is none.
+    """
     if not target.unrunnable_reason:
         return ""
     arch = find_emulated_arch(str(target.tvm.get("mtriple", "")))

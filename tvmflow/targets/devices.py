@@ -34,7 +34,10 @@ def device_locks_folder() -> str:
 
 
 def exclusive(locks: Path, device: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Hold a device alone, to measure on it. The lock is the operating system's and dies with this process."""
+    """Hold a device alone, to measure on it.
+
+    The lock is the operating system's and dies with this process.
+    """
     return _hold(locks, device, shared=False)
 
 

@@ -232,7 +232,10 @@ class Emulator(NamedTuple):
 
 
 def find_emulators() -> dict[str, Path | None]:
-    """Return every program of qemu's that verifies libraries (`qemu-aarch64`), with its path where it is installed."""
+    """Return every program of qemu's that verifies libraries, with its path where it is installed.
+
+    `qemu-aarch64` is one.
+    """
     return {arch.program: find_qemu(arch) for arch in EMULATED_ARCHS.values()}
 
 

@@ -1,4 +1,7 @@
-"""Facts of targets: LLVM is queried once for this machine and TVM build, then its answers are read from the store."""
+"""Facts of targets: what LLVM answers for this machine and TVM build.
+
+LLVM is queried once, then its answers are read from the store.
+"""
 
 from __future__ import annotations
 

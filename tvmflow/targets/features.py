@@ -1,4 +1,7 @@
-"""CPU features under two names, LLVM's and the Linux kernel's: what code for a target needs of a machine."""
+"""CPU features under two names, LLVM's and the Linux kernel's.
+
+They are what code for a target needs of a machine.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ _BFLOAT16: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
-    """Return why a CPU cannot multiply bfloat16, or an empty string. The arguments are those of `slow_float16_reason`."""
+    """Return why a CPU cannot multiply bfloat16, or an empty string.
+
+    The arguments are those of `slow_float16_reason`.
+    """
     if arch not in _BFLOAT16:
         return f"there is no code for {arch} that multiplies bfloat16"
     missing = [name for name in _BFLOAT16[arch] if name not in features]
@@ -123,7 +129,10 @@ def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
 
 
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
-    """Return the kernel's names of one of LLVM's features; empty for a feature that does not decide where code runs."""
+    """Return the kernel's names of one of LLVM's features.
+
+    There are none for a feature that does not decide where code runs.
+    """
     return _TABLES.get(arch, {}).get(feature, ())
 
 

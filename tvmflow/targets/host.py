@@ -70,7 +70,10 @@ class Host(NamedTuple):
         return [name for name in absent if name in self.reported]
 
     def fingerprint(self) -> Json:
-        """Return what decides which target `host` is; the same on every machine with this CPU, however many cores it has."""
+        """Return what decides which target `host` is.
+
+        It is the same on every machine with this CPU, however many cores it has.
+        """
         reported = None if self.reported is None else sorted(self.reported)
         fields = {**self._asdict(), "flags": sorted(self.flags), "reported": reported}
         del fields["cores"]
@@ -156,7 +159,10 @@ _FLAGS = ("flags", "Features", "isa")
 
 
 def _parse_first_processor(cpuinfo: str) -> dict[str, str]:
-    """Return the fields of the first processor, and those of all processors that old ARM kernels list at the end."""
+    """Return the fields of the first processor, and those of all processors.
+
+    Old ARM kernels list the latter at the end.
+    """
     fields: dict[str, str] = {}
     for line in cpuinfo.splitlines():
         name, colon, value = line.partition(":")

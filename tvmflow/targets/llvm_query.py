@@ -98,7 +98,10 @@ def _query_cpu(tvm: TvmTarget, target: Any) -> TargetFacts:
 
 
 def query_cpus(triple: str) -> list[str]:
-    """Return the names of the CPUs that LLVM knows for a triple, sorted. Runs in a process that may import tvm."""
+    """Return the names of the CPUs that LLVM knows for a triple, sorted.
+
+    Runs in a process that may import tvm.
+    """
     import tvm
     from tvm.target import codegen
 

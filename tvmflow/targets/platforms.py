@@ -1,4 +1,7 @@
-"""Platforms: architecture, system and C library of an LLVM triple, and the suffixes of their library files."""
+"""Platforms: architecture, system and C library of a triple, and the suffixes of library files.
+
+The triples are LLVM's.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _SHARED: Final[Mapping[str, str]] = {"macos": ".dylib", "wasi": ".wasm", "window
 
 
 class Platform(NamedTuple):
-    """An architecture as the Linux kernel calls it, a system, and its C library (`gnu`, `musl`, `msvc`, … or nothing)."""
+    """An architecture as the Linux kernel calls it, a system, and its C library.
+
+    The C library is `gnu`, `musl`, `msvc`, … or nothing.
+    """
 
     arch: str
     system: str

@@ -1,4 +1,7 @@
-"""Resolved targets: triple, CPU, features and threads of a recipe's target, known before anything is keyed."""
+"""Resolved targets: triple, CPU, features and threads of a recipe's target.
+
+They are known before anything is keyed.
+"""
 
 from __future__ import annotations
 

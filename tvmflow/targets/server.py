@@ -72,7 +72,10 @@ def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn
 
 
 def _load_backends(say: Say) -> None:
-    """Load the runtime of every backend whose device this machine has: a session is a fork of this process."""
+    """Load the runtime of every backend whose device this machine has.
+
+    A session is a fork of this process.
+    """
     for backend in BACKENDS.values():
         if backend.has_device():
             try:

@@ -1,4 +1,7 @@
-"""Tensor files: the batches of arrays that the emulation program reads and writes (see emulation_main.c)."""
+"""Tensor files: the batches of arrays that the emulation program reads and writes.
+
+See emulation_main.c.
+"""
 
 from __future__ import annotations
 

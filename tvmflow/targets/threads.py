@@ -45,7 +45,9 @@ def count_usable_cores(cpus: str = _CPUS) -> int:
 
 
 def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads of kernels where no program says otherwise: the number in the environment, else one a usable core.
+    """Return the threads of kernels where no program says otherwise.
+
+    It is the number in the environment, else one a usable core.
 
     TVM obeys both variables, and would otherwise take half of the machine's CPUs.
     """
@@ -57,7 +59,9 @@ def choose_threads(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def thread_variables(count: int) -> dict[str, str]:
-    """Return the environment with which TVM starts `count` threads on the CPUs that the process may run on.
+    """Return the environment with which TVM starts `count` threads on the usable CPUs.
+
+    These are the CPUs that the process may run on.
 
     TVM would otherwise bind threads to the first CPUs of the machine, even to those that the
     process was told not to use: all processes of a machine would share these.

@@ -74,7 +74,10 @@ def count_useful_tasks(works: Mapping[str, ParallelWork], calls: Iterable[str]) 
 
 
 def _count_operations(body: Any, repeats: float, *, is_parallel: bool) -> tuple[float, float]:
-    """Return the operations in parallel loops of a statement that is executed so often, and how often one begins."""
+    """Return the operations in parallel loops of a statement that runs so often, and their beginnings.
+
+    The latter are how often one of the loops begins.
+    """
     total = loops = 0.0
 
     def visit_loop(loop: tirx.For) -> Any:

@@ -131,7 +131,7 @@ def check_program(mod: tvm.IRModule) -> None:
 
 
 def find_runtime(mod: tvm.IRModule, setting: str) -> tuple[str, str]:
-    """Return the runtime of a lowered model: `c` or `vm`, and what it needs TVM for where `auto` became `vm`."""
+    """Return the runtime of a lowered model: `c`, or `vm` and what made `auto` choose it."""
     if setting != "auto":
         return setting, ""
     try:

@@ -1,4 +1,6 @@
-"""Passes over a model's graph and kernels; each module holds one. The order is that of `compiler.pipeline`.
+"""Passes over a model's graph and kernels.
+
+Each module holds one topic. The order is that of `compiler.pipeline`.
 
 May import compiler.ir, compiler.tir_kernels, compiler.context and core.
 """

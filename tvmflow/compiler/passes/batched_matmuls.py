@@ -1,4 +1,4 @@
-"""Gives products of matrices that the model computes kernels of whole vectors, where their columns fill none."""
+"""Gives products of two computed matrices kernels of whole vectors, where columns fill none."""
 
 from __future__ import annotations
 

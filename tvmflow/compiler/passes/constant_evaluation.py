@@ -267,7 +267,7 @@ def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _along_axis(parameter: _Array, axis: int, rank: int) -> _Array:
-    """Return one number, or one for each index of an axis, in a shape that broadcasts over data of that rank."""
+    """Return one number, or one for each index of an axis, to be broadcast over data of a rank."""
     if parameter.size == 1:
         # The axis means nothing here, and data of a low rank need not have it.
         return parameter.reshape(())

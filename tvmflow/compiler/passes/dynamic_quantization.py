@@ -1,4 +1,7 @@
-"""Products of bytes that the model converts to float32 (dynamic quantization) as products of quantized data."""
+"""Products of bytes that the model converts to float32, as products of quantized data.
+
+Dynamic quantization makes such products.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _MATRIX_RANK: Final = 2
 
 
 def convert_integer_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite products of bytes minus zero points, whose int32 is read as float32, to products of dequantized data.
+    """Rewrite products of bytes minus zero points to products of dequantized data.
+
+    The int32 of the products is read as float32.
 
     Weights become int8, of matrices minus a zero point that only a dot product of bytes subtracts from
     its sums. Where no instruction multiplies bytes, sums beyond 2²⁴ are rounded as float32.

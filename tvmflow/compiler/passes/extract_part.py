@@ -1,4 +1,4 @@
-"""Extraction of a part of a model: what lies between the tensors that it input_specs and those that it computes."""
+"""Extraction of a part of a model: what lies between tensors that it reads and those it computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Folds batch norms, and other scales and shifts of channels, into the weights of the convolution before them."""
+"""Folds batch norms, and scales and shifts of channels, into the convolution before them.
+
+They become part of its weights.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _ROUNDS: Final = 2
 
 
 def fold_norms(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace batch norms by a product and a sum, and fold these into convolutions that nothing else reads."""
+    """Replace batch norms by a product and a sum, and fold these into convolutions.
+
+    Nothing else reads these convolutions.
+    """
     operators = {ir.operator_name(value) for value in ir.DataFlow(mod["main"]).values.values()}
     if _NORM in operators:
         mod = rewrite_main(mod, _NormSimplifier)
@@ -62,7 +68,11 @@ class _NormSimplifier(MainRewriter):
 
 
 class _ScaleFolder(MainRewriter):
-    """Rewrites `conv(x, w)·s` to `conv(x, w·s)`, `(conv + b)·s` to `conv·s + b·s`, and `(y + b) + c` to `y + (b + c)`."""
+    """Rewrites scales and shifts of convolutions.
+
+    `conv(x, w)·s` becomes `conv(x, w·s)`, `(conv + b)·s` becomes `conv·s + b·s`, and `(y + b) + c`
+    becomes `y + (b + c)`.
+    """
 
     def visit_call_(self, call: relax.Call) -> Any:
         handlers = {"relax.multiply": self._fold_scale, "relax.add": self._merge_shifts}

@@ -1,4 +1,4 @@
-"""Computes attention in one kernel: the product of queries and keys, softmax, and the product with values."""
+"""Computes attention in one kernel: queries times keys, softmax, and the product with values."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ class _AttentionFuser(MainRewriter):
         return rewritten if fused is None else fused
 
     def _fuse(self, call: Any, axes: Sequence[int] | None) -> Any:
-        """Return the call of a kernel for attention, with the axes of its result in another order; None for other products."""
+        """Return the call of a kernel for attention, with the axes of its result in another order.
+
+        None for other products.
+        """
         match = _match(self.flow, call)
         if match is None:
             return None
@@ -169,7 +172,10 @@ class _AttentionFuser(MainRewriter):
     def _find_mask(
         self, operand: Any, shape: Sequence[int], matrix: tuple[int, int]
     ) -> MatrixView | None:
-        """Return the view of an operand of the scores, which have this shape; None if it is no batch of matrices."""
+        """Return the view of an operand of the scores, which have this shape.
+
+        None if it is no batch of matrices.
+        """
         extents = ir.shape_of(operand)
         if extents is None or tuple(shape[-2:]) != matrix or len(extents) > len(shape):
             return None

@@ -1,4 +1,7 @@
-"""Computes group norms and instance norms on images instead of flattened groups, so that their data stay blocked."""
+"""Computes group norms and instance norms on images instead of flattened groups.
+
+So their data stay blocked.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
 
 
 def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite norms of channels, and those of data that are reshaped to (n, groups, …) and back, to means of images."""
+    """Rewrite norms of channels, and of data reshaped to groups and back, to means of images.
+
+    The shape of groups is (n, groups, …).
+    """
     return rewrite_main(mod, _GroupNormRewriter)
 
 
@@ -48,7 +54,10 @@ class _GroupNorm(NamedTuple):
 
 
 class _GroupNormRewriter(MainRewriter):
-    """Rewrites the division that ends an instance norm, or the reshape behind a group norm; what it read becomes dead code."""
+    """Rewrites the division that ends an instance norm, or the reshape behind a group norm.
+
+    What these read becomes dead code.
+    """
 
     def visit_call_(self, call: relax.Call) -> Any:
         match = _MATCHES.get(ir.operator_name(call))
@@ -104,7 +113,10 @@ class _GroupNormRewriter(MainRewriter):
         return (data, total.args[1]) if is_norm else None
 
     def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
-        """Return the weights (groups, 1) and the other operand of a call; None and the expression if it is none."""
+        """Return the weights (groups, 1) and the other operand of a call.
+
+        For an expression that is no such call, return None and the expression.
+        """
         call = self._find(name, expr)
         if call is not None:
             for weights, other in (tuple(call.args)[::-1], tuple(call.args)):

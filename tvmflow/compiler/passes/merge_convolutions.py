@@ -1,4 +1,6 @@
-"""Merges convolutions of the same data whose results are added, such as those of RepVGG and MobileOne before reparametrization.
+"""Merges convolutions of the same data whose results are added.
+
+RepVGG and MobileOne have such before reparametrization.
 
 Ding et al., "RepVGG: Making VGG-style ConvNets Great Again", CVPR 2021, merge them in the model.
 """
@@ -31,7 +33,9 @@ _MIN_RANK: Final = 3
 
 
 def merge_convolutions(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Replace sums of convolutions of the same data, of these data scaled, and of the data by one convolution.
+    """Replace sums of convolutions of the same data by one convolution.
+
+    The data may be scaled for some, or be a term themselves.
 
     Its kernel is the largest of theirs, so that it takes no longer than that one alone.
     """
@@ -61,7 +65,10 @@ class _Term(NamedTuple):
     gaps: Sequence[int]
 
     def find_place(self, other: _Term) -> list[int] | None:
-        """Return the pixel of this term along each axis at which another term begins; None if that reads other pixels, or other data."""
+        """Return the pixel of this term along each axis at which another term begins.
+
+        None if that reads other pixels, or other data.
+        """
         if not self.data.same_as(other.data):
             return None
         places = []
@@ -93,7 +100,10 @@ class _ConvolutionMerger(MainRewriter):
         return super().visit_call_(call) if merged is None else merged
 
     def _is_whole_sum(self, call: relax.Call) -> bool:
-        """Return whether a call is a sum, and no part of another one of the same shape, which has its terms too."""
+        """Return whether a call is a sum, and no part of another one of the same shape.
+
+        That one has its terms too.
+        """
         if ir.as_call(call, _ADD) is None:
             return False
         readers = self.flow.list_readers(call)
@@ -188,7 +198,10 @@ class _ConvolutionMerger(MainRewriter):
         return name in _CONVERSIONS or (name in _MOVES and any(map(self._is_quantized, value.args)))
 
     def _place(self, base: _Term, term: _Term) -> list[int] | None:
-        """Return where the weights of a term begin within those of a convolution; None if they cannot be part of them."""
+        """Return where the weights of a term begin within those of a convolution.
+
+        None if they cannot be part of them.
+        """
         attrs = base.conv.attrs
         strides = [int(stride) for stride in attrs.strides]
         if term.conv is not None:

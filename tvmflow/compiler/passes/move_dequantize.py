@@ -1,4 +1,4 @@
-"""Keeps the data of quantized models in bytes where an operator would read the same values from floats."""
+"""Keeps the data of quantized models in bytes where an operator would read the same from floats."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class _DequantizeMover(MainRewriter):
         return relax.op.dequantize(*arguments, int(call.attrs.axis), str(call.attrs.out_dtype))
 
     def _with_own_conversions(self, call: Any) -> Any:
-        """Return a call with conversions of its own in place of those that it reads: fusion would not repeat shared ones."""
+        """Return a call with conversions of its own in place of those that it reads.
+
+        Fusion would not repeat shared ones.
+        """
         arguments = [
             argument if source is None else self.emit(source)
             for argument in call.args

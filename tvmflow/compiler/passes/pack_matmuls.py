@@ -58,7 +58,10 @@ class _MatmulPacker(MainRewriter):
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
     def _multiply_integers(self, call: relax.Call) -> Any:
-        """Emit the product of quantized data and int8 weights, without the scale of the weights; None for others."""
+        """Emit the product of quantized data and int8 weights, without the scale of the weights.
+
+        None for others.
+        """
         data = find_quantized_data(self.flow, call.args[0])
         weights, zeros = split_zero_point(self.flow, call.args[1])
         source = find_integer_weights(self.flow, weights)
@@ -87,7 +90,7 @@ class _MatmulPacker(MainRewriter):
     def _subtract_zeros(
         self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int
     ) -> Any:
-        """Emit the sums of products with weights from which a zero point, of all or of each column, is subtracted."""
+        """Emit the sums of products with weights minus a zero point, of all or of each column."""
         totals = self.emit(relax.op.sum(self.cast(data.integers, "int32"), -1, keepdims=True))
         zero_point = data.emit_zero_point(self)
         offset = self.emit(relax.op.multiply(zero_point, relax.const(depth, "int32")))
@@ -108,7 +111,10 @@ class _MatmulPacker(MainRewriter):
         )
 
     def _choose_block(self, columns: int) -> int | None:
-        """Return the sums of one instruction: all that a vector has, or fewer for fewer columns; None if no instruction divides these, or there is none."""
+        """Return how many sums one instruction computes: all of a vector, or fewer for fewer columns.
+
+        None if no instruction divides the columns, or there is none.
+        """
         lanes, dtype = self._context.lanes, self._context.dot_dtype
         if dtype is not None and columns > lanes:
             return lanes

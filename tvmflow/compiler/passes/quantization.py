@@ -1,4 +1,4 @@
-"""Passes for quantized models: weights stay int8 in the library, data between operators are rounded as float32."""
+"""Passes for quantized models: weights stay int8, data between operators are rounded as float32."""
 
 from __future__ import annotations
 
@@ -39,12 +39,17 @@ _WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
 
 def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite convolutions and matrix products with weights s·w, w being int8, to products with w, multiplied by s."""
+    """Rewrite convolutions and products with weights s·w to products with w, multiplied by s.
+
+    The weights w are int8.
+    """
     return rewrite_main(mod, _WeightDequantizeFolder)
 
 
 def fuse_requantize(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Rewrite quantization that is at once followed by dequantization to rounding of float32, and divide without divisions.
+    """Rewrite quantization that dequantization follows at once to rounding of float32.
+
+    Divide without divisions.
 
     The results are the same, except that a zero may be −0. Where the CPU has dot products, what
     goes from kernel to kernel stays bytes.
@@ -115,7 +120,11 @@ def find_integer_weights(flow: ir.DataFlow, weights: Any) -> _WeightSource | Non
 
 
 def split_zero_point(flow: ir.DataFlow, weights: Any) -> tuple[Any, np.ndarray[Any, Any] | None]:
-    """Return what a zero point of a matrix, or of each of its columns, was subtracted from, and the zero point as int32; the weights and None for others."""
+    """Return what a zero point was subtracted from, and the zero point as int32.
+
+    The zero point is that of a matrix, or of each of its columns. For others, return the weights
+    and None.
+    """
     difference: Any = ir.as_call(flow.values.get(weights), "relax.subtract")
     if difference is None or not isinstance(difference.args[1], tvm.ir.Constant):
         return weights, None
@@ -238,7 +247,10 @@ class _WeightDequantizeFolder(MainRewriter):
 
 
 def _find_parameters(call: Any) -> tuple[float, int] | None:
-    """Return the scale and the zero point of a quantize or dequantize with one of each for a tensor of 8 or 16 bits; None for others."""
+    """Return the scale and the zero point of a quantize or dequantize; None for others.
+
+    It has one of each for a tensor of 8 or 16 bits.
+    """
     data, *parameters = call.args
     dtype = ir.dtype_of(call if ir.is_float32(data) else data)
     constants = [value.value.numpy() for value in parameters if isinstance(value, tvm.ir.Constant)]
@@ -289,7 +301,10 @@ class _RequantizeFuser(MainRewriter):
         )
 
     def _merge_scales(self, call: relax.Call) -> Any:
-        """Return the product of integral sums and one constant, in place of the scale of the data and those of the weights."""
+        """Return the product of integral sums and one constant.
+
+        The constant replaces the scale of the data and those of the weights.
+        """
         inner = ir.as_call(self._used_once(call.args[0]), "relax.multiply")
         if inner is None or not ir.is_float32(call) or not self.flow.is_weight(call.args[1]):
             return None
@@ -303,11 +318,14 @@ class _RequantizeFuser(MainRewriter):
         return relax.op.multiply(self.visit_expr(data), factors)
 
     def _used_once(self, var: Any) -> Any:
-        """Return the value of a variable, or of what it is another name of, that is used once; None for others."""
+        """Return the value of a variable, or of what it renames, that is used once; None for others."""
         return self.flow.value_if_used_once(ir.resolve_alias(var, self.flow.values.get))
 
     def _rewrite_sum(self, call: relax.Call) -> Any:
-        """Return a kernel that reads bytes: their conversion would become part of the kernel that computes them."""
+        """Return a kernel that reads bytes.
+
+        Their conversion would become part of the kernel that computes them.
+        """
         shape = ir.shape_of(call)
         operands, parameters = [], []
         for argument in call.args:
@@ -326,7 +344,10 @@ class _RequantizeFuser(MainRewriter):
         return self.kernel(add, "add", *operands, parameters, pattern=None)
 
     def _is_rounded(self, call: Any) -> bool:
-        """Return whether a dequantize and the quantize that it reads, which nothing else does, are computed as rounding."""
+        """Return whether a dequantize and the quantize that it reads are computed as rounding.
+
+        Nothing else reads the quantize.
+        """
         pair = self._find_pair(call)
         if pair is None or not self._keeps_bytes:
             return pair is not None
@@ -363,7 +384,9 @@ _INTEGER_BITS: Final = 0x4B400000
 
 
 def fake_quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
-    """Return `x` as quantization to integers and the conversion back make it: rounded to multiples of the scale.
+    """Return `x` as quantization to integers and the conversion back make it.
+
+    It is rounded to multiples of the scale.
 
     Args:
         x: A tensor of float32.
@@ -419,7 +442,9 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
 
 
 def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
-    """Return x / scale, x being clamped to what the integers of a dtype stand for, with the rounding of a division.
+    """Return x / scale with the rounding of a division.
+
+    x is clamped to what the integers of a dtype stand for.
 
     A division takes ten times as long as a multiplication. The quotient is a product with the
     reciprocal of the scale and then corrected by its remainder, which one instruction computes without

@@ -1,4 +1,7 @@
-"""Resizes images and volumes with tables of source pixels and weights, one axis after another where that is less work."""
+"""Resizes images and volumes with tables of source pixels and weights.
+
+One axis is resized after another where that is less work.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,10 @@ def _find_taps(resize: Resize, shape: Sequence[int]) -> dict[int, Taps]:
 
 
 def _is_even(resize: Resize, shape: Sequence[int]) -> bool:
-    """Return whether a resize of data of a shape needs no tables: no axis is worth a pass over memory of its own."""
+    """Return whether a resize of data of a shape needs no tables.
+
+    Then no axis is worth a pass over memory of its own.
+    """
     return None not in map(operators.find_steps, _find_taps(resize, shape).values())
 
 

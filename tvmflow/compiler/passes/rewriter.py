@@ -69,7 +69,7 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     def rearrange(
         self, tensor: Any, shape: Sequence[int], axes: Sequence[int], flipped: Sequence[int] = ()
     ) -> Any:
-        """Emit a tensor in another shape, with some axes of that shape reversed, and then all in another order."""
+        """Emit a tensor in another shape, with some axes of that shape reversed, then all in a new order."""
         tensor = self.reshape(tensor, shape)
         for axis in flipped:
             tensor = self.emit(relax.op.flip(tensor, axis))
@@ -100,7 +100,10 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         return self.rearrange(packed, [*outer, depth // terms, terms, block], axes)
 
     def round_weights(self, weights: Any) -> Any:
-        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does, in operators that numpy evaluates."""
+        """Emit float32 weights as bfloat16, as `bfloat16.from_float32` does.
+
+        The operators are those that numpy evaluates.
+        """
         half, quiet, even, bias = (
             relax.const(number, "uint32")
             for number in (bfloat16.BITS, bfloat16.QUIET_NAN, 1, bfloat16.ROUNDING_BIAS)

@@ -1,4 +1,7 @@
-"""Splits reductions of a whole tensor to one number in two: first rows of vectors on all cores, then the few results."""
+"""Splits reductions of a whole tensor to one number in two.
+
+First rows of vectors are reduced on all cores, then the few results.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,10 @@ def find_view(
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
-    """Return the tensor that an expression reads, the call that reads it, and a factor; None at the end of a chain."""
+    """Return the tensor that an expression reads, the call that reads it, and a factor.
+
+    None at the end of a chain.
+    """
     value: Any = flow.values.get(expr) if isinstance(expr, relax.Var) else None
     if isinstance(value, relax.Var):
         return value, None, None

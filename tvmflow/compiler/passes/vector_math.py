@@ -1,4 +1,6 @@
-"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms and powers of float32: LLVM would call libm for each lane.
+"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms and powers of float32.
+
+LLVM would call libm for each lane.
 
 The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹). Infinities
 and NaN are those of IEEE 754, and denormals too, except for `exp`: this is no fast-math.
@@ -46,12 +48,18 @@ def _polynomial(x: Any, coefficients: tuple[float, ...]) -> Any:
 
 
 def _is_nan(x: Any) -> Any:
-    """Return whether a value is NaN by its bits: TVM does not vectorize `isnan`, and takes x ≠ x for false."""
+    """Return whether a value is NaN by its bits.
+
+    TVM does not vectorize `isnan`, and takes x ≠ x for false.
+    """
     return _magnitude(x) > _INFINITY_BITS
 
 
 def _magnitude(x: Any) -> Any:
-    """Return the bits of a value without its sign: integers in the order of the values, NaN behind infinity."""
+    """Return the bits of a value without its sign.
+
+    They are integers in the order of the values, NaN behind infinity.
+    """
     return tirx.reinterpret("int32", x) & 0x7FFFFFFF
 
 
@@ -209,7 +217,10 @@ _ERF_DENOMINATOR: Final = (
 def _rational(
     limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
 ) -> Callable[[Any], Any]:
-    """Return the function x·P(x²)/Q(x²), clamped at ±`limit`, where it reaches ±1. The coefficients are Eigen's."""
+    """Return the function x·P(x²)/Q(x²), clamped at ±`limit`, where it reaches ±1.
+
+    The coefficients are Eigen's.
+    """
 
     def function(x: Any) -> Any:
         def evaluate(v: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Computation of float16 kernels in float32: numbers are widened where they are loaded, and rounded where results are stored.
+"""Computation of float16 kernels in float32.
+
+Numbers are widened where they are loaded, and rounded where results are stored.
 
 Few CPUs add float16, and LLVM converts before and after each operation for the others. For some it does so
 one number at a time, and it does not end where vectors of float16 are compared for WebAssembly (LLVM 22).
@@ -31,7 +33,10 @@ _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_p
 
 
 def widen_float16(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let kernels that compute with float16 do so with float32; those that only move or convert it stay as they are."""
+    """Let kernels that compute with float16 do so with float32.
+
+    Those that only move or convert it stay as they are.
+    """
     widened = ir.copy_module(mod)
     for var, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc) and _computes(function.body):
@@ -148,7 +153,10 @@ def _widen_store(store: tirx.BufferStore) -> Any:
 
 
 def _widen_limits(block: SBlock) -> SBlock:
-    """Return a block whose maximum or minimum begins with the limit of float32: TVM knows a reduction by it."""
+    """Return a block whose maximum or minimum begins with the limit of float32.
+
+    TVM knows a reduction by it.
+    """
     init = block.init
     if not (isinstance(init, tirx.BufferStore) and isinstance(init.value, tirx.FloatImm)):
         return block

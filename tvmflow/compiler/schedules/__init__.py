@@ -1,4 +1,4 @@
-"""Schedules of untuned kernels: chosen from a kernel's shape and the target alone, without a measurement.
+"""Schedules of untuned kernels, chosen from shape and target alone, without a measurement.
 
 Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for
 CPUs is a module of this folder and a line in `rules.CPU_RULES`.
@@ -23,7 +23,9 @@ _SCALABLE_VECTORS: Final = "v"
 
 
 def _use_fixed_length_vectors() -> None:
-    """Keep the vector lengths of schedules on RISC-V. Must be called before anything is compiled in this process.
+    """Keep the vector lengths of schedules on RISC-V.
+
+    Must be called before anything is compiled in this process.
 
     With masked vectors of unknown length no result stays in a register: each multiplication
     loads and stores its accumulator (apache-tvm 0.27), and TVM fails on buffers that are also

@@ -73,7 +73,10 @@ class Block(NamedTuple):
 
 
 def analyze_blocks(schedule: Schedule) -> list[Block] | None:
-    """Return all blocks of a kernel in order, with intermediate scalars inlined; None if one of them is no simple loop nest over its axes."""
+    """Return all blocks of a kernel in order, with intermediate scalars inlined.
+
+    None if one of them is no simple loop nest over its axes.
+    """
     _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
     return blocks if len(blocks) == len(_list_handles(schedule)) else None
@@ -143,7 +146,10 @@ def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def _are_shifted(store: Any, axes: Sequence[Any]) -> bool:
-    """Return whether the indices of a store are axes, each plus a number; the last of them may be that of several dimensions."""
+    """Return whether the indices of a store are axes, each plus a number.
+
+    The last of them may be that of several dimensions.
+    """
     indices, shape = list(store.indices), list(store.buffer.shape)
     while len(indices) > len(axes):
         inner, length = indices.pop(), shape.pop()
@@ -181,7 +187,10 @@ def is_padded(block: Block, axis: Any) -> bool:
 
 
 def find_axis_without_slow_indices(block: Block) -> int | None:
-    """Return the position of an axis, but the last, that no slow index of a load depends on, and that is long enough to compute these once for it; else None."""
+    """Return the position of an axis that no slow index of a load depends on, or None.
+
+    It is not the last axis, and long enough to compute these indices once for it.
+    """
     slow = [index for load in list_loads(block) for index in load.indices if _is_slow(index)]
     free = [
         position
@@ -204,7 +213,10 @@ def find_loads(expr: Any) -> list[Any]:
 
 
 def has_computed_indices(schedule: Schedule) -> bool:
-    """Return whether a kernel loads data whose index is computed from other data, or chosen by conditions as where an image is mirrored."""
+    """Return whether a kernel loads data at indices that other data or conditions decide.
+
+    Conditions choose them where an image is mirrored, for instance.
+    """
     loads = find_loads(schedule.mod["main"].body)
     indices = [index for load in loads for index in load.indices]
     return any(find_loads(index) or find_nodes(index, tvm.ir.Call) for index in indices)
@@ -228,7 +240,10 @@ def is_contiguous(block: Block, axis: Any) -> bool:
 
 
 def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
-    """Return whether each load reads vectors along an axis: with a small stride, or each number a few times."""
+    """Return whether each load reads vectors along an axis.
+
+    They have a small stride, or read each number a few times.
+    """
     return all(
         not depends_on(load, axis)
         or linear_stride(load, block.axes, axis, extent) in range(1, MAX_STRIDE + 1)
@@ -249,7 +264,7 @@ def _repeats_numbers(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> 
 
 
 def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
-    """Return the lanes of the widest vectors that fit, of so many lanes, half of them, and so on; 0 if none do."""
+    """Return the lanes of the widest vectors that fit: so many, half of them, and so on; 0 if none do."""
     while lanes >= MIN_LANES and not fits(lanes):
         lanes //= 2
     return lanes if lanes >= MIN_LANES else 0
@@ -265,7 +280,10 @@ def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:
 
 
 def linear_stride(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> int | None:
-    """Return the stride of a load along a whole axis; None if the stride changes, or depends on data or conditions."""
+    """Return the stride of a load along a whole axis.
+
+    None if the stride changes, or depends on data or conditions.
+    """
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:

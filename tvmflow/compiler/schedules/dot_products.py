@@ -1,4 +1,7 @@
-"""Dot product instructions of CPUs as tensor intrinsics of TVM: sums plus some products of narrow numbers each."""
+"""Dot product instructions of CPUs as tensor intrinsics of TVM.
+
+Each adds some products of narrow numbers to each of its sums.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def register_intrinsics() -> None:
 
 
 def replace_vnni() -> None:
-    """Replace TVM's intrinsic for VNNI, which MetaSchedule tries: LLVM 22 rejects its operands (apache-tvm 0.27).
+    """Replace TVM's intrinsic for VNNI, which MetaSchedule tries.
+
+    LLVM 22 rejects its operands (apache-tvm 0.27).
 
     TVM's own must be registered before, because it replaces none.
     """
@@ -82,7 +87,10 @@ def use_instruction(
 
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
-    """Return a function in LLVM's language that adds products to sums: TVM has no type for its operands (apache-tvm 0.27)."""
+    """Return a function in LLVM's language that adds products to sums.
+
+    TVM has no type for its operands (apache-tvm 0.27).
+    """
     sums, words, numbers = f"<{lanes} x float>", f"<{lanes} x i32>", f"<{2 * lanes} x bfloat>"
     return f"""
 declare {sums} @{instruction}({sums}, {numbers}, {numbers})
@@ -101,7 +109,10 @@ def _bfloat16_function(lanes: int) -> str:
 
 
 def expand_dot_products(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module with loops in place of the instructions, for code generators without LLVM's intrinsics."""
+    """Return a module with loops in place of the instructions.
+
+    It is for code generators without LLVM's intrinsics.
+    """
     expanded = ir.copy_module(mod)
     for var, function in mod.functions_items():
         if isinstance(function, tirx.PrimFunc):

@@ -53,7 +53,10 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 
 def _find_inlined(blocks: Sequence[Block], intermediate: Sequence[Any]) -> list[Block]:
-    """Return the blocks that are computed where they are read: not the results, and none with slow operations that would run more than once for an element.
+    """Return the blocks that are computed where they are read.
+
+    These are not the results, and none with slow operations that would run more than once for an
+    element.
 
     Args:
         blocks: The blocks of a kernel, in order.
@@ -80,7 +83,10 @@ def _count_reads(block: Block, blocks: Sequence[Block]) -> int:
 
 
 def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
-    """Parallelize a block's outer spatial loops, and vectorize the innermost one where all loads are contiguous."""
+    """Parallelize a block's outer spatial loops, and vectorize the innermost one.
+
+    It is vectorized where all loads are contiguous.
+    """
     loops = list(schedule.get_loops(block.handle))[-len(block.axes) :][: len(block.spatial_axes)]
     is_worthwhile = block.work >= MIN_PARALLEL_ELEMENTS
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
@@ -100,7 +106,10 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
 
 
 def _find_part(block: Block, cpu: CpuModel) -> int:
-    """Return the lanes of vectors that each lie in one block of channels, as where blocked data become rows; 0 for other data."""
+    """Return the lanes of vectors that each lie in one block of channels; 0 for other data.
+
+    Blocked data that become rows have such.
+    """
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
     lanes = math.gcd(extent, cpu.lanes)
     return narrow_vectors(lanes, lambda count: reads_vectors(block, last, count))
@@ -151,7 +160,10 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 
 
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
-    """Vectorize a loop of any length; what is left after the last whole vector is computed element by element."""
+    """Vectorize a loop of any length.
+
+    What is left after the last whole vector is computed element by element.
+    """
     extent = int(schedule.get(loop).extent)
     if extent % cpu.lanes and has_computed_indices(schedule):
         lanes = _divisor(extent, cpu.lanes)
@@ -205,7 +217,10 @@ def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[i
 
 
 def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: int) -> list[Any]:
-    """Compute indices once for so many values of an axis as stay in the cache; return the loops around these."""
+    """Compute indices once for so many values of an axis as stay in the cache.
+
+    Return the loops around these.
+    """
     extent = block.spatial_extents[position]
     rows = _divisor(extent, _MAX_TILE_ROWS)
     outer = list(loops)
@@ -322,7 +337,10 @@ class _Span(NamedTuple):
 
 
 def split_into_pieces(schedule: Schedule) -> list[Schedule]:
-    """Return the schedules of the pieces of a kernel without reductions: it alone if no condition divides its last axis."""
+    """Return the schedules of the pieces of a kernel without reductions.
+
+    It is the kernel alone if no condition divides its last axis.
+    """
     blocks = analyze_blocks(schedule) or []
     parts = [_list_pieces(block) for block in blocks]
     if all(len(spans) == 1 for spans in parts):
@@ -375,7 +393,10 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
 
 
 def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
-    """Return the parts of a piece within which no condition changes, as far as one on several axes can be decided."""
+    """Return the parts of a piece within which no condition changes.
+
+    A condition on several axes is decided as far as it can be.
+    """
     parts = list(itertools.product(*_list_spans(block, piece)))
     if len(parts) == 1 or len(parts) > _MAX_PIECES:
         return parts
@@ -384,7 +405,10 @@ def _divide(block: Block, piece: tuple[_Span, ...]) -> list[tuple[_Span, ...]]:
 
 
 def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
-    """Return the spans of each axis of a piece within which no condition changes; whole axes where these are too many."""
+    """Return the spans of each axis of a piece within which no condition changes.
+
+    They are whole axes where there would be too many.
+    """
     axes = [(axis, span.extent) for axis, span in zip(block.spatial_axes, piece, strict=True)]
     value = block.stmt.body.value
     last = block.spatial_axes[-1]
@@ -485,7 +509,10 @@ def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
 
 
 def _list_periods(value: Any) -> list[tuple[Any, int]]:
-    """Return the indices of an expression that begin again, as where a tensor is repeated, and after how many."""
+    """Return the indices of an expression that begin again, and after how many.
+
+    They do where a tensor is repeated.
+    """
     modulos = find_nodes(value, tirx.FloorMod)
     periods = [(node.a, int(node.b)) for node in modulos if isinstance(node.b, tirx.IntImm)]
     return [(index, n) for index, n in periods if n >= _MIN_PERIOD and n % _MIN_PERIOD]

@@ -25,7 +25,10 @@ _RULES: Final = {
 
 
 def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> ScheduledModule:
-    """Give each kernel without a schedule the one of a DLight rule: without threads it cannot run on a GPU."""
+    """Give each kernel without a schedule the one of a DLight rule.
+
+    Without threads it cannot run on a GPU.
+    """
     # The rule for matrix products looks tensor intrinsics up even where it does not use them.
     load_intrinsics(target.export())
     rules: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The rule `register_tiles`: convolutions, matrix products and pooling, with their sums held in registers.
+"""The rule `register_tiles`: convolutions, matrix products and pooling with sums in registers.
 
 The innermost axis of the result is a vector. A tile is `vectors` of them that read different
 weights, times `points` that read different data: each weight is loaded once for all points
@@ -71,7 +71,10 @@ class SingleReduction(NamedTuple):
 
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
-    """Yield the different schedules of the tiles that fit, the fastest estimate first; none for other kernels."""
+    """Yield the different schedules of the tiles that fit, the fastest estimate first.
+
+    There are none for other kernels.
+    """
     hashes = set()
     for tile in _list_tiles(mod, cpu):
         schedule = Schedule(mod, seed=1)
@@ -156,12 +159,17 @@ def _name_blocks(
 
 
 def _is_read_once(block: Block, reader: Block) -> bool:
-    """Return whether a reduction reads each number of a block once, and no condition of a padded row divides its vectors."""
+    """Return whether a reduction reads each number of a block once, in vectors that nothing divides.
+
+    A condition of a padded row would divide them.
+    """
     return block.work == reader.work and not is_padded(block, block.spatial_axes[-1])
 
 
 def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> list[Block]:
-    """Make one axis of those that follow each other in all tensors, so that fewer of its vectors are not whole.
+    """Make one axis of those that follow each other in all tensors.
+
+    So fewer of its vectors are not whole.
 
     Args:
         schedule: The schedule.
@@ -198,7 +206,10 @@ def _index_map(merge: Callable[..., list[Any]], axes: Sequence[Any]) -> tirx.Ind
 
 
 def _count_before_broadcast(main: Block, after: list[Block]) -> int:
-    """Return how many of the blocks after a reduction compute its result: those before it is broadcast, or all."""
+    """Return how many of the blocks after a reduction compute its result.
+
+    These are the ones before it is broadcast, or all.
+    """
     if not after or math.prod(after[-1].spatial_extents) < 2 * math.prod(main.spatial_extents):
         return len(after)
     sizes = [block.spatial_extents == main.spatial_extents for block in after]
@@ -324,7 +335,10 @@ def _is_same(schedule: Schedule, loop: Any, other: Any) -> bool:
 
 
 def _pads_rows_of_tiles(reduction: SingleReduction, tile: Tile) -> bool:
-    """Return whether the rows of one tile are padded at a time, for all of its columns: in pooling of plain data."""
+    """Return whether the rows of one tile are padded at a time, for all of its columns.
+
+    So it is in pooling of plain data.
+    """
     pad, main, _, axes, _ = reduction
     return (
         pad is not None
@@ -369,7 +383,10 @@ def _order_outer_axes(
 def _move_outside(
     schedule: Schedule, around: list[Any], within: list[Any], movable: int, parts: int
 ) -> None:
-    """Move the first loops of `within`, at most `movable`, to `around` until these split the work into enough parts."""
+    """Move the first loops of `within` to `around` until these split the work into enough parts.
+
+    At most `movable` loops are moved.
+    """
     count = math.prod(int(schedule.get(loop).extent) for loop in around)
     for _ in range(movable):
         if count >= parts:
@@ -413,7 +430,10 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
 def _unroll_short(
     schedule: Schedule, loops: Sequence[Any], extents: Sequence[int], unrolled: int
 ) -> None:
-    """Unroll the innermost loops of a reduction that are short, while `unrolled` statements do not become too many."""
+    """Unroll the innermost loops of a reduction that are short.
+
+    Stop before `unrolled` statements become too many.
+    """
     for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
         unrolled *= extent
         if extent > SHORT_REDUCTION or unrolled > _MAX_UNROLLED:
@@ -564,7 +584,9 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
 
 
 def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bool) -> int:
-    """Return the lanes of the vectors along an axis: a divisor of its extent, or more if there are fewer vectors then.
+    """Return the lanes of the vectors along an axis.
+
+    They are a divisor of its extent, or more if there are fewer vectors then.
 
     The last vector of an axis that is no multiple of them overlaps the one before it, and a tile has
     one of them. Where it has one position too (no `has_data`), vectors that divide the axis are
@@ -581,7 +603,9 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
 def _limit_to_blocks(
     lanes: int, vectors: Sequence[Any], axes: Sequence[Any], axis: Any, strides: Sequence[int]
 ) -> int:
-    """Return the lanes of vectors that stay within blocks of packed weights, whose vectors may be narrower than the CPU's.
+    """Return the lanes of vectors that stay within blocks of packed weights.
+
+    The vectors of these may be narrower than the CPU's.
 
     Args:
         lanes: The lanes of the vectors along an axis.

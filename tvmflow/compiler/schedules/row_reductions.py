@@ -52,7 +52,10 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:
-    """Return how many of the outermost axes all blocks share: at one point of them, a block reads no other block's results but those at that point."""
+    """Return how many of the outermost axes all blocks share.
+
+    At one point of them, a block reads no other block's results but those at that point.
+    """
     count = 0
     for extents in zip(*(block.spatial_extents for block in blocks), strict=False):
         if len(set(extents)) > 1:

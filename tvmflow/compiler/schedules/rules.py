@@ -46,7 +46,7 @@ class ScheduleChoice(NamedTuple):
 
 
 def _single(apply: Callable[[Schedule, CpuModel], Schedule | None]) -> ScheduleRule:
-    """Return the rule that yields what `apply` makes of a kernel's first schedule; none where that is None."""
+    """Return the rule that yields what `apply` makes of a kernel's first schedule, if anything."""
 
     def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
         try:

@@ -1,4 +1,6 @@
-"""The rule `winograd`: Winograd convolutions, transformed, multiplied and transformed back while they are in the cache.
+"""The rule `winograd`: Winograd convolutions that stay in the cache.
+
+They are transformed, multiplied and transformed back there.
 
 All loops over the elements of a tile are unrolled, so that the constants of the transforms
 become additions. The product of data and weights is held in registers as in `register_tiles`.
@@ -204,7 +206,10 @@ def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
 
 
 def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
-    """Transform the data of a tile in registers; return the loop over blocks of channels, which may be parallel."""
+    """Transform the data of a tile in registers.
+
+    Return the loop over blocks of channels, which may be parallel.
+    """
     *_, i, j, channel, image, depth, tile, lane, row, column = schedule.get_loops(block.handle)
     schedule.reorder(channel, image, depth, tile, i, j, row, column, lane)
     store = schedule.cache_write(block.handle, 0, "local")

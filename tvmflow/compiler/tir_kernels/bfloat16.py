@@ -1,4 +1,7 @@
-"""bfloat16, the upper half of a float32, held as integers of 16 bits: TVM's code generator for LLVM has no type for it (apache-tvm 0.27)."""
+"""bfloat16, the upper half of a float32, held as integers of 16 bits.
+
+TVM's code generator for LLVM has no type for it (apache-tvm 0.27).
+"""
 
 from __future__ import annotations
 

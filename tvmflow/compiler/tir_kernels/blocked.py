@@ -219,7 +219,9 @@ def add_parts(shape: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
 
 
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return channel blocks rearranged into an image: the periodic shuffling of Shi et al. 2016, arXiv:1609.05158.
+    """Return channel blocks rearranged into an image.
+
+    This is the periodic shuffling of Shi et al. 2016, arXiv:1609.05158.
 
     Args:
         x: Data (n, o·s·t, h, w, b); pixel (y, x) of the image comes from block (y mod s, x mod t).
@@ -249,7 +251,10 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
 
 
 def interleave_channels(x: Any, channels: int, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
-    """Return a plain image (n, c, …) of few channels, as `interleave` does, from channels of the pixels (y mod s, x mod t) after each other."""
+    """Return a plain image (n, c, …) of few channels, as `interleave` does.
+
+    It is made of channels of the pixels (y mod s, x mod t) after each other.
+    """
 
     def element(i: Any, c: Any, *pixel: Any) -> Any:
         shifted = [y + offset for y, offset in zip(pixel, offsets, strict=True)]
@@ -290,7 +295,9 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
 
 
 def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
-    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights (⌈columns/b⌉, k, b).
+    """Return the product (…, rows, columns) of a matrix (…, rows, k) and packed weights.
+
+    The weights are (⌈columns/b⌉, k, b).
 
     Args:
         x: The matrix.
@@ -316,7 +323,10 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
 
 
 def pad(x: Any, padding: Sizes, value: Any = 0) -> Any:
-    """Return blocked or plain data with a number, or an expression, around each image; negative padding leaves the data as they are."""
+    """Return blocked or plain data with a number, or an expression, around each image.
+
+    Negative padding leaves the data as they are.
+    """
     padding = [max(width, 0) for width in padding]
     if not any(padding):
         return x

@@ -1,4 +1,6 @@
-"""Products of narrow numbers on layouts for dot product instructions, such as `vpdpbusd` and `vdpbf16ps`.
+"""Products of narrow numbers on layouts for dot product instructions.
+
+Such are `vpdpbusd` and `vdpbf16ps`.
 
 These multiply some neighboring numbers of data, 32 bits of them, with as many of the weights and add them to one sum of
 32 bits. So weights end in an axis of these terms, after that of the vector's results. Data have the
@@ -85,7 +87,10 @@ def conv(
 
 
 def dense(products: Products, x: Any, w: Any, results: int) -> Any:
-    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, k/t, b, t), for instructions that add t products; n is `results`."""
+    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, k/t, b, t).
+
+    Instructions add t products; n is `results`.
+    """
     *outer, rows, _ = (int(extent) for extent in x.shape)
     blocks, depth, block, _ = (int(extent) for extent in w.shape)
     part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, products.terms), "kt")

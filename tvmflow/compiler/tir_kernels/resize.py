@@ -1,4 +1,7 @@
-"""Resizing of images and volumes along tables of source pixels and weights, which are computed at build time."""
+"""Resizing of images and volumes along tables of source pixels and weights.
+
+The tables are computed at build time.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,10 @@ def _linear(x: _Array, source: int, _: Interpolation) -> tuple[_Array, _Array]:
 
 
 def _cubic(x: _Array, source: int, mode: Interpolation) -> tuple[_Array, _Array]:
-    """Return four taps with the weights of Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981."""
+    """Return four taps with the cubic weights of Keys.
+
+    See "Cubic Convolution Interpolation for Digital Image Processing", 1981.
+    """
     first, a = np.floor(x), mode.cubic_alpha
     positions = first[:, None] + np.arange(-1, 3)
     weights = _cubic_weights(np.abs(x[:, None] - positions).astype(np.float64), a)
@@ -165,7 +171,10 @@ _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic
 
 
 class Steps(NamedTuple):
-    """Nearest pixels at even distances: pixel i of `size` is pixel (start + i · step) // repeats of the source."""
+    """Nearest pixels at even distances.
+
+    Pixel i of `size` is pixel (start + i · step) // repeats of the source.
+    """
 
     size: int
     start: int
@@ -174,7 +183,10 @@ class Steps(NamedTuple):
 
 
 def find_steps(taps: Taps) -> Steps | None:
-    """Return the steps of the pixels along an axis; None where they are uneven, or a pixel is a sum of several."""
+    """Return the steps of the pixels along an axis.
+
+    None where they are uneven, or a pixel is a sum of several.
+    """
     positions = taps.positions[:, 0]
     if taps.positions.shape[1] > 1:
         return None

@@ -1,4 +1,4 @@
-"""Products of two matrices that the model computes, written as loops: their sums are held in registers.
+"""Products of two matrices that the model computes, as loops with their sums in registers.
 
 A tile is `vectors` of columns times `points`, which are rows (see `schedules.register_tiles`). The
 right matrix is packed first, so that the columns of a tile are one contiguous piece of memory.
@@ -61,7 +61,10 @@ class Columns(NamedTuple):
 
 
 def iterate_pieces(length: int, size: int) -> Iterator[tuple[Any, int]]:
-    """Emit the loop over pieces of a range; yield the start and the length of a piece: the last may be shorter."""
+    """Emit the loop over pieces of a range; yield the start and the length of each.
+
+    The last piece may be shorter.
+    """
     whole = length // size
     if whole > 1:
         with T.serial(whole) as piece:
@@ -251,7 +254,9 @@ def choose_rows(
 
 
 def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int, int]:
-    """Return the numbers of rows and columns, from those of a product, for which it takes least time in whole tiles.
+    """Return the rows and columns for which a product takes least time in whole tiles.
+
+    There are as many of each as the product has, or more.
 
     Args:
         rows: The number of rows.
@@ -268,7 +273,9 @@ def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int
 
 
 def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel, min_gain: float = 1.0) -> int:
-    """Return the number of rows, from those of a product or the pixels of a convolution, for which it takes least time in whole tiles.
+    """Return the number of rows for which a product takes least time in whole tiles.
+
+    These are the rows of a product or the pixels of a convolution, or more.
 
     Args:
         rows: The number of rows.

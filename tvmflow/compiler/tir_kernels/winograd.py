@@ -30,7 +30,10 @@ _KERNEL: Final = 3
 
 
 class Transforms(NamedTuple):
-    """The matrices by which data (Bᵀ), weights (G) and product (Aᵀ) of a tile are multiplied from both sides."""
+    """The matrices by which data, weights and product of a tile are multiplied from both sides.
+
+    These are Bᵀ, G and Aᵀ.
+    """
 
     data: np.ndarray[Any, Any]
     weights: np.ndarray[Any, Any]
@@ -150,7 +153,9 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return a convolution of blocked data, with a kernel of 3×3, or of any depth ×3×3, and stride 1 in height and width.
+    """Return a convolution of blocked data with a 3×3 kernel and stride 1 in height and width.
+
+    A kernel over volumes may have any depth.
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).

@@ -1,4 +1,4 @@
-"""`cpp`: a CMake project with the model as C libraries, a C++17 header over them, and a command line tool."""
+"""`cpp`: a CMake project with C libraries, a C++17 header over them, and a command line tool."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ SOURCES: Final = (
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no project for a target, or an empty string: all parts are C libraries of one system."""
+    """Return why there is no project for a target, or an empty string.
+
+    All parts must be C libraries of one system.
+    """
     reason = c_library_exporter.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:

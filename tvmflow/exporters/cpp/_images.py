@@ -1,4 +1,4 @@
-"""Images in a C++ project: the header of a model's preprocessing and labels, and what the project says of them."""
+"""Images in a C++ project: the header of preprocessing and labels, and the text about them."""
 
 from __future__ import annotations
 

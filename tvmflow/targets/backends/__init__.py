@@ -1,4 +1,6 @@
-"""Backends: the kinds of code that tvmflow builds, measures and loads, and all that others must know of each.
+"""Backends: the kinds of code that tvmflow builds, measures and loads.
+
+They own all that others must know of each.
 
 May import the rest of targets (host, platforms, TVM's targets), store and core. To add a backend,
 write one module with the shape of `_base.Backend` and its line here.

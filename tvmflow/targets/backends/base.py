@@ -60,7 +60,10 @@ class Backend(Protocol):
         """Return a target with the fields that tuning needs."""
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-        """Return the device on which kernels are measured: `{"kind": …, "class": …}`, the class where it is known."""
+        """Return the device on which kernels are measured: `{"kind": …, "class": …}`.
+
+        It has a class where that is known.
+        """
 
     def has_device(self) -> bool:
         """Return whether this machine has a device that can be used."""
@@ -84,7 +87,10 @@ class Backend(Protocol):
         """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
 
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
-        """Return what a device behind RPC (TVM's `Device`) has in place of what the target needs, or an empty string."""
+        """Return what a device behind RPC has in place of what the target needs, or an empty string.
+
+        The device is TVM's `Device`.
+        """
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""

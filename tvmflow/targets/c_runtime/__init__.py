@@ -205,7 +205,7 @@ def link(
 
 
 def _compile_additions(triple: str, folder: Path) -> list[Path]:
-    """Return the objects that a shared library has and a static one gets from the program that it is part of."""
+    """Return the objects of a shared library that a static one gets from its program."""
     if parse_triple(triple).system != "windows":
         return []
     shutil.copyfile(_FOLDER / _DLL, folder / _DLL)
@@ -214,7 +214,9 @@ def _compile_additions(triple: str, folder: Path) -> list[Path]:
 
 
 def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
-    """Write the C code of a library: compiling `SOURCE` there compiles all of it but kernels and constants.
+    """Write the C code of a library.
+
+    Compiling `SOURCE` there compiles all of it but kernels and constants.
 
     Args:
         model: The model.
@@ -267,7 +269,10 @@ def write_loader(model: DescribedModel) -> str:
 
 
 def _write_places(name: str, signature: Mapping[str, Json]) -> list[str]:
-    """Return the macros with the numbers of inputs and outputs, and the place of each whose name is its own in C."""
+    """Return the macros with the numbers of inputs and outputs, and with their places.
+
+    A tensor has a macro of its place where its name is its own in C.
+    """
     lines = []
     for direction in ("inputs", "outputs"):
         tensors = signature[direction]

@@ -1,4 +1,6 @@
-"""Linking: object files become libraries for any platform with the tools in the `ziglang` wheel; no compiler is needed.
+"""Linking: object files become libraries with the tools in the `ziglang` wheel.
+
+Libraries are for any platform, and no compiler is needed.
 
 May import the rest of targets, store and core. A linker runs in a folder of its own with relative
 names, without build id, time and symbols, so that the same objects give the same bytes anywhere. No

@@ -126,7 +126,9 @@ _EXTERNAL: Final = 2
 
 
 def undefined_symbols(path: Path) -> list[str]:
-    """Return the names of the symbols that an object uses and does not define; empty for a file of another format.
+    """Return the names of the symbols that an object uses and does not define.
+
+    There are none for a file of another format.
 
     Weak symbols, which have a default definition, are not among them. Layout: Microsoft's PE
     format, sections "COFF File Header" and "COFF Symbol Table".

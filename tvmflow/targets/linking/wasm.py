@@ -18,7 +18,9 @@ _MEMORY: Final = ("malloc", "free")
 def link(
     folder: Path, names: Sequence[str], platform: Platform, interface: Interface | None = None
 ) -> str:
-    """Link a module that exports its memory and functions (WASI calls it a reactor). The arguments are those of `Linker.link`.
+    """Link a module that exports its memory and functions (WASI calls it a reactor).
+
+    The arguments are those of `Linker.link`.
 
     zig compiles WASI's C library for it, which takes some ten seconds.
     """

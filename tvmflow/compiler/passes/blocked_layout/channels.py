@@ -90,7 +90,10 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
 
 
 def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Rewrite the reshape that ends a shuffle: channels are reshaped to a matrix, which is transposed, and back."""
+    """Rewrite the reshape that ends a shuffle of channels.
+
+    Channels are reshaped to a matrix, which is transposed, and back.
+    """
     flow = rewriter.flow
     transposed = ir.as_call(flow.values.get(call.args[0]), "relax.permute_dims")
     inner_value = None if transposed is None else flow.values.get(transposed.args[0])
@@ -225,7 +228,7 @@ class Sources(NamedTuple):
         return Sources(self.tensors[channels], self.channels[channels])
 
     def first_block(self, block: int) -> int | None:
-        """Return the first block of a tensor of which the result is a range of whole blocks; None if it is none."""
+        """Return the first block of a tensor of which the result is a range of whole blocks, or None."""
         start, count = int(self.channels[0]), len(self.channels)
         is_range = np.array_equal(self.channels, np.arange(start, start + count))
         is_whole = is_range and start % block == 0 and count % block == 0

@@ -101,7 +101,10 @@ def _emit_convolution(
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:
-    """Return whether a convolution of float32 has static shapes, the frontends' layouts (`kernel` names the first axes of its weights), and weights."""
+    """Return whether a float32 convolution has static shapes, the frontends' layouts, and weights.
+
+    `kernel` names the first axes of the weights.
+    """
     return (
         all(ir.shape_of(argument) is not None for argument in call.args)
         and not rewriter.context.is_plain(ir.convolution_kind(call))
@@ -121,7 +124,9 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 
 
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
-    """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o); without the axis of lanes if there is one.
+    """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
+
+    There is no axis of lanes if there is one lane.
 
     A block of the result may belong to several groups: the weights of data of other groups are 0.
     """
@@ -144,7 +149,7 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
 
 
 def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
-    """Return, for each output channel and each channel of data that its block reads, the row of its weights.
+    """Return the row of weights for each output channel and each data channel that its block reads.
 
     Output channel `o` has `inputs` rows from `o·(inputs + 1)`, followed by a row of zeros.
     """
@@ -302,7 +307,10 @@ def _move(
 
 
 def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | None:
-    """Return the integers from which the data of a convolution with int8 weights were converted; None without dot products."""
+    """Return the integers from which the data of a convolution with int8 weights were converted.
+
+    None without dot products.
+    """
     if not rewriter.context.has_dot_products():
         return None
     quantized = find_quantized_data(rewriter.flow, call.args[0])
@@ -366,7 +374,10 @@ def emit_depthwise(
     window: tuple[Sizes, Sizes, Sizes],
     name: str,
 ) -> Any:
-    """Emit a depthwise convolution of integers, computed in float32; return it without the scale of the weights."""
+    """Emit a depthwise convolution of integers, computed in float32.
+
+    Return it without the scale of the weights.
+    """
     sums = _emit_sums(
         rewriter,
         lambda x, w, zero: blocked.quantized_depthwise_conv(x, w, *window, zero),

@@ -25,7 +25,10 @@ def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
 
 
 def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[Any, int]:
-    """Return a convolution's data and their lanes: 1 for data that stay plain, few for bfloat16 of few channels."""
+    """Return a convolution's data and their lanes.
+
+    There is one lane for data that stay plain; bfloat16 of few channels has few.
+    """
     if not is_plain_data(rewriter, data):
         return rewriter.to_blocked(data), rewriter.block
     if not _uses_bfloat16(rewriter, weight_dtype):
@@ -74,7 +77,10 @@ def emit(
 
 
 def _pad_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
-    """Return how many columns of a result, which are pixels of a row, are computed, so that tiles divide them."""
+    """Return how many columns of a result are computed, so that tiles divide them.
+
+    The columns are the pixels of a row.
+    """
     cpu, rank = rewriter.context.cpu, len(window.strides)
     assert cpu is not None, "layouts are blocked for a CPU model"
     blocks, *reads, lanes = ir.known_shape(weights)
@@ -90,7 +96,10 @@ def count_terms(rewriter: LayoutRewriter, weight_dtype: str) -> int:
 
 
 def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
-    """Return whether a convolution with these weights is one of bfloat16: int8 weights are narrower already."""
+    """Return whether a convolution with these weights is one of bfloat16.
+
+    int8 weights are narrower already.
+    """
     return rewriter.context.uses_bfloat16() and weight_dtype == "float32"
 
 
@@ -106,7 +115,10 @@ _MAX_TAPS: Final = 16
 
 
 class Window(NamedTuple):
-    """The movement of a convolution's kernel over data: strides and dilation along each axis, padding before and then after each."""
+    """The movement of a convolution's kernel over data.
+
+    It has strides and dilation along each axis, and padding before and then after each.
+    """
 
     strides: list[int]
     padding: list[int]
@@ -150,7 +162,7 @@ def crop_kernel(
 
 
 def are_profitable(image: Image, kernel: Sequence[int], window: Window) -> bool:
-    """Return whether most products of a convolution are of padding, so that one convolution for each tap is faster."""
+    """Return whether one convolution for each tap is faster, as most products are of padding."""
     parts = _list_parts(image, kernel, window)
     read = math.prod(sum(max(0, end - start) for start, end in axis) for axis in parts)
     taps = math.prod(kernel)

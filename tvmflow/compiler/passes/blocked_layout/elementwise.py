@@ -53,7 +53,10 @@ def rewrite_elementwise(
 
 
 def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
-    """Compute a function of blocked data before the reshapes and transposes that its operand went through, so that it belongs to the kernel of a convolution."""
+    """Compute a function of blocked data before the reshapes and transposes of its operand.
+
+    So it belongs to the kernel of a convolution.
+    """
     moves, source = [], call.args[0]
     while True:
         value = rewriter.flow.value_if_used_once(source)
@@ -89,7 +92,7 @@ def _is_safe_on_empty_lanes(call: relax.Call) -> bool:
 def _blocked_form(
     rewriter: LayoutRewriter, operand: Any, result: tuple[int, ...]
 ) -> relax.Expr | None:
-    """Return the blocked form of an operand that has the rank and the channels of the result; None for others."""
+    """Return the blocked form of an operand with the rank and channels of the result, or None."""
     tensor = rewriter.blocked_form(operand)
     if tensor is None:
         return None

@@ -136,7 +136,7 @@ class LayoutRewriter(MainRewriter):
         return False
 
     def is_read_blocked(self, expr: Any) -> bool:
-        """Return whether a convolution reads the value of an expression, directly or through operators with a handler."""
+        """Return whether a convolution reads a value, directly or through operators with a handler."""
         pending, seen = [expr], set()
         while pending:
             value = pending.pop()

@@ -163,7 +163,10 @@ class _Convolution:
         return -(-self._phases * self._channels[1] // self._rewriter.block)
 
     def _work(self) -> int:
-        """Return how many vectors of data are multiplied for each block of the result, if all phases are computed together."""
+        """Return how many vectors of data are multiplied for each block of the result.
+
+        All phases are computed together.
+        """
         sizes = zip(self._geometry.rows, self._geometry.kernel, strict=True)
         return self._count(rows * taps for rows, taps in sizes)
 
@@ -189,7 +192,10 @@ class _Convolution:
         return self._rewriter.kernel(interleave, "interleave", *parts, pattern=None)
 
     def emit_shared(self) -> Any:
-        """Emit one convolution with the channels of one phase after those of another, and the image of all pixels."""
+        """Emit one convolution that computes all phases, and the image of all pixels.
+
+        The channels of one phase stand after those of another.
+        """
         rank, outputs = len(self._size), self._channels[1]
         flipped = _flip_kernel(self._rewriter, self._kernel, self._geometry, 1)
         shape = ir.known_shape(flipped)
@@ -208,7 +214,10 @@ class _Convolution:
         return self._emit(flipped, self._geometry.window, self._phases)
 
     def _emit(self, kernel: Any, window: Window, phases: int | None = None) -> Any:
-        """Emit a convolution with weights (o, i of a group, …), whose taps are in pairs with their phases if there are any."""
+        """Emit a convolution with weights (o, i of a group, …).
+
+        Their taps are in pairs with their phases if there are any.
+        """
         rewriter, rank = self._rewriter, len(self._size)
         inputs, outputs = (
             count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
@@ -249,7 +258,9 @@ def _analyze(
 
 
 def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:
-    """Emit weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t): taps and phases of each axis.
+    """Emit weights (i, o of a group, s·h, t·w) as (o, i of a group, h, s, w, t).
+
+    These are the taps and phases of each axis.
 
     The kernel is flipped: a transposed convolution scatters what a convolution gathers.
     """
@@ -265,7 +276,10 @@ def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, gro
 
 
 def _move_phases(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, outer: int) -> Any:
-    """Emit packed weights (o/b, …, h, s, w, t, …) as (o/b·s·t, …, h, w, …); `outer` axes are before the taps."""
+    """Emit packed weights (o/b, …, h, s, w, t, …) as (o/b·s·t, …, h, w, …).
+
+    `outer` axes are before the taps.
+    """
     shape = ir.known_shape(kernel)
     rank = len(geometry.strides)
     taps, phases = (list(range(outer + part, outer + 2 * rank, 2)) for part in (0, 1))

@@ -120,7 +120,10 @@ def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
 
 
 def place_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return copies in the GPU's memory. Whatever is wrong with the GPU is raised here, before a kernel runs."""
+    """Return copies in the GPU's memory.
+
+    Whatever is wrong with the GPU is raised here, before a kernel runs.
+    """
     import tvm
 
     copies = [argument.copyto(tvm.cuda()) for argument in arguments]

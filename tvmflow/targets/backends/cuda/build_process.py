@@ -1,4 +1,6 @@
-"""Builds for NVIDIA GPUs on machines without one: in a process with an empty stub of the driver's library.
+"""Builds for NVIDIA GPUs on machines without one.
+
+They run in a process with an empty stub of the driver's library.
 
 TVM compiles CUDA kernels ahead of time only where its CUDA runtime can be loaded; without it,
 their source would go into the library and be compiled on the user's machine. The runtime needs

@@ -100,7 +100,9 @@ def unrunnable_reason(arch: str, detection: GpuDetection) -> str:
 
 
 def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
-    """Return whether a GPU runs machine code for an architecture: of the same major version, not a later one.
+    """Return whether a GPU runs machine code for an architecture.
+
+    It has to be of the same major version, and not a later one.
 
     >>> runs_code_for("sm_80", "sm_86"), runs_code_for("sm_86", "sm_80"), runs_code_for("sm_75", "sm_80")
     (True, False, False)

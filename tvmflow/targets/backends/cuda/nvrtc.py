@@ -137,7 +137,7 @@ def _list_architectures(library: Any) -> list[str]:
 
 
 def _read(library: Any, program: ctypes.c_void_p, name: str) -> bytes:
-    """Return a result that the compiler gives through two functions: one for the size, one for the content."""
+    """Return a result of the compiler, which has a function for its size and one for its content."""
     size = ctypes.c_size_t()
     _check(library, getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size)))
     content = ctypes.create_string_buffer(size.value)
