@@ -73,9 +73,9 @@ def explain(options: ExplainOptions) -> int:
     from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import print_result
     from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.plan import find_stages
     from tvmflow.planning.prepare import prepare_run
     from tvmflow.planning.request import RunRequest
-    from tvmflow.planning.stage_names import find_stages
 
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)

@@ -59,7 +59,7 @@ class _Row(NamedTuple):
 
 def targets(options: TargetsOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.targets.facts import load_cpus
+    from tvmflow.targets.llvm_query import load_cpus
 
     store = options.store.open_to_read()
     if options.cpus is not None:
@@ -89,8 +89,8 @@ def _find_triple(arch: str) -> str:
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
     from tvmflow.targets.capabilities import emulator_name, find_capabilities
-    from tvmflow.targets.facts import load_target_facts
     from tvmflow.targets.host import read_host
+    from tvmflow.targets.llvm_query import load_target_facts
     from tvmflow.targets.presets import PRESETS
     from tvmflow.targets.resolve import resolve
     from tvmflow.targets.tvm_target import cpu_target

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tvmflow.core.errors import RecipeError
-from tvmflow.core.text import parse_size
+from tvmflow.core.errors import RecipeError, UsageError
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.text import did_you_mean, parse_size
 from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, StageSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
@@ -247,3 +248,29 @@ def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
     if isinstance(target, PartitionedTarget):
         yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "partitioned")
     yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "target")
+
+
+# ---------------------------------------------------------------- names of stages
+# On the command line: `STAGE`, `STAGE/TARGET`, each also as `RECIPE:…`.
+
+
+def find_stages(plan: Plan, name: str) -> tuple[StageSpec, ...]:
+    """Return the stages of a plan that a name on the command line means, in the plan's order.
+
+    Raises:
+        UsageError: when there is none.
+    """
+    specs = tuple(spec for spec in plan.stages if name in _list_names(spec))
+    if specs:
+        return specs
+    several = len({spec.recipe for spec in plan.stages}) > 1
+    names = dict.fromkeys(name for spec in plan.stages for name in _list_names(spec))
+    known = [spec.id if several else spec.label for spec in plan.stages]
+    raise UsageError(
+        f"there is no stage {quoted(name)}{did_you_mean(name, names)}",
+        fix=f"the stages are: {names_text(known)}",
+    )
+
+
+def _list_names(spec: StageSpec) -> tuple[str, ...]:
+    return (spec.stage, spec.label, f"{spec.recipe}:{spec.stage}", spec.id)

@@ -33,8 +33,8 @@ from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
 from tvmflow.targets import toolchain
-from tvmflow.targets.facts import load_target_facts
 from tvmflow.targets.host import read_host
+from tvmflow.targets.llvm_query import load_target_facts
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
 from tvmflow.targets.tvm_target import split_threads
 

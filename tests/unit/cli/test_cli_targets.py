@@ -20,9 +20,8 @@ from tvmflow.targets.capabilities import (
     find_capabilities,
     has_schedule_rules,
 )
-from tvmflow.targets.facts import load_cpus, load_target_facts
 from tvmflow.targets.host import Host, read_host
-from tvmflow.targets.llvm_query import TargetFacts
+from tvmflow.targets.llvm_query import TargetFacts, load_cpus, load_target_facts
 from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import resolve
 

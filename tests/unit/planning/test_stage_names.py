@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.engine import plan_of, planned, recipe, target
 from tvmflow.core.errors import UsageError
-from tvmflow.planning.stage_names import find_stages
+from tvmflow.planning.plan import find_stages
 
 ONE = plan_of(planned(recipe(), target("host"), target("edge")))
 TWO = plan_of(planned(recipe()), planned(recipe("other")))
