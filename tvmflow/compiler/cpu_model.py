@@ -46,6 +46,10 @@ _OPERAND_REGISTERS: Final = 4
 _L1_BYTES: Final = 1 << 15
 _L2_BYTES_PER_CYCLE: Final = 32
 _FLOAT_BYTES: Final = 4
+LINE_FLOATS: Final = 16
+"""The float32 values in a line of a cache."""
+CACHED_LINES: Final = 64
+"""So many lines that lie apart, as rows of a transposed tile do, stay in the first-level cache."""
 PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
 """So many numbers of a packed matrix stay in the first-level cache while all rows are multiplied with them."""
 

@@ -13,7 +13,14 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 from tvm.s_tir.analysis import get_sblock_read_write_region
 
-from tvmflow.compiler.cpu_model import MIN_LANES, MIN_PARALLEL_ELEMENTS, PARTS_PER_CORE, CpuModel
+from tvmflow.compiler.cpu_model import (
+    CACHED_LINES,
+    LINE_FLOATS,
+    MIN_LANES,
+    MIN_PARALLEL_ELEMENTS,
+    PARTS_PER_CORE,
+    CpuModel,
+)
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.schedules.blocks import (
     ROOT,
@@ -32,10 +39,6 @@ from tvmflow.compiler.schedules.blocks import (
     narrow_vectors,
     reads_vectors,
 )
-
-# The first-level cache holds the lines of so many rows of a transposed tile; a line holds so many numbers.
-_MAX_TILE_ROWS: Final = 64
-_LINE: Final = 16
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
@@ -222,10 +225,10 @@ def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: i
     Return the loops around these.
     """
     extent = block.spatial_extents[position]
-    rows = _divisor(extent, _MAX_TILE_ROWS)
+    rows = _divisor(extent, CACHED_LINES)
     outer = list(loops)
     outer[position], inner = schedule.split(
-        loops[position], [None, rows if rows >= _LINE else extent]
+        loops[position], [None, rows if rows >= LINE_FLOATS else extent]
     )
     schedule.reorder(*outer, inner)
     return outer
@@ -283,7 +286,7 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
-    rows, columns = _divisor(extents[position], _LINE), _divisor(extents[-1], _MAX_TILE_ROWS)
+    rows, columns = _divisor(extents[position], LINE_FLOATS), _divisor(extents[-1], CACHED_LINES)
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
@@ -305,8 +308,8 @@ def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
 
 def _choose_rows(extent: int) -> int:
     """Return the rows of a tile: a divisor of the extent, or a whole line if that is much more."""
-    rows = _divisor(extent, _LINE)
-    return rows if 2 * rows >= min(extent, _LINE) else _LINE
+    rows = _divisor(extent, LINE_FLOATS)
+    return rows if 2 * rows >= min(extent, LINE_FLOATS) else LINE_FLOATS
 
 
 def _divisor(extent: int, limit: int) -> int:

@@ -16,7 +16,7 @@ from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.cpu_model import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.strided_views import read_slice, read_split
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
@@ -203,8 +203,8 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 _FLOAT: Final = "float32"
 _TABLE: Final = "int32"
-# The pixels of a part of the work: their blocks stay in the first-level cache while each group of lanes is copied.
-_PIXELS: Final = 64
+# The pixels of a part of the work: their blocks stay in the cache while each group of lanes is copied.
+_PIXELS: Final = CACHED_LINES
 
 
 class Sources(NamedTuple):
