@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import latency_text
@@ -100,20 +100,28 @@ def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str)
 
 def _diff_kernels(old: Mapping[str, LockedKernel], new: Mapping[str, LockedKernel]) -> Differences:
     common = [key for key in old if key in new]
-    rescheduled = [key for key in common if old[key].trial != new[key].trial]
-    added = [key for key in new if key not in old]
-    removed = [key for key in old if key not in new]
-    if not (added or removed or rescheduled):
-        return
-    counts = [f"{len(common) - len(rescheduled)} unchanged"]
-    changed = {"with another schedule": rescheduled, "added": added, "removed": removed}
-    counts += [f"{len(keys)} {verb}" for verb, keys in changed.items() if keys]
-    yield "kernels", ", ".join(counts)
-    rows = [
-        *(f"{_name(new[k])}: another schedule{_latencies(old[k], new[k])}" for k in rescheduled),
-        *(f"{_name(new[k])}: added, {'tuned' if new[k].trial else 'untuned'}" for k in added),
-        *(f"{_name(old[k])}: removed" for k in removed),
-    ]
+    rows = {
+        "with another schedule": [
+            f"{_name(new[key])}: another schedule{_latencies(old[key], new[key])}"
+            for key in common
+            if old[key].trial != new[key].trial
+        ],
+        "added": [
+            f"{_name(kernel)}: added, {'tuned' if kernel.trial else 'untuned'}"
+            for key, kernel in new.items()
+            if key not in old
+        ],
+        "removed": [f"{_name(kernel)}: removed" for key, kernel in old.items() if key not in new],
+    }
+    if any(rows.values()):
+        unchanged = len(common) - len(rows["with another schedule"])
+        counts = [f"{len(texts)} {verb}" for verb, texts in rows.items() if texts]
+        yield "kernels", ", ".join([f"{unchanged} unchanged", *counts])
+        yield from _limit_rows([text for texts in rows.values() for text in texts])
+
+
+def _limit_rows(rows: Sequence[str]) -> Differences:
+    """Yield the first rows, and how many more there are."""
     for row in rows[:_SHOWN_KERNELS]:
         yield "kernel", row
     if len(rows) > _SHOWN_KERNELS:

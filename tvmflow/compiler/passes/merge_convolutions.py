@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -117,25 +117,39 @@ class _ConvolutionMerger(MainRewriter):
         bases = [n for n, term in terms.items() if term.conv is not None]
         merged = []
         for n in sorted(bases, key=lambda n: -math.prod(terms[n].sizes)):
-            base = terms.get(n)
-            places = {m: self._place(base, term) for m, term in terms.items() if base and m != n}
-            parts = {m: place for m, place in places.items() if place is not None}
-            if base is None or not parts:
-                continue
-            weights = [self._emit_weights(base, terms[m], place) for m, place in parts.items()]
-            kernel = functools.reduce(self._add, [self.visit_expr(base.conv.args[1]), *weights])
-            operands = [self.visit_expr(base.data), kernel]
-            merged.append(self.emit(relax.Call(base.conv.op, operands, base.conv.attrs)))
-            for m in (n, *parts):
-                del terms[m], leaves[m]
+            parts = self._find_parts(n, terms)
+            if parts:
+                merged.append(self._emit_merged(n, parts, terms))
+                for m in (n, *parts):
+                    del terms[m], leaves[m]
         if not merged:
             return None
-        shifts = [self.visit_expr(leaf) for leaf in leaves.values() if self.flow.is_weight(leaf)]
-        shifts = [functools.reduce(self._add, shifts)] if shifts else []
-        others = [
-            self.visit_expr(leaf) for leaf in leaves.values() if not self.flow.is_weight(leaf)
-        ]
-        return functools.reduce(self._add, [*merged, *shifts, *others])
+        weights = [leaf for leaf in leaves.values() if self.flow.is_weight(leaf)]
+        others = [leaf for leaf in leaves.values() if not self.flow.is_weight(leaf)]
+        # weights are added first, so that the library has their sum
+        shifts = [self._sum(map(self.visit_expr, weights))] if weights else []
+        return self._sum([*merged, *shifts, *map(self.visit_expr, others)])
+
+    def _find_parts(self, n: int, terms: Mapping[int, _Term]) -> dict[int, list[int]]:
+        """Return where the weights of other terms begin within those of term `n`, by their numbers."""
+        base = terms.get(n)
+        if base is None:
+            return {}
+        places = {m: self._place(base, term) for m, term in terms.items() if m != n}
+        return {m: place for m, place in places.items() if place is not None}
+
+    def _emit_merged(
+        self, n: int, parts: Mapping[int, list[int]], terms: Mapping[int, _Term]
+    ) -> Any:
+        """Emit the convolution of term `n`, with the weights of its parts added to its own."""
+        base = terms[n]
+        weights = [self._emit_weights(base, terms[m], place) for m, place in parts.items()]
+        kernel = self._sum([self.visit_expr(base.conv.args[1]), *weights])
+        operands = [self.visit_expr(base.data), kernel]
+        return self.emit(relax.Call(base.conv.op, operands, base.conv.attrs))
+
+    def _sum(self, values: Iterable[Any]) -> Any:
+        return functools.reduce(self._add, values)
 
     def _list_leaves(self, total: Any) -> list[Any]:
         """Return what a sum adds, through other sums that nothing else reads, in order."""
