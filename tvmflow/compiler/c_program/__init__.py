@@ -1,7 +1,7 @@
 """Plain C libraries: a lowered model as C functions, constants, and C code that calls them.
 
 Nothing of TVM is needed where they run. The runtime that they share, and their public header, are in
-`targets.c_library`.
+`targets.c_runtime`.
 """
 
 from __future__ import annotations
