@@ -13,7 +13,6 @@ from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.project import find_project, shortest_path
 from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.plan import find_stages
 from tvmflow.planning.prepare import PreparedRun, prepare_run
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
 from tvmflow.planning.request import RunRequest

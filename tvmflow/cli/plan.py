@@ -118,7 +118,6 @@ def show_plan(
     from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
     from tvmflow.planning.checks import describe_runtimes
     from tvmflow.planning.decisions import evaluate_plan
-    from tvmflow.planning.plan import find_stages
     from tvmflow.planning.prepare import prepare_run
 
     prepared = prepare_run(request, store, DownloadLine())

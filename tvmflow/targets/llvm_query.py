@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.formatting import last_line
 from tvmflow.core.processes import code_command
@@ -204,7 +205,7 @@ def load_target_facts(
     """Return the facts of each target; None is this machine."""
     queries = [None if target is None else dict(target) for target in targets]
     answers = _load_answers(store, queries, host.fingerprint(), query)
-    return [TargetFacts.from_json(answer) for answer in answers]
+    return [from_json(TargetFacts, answer) for answer in answers]
 
 
 def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_process) -> list[str]:

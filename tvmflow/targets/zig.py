@@ -14,7 +14,6 @@ from typing import Final
 
 from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.processes import module_command
-from tvmflow.core.python_process import module_command
 from tvmflow.targets.platforms import zig_target
 
 
