@@ -178,7 +178,7 @@ def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
 
     from tvmflow.core.errors import ImportFailed
     from tvmflow.core.types import TensorSpec
-    from tvmflow.frontends import onnx as frontend
+    from tvmflow.frontends import FRONTENDS
 
     model, inputs, expected = open_case(case)
     if not all(is_tensor(value) for value in [*inputs, *expected]):
@@ -190,7 +190,7 @@ def judge(case: Any, folder: Path, *, peer: bool = False) -> tuple[str, str]:
     onnx.save(model, path)
     specs = tuple(TensorSpec(name, value.shape, str(value.dtype)) for name, value in feed.items())
     try:
-        loaded = import_raw(model, feed) if peer else frontend.load({"model": path}, specs)
+        loaded = import_raw(model, feed) if peer else FRONTENDS["onnx"].load({"model": path}, specs)
     except RawImportFailed as error:
         return "import", str(error)
     except ImportFailed as error:

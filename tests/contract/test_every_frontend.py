@@ -13,7 +13,7 @@ import pytest
 from tvmflow.core import packages
 from tvmflow.core.types import Json
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import Frontend
+from tvmflow.frontends.frontend import Frontend
 from tvmflow.recipe import ModelSource
 
 each_frontend = pytest.mark.parametrize("name", FRONTENDS)

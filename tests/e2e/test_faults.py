@@ -19,7 +19,7 @@ from tests.support.project import Project
 from tvmflow.compiler import ir, pipeline
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import faults
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest
@@ -30,6 +30,8 @@ from tvmflow.tuning import measure, traces
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import Trial, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
+
+frontend = FRONTENDS["onnx"]
 
 
 def poison(mod: str, trial: Trial) -> Trial:

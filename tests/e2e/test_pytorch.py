@@ -21,7 +21,9 @@ from tests.support.pytorch_archives import graph, write_archive
 from tvmflow.core import packages
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import pytorch as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["pytorch"]
 
 HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("onnxscript")
 with_torch = pytest.mark.skipif(

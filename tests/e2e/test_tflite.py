@@ -18,7 +18,9 @@ from tests.support.project import Project
 from tests.support.tflite_cases import Draw, make
 from tests.support.tflite_models import Quantized, TfliteBuilder, run_litert
 from tvmflow.core import packages
-from tvmflow.frontends import tflite as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["tflite"]
 
 HAS_LITERT = importlib.util.find_spec("ai_edge_litert")
 with_litert = pytest.mark.skipif(

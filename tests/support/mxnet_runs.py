@@ -16,8 +16,10 @@ import pytest
 
 from tests.support.kernels import outputs
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
+
+frontend = FRONTENDS["mxnet"]
 
 Array = np.ndarray[Any, Any]
 

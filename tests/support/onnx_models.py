@@ -12,9 +12,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.mxnet_runs import compute
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx._reference_worker import EXACT_BYTES
+
+frontend = FRONTENDS["onnx"]
 
 Array = np.ndarray[Any, Any]
 Shape = Sequence[int | str | None]

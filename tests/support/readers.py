@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from tvmflow.core.errors import UsageError
-from tvmflow.frontends._reading import NotAModel
-from tvmflow.frontends.base import ModelFacts, ModelInput
+from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel
 
 
 def name_process(path: Path) -> ModelFacts:

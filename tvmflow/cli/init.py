@@ -123,7 +123,7 @@ def init(options: InitOptions) -> int:
 def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
     """Write the archive of a PyTorch model that Python code makes."""
     from tvmflow.core.disk_errors import disk_errors, make_folder
-    from tvmflow.frontends.pytorch.factory import export_factory, is_factory
+    from tvmflow.frontends.pytorch.export import export_factory, is_factory
 
     if not is_factory(factory):
         raise UsageError(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.frontends import mxnet, onnx, pytorch, tflite
-from tvmflow.frontends.base import Frontend
+from tvmflow.frontends.frontend import Frontend
+from tvmflow.frontends.mxnet import MxnetFrontend
+from tvmflow.frontends.onnx import OnnxFrontend
+from tvmflow.frontends.pytorch import PytorchFrontend
+from tvmflow.frontends.tflite import TfliteFrontend
 
 FRONTENDS: Final[dict[str, Frontend]] = {
-    "mxnet": mxnet,
-    "onnx": onnx,
-    "pytorch": pytorch,
-    "tflite": tflite,
+    frontend.KIND: frontend
+    for frontend in (MxnetFrontend(), OnnxFrontend(), PytorchFrontend(), TfliteFrontend())
 }

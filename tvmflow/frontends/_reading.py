@@ -28,7 +28,7 @@ from tvmflow.core.formatting import size_text
 from tvmflow.core.memory import limit_address_space
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import Json
-from tvmflow.frontends.base import ModelFacts
+from tvmflow.frontends.base import ModelFacts, NotAModel
 
 _Reader = Callable[[Path], ModelFacts]
 _Read = TypeVar("_Read")
@@ -43,10 +43,6 @@ _BYTES_PER_SECOND: Final = 16 << 20
 # For a file that is a pipe, or on a disk that does not answer.
 _TIMEOUT_S: Final = 300.0
 _MAX_FACTS: Final = 16_000_000
-
-
-class NotAModel(ValueError):
-    """A file is no model that can be imported; the message is the reason."""
 
 
 def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:

@@ -1,16 +1,13 @@
-"""The contract of a frontend: its recipe fields, its files, the import, and the reference."""
+"""What frontends take and return: fields, files and facts of models, imported models, references."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import InputFile, Json, TensorSpec
-from tvmflow.store.source_files import SourceFiles
+from tvmflow.core.types import Json, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,137 +198,5 @@ class Reference(Protocol):
         ...
 
 
-class Frontend(Protocol):
-    """One module in this folder, whose top level imports neither the framework nor tvm."""
-
-    @property
-    def NAME(self) -> str:
-        """The framework as people write it, for messages."""
-
-    @property
-    def KIND(self) -> str:
-        """The frontend's name in the registry, and its field under `model:` in a recipe."""
-
-    @property
-    def SOURCE(self) -> type[SourceFields]:
-        """The fields of a recipe that name a model of this framework."""
-
-    @property
-    def TOOLS(self) -> tuple[str, ...]:
-        """Distributions whose code can change what `load` returns; they enter the key of `import`."""
-
-    @property
-    def REQUIRES_INPUTS(self) -> bool:
-        """True if a recipe must give the input shapes, because the files do not have them."""
-
-    @property
-    def REFERENCE(self) -> ReferenceTraits:
-        """The framework as the reference."""
-
-    def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
-        """Give every file that the recipe names and that does not exist.
-
-        Args:
-            model: The value of `model:` as it was read, not validated: a missing file is reported
-                together with other mistakes.
-            base: The recipe's folder.
-        """
-        ...
-
-    def files(
-        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
-    ) -> tuple[InputFile, ...]:
-        """Return the files that the model consists of, without importing a framework.
-
-        A file may be at an address: `_file_source` has the fields that name and pin such files.
-
-        Args:
-            source: The recipe's `model`, which has all fields of `SOURCE`.
-            base: The recipe's folder.
-            where: Returns the position of a field below `model`.
-            sources: Resolves every file: what it returns has a digest where it has an address, and
-                a path where it was downloaded before.
-        """
-        ...
-
-    def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
-        """Return the files that a model also consists of, which were not known before it was downloaded.
-
-        Args:
-            files: Those that `files` returned, each with its path.
-
-        Raises:
-            RecipeError: when the model is not of this framework, or names files outside its folder.
-        """
-        ...
-
-    def read_inputs(self, files: Mapping[str, Path]) -> Sequence[ModelInput]:
-        """Return the inputs of the model, as far as its files tell without a framework.
-
-        Args:
-            files: Path of each file by its role; of those that `files` returned, the first is there.
-
-        Raises:
-            ImportFailed: when a file is not of this framework.
-        """
-        ...
-
-    def read_outputs(self, files: Mapping[str, Path]) -> Sequence[str]:
-        """Return the names of the model's outputs, or their beginnings that the user chose, as far as its files tell.
-
-        Args and errors are those of `read_inputs`.
-        """
-        ...
-
-    def load(
-        self,
-        files: Mapping[str, Path],
-        inputs: tuple[TensorSpec, ...],
-        tensors: tuple[str, ...] = (),
-        bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
-    ) -> LoadedModel:
-        """Import the model for these input shapes.
-
-        Args:
-            files: Path of each file by its role.
-            inputs: The inputs; those of which the model tells everything may be missing.
-            tensors: Names of inner tensors that the module returns after its outputs.
-            bound: The constants of those inputs that are no inputs of the library.
-
-        Raises:
-            ImportFailed: with operator and node, or with the name that is not a tensor of the model.
-        """
-        ...
-
-    def reference(
-        self,
-        files: Mapping[str, Path],
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-        *,
-        tensors: tuple[TensorSpec, ...] = (),
-        threads: int,
-        scratch: Path,
-    ) -> AbstractContextManager[Reference]:
-        """Start the reference in an isolated process, which also returns `tensors`.
-
-        Raises:
-            EnvironmentProblem: when the framework is not installed.
-        """
-        ...
-
-    def list_tensors(self, files: Mapping[str, Path]) -> Mapping[str, str]:
-        """Return the inner tensors in the order of their computation, with the name of the node of each.
-
-        Those that `load` and `reference` take as `tensors`; none where the frontend cannot name them.
-        """
-        ...
-
-    def reference_version(self) -> str:
-        """Return the version of the installed reference, which may be loaded in this process.
-
-        Raises:
-            ImportError: when it is not installed.
-            EnvironmentProblem: when it is not installed.
-        """
-        ...
+class NotAModel(ValueError):
+    """A file is no model that can be imported; the message is the reason."""

@@ -107,10 +107,17 @@ def find_output_problems(names: Sequence[str]) -> Iterator[str]:
             yield f"the model's output {quoted(name)} {problem}"
 
 
-def input_error(problems: Sequence[InputProblem]) -> ImportFailed:
-    """Return the error for inputs that do not fit, which only the import could see."""
-    texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
-    return ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix="correct `inputs` in the recipe")
+def check_inputs(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> None:
+    """Check that inputs fit, which planning does where it can read the model.
+
+    Raises:
+        ImportFailed: with the problems.
+    """
+    problems = list(find_input_problems(inputs, requests))
+    if problems:
+        texts = [f"{excerpt('.'.join(problem.loc))}: {problem.text}" for problem in problems]
+        fix = "correct `inputs` in the recipe"
+        raise ImportFailed("; ".join(texts[:_MAX_PROBLEMS]), fix=fix)
 
 
 def resolve_inputs(

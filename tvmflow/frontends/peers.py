@@ -10,8 +10,10 @@ from typing import Final, NamedTuple
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import FRONTENDS, onnx, pytorch
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference, ReferenceTraits
+from tvmflow.frontends.onnx import OnnxFrontend
+from tvmflow.frontends.pytorch import PytorchFrontend
 
 _WORKER: Final = "tvmflow.frontends._peer_worker"
 
@@ -52,18 +54,19 @@ class Peer(NamedTuple):
 
 
 PEERS: Final[Mapping[str, Peer]] = {
-    "onnxruntime": Peer(onnx.REFERENCE, kind=onnx.KIND, is_reference=True),
+    "onnxruntime": Peer(OnnxFrontend.REFERENCE, kind=OnnxFrontend.KIND, is_reference=True),
     "openvino": Peer(
-        ReferenceTraits("OpenVINO", ("openvino",), "pip install openvino", True), kind=onnx.KIND
+        ReferenceTraits("OpenVINO", ("openvino",), "pip install openvino", True),
+        kind=OnnxFrontend.KIND,
     ),
     "tensorrt": Peer(
         ReferenceTraits(
             "TensorRT", ("onnxruntime", "tensorrt"), "pip install onnxruntime-gpu tensorrt", True
         ),
-        kind=onnx.KIND,
+        kind=OnnxFrontend.KIND,
         needs_gpu=True,
     ),
-    "pytorch": Peer(pytorch.REFERENCE, kind=pytorch.KIND, is_reference=True),
+    "pytorch": Peer(PytorchFrontend.REFERENCE, kind=PytorchFrontend.KIND, is_reference=True),
 }
 
 

@@ -28,8 +28,8 @@ from tvmflow.frontends.inputs import (
     suggest_inputs,
     suggest_shape,
 )
-from tvmflow.frontends.mxnet.source import list_epochs, list_inputs
-from tvmflow.frontends.pytorch.factory import is_factory
+from tvmflow.frontends.mxnet import list_epochs
+from tvmflow.frontends.pytorch.export import is_factory
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import Problem, parse_yaml
@@ -150,7 +150,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     paths = {file.role: Path(file.path) for file in files}
     try:
         outputs = FRONTENDS[kind].read_outputs(paths)
-        inputs = list_inputs(paths) if kind == "mxnet" else FRONTENDS[kind].read_inputs(paths)
+        inputs = FRONTENDS[kind].list_open_inputs(paths)
     except ImportFailed as error:
         raise UsageError(error.message, fix=error.fix) from error
     if problems := list(find_output_problems(outputs)):

@@ -13,12 +13,12 @@ from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import Frontend, InputRequest
+from tvmflow.frontends.base import InputRequest
+from tvmflow.frontends.frontend import Frontend
 from tvmflow.frontends.inputs import (
     DEFAULT_DTYPE,
     array_of,
-    find_input_problems,
-    input_error,
+    check_inputs,
     resolve_inputs,
 )
 from tvmflow.recipe import InputSpec, Recipe
@@ -120,8 +120,7 @@ def _resolve_inputs(
         for name, spec in settings.inputs.items()
     ]
     inputs = frontend.read_inputs(files)
-    if problems := list(find_input_problems(inputs, requests)):
-        raise input_error(problems)
+    check_inputs(inputs, requests)
     return resolve_inputs(inputs, requests)
 
 

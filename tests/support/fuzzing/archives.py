@@ -17,9 +17,11 @@ from tests.support.fuzzing.cases import Case, expecting_refusals
 from tests.support.fuzzing.mutations import mutate_bytes, mutate_tree
 from tests.support.pytorch_archives import LEAF, container, graph
 from tests.support.tflite_models import TfliteBuilder
-from tvmflow.frontends import pytorch, tflite
-from tvmflow.frontends.pytorch._archive import copy_for_pytorch
-from tvmflow.frontends.pytorch._source import read_facts
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
+
+pytorch = FRONTENDS["pytorch"]
+tflite = FRONTENDS["tflite"]
 
 _GRAPH: Final = "net/models/model.json"
 _CORPUS: Final[dict[str, bytes]] = {}
@@ -78,7 +80,7 @@ def prepare(folder: Path) -> None:
     _CORPUS.update(tflite=_tflite_model(), pytorch=_write([*_pytorch_files().items()]))
     for kind, content in _CORPUS.items():
         (folder / kind).write_bytes(content)
-    read_facts(folder / "pytorch")
+    read_archive(folder / "pytorch")
     tflite.load({"model": folder / "tflite"}, ())
 
 

@@ -19,8 +19,10 @@ from tests.support.onnx_models import Array, model, value
 from tests.support.onnx_models import draw as normal
 from tests.support.recipes import ROOT
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet
-from tvmflow.frontends import onnx as onnx_frontend
+from tvmflow.frontends import FRONTENDS
+
+onnx_frontend = FRONTENDS["onnx"]
+mxnet = FRONTENDS["mxnet"]
 
 MODELS: Final = ROOT / "recipes" / "models"
 DIGITS: Final = (TensorSpec("data", (1, 1, 8, 8), "float32"),)

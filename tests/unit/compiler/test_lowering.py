@@ -15,9 +15,11 @@ from tests.support.mxnet_runs import write_checkpoint
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.tuning.workloads import extract_workloads
+
+frontend = FRONTENDS["mxnet"]
 
 TARGET = {"kind": "llvm"}
 OPTIONS = LoweringOptions()

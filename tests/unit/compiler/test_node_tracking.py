@@ -15,9 +15,11 @@ from tests.support.tuning import conv, dense, model, relu, reshape
 from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.node_tracking import KernelNodes
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.kernel_nodes import KernelCall, calls_text, find_kernel_nodes
 from tvmflow.tuning.workloads import extract_workloads
+
+frontend = FRONTENDS["onnx"]
 
 CPU = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
 

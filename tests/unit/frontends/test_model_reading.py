@@ -21,7 +21,8 @@ from tests.support.worst_files import (
     write_case,
 )
 from tvmflow.core.errors import RecipeError, TvmflowError, UsageError
-from tvmflow.frontends._reading import NotAModel, read_in_worker
+from tvmflow.frontends._reading import read_in_worker
+from tvmflow.frontends.base import NotAModel
 from tvmflow.planning.new_recipe import inspect_model
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -136,8 +137,8 @@ def test_a_process_without_threads_forks_and_leaves_nothing(tmp_path: Path) -> N
         "def refuse(*_, **__): raise AssertionError('a process was started')\n"
         "subprocess.Popen = refuse\n"
         "from pathlib import Path\n"
-        "from tvmflow.frontends import onnx\n"
-        "try: onnx.read_inputs({'model': Path(sys.argv[1])})\n"
+        "from tvmflow.frontends import FRONTENDS\n"
+        "try: FRONTENDS['onnx'].read_inputs({'model': Path(sys.argv[1])})\n"
         "except Exception as error: print(error.message)\n"
         "try: os.waitpid(-1, 0)\n"
         "except ChildProcessError: print('no child')\n"

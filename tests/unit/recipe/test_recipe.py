@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from tests.support.recipes import RECIPE, ROOT, edited, lay_out, write
 from tvmflow import exporters, frontends, recipe, stages
 from tvmflow.core.errors import RecipeError
-from tvmflow.frontends.mxnet.source import MxnetCheckpoint
+from tvmflow.frontends.mxnet import MxnetCheckpoint
 from tvmflow.planning.pipelines import PipelineFile, load_pipeline
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import (

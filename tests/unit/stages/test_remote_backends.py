@@ -18,6 +18,7 @@ from tests.support.bundles import make_bundle
 from tests.support.tuning import model as imported_model
 from tests.support.tuning import relu
 from tvmflow.core.errors import StageError, VerifyFailed
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime import bundles
 from tvmflow.stages import verify
@@ -146,7 +147,7 @@ def test_the_reference_has_ended_before_the_library_is_loaded(
 
     original = libraries.open_library
     monkeypatch.setattr("tvmflow.stages.verify.open_library", open_library)
-    monkeypatch.setattr("tvmflow.frontends.onnx.reference", reference)
+    monkeypatch.setattr(FRONTENDS["onnx"], "reference", reference)
     model = tmp_path / "model.json"
     model.write_text(tvm.ir.save_json(imported_model(relu)))
     context.inputs["import/model.json"] = model  # type: ignore[index]

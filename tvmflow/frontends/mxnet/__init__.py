@@ -2,181 +2,275 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from pydantic import Field
 
 from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
-from tvmflow.core.processes import code_command
-from tvmflow.core.types import InputFile, TensorSpec
-from tvmflow.frontends._import_errors import importing
-from tvmflow.frontends.base import LoadedModel, Reference, ReferenceTraits, SourceFields, Where
-from tvmflow.frontends.mxnet._symbol import read_symbol
-from tvmflow.frontends.mxnet.source import (
-    PARAMS,
-    SYMBOL,
-    MxnetSource,
-    checkpoint_file,
-    checkpoint_files,
-    read_variables,
+from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
+from tvmflow.core.python_process import code_command
+from tvmflow.core.schema import ClosedModel
+from tvmflow.core.types import InputFile, Json
+from tvmflow.frontends._reading import read_in_worker
+from tvmflow.frontends.base import (
+    LoadedModel,
+    MissingFile,
+    ModelFacts,
+    ModelInput,
+    NotAModel,
+    ReferenceTraits,
+    SourceFields,
+    Where,
 )
-from tvmflow.frontends.mxnet.source import find_missing_files as find_missing_files
-from tvmflow.frontends.mxnet.source import read_inputs as read_inputs
-from tvmflow.frontends.mxnet.source import read_outputs as read_outputs
+from tvmflow.frontends.frontend import (
+    Files,
+    Frontend,
+    NamedFile,
+    ReferenceCall,
+    SeveralFiles,
+    Specs,
+    pinned_by_name,
+)
+from tvmflow.frontends.mxnet._params import read_names
+from tvmflow.frontends.mxnet._symbol import not_a_symbol, read_symbol
+from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
 
 if TYPE_CHECKING:
     import numpy as np
 
-NAME: Final = "MXNet"
-KIND: Final = "mxnet"
-SOURCE: Final = MxnetSource
-TOOLS: Final = ("apache-tvm", "numpy")
-REQUIRES_INPUTS: Final = True
-REFERENCE: Final = ReferenceTraits(
-    name="MXNet",
-    tools=("mxnet", "numpy"),
-    install="pip install 'tvmflow[mxnet]'",
-    is_optional=True,
-    note="x86-64 Linux only; importing MXNet models works without it",
-)
+SYMBOL: Final = "symbol"
+PARAMS: Final = "params"
+"""The roles of the two files of a checkpoint."""
 
-_WORKER: Final = "tvmflow.frontends.mxnet._reference_worker"
-_PRINT_VERSION: Final = f"from {_WORKER} import import_mxnet; print(import_mxnet().__version__)"
+_MAX_EPOCH: Final = 9999
 _VERSION_TIMEOUT_S: Final = 60.0
 
 
-def files(
-    source: SourceFields, base: Path, where: Where, sources: SourceFiles
-) -> tuple[InputFile, ...]:
-    """Return the symbol file and the parameter file of the checkpoint.
+class MxnetCheckpoint(ClosedModel):
+    """An MXNet checkpoint, as `mx.model.load_checkpoint(prefix, epoch)` names it."""
 
-    Raises:
-        RecipeError: when the former is not a symbol, or one at an address is not pinned.
-        DownloadError: when something has to be looked up, and cannot be.
-    """
-    assert isinstance(source, MxnetSource)
-    assert source.mxnet is not None
-    names = checkpoint_files(source.mxnet, base)
-    symbol, params = sources.resolve_all(
-        checkpoint_file(role, name, source, where("mxnet", field), where)
-        for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True)
+    prefix: NamedFile = Field(
+        examples=["models/digits"],
+        description="Path of the checkpoint without `-symbol.json` and `-0000.params`, from the recipe's folder, or an "
+        "address: see [sources.md](sources.md).",
     )
-    _check_symbol(symbol)
+    epoch: int = Field(
+        ge=0, le=_MAX_EPOCH, examples=[10], description="The number in `prefix-NNNN.params`."
+    )
+
+
+class MxnetSource(SeveralFiles):
+    """The fields of an MXNet model."""
+
+    takes_operators: ClassVar[bool] = True
+
+    mxnet: MxnetCheckpoint | None = Field(
+        default=None,
+        examples=[{"prefix": "models/digits", "epoch": 10}],
+        description="An MXNet checkpoint.",
+    )
+
+
+def _checkpoint_files(checkpoint: MxnetCheckpoint, base: Path) -> tuple[str, str]:
+    """Return the files of a checkpoint, as paths or addresses: its symbol and its parameters."""
+    suffixes = "-symbol.json", f"-{checkpoint.epoch:04d}.params"
+    prefix = checkpoint.prefix
+    if is_address(prefix):
+        symbol, params = (with_suffix(prefix, suffix) for suffix in suffixes)
+    else:
+        symbol, params = (str(base / f"{prefix}{suffix}") for suffix in suffixes)
     return symbol, params
 
 
-def _check_symbol(file: InputFile) -> None:
-    """Check that a file is a symbol, unless it has yet to be downloaded.
+def _checkpoint_file(
+    role: str, name: str, source: MxnetSource, position: str, where: Where
+) -> InputFile:
+    """Return a file of a checkpoint by its path or address, not resolved yet."""
+    path, url = ("", name) if is_address(name) else (name, "")
+    key = file_name(url) if url else Path(path).name
+    return pinned_by_name(InputFile(role, path, position, url), key, source, where)
+
+
+def list_epochs(symbol: Path) -> list[int]:
+    """Return the epochs whose parameters lie beside a symbol, in order."""
+    stem = symbol.name.removesuffix("symbol.json")
+    ends = [name.removeprefix(stem) for name in list_siblings(symbol) if name.startswith(stem)]
+    numbers = [end.removesuffix(".params") for end in ends if end.endswith(".params")]
+    return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
+
+
+@read_in_worker
+def read_variables(path: Path) -> ModelFacts:
+    """Return the variables of a symbol as inputs, and the nodes of its outputs.
 
     Raises:
-        RecipeError: when it is not.
+        ImportFailed: when the file is not a symbol.
     """
-    start = f"{file.where}: model.mxnet.prefix"
-    try:
-        if file.path:
-            read_variables(Path(file.path))
-    except ImportFailed as error:
-        raise RecipeError(f"{start}: {error.message}") from None
-    except OSError as error:
-        raise unreadable(f"{start}: {file.path}", error) from error
+    symbol = read_symbol(path)
+    names = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
+    return ModelFacts(
+        tuple(ModelInput(name, is_required=False) for name in names),
+        outputs=tuple(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads)),
+    )
 
 
-def load(
-    files: Mapping[str, Path],
-    inputs: tuple[TensorSpec, ...],
-    tensors: tuple[str, ...] = (),
-    bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
-) -> LoadedModel:
-    """Import a checkpoint for these input shapes, with constants in place of some inputs.
+@read_in_worker
+def read_weights(path: Path) -> ModelFacts:
+    """Return the names of the weights of a checkpoint.
 
     Raises:
-        ImportFailed: with operator and node, or with the name that is not a tensor of the model.
+        ImportFailed: when the file has none.
     """
-    from tvmflow.frontends.mxnet._graph import build
-    from tvmflow.frontends.mxnet._params import read_params
-    from tvmflow.operators.loading import load_operators
+    return ModelFacts(weights=read_names(path))
 
-    with importing():
+
+class MxnetFrontend(Frontend):
+    """MXNet, also as the reference."""
+
+    NAME = "MXNet"
+    KIND = "mxnet"
+    MODELS = "MXNet checkpoints"
+    SOURCE = MxnetSource
+    TOOLS = ("apache-tvm", "numpy")
+    REQUIRES_INPUTS = True
+    REFERENCE = ReferenceTraits(
+        name="MXNet",
+        tools=("mxnet", "numpy"),
+        install="pip install 'tvmflow[mxnet]'",
+        is_optional=True,
+        note="x86-64 Linux only; importing MXNet models works without it",
+    )
+    WORKER = "tvmflow.frontends.mxnet._reference_worker"
+    MODULE = "mxnet"
+
+    def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+        """Give the missing file of a checkpoint, with the nearest name or the epochs that exist."""
+        fields = model.get("mxnet")
+        if not isinstance(fields, dict):
+            return
+        prefix, epoch = fields.get("prefix"), fields.get("epoch")
+        is_prefix = isinstance(prefix, str) and prefix and not is_address(prefix)
+        if not (is_prefix and type(epoch) is int and 0 <= epoch <= _MAX_EPOCH):
+            return
+        checkpoint = MxnetCheckpoint.model_construct(prefix=prefix, epoch=epoch)
+        symbol, params = map(Path, _checkpoint_files(checkpoint, base))
+        if not is_file(symbol):
+            yield MissingFile(("mxnet", "prefix"), missing_file_text(symbol))
+        elif not is_file(params):
+            epochs = ", ".join(map(str, list_epochs(symbol))) or "none"
+            text = f"{missing_file_text(params, suggest=False)} (available epochs: {epochs})"
+            yield MissingFile(("mxnet", "epoch"), text)
+
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
+        """Return the symbol file and the parameter file of the checkpoint."""
+        assert isinstance(source, MxnetSource)
+        assert source.mxnet is not None
+        names = _checkpoint_files(source.mxnet, base)
+        symbol, params = sources.resolve_all(
+            _checkpoint_file(role, name, source, where("mxnet", field), where)
+            for role, field, name in zip((SYMBOL, PARAMS), ("prefix", "epoch"), names, strict=True)
+        )
+        if symbol.path:
+            self._check_symbol(symbol)
+        return symbol, params
+
+    def _check_symbol(self, file: InputFile) -> None:
+        """Check that a file is a symbol.
+
+        Raises:
+            RecipeError: when it is not.
+        """
+        start = f"{file.where}: model.mxnet.prefix"
+        try:
+            self.read_facts({SYMBOL: Path(file.path)})
+        except ImportFailed as error:
+            raise RecipeError(f"{start}: {error.message}") from None
+        except OSError as error:
+            raise unreadable(f"{start}: {file.path}", error) from error
+
+    def read_facts(self, files: Files) -> ModelFacts:
+        """Return the variables of the symbol: only the import knows which are weights, and all shapes."""
+        try:
+            return read_variables(files[SYMBOL])
+        except NotAModel as error:
+            raise not_a_symbol(files[SYMBOL], str(error)) from None
+
+    def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
+        """Return the variables of the symbol that are no weights, whose shapes nobody tells."""
+        try:
+            weights = set(read_weights(files[PARAMS]).weights)
+        except NotAModel as error:
+            raise ImportFailed(f"{files[PARAMS].name} cannot be read: {error}") from None
+        return [
+            value._replace(is_required=True)
+            for value in self.read_inputs(files)
+            if value.name not in weights and not value.name.endswith("_label")
+        ]
+
+    def _load(
+        self,
+        files: Files,
+        inputs: Specs,
+        tensors: Sequence[str],
+        bound: Mapping[str, np.ndarray[Any, Any]],
+    ) -> LoadedModel:
+        from tvmflow.frontends.mxnet._graph import build
+        from tvmflow.frontends.mxnet._params import read_params
+        from tvmflow.operators.loading import load_operators
+
         operators = load_operators(files)
         symbol = read_symbol(files[SYMBOL])
         return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound, operators)
 
+    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+        from tvmflow.operators.loading import operator_paths, prepare_calls
 
-def find_unnamed_files(files: Sequence[InputFile]) -> tuple[InputFile, ...]:
-    """Return nothing: a recipe names all files of such a model."""
-    return ()
+        prepare_calls(call.scratch)
+        return {
+            "symbol": str(call.files[SYMBOL].resolve()),
+            "params": str(call.files[PARAMS].resolve()),
+            "inputs": [spec.to_json() for spec in call.inputs],
+            "tensors": [spec.name for spec in call.tensors],
+            "operators": operator_paths(call.files),
+        }
 
+    def _environment(self, threads: int) -> Mapping[str, str]:
+        return {
+            # Fusing for oneDNN would run another graph than the one that was saved.
+            "MXNET_SUBGRAPH_BACKEND": "NONE",
+            "MXNET_CPU_WORKER_NTHREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+        }
 
-def list_tensors(files: Mapping[str, Path]) -> Mapping[str, str]:
-    """Return the inner tensors of a checkpoint, with the node that computes each."""
-    from tvmflow.frontends.mxnet import _graph
+    def list_tensors(self, files: Files) -> Mapping[str, str]:
+        """Return the inner tensors of a checkpoint, with the node that computes each."""
+        from tvmflow.frontends.mxnet import _graph
 
-    return _graph.list_tensors(read_symbol(files[SYMBOL]))
+        return _graph.list_tensors(read_symbol(files[SYMBOL]))
 
+    def reference_version(self) -> str:
+        """Return the version of MXNet, which its own process reports."""
+        from tvmflow.frontends._reference_process import worker_environment
 
-def reference(
-    files: Mapping[str, Path],
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    *,
-    tensors: tuple[TensorSpec, ...] = (),
-    threads: int,
-    scratch: Path,
-) -> AbstractContextManager[Reference]:
-    """Start MXNet in an isolated process.
-
-    Raises:
-        EnvironmentProblem: when MXNet is not installed.
-    """
-    from tvmflow.frontends import _reference_process
-    from tvmflow.operators.loading import operator_paths, prepare_calls
-
-    if importlib.util.find_spec("mxnet") is None:
-        raise EnvironmentProblem(
-            "MXNet, the reference for MXNet checkpoints, is not installed", fix=REFERENCE.install
+        worker = self.WORKER
+        process = subprocess.run(
+            code_command(f"from {worker} import import_mxnet; print(import_mxnet().__version__)"),
+            env=worker_environment({}),
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
         )
-    first = {
-        "symbol": str(files[SYMBOL].resolve()),
-        "params": str(files[PARAMS].resolve()),
-        "inputs": [spec.to_json() for spec in inputs],
-        "tensors": [spec.name for spec in tensors],
-        "operators": operator_paths(files),
-    }
-    prepare_calls(scratch)
-    environment = {
-        # Fusing for oneDNN would run another graph than the one that was saved.
-        "MXNET_SUBGRAPH_BACKEND": "NONE",
-        "MXNET_CPU_WORKER_NTHREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-    }
-    return _reference_process.start(
-        REFERENCE, _WORKER, first, inputs, (*outputs, *tensors), scratch, environment
-    )
-
-
-def reference_version() -> str:
-    """Return the version of MXNet, which its own process reports.
-
-    Raises:
-        EnvironmentProblem: when it cannot be imported there.
-    """
-    from tvmflow.frontends._reference_process import worker_environment
-
-    process = subprocess.run(
-        code_command(_PRINT_VERSION),
-        env=worker_environment({}),
-        capture_output=True,
-        text=True,
-        timeout=_VERSION_TIMEOUT_S,
-        check=False,
-    )
-    if process.returncode != 0:
-        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise EnvironmentProblem(f"MXNet cannot be imported: {last}", fix=REFERENCE.install)
-    return process.stdout.strip()
+        if process.returncode != 0:
+            last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            raise EnvironmentProblem(
+                f"MXNet cannot be imported: {last}", fix=self.REFERENCE.install
+            )
+        return process.stdout.strip()

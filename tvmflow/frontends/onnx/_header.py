@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.frontends._reading import NotAModel
-from tvmflow.frontends.base import ModelFacts, ModelInput
+from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx._element_types import model_input
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import Field, fields
 
 _MIN_BYTES: Final = 1 << 16

@@ -13,9 +13,11 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
-from tvmflow.core.text import did_you_mean
-from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.core.suggestions import did_you_mean
+from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
+from tvmflow.frontends.frontend import MODEL
 from tvmflow.frontends.inputs import MAX_SIGNATURE
+from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._large_tensors import (
     Place,
@@ -26,7 +28,6 @@ from tvmflow.frontends.onnx._large_tensors import (
 )
 from tvmflow.frontends.onnx._operators import supported_operators
 from tvmflow.frontends.onnx.graph import all_nodes, is_standard, node_name, subgraphs
-from tvmflow.frontends.onnx.source import EXTERNAL, MODEL
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:
@@ -49,7 +50,8 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
     """Return the model; its large weights stay in their files (see `_large_tensors`).
 
     Raises:
-        ImportFailed: when a file cannot be read or is not an ONNX model.
+        NotAModel: when the file is not an ONNX model.
+        ImportFailed: when a file cannot be read.
     """
     try:
         model = read_without_large_tensors(files[MODEL])
@@ -57,7 +59,7 @@ def read_model(files: Mapping[str, Path]) -> ModelProto:
         raise ImportFailed(f"the ONNX file cannot be read: {last_line(error)}") from error
     except Exception as error:
         # The errors of protobuf have no common public base class.
-        raise not_a_model(last_line(error)) from error
+        raise NotAModel(last_line(error)) from error
     check_model(model)
     # The model's own file is where large weights were left, and may be read like the others.
     data_files = {f"{EXTERNAL}{files[MODEL]}": files[MODEL], **files}
@@ -101,7 +103,7 @@ def _find_external(tensor: TensorProto, files: Mapping[str, Path]) -> Place:
         return Place(str(path), offset, length)
     except ValueError:
         where = excerpt(f"offset {entries.get('offset')}, length {entries.get('length')}")
-        raise not_a_model(f"the data of {name} has the position {where}") from None
+        raise NotAModel(f"the data of {name} has the position {where}") from None
     except OSError as error:
         text = f"the data of {name} in {quoted(location)} cannot be read: {error.strerror}"
         raise ImportFailed(text) from error
@@ -175,13 +177,6 @@ _PACKED_BITS: Final = {
 _COMPLEX: Final = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 
-def not_a_model(reason: str) -> ImportFailed:
-    """Return the error for a file that is not an ONNX model."""
-    return ImportFailed(
-        f"the file is not an ONNX model: {reason}", fix="export or download it again"
-    )
-
-
 def _invalid(reason: str) -> ImportFailed:
     return ImportFailed(
         f"the model is not valid ONNX: {reason}",
@@ -196,7 +191,7 @@ def check_model(model: ModelProto) -> None:
         ImportFailed: with the first thing that is wrong.
     """
     if not model.HasField("graph"):
-        raise not_a_model("it has no graph")
+        raise NotAModel("it has no graph")
     nodes = list(all_nodes(model))
     _check_size(model, nodes)
     _check_names(model, nodes)
@@ -255,7 +250,7 @@ def _check_names(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
         names += [node.name, node.op_type, node.domain, *node.input, *node.output]
         names += [attribute.name for attribute in node.attribute]
     if not all(isinstance(name, str) for name in names):
-        raise not_a_model("a name in it is not UTF-8 text")
+        raise NotAModel("a name in it is not UTF-8 text")
 
 
 def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:

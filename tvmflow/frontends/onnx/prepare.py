@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import InputRequest, ModelInput
-from tvmflow.frontends.inputs import find_input_problems, input_error
+from tvmflow.frontends.inputs import check_inputs
 from tvmflow.frontends.onnx._conversion import (
     convert_constants_to_initializers,
     convert_opset,
@@ -155,10 +155,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
         ImportFailed: with all inputs that are missing, unknown, or do not fit.
     """
     model_inputs = [_model_input(value) for value in model.graph.input]
-    requests = [InputRequest(*spec) for spec in inputs]
-    problems = list(find_input_problems(model_inputs, requests))
-    if problems:
-        raise input_error(problems)
+    check_inputs(model_inputs, [InputRequest(*spec) for spec in inputs])
     specs = {spec.name: spec for spec in inputs}
     for value in model.graph.input:
         if value.name in specs:

@@ -20,8 +20,8 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import is_graph
 from tvmflow.core.formatting import excerpt, last_line, names_text
-from tvmflow.frontends._reading import NotAModel, read_once
-from tvmflow.frontends.base import Limits, ModelInput, unsupported_dtype
+from tvmflow.frontends._reading import read_once
+from tvmflow.frontends.base import Limits, ModelInput, NotAModel, unsupported_dtype
 from tvmflow.frontends.pytorch._checked_copy import check_graph, copy_archive
 
 _MODEL: Final = "model"

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from tvmflow.core.formatting import quoted
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import NotAModel
 
 # ---------------------------------------------------------------- what a graph may hold
 

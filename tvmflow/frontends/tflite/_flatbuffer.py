@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import NotAModel
 
 Buffer = bytes | mmap.mmap
 

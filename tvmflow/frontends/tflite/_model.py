@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.tflite._flatbuffer import Budget, Buffer, Table
 from tvmflow.frontends.tflite._operators import CUSTOM, NAMES, read_options
 

@@ -12,9 +12,11 @@ import pytest
 from tests.support.mxnet_runs import Array, compute, specs, write_checkpoint
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.mxnet import converters
 from tvmflow.frontends.mxnet.converters import CONVERTERS
+
+frontend = FRONTENDS["mxnet"]
 
 Shape = tuple[int, ...]
 

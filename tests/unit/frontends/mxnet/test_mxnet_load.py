@@ -21,10 +21,12 @@ from tests.support.mxnet_runs import (
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.mxnet import MxnetCheckpoint
 from tvmflow.frontends.mxnet._params import read_params
-from tvmflow.frontends.mxnet.source import MxnetCheckpoint
 from tvmflow.recipe import ModelSource
+
+frontend = FRONTENDS["mxnet"]
 
 Node = dict[str, Any]
 DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"

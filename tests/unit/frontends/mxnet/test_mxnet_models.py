@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.mxnet_runs import checkpoint, compute, specs
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["mxnet"]
 
 
 @pytest.mark.models

@@ -18,7 +18,9 @@ import pytest
 from tests.support.mxnet_runs import checkpoint, compute, specs, write_checkpoint
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import mxnet as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["mxnet"]
 
 DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"
 FILES = checkpoint(DIGITS, "digits", 10)
@@ -84,11 +86,11 @@ def test_the_process_ends_with_its_parent(mxnet: None, tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from tvmflow.frontends import mxnet\n"
+        "from tvmflow.frontends import FRONTENDS\n"
         "from tvmflow.core.types import TensorSpec\n"
         "base, scratch = Path(sys.argv[1]), Path(sys.argv[2])\n"
         "files = {'symbol': base / 'digits-symbol.json', 'params': base / 'digits-0010.params'}\n"
-        "with mxnet.reference(files, (TensorSpec('data', (4, 1, 8, 8), 'float32'),),\n"
+        "with FRONTENDS['mxnet'].reference(files, (TensorSpec('data', (4, 1, 8, 8), 'float32'),),\n"
         "                     (TensorSpec('softmax_output', (4, 10), 'float32'),),\n"
         "                     threads=1, scratch=scratch):\n"
         "    print('ready', flush=True)\n"

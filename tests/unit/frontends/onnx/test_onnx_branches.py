@@ -19,7 +19,9 @@ from tests.support.onnx_models import agree, draw, load, model, save, value
 from tvmflow.compiler import ir, lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["onnx"]
 
 node = helper.make_node
 

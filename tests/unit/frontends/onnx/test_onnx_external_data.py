@@ -13,8 +13,10 @@ from tests.support.onnx_models import model, value
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.types import InputFile
-from tvmflow.frontends import onnx as frontend
-from tvmflow.frontends.onnx.source import OnnxSource
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.onnx import OnnxSource
+
+frontend = FRONTENDS["onnx"]
 
 SECRET = np.arange(4, dtype=np.float32).tobytes()
 

@@ -12,10 +12,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.onnx_models import model, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx import _large_tensors
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of, read_without_large_tensors
+
+frontend = FRONTENDS["onnx"]
 
 GIB = 1 << 30
 

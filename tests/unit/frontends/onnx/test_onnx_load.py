@@ -17,6 +17,7 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
+from tvmflow.frontends import FRONTENDS
 
 node = helper.make_node
 
@@ -207,10 +208,8 @@ def test_other_files_are_rejected(tmp_path: Path, content: bytes) -> None:
     """Any bytes give an error with a message."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    from tvmflow.frontends import onnx as frontend
-
     with pytest.raises(ImportFailed):
-        frontend.load({"model": path}, ())
+        FRONTENDS["onnx"].load({"model": path}, ())
 
 
 # ---------------------------------------------------------------- what decides the result
@@ -236,8 +235,8 @@ def test_another_process_gives_the_same_bytes(tmp_path: Path) -> None:
     """The module does not depend on hash seeds or addresses."""
     files = save(classifier(), tmp_path)
     code = (
-        "import sys, tvm; from pathlib import Path; from tvmflow.frontends import onnx as f; "
-        "sys.stdout.write(tvm.ir.save_json(f.load({'model': Path(sys.argv[1])}, ()).mod))"
+        "import sys, tvm; from pathlib import Path; from tvmflow.frontends import FRONTENDS; "
+        "sys.stdout.write(tvm.ir.save_json(FRONTENDS['onnx'].load({'model': Path(sys.argv[1])}, ()).mod))"
     )
     made = [
         subprocess.run(

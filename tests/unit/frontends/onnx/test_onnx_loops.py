@@ -15,7 +15,9 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, save, value
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["onnx"]
 
 node = helper.make_node
 STEP: Array = draw(3)

@@ -13,9 +13,11 @@ from onnx import helper
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import draw, model, save, specs, value
 from tvmflow.core.errors import StageError
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.operators.loading import forget_operators
+
+frontend = FRONTENDS["onnx"]
 
 HEAD = "from tvmflow.operators import Tensor, operator\n@operator('Swish', domain='org.example')\n"
 RELAX = """\

@@ -13,10 +13,12 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, classifier, draw, load, model, save, specs, value
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.onnx.graph import opset_of
 from tvmflow.frontends.onnx.prepare import prepare
 from tvmflow.recipe import ModelSource
+
+frontend = FRONTENDS["onnx"]
 
 node = helper.make_node
 

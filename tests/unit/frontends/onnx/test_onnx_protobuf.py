@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.support.onnx_models import classifier, model, value
-from tvmflow.frontends._reading import NotAModel
+from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import read_header
 
 MODEL = classifier().SerializeToString()

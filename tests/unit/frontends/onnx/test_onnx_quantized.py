@@ -18,10 +18,12 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, classifier, draw, load, model, quantized, value
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.comparison import compare
+
+frontend = FRONTENDS["onnx"]
 
 FEED = {"data": draw(1, 3, 8, 8, seed=5)}
 node = helper.make_node

@@ -15,8 +15,10 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import classifier, draw, model, save, specs, value
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
+
+frontend = FRONTENDS["onnx"]
 
 INPUTS = (TensorSpec("data", (1, 3, 8, 8), "float32"),)
 OUTPUTS = (TensorSpec("prob", (1, 4), "float32"),)

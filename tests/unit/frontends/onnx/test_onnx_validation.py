@@ -13,7 +13,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from tests.support.onnx_models import classifier, draw, load, model, save, specs, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends import onnx as frontend
+from tvmflow.frontends import FRONTENDS
+
+frontend = FRONTENDS["onnx"]
 
 node = helper.make_node
 NEWEST = onnx.defs.onnx_opset_version()

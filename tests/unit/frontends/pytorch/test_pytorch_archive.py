@@ -15,8 +15,7 @@ from tests.support.pytorch_archives import LEAF, container, graph, write_archive
 from tests.support.recipes import model_problems
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import EXPORT_LINES, recognize
-from tvmflow.frontends._reading import NotAModel
-from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends.base import ModelInput, NotAModel
 from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch, read_archive
 

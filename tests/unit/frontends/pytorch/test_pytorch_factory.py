@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tvmflow.frontends.pytorch import factory
+from tvmflow.frontends.pytorch import export
 from tvmflow.frontends.pytorch._factory_worker import (
     InvalidFactory,
     describe_error,
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("text", ["nets:make", "a.b_1.c:_make"])
 def test_the_form_of_a_factory(text: str) -> None:
-    assert factory.is_factory(text)
+    assert export.is_factory(text)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_form_of_a_factory(text: str) -> None:
 )
 def test_other_texts_are_none(text: str) -> None:
     """`nets.py:make` has the form, and Python has no such module."""
-    assert factory.is_factory(text) == (text == "nets.py:make")
+    assert export.is_factory(text) == (text == "nets.py:make")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_other_results_are_refused(result: Any, reason: str) -> None:
 
 
 def test_remedies_name_the_module_and_its_function() -> None:
-    error = factory._error("nets.small:make", "code", "KeyError: 'w'")
+    error = export._factory_error("nets.small:make", "code", "KeyError: 'w'")
     assert str(error) == (
         "nets.small:make: KeyError: 'w'\n"
         "  fix: run it by itself: `python -c 'import nets.small; nets.small.make()'`"

@@ -14,10 +14,11 @@ from tests.support.tflite_cases import CASES, make
 from tests.support.tflite_models import Quantized, TfliteBuilder
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends import tflite as frontend
-from tvmflow.frontends._reading import NotAModel
-from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.base import ModelInput, NotAModel
 from tvmflow.frontends.tflite._model import read_model
+
+frontend = FRONTENDS["tflite"]
 
 FILE = Path("net.tflite")
 RECIPE = "model: {tflite: net.tflite}\ntargets: [host]\noutputs: [bundle]\n"
@@ -43,11 +44,11 @@ def test_inputs_are_as_in_the_signature() -> None:
         ModelInput("serving_ids:0", "int32", (2,)),
     ]
     FILE.write_bytes(model.build(y, y))
-    assert frontend.read_inputs({"model": FILE}) == plain
+    assert list(frontend.read_inputs({"model": FILE})) == plain
     assert [name for name, _ in read_model(FILE.read_bytes()).outputs] == ["t2", "t2_2"]
     model.signature = ({"ids": ids, "x": x}, {"scores": y})
     FILE.write_bytes(model.build(y))
-    assert frontend.read_inputs({"model": FILE}) == [
+    assert list(frontend.read_inputs({"model": FILE})) == [
         plain[0]._replace(name="x"),
         plain[1]._replace(name="ids"),
     ]

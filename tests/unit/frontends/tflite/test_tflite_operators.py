@@ -12,11 +12,13 @@ from tests.support.kernels import outputs
 from tests.support.onnx_models import specs
 from tests.support.tflite_cases import CASES, Case, make
 from tests.support.tflite_models import Array, run_litert
-from tvmflow.frontends import tflite as frontend
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.tflite._conversion import convert
 from tvmflow.frontends.tflite._model import read_model
 from tvmflow.frontends.tflite._operators import SUPPORTED
 from tvmflow.frontends.tflite.converters import CONVERTERS
+
+frontend = FRONTENDS["tflite"]
 
 pytestmark = pytest.mark.tflite
 each_case = pytest.mark.parametrize("name", CASES)

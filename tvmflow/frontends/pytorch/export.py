@@ -1,29 +1,32 @@
-"""Exports an archive to ONNX with PyTorch's own exporter, in an isolated process."""
+"""Runs PyTorch's exporters in processes of their own: archives to ONNX, and what Python code makes to archives."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core import packages
-from tvmflow.core.errors import EnvironmentProblem, ImportFailed
+from tvmflow.core.errors import EnvironmentProblem, ImportFailed, UsageError
+from tvmflow.core.files import output_file
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.processes import module_command
+from tvmflow.core.python_process import module_command
+from tvmflow.core.slow_steps import explain_wait
 from tvmflow.frontends._reference_process import worker_environment
-from tvmflow.frontends.onnx.source import EXTERNAL
-from tvmflow.frontends.onnx.source import MODEL as ONNX_MODEL
+from tvmflow.frontends.frontend import MODEL
+from tvmflow.frontends.onnx import EXTERNAL
 from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch
-from tvmflow.frontends.pytorch._source import read_importable
 
 _log = logging.getLogger(__name__)
 
 INSTALL: Final = "pip install 'tvmflow[pytorch]'"
-_WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
+_EXPORT_WORKER: Final = "tvmflow.frontends.pytorch._export_worker"
 _ONNX: Final = "model.onnx"
 
 
@@ -39,10 +42,13 @@ class ExportedModel(NamedTuple):
     inner_outputs: int
 
 
-def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> ExportedModel:
+def export_to_onnx(
+    archive: Archive, path: Path, tensors: Sequence[str], folder: Path
+) -> ExportedModel:
     """Export an archive to ONNX.
 
     Args:
+        archive: The facts of the archive.
         path: The archive.
         tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
         folder: An empty folder for it.
@@ -51,7 +57,6 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
         ImportFailed: with what PyTorch says of it.
         EnvironmentProblem: when PyTorch or its exporter cannot be imported.
     """
-    archive = read_importable(path)
     inner = [name for name in tensors if name not in archive.outputs]
     answer_file, log = folder / "answer.json", folder / "pytorch-export.log"
     request = {
@@ -65,7 +70,7 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
     }
     with log.open("wb") as stream:
         code = subprocess.run(
-            module_command(_WORKER, json.dumps(request)),
+            module_command(_EXPORT_WORKER, json.dumps(request)),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
@@ -81,13 +86,13 @@ def export_to_onnx(path: Path, tensors: Sequence[str], folder: Path) -> Exported
         )
     answer = json.loads(answer_file.read_text())
     if answer:
-        raise _error(answer["problem"], answer["reason"], archive)
+        raise _export_error(answer["problem"], answer["reason"], archive)
     data = [file for file in folder.iterdir() if file.name.startswith(f"{_ONNX}.")]
     external = {f"{EXTERNAL}{file.name}": file for file in data}
-    return ExportedModel({ONNX_MODEL: folder / _ONNX, **external}, len(inner))
+    return ExportedModel({MODEL: folder / _ONNX, **external}, len(inner))
 
 
-def _error(problem: str, reason: str, archive: Archive) -> Exception:
+def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
     """Return the error for an answer of the worker."""
     if problem == "import":
         text = f"PyTorch and its exporter to ONNX cannot be imported: {reason}"
@@ -138,3 +143,78 @@ def _release(version: str) -> tuple[int, ...]:
     """Return major and minor number of a version, such as (2, 13); nothing if it has none."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else ()
+
+
+# ---------------------------------------------------------------- archives of models that Python code makes
+# A factory runs, and its module is exported.
+
+
+_FACTORY_WORKER: Final = "tvmflow.frontends.pytorch._factory_worker"
+_NAME: Final = r"[A-Za-z_]\w*"
+_FACTORY: Final = re.compile(rf"{_NAME}(\.{_NAME})*:{_NAME}", re.ASCII)
+# What the process writes to standard output is for people: it goes where messages go.
+_STANDARD_ERROR: Final = 2
+_FIXES: Final[Mapping[str, str]] = {
+    "module": "name it as `python -c 'import MODULE'` finds it from the current folder",
+    "function": "name a function of MODULE that takes no arguments",
+    "code": "run it by itself: `python -c 'import MODULE; MODULE.FUNCTION()'`",
+    "result": "return (module, example inputs): a torch.nn.Module, and a tuple or dictionary of its arguments",
+    "export": "see https://docs.pytorch.org/docs/stable/export.html for what torch.export takes",
+}
+
+
+def is_factory(text: str) -> bool:
+    """Return whether a text has the form of a factory, `PACKAGE.MODULE:FUNCTION`."""
+    return _FACTORY.fullmatch(text) is not None
+
+
+def export_factory(factory: str, path: Path) -> str:
+    """Call a factory, and write the archive of the module that it returns.
+
+    Args:
+        factory: `PACKAGE.MODULE:FUNCTION`; the current folder is searched first, as `python -c` does.
+        path: The archive.
+
+    Returns:
+        The PyTorch that exported it.
+
+    Raises:
+        UsageError: when there is no such function, or it does not return a module with inputs.
+        ImportFailed: when PyTorch cannot export the module.
+        EnvironmentProblem: when PyTorch cannot be imported.
+        OSError: when the archive cannot be written.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="tvmflow-") as folder,
+        output_file(path) as temporary,
+    ):
+        answer_file = Path(folder, "answer.json")
+        request = {"factory": factory, "archive": temporary, "answer": str(answer_file)}
+        with explain_wait(f"calling {factory} and exporting its module: as long as PyTorch takes"):
+            code = subprocess.run(
+                module_command(_FACTORY_WORKER, json.dumps(request)),
+                stdin=subprocess.DEVNULL,
+                stdout=_STANDARD_ERROR,
+                env=worker_environment({}),
+                check=False,
+            ).returncode
+        if not answer_file.is_file():
+            raise _factory_error(factory, "code", f"its process ended with code {code}")
+        answer = json.loads(answer_file.read_text())
+        if "problem" in answer:
+            if answer["problem"] == "write":
+                number = int(answer["reason"])
+                raise OSError(number, os.strerror(number), str(path))
+            raise _factory_error(factory, answer["problem"], answer["reason"])
+        return str(answer["torch"])
+
+
+def _factory_error(factory: str, problem: str, reason: str) -> Exception:
+    """Return the error for an answer of the worker."""
+    if problem == "import":
+        return EnvironmentProblem(f"PyTorch cannot be imported: {reason}", fix=INSTALL)
+    module, _, function = factory.partition(":")
+    fix = _FIXES[problem].replace("MODULE", module).replace("FUNCTION", function)
+    if problem == "export":
+        return ImportFailed(f"{factory}: torch.export cannot export the module: {reason}", fix=fix)
+    return UsageError(f"{factory}: {reason}", fix=fix)

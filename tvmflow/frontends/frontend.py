@@ -1,0 +1,463 @@
+"""The contract of a frontend, with what all of them share: files of models, the import, the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+from tvmflow.core.disk_errors import unreadable
+from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError, TvmflowError
+from tvmflow.core.file_kinds import ZIP, FileKind, recognize
+from tvmflow.core.formatting import last_line, quoted
+from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.schema import field_error
+from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.frontends.base import (
+    LoadedModel,
+    MissingFile,
+    ModelFacts,
+    ModelInput,
+    NotAModel,
+    Reference,
+    ReferenceTraits,
+    SourceFields,
+    Where,
+)
+from tvmflow.store.addresses import (
+    InvalidAddress,
+    check_address,
+    is_address,
+    sibling,
+    without_secrets,
+)
+from tvmflow.store.source_files import SourceFiles
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_log = logging.getLogger(__name__)
+
+Files = Mapping[str, Path]
+"""The path of each file of a model by its role."""
+
+Specs = tuple[TensorSpec, ...]
+
+
+class ReferenceCall(NamedTuple):
+    """What a reference is started with: see `Frontend.reference`."""
+
+    files: Files
+    inputs: Specs
+    outputs: Specs
+    tensors: Specs
+    threads: int
+    scratch: Path
+
+
+class Frontend(ABC):
+    """A folder in this one has a subclass, and imports neither the framework nor tvm at its top level.
+
+    Attributes:
+        NAME: The framework as people write it, for messages.
+        KIND: The frontend's name in the registry, and its field under `model:` in a recipe.
+        MODELS: Its models, for messages.
+        SOURCE: The fields of a recipe that name a model of this framework.
+        TOOLS: Distributions whose code can change what `load` returns; they enter the key of `import`.
+        REQUIRES_INPUTS: True if a recipe must give the input shapes, because the files do not have them.
+        REFERENCE: The framework as the reference.
+        WORKER: The module that runs as the reference.
+        MODULE: The module without which there is no reference; empty where its process says so.
+    """
+
+    NAME: ClassVar[str]
+    KIND: ClassVar[str]
+    MODELS: ClassVar[str]
+    SOURCE: ClassVar[type[SourceFields]]
+    TOOLS: ClassVar[tuple[str, ...]]
+    REQUIRES_INPUTS: ClassVar[bool] = False
+    REFERENCE: ClassVar[ReferenceTraits]
+    WORKER: ClassVar[str]
+    MODULE: ClassVar[str] = ""
+
+    @abstractmethod
+    def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+        """Give every file that the recipe names and that does not exist.
+
+        Args:
+            model: The value of `model:` as it was read, not validated: a missing file is reported
+                together with other mistakes.
+            base: The recipe's folder.
+        """
+
+    @abstractmethod
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
+        """Return the files that the model consists of, without importing a framework.
+
+        A file at an address that is yet to be downloaded is not read.
+
+        Args:
+            source: The recipe's `model`, which has all fields of `SOURCE`.
+            base: The recipe's folder.
+            where: Returns the position of a field below `model`.
+            sources: Resolves every file: what it returns has a digest where it has an address, and
+                a path where it was downloaded before.
+
+        Raises:
+            RecipeError: when a file is not of this framework, or cannot be imported.
+            DownloadError: when something has to be looked up, and cannot be.
+        """
+
+    def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+        """Return the files that a model also has, which were not known before it was downloaded.
+
+        Args:
+            files: Those that `files` returned, each with its path.
+
+        Raises:
+            RecipeError: when the model is not of this framework, or names files outside its folder.
+        """
+        return ()
+
+    @abstractmethod
+    def read_facts(self, files: Files) -> ModelFacts:
+        """Return what the files of a model tell without a framework.
+
+        Args:
+            files: Path of each file by its role; of those that `files` returned, the first is there.
+
+        Raises:
+            ImportFailed: when a file is not of this framework.
+        """
+
+    def read_inputs(self, files: Files) -> Sequence[ModelInput]:
+        """Return the inputs of the model; arguments and errors are those of `read_facts`."""
+        return self.read_facts(files).inputs
+
+    def read_outputs(self, files: Files) -> Sequence[str]:
+        """Return the names of the outputs, or their beginnings that the user chose."""
+        return self.read_facts(files).outputs
+
+    def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
+        """Return the inputs that a new recipe names; all files of the model are there."""
+        return self.read_inputs(files)
+
+    def load(
+        self,
+        files: Files,
+        inputs: Specs,
+        tensors: Sequence[str] = (),
+        bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    ) -> LoadedModel:
+        """Import the model for these input shapes.
+
+        Args:
+            files: Path of each file by its role.
+            inputs: The inputs; those of which the model tells everything may be missing.
+            tensors: Names of inner tensors that the module returns after its outputs.
+            bound: The constants of those inputs that are no inputs of the library.
+
+        Raises:
+            ImportFailed: with operator and node, or with the name that is not a tensor of the model.
+            EnvironmentProblem: when a tool that imports it is not installed.
+        """
+        with _importing():
+            return self._load(files, inputs, tensors, bound)
+
+    @abstractmethod
+    def _load(
+        self,
+        files: Files,
+        inputs: Specs,
+        tensors: Sequence[str],
+        bound: Mapping[str, np.ndarray[Any, Any]],
+    ) -> LoadedModel:
+        """Import the model: see `load`, which explains errors of libraries."""
+
+    def reference(
+        self,
+        files: Files,
+        inputs: Specs,
+        outputs: Specs,
+        *,
+        tensors: Specs = (),
+        threads: int,
+        scratch: Path,
+    ) -> AbstractContextManager[Reference]:
+        """Start the reference in an isolated process, which also returns `tensors`.
+
+        Raises:
+            EnvironmentProblem: when the framework is not installed.
+        """
+        from tvmflow.frontends import _reference_process
+
+        if self.MODULE and importlib.util.find_spec(self.MODULE) is None:
+            text = f"{self.REFERENCE.name}, the reference for {self.MODELS}, is not installed"
+            raise EnvironmentProblem(text, fix=self.REFERENCE.install)
+        call = ReferenceCall(files, inputs, outputs, tensors, threads, scratch)
+        return _reference_process.start(
+            self.REFERENCE,
+            self.WORKER,
+            self._first_message(call),
+            inputs,
+            (*outputs, *tensors),
+            scratch,
+            self._environment(threads),
+        )
+
+    @abstractmethod
+    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+        """Return the message from which the reference's process loads the model."""
+
+    def _environment(self, threads: int) -> Mapping[str, str]:
+        """Return the variables that the reference's process needs."""
+        return {}
+
+    def list_tensors(self, files: Files) -> Mapping[str, str]:
+        """Return the inner tensors in the order of their computation, with the node of each.
+
+        Those that `load` and `reference` take as `tensors`; none where the frontend cannot name them
+        before the import.
+        """
+        return {}
+
+    @abstractmethod
+    def reference_version(self) -> str:
+        """Return the version of the installed reference, which may be loaded in this process.
+
+        Raises:
+            ImportError: when it is not installed or cannot be loaded.
+            EnvironmentProblem: when it is not installed or cannot be loaded.
+        """
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Turn every error of the block into one that says that the model cannot be imported.
+
+    A model may hold anything, and the libraries that read it raise whatever their code runs into.
+    The traceback goes to the stage's log file.
+
+    Raises:
+        ImportFailed: in place of other errors; those of tvmflow and of the disk stay as they are.
+    """
+    try:
+        yield
+    except (TvmflowError, OSError):
+        raise
+    except MemoryError as error:
+        raise ImportFailed("importing the model needs more memory than there is") from error
+    except RecursionError as error:
+        raise ImportFailed("the model is nested too deep to be imported") from error
+    except Exception as error:
+        _log.debug("the model cannot be imported", exc_info=True)
+        raise ImportFailed(
+            f"the model cannot be imported: {type(error).__name__}: {last_line(error)}",
+            fix="check that its own framework can load it; if it can, report a bug of tvmflow with the model",
+        ) from error
+
+
+# ---------------------------------------------------------------- models that one field names
+# The fields name files by path or by address, and pin their content.
+
+
+MODEL: Final = "model"
+"""The role of the file that the field names."""
+
+_DIGEST_PATTERN: Final = r"^[0-9a-fA-F]{64}$"
+
+
+def _check_file(value: str) -> str:
+    if is_address(value):
+        try:
+            check_address(value)
+        except InvalidAddress as error:
+            raise field_error(str(error)) from None
+    return value
+
+
+def _check_digest(value: str) -> str:
+    if len(value) != 64 or set(value) - set("0123456789abcdefABCDEF"):
+        raise field_error(f"must be 64 hexadecimal digits, not the string {quoted(value)}")
+    return value.lower()
+
+
+NamedFile = Annotated[str, Field(min_length=1), AfterValidator(_check_file)]
+"""A file that a recipe names: a path from the recipe's folder, or an address."""
+
+_Digest = Annotated[
+    str, AfterValidator(_check_digest), Field(json_schema_extra={"pattern": _DIGEST_PATTERN})
+]
+
+
+class SeveralFiles(SourceFields):
+    """The field that pins the further files of a model, or all files of one that has several."""
+
+    files: dict[str, _Digest] | None = Field(
+        default=None,
+        description="SHA-256 digests of further files of the model, by their paths from its folder. Always checked; "
+        "required at an address, except at `hf://`, where the commit pins them.",
+    )
+
+
+class OneFile(SeveralFiles):
+    """The fields that pin a model which is one file, and perhaps further ones that it names."""
+
+    sha256: _Digest | None = Field(
+        default=None,
+        description="SHA-256 digest of the model's file, 64 hexadecimal digits. Always checked; required at an address, "
+        "except at `hf://`, where the commit pins it.",
+    )
+
+
+class OneFileFrontend(Frontend):
+    """A frontend whose models are named by one field, that of its kind.
+
+    Attributes:
+        FILE: The kind of that file.
+        NOUN: A model, for messages: `a TFLite model`.
+        FOREIGN: What another file is: `is not a TFLite model`.
+        FILE_NAME: The file, at the beginning of a message.
+        FOREIGN_FIX: What to do with another file.
+        UNSUPPORTED_FIX: What to do with a model that cannot be imported.
+    """
+
+    SOURCE: ClassVar[type[OneFile]]
+    FILE: ClassVar[FileKind]
+    NOUN: ClassVar[str]
+    FOREIGN: ClassVar[str]
+    FILE_NAME: ClassVar[str] = "the file"
+    FOREIGN_FIX: ClassVar[str] = ""
+    UNSUPPORTED_FIX: ClassVar[str] = ""
+
+    @abstractmethod
+    def describe(self, path: Path) -> ModelFacts:
+        """Return what planning needs of a file.
+
+        Raises:
+            NotAModel: when it is not a model of this framework.
+        """
+
+    def find_missing_files(self, model: Mapping[str, Json], base: Path) -> Iterator[MissingFile]:
+        """Give the model's file when it is a path that does not exist."""
+        path = model.get(self.KIND)
+        if isinstance(path, str) and path and not is_address(path) and not is_file(base / path):
+            yield MissingFile((self.KIND,), missing_file_text(base / path))
+
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
+        """Return the model's file, which is all of it."""
+        named = self.named_file(source, base, where)
+        if isinstance(source, SeveralFiles) and source.files is not None:
+            text = f"model.files: {self.NOUN} is one file; its digest is `sha256`"
+            raise RecipeError(f"{where('files')}: {text}")
+        file = sources.resolve(named)
+        if file.path:
+            self.check_file(file)
+        return (file,)
+
+    def named_file(self, source: SourceFields, base: Path, where: Where) -> InputFile:
+        """Return the file that the recipe names, not resolved yet."""
+        assert isinstance(source, self.SOURCE)
+        text = str(getattr(source, self.KIND))
+        path, url = ("", text) if is_address(text) else (str(base / text), "")
+        return InputFile(MODEL, path, where(self.KIND), url, source.sha256 or "", where("sha256"))
+
+    def check_file(self, file: InputFile) -> ModelFacts:
+        """Return what planning needs of a file that a recipe names.
+
+        Raises:
+            RecipeError: when it cannot be read or imported, as far as that can be seen without a framework.
+        """
+        start, path = f"{file.where}: model.{self.KIND}", Path(file.path)
+        try:
+            facts = self.describe(path)
+        except NotAModel as error:
+            start = f"{start}: {shown(file)}"
+            _refuse_other_kind(start, path, self.FILE)
+            raise RecipeError(f"{start} {self.FOREIGN}: {error}") from None
+        except OSError as error:
+            raise unreadable(f"{start}: {path}", error) from error
+        if facts.unsupported:
+            text = f"{start}: {shown(file)} cannot be imported: {facts.unsupported}"
+            raise RecipeError(text, fix=self.UNSUPPORTED_FIX)
+        return facts
+
+    def read_facts(self, files: Files) -> ModelFacts:
+        """Return what the model's file tells without a framework."""
+        with self.explained():
+            facts = self.describe(files[MODEL])
+        self.refuse_unsupported(facts.unsupported)
+        return facts
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise ImportFailed where a file is not a model of this framework."""
+        try:
+            yield
+        except NotAModel as error:
+            text = f"{self.FILE_NAME} {self.FOREIGN}: {error}"
+            raise ImportFailed(text, fix=self.FOREIGN_FIX) from None
+
+    def refuse_unsupported(self, reason: str) -> None:
+        """Raise ImportFailed where there is a reason why a model cannot be imported."""
+        if reason:
+            raise ImportFailed(reason, fix=self.UNSUPPORTED_FIX)
+
+
+def _refuse_other_kind(start: str, path: Path, expected: FileKind) -> None:
+    """Check that a file is not certainly something else than its field says.
+
+    Args:
+        start: The beginning of the message, with the file.
+        path: The file.
+        expected: What the field names.
+
+    Raises:
+        RecipeError: when it is.
+    """
+    kind = recognize(path)
+    if kind not in (expected, ZIP, None):
+        fix = f"name it with `{kind.field}:`" if kind.field else kind.fix_for(path)
+        raise RecipeError(f"{start} {kind.text}", fix=fix)
+
+
+def shown(file: InputFile) -> str:
+    """Return where a file is, for messages."""
+    return without_secrets(file.url) if file.url else file.path
+
+
+def further_file(
+    role: str, name: str, model: InputFile, source: SeveralFiles, where: Where
+) -> InputFile:
+    """Return a file by its path from the folder of a model's file, not resolved yet.
+
+    Args:
+        role: The name by which stages read it.
+        name: Its path from the folder of the model's file.
+        model: The model's file.
+        source: The recipe's `model`.
+        where: Returns the position of a field below `model`.
+    """
+    path, url = (
+        ("", sibling(model.url, name)) if model.url else (str(Path(model.path).parent / name), "")
+    )
+    return pinned_by_name(InputFile(role, path, model.where, url), name, source, where)
+
+
+def pinned_by_name(file: InputFile, name: str, source: SeveralFiles, where: Where) -> InputFile:
+    """Return a file with the digest that `files` has for its name."""
+    digest = (source.files or {}).get(name, "")
+    position = where("files", name) if digest else ""
+    return file._replace(sha256=digest, sha256_where=position, sha256_field=f"files.{name}")
