@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmflow.frontends.mxnet._params import read_params
+from tvmflow.frontends.mxnet._checkpoint import read_params
 
 FOLDER = Path(__file__).resolve().parent
 

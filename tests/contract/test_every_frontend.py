@@ -28,9 +28,10 @@ FUNCTIONS = (
 
 
 @each_frontend
-def test_it_has_the_functions_of_the_protocol(name: str) -> None:
+def test_it_has_the_functions_of_the_base_class(name: str) -> None:
     """Each with the same parameters, and a docstring."""
     frontend = FRONTENDS[name]
+    assert isinstance(frontend, Frontend)
     assert name == frontend.KIND
     for function in FUNCTIONS:
         parameters = list(inspect.signature(getattr(Frontend, function)).parameters)[1:]

@@ -1,4 +1,4 @@
-"""Tensors with a size that is known only when a model runs, as tensors of the largest size and a count.
+"""Turns tensors whose size is known only when a model runs into the largest ones with a count.
 
 A kernel that selects rows, such as non-maximum suppression, writes as many as there can be, and counts
 those that it selected. The operators after it compute with all rows; as long as no row influences
@@ -59,7 +59,7 @@ _Fact = _Count | _WrongShape | None
 
 
 def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a module whose `main` returns the counts of its outputs after them; the same module if there are none.
+    """Return a module whose `main` also returns the counts of its outputs, if there are any.
 
     Raises:
         MixedRows: A counted size is needed where rows influence each other.
@@ -267,7 +267,7 @@ def _first_count(facts: Sequence[_Fact]) -> _Count | None:
 
 
 def _elementwise(call: Any, operands: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    """All operands that are as large along the counted axis have the count; the others have one row for all."""
+    """Operands as large along the counted axis have the count; the others have one row for all."""
     count = _first_count(facts)
     if count is None:
         return _REFUSED

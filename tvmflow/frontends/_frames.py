@@ -46,7 +46,7 @@ class LoadedReference(Protocol):
 
 @runtime_checkable
 class OptimizedReference(LoadedReference, Protocol):
-    """A framework whose timed inferences may compute other numbers than `run`, because it rewrites the graph for them."""
+    """A framework that rewrites the graph for timed inferences, which may compute other numbers."""
 
     def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         """Return the outputs in their order, as timed inferences compute them."""

@@ -43,7 +43,7 @@ class _OpenVino:
 
 
 class _TensorRt:
-    """TensorRT, by ONNX Runtime's execution provider for it: inputs and outputs stay on the GPU in timed calls.
+    """TensorRT in ONNX Runtime; in timed calls, inputs and outputs stay on the GPU.
 
     See https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html.
     """

@@ -46,7 +46,10 @@ _MAX_FACTS: Final = 16_000_000
 
 
 def read_once(read: Callable[[Path], _Read]) -> Callable[[Path], _Read]:
-    """Return a function that reads a file again only when it has changed: planning needs its facts several times."""
+    """Return a function that reads a file again only when it has changed.
+
+    Planning needs its facts several times.
+    """
 
     @functools.lru_cache(maxsize=16)
     def read_unchanged(path: Path, stamp: tuple[int, ...]) -> _Read:

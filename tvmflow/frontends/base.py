@@ -188,7 +188,7 @@ class Reference(Protocol):
     def run_as_timed(
         self, feed: Mapping[str, np.ndarray[Any, Any]]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the outputs for one batch, as the calls that `latency` times compute them: with rewrites of the graph."""
+        """Return the outputs of a call as `latency` times it: with rewrites of the graph."""
         ...
 
     def latency(

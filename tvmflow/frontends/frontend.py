@@ -53,7 +53,7 @@ Specs = tuple[TensorSpec, ...]
 
 
 class ReferenceCall(NamedTuple):
-    """What a reference is started with: see `Frontend.reference`."""
+    """The arguments of `Frontend.reference`."""
 
     files: Files
     inputs: Specs

@@ -1,4 +1,4 @@
-"""The inputs of a recipe against those of a model: names, dtypes, shapes, values. Imports no framework."""
+"""Compares the inputs of a recipe with those of a model: names, dtypes, shapes, values."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ class InputLine(NamedTuple):
 def suggest_inputs(
     inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> list[InputLine]:
-    """Return the lines below `inputs:` of a recipe: what requests say, and SIZE for sizes that nobody says."""
+    """Return the lines below `inputs:` of a recipe, with SIZE for each size that nobody gives."""
     return [
         InputLine(
             f"  {_yaml_line(value, request)}",

@@ -1,4 +1,4 @@
-"""Other runtimes that `verify` times beside a library: what they run, and how they are installed and started."""
+"""Runtimes that `verify` times beside a library: what they run, how they are installed and started."""
 
 from __future__ import annotations
 

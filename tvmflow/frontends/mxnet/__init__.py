@@ -1,4 +1,7 @@
-"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported without MXNet. Imports tvm only inside functions."""
+"""MXNet checkpoints (`PREFIX-symbol.json`, `PREFIX-0000.params`), imported without MXNet.
+
+Imports tvm only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,7 @@ from tvmflow.frontends.frontend import (
     Specs,
     pinned_by_name,
 )
-from tvmflow.frontends.mxnet._params import read_names
-from tvmflow.frontends.mxnet._symbol import not_a_symbol, read_symbol
+from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
 
@@ -221,8 +223,8 @@ class MxnetFrontend(Frontend):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
     ) -> LoadedModel:
+        from tvmflow.frontends.mxnet._checkpoint import read_params
         from tvmflow.frontends.mxnet._graph import build
-        from tvmflow.frontends.mxnet._params import read_params
         from tvmflow.operators.loading import load_operators
 
         operators = load_operators(files)

@@ -16,15 +16,15 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
+from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._frames import Array
-from tvmflow.frontends._nodes import NodeNames
 from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
+from tvmflow.frontends.mxnet._checkpoint import Node, Symbol
 from tvmflow.frontends.mxnet._op import Expr, Op, signature, static_shape
 from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
 from tvmflow.frontends.mxnet._own_operators import convert as convert_own
-from tvmflow.frontends.mxnet._symbol import Node, Symbol
 from tvmflow.frontends.mxnet.converters import CONVERTERS
-from tvmflow.frontends.mxnet.converters.normalization import gamma_is_fixed
+from tvmflow.frontends.mxnet.converters.layers import gamma_is_fixed
 from tvmflow.operators.loading import Operators
 
 NO_OPERATORS: Final = Operators()
@@ -161,7 +161,7 @@ def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
 
 
 def _find_internals(symbol: Symbol) -> dict[str, tuple[int, int]]:
-    """Return the node and the output of each inner tensor: a model cannot be cut at one that no node reads."""
+    """Return the node and the output of each inner tensor that a node reads: there, a model can be cut."""
     read = [entry for node in symbol.nodes for entry in node.inputs]
     return {
         _output_name(symbol.nodes[index], output): (index, output)

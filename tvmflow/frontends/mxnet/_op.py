@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, quoted
-from tvmflow.frontends.mxnet._symbol import Node
+from tvmflow.frontends.mxnet._checkpoint import Node
 
 Expr = Any
 """A Relax expression (TVM ships no types)."""

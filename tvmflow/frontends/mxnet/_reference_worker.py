@@ -71,7 +71,7 @@ class _Model:
 
     def _register_operators(self, mx: Any, first: Message) -> None:
         """Let MXNet compute the recipe's operators by their references."""
-        from tvmflow.frontends.mxnet._own_references import register
+        from tvmflow.frontends.mxnet._own_operators import register
         from tvmflow.operators.loading import load_operators
 
         files = {role: Path(path) for role, path in first["operators"].items()}

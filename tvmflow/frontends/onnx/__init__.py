@@ -1,4 +1,7 @@
-"""ONNX models: opset 7 and up, external data, any naming of weights. Imports tvm and onnx only inside functions."""
+"""ONNX models: opset 7 and up, external data, any naming of weights.
+
+Imports tvm and onnx only inside functions.
+"""
 
 from __future__ import annotations
 

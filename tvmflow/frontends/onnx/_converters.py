@@ -1,4 +1,4 @@
-"""Converters of operators that TVM's importer lacks or miscomputes, or converts to what layout passes do not support."""
+"""Converters of operators that TVM's importer lacks, miscomputes, or hides from layout passes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.frontends._hyperbolic import make_cosh, make_sinh
-from tvmflow.frontends.onnx import _fourier, _resize, _suppression
+from tvmflow.compiler.tir_kernels import resize
+from tvmflow.compiler.tir_kernels.resize import Interpolation
+from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.onnx import _suppression
 from tvmflow.frontends.onnx.graph import dtype_of
 
 
@@ -169,7 +171,10 @@ def _is_inf(node: NodeToConvert) -> Any:
 
 
 def _pairwise(node: NodeToConvert, operator: Callable[[Any, Any], Any]) -> Any:
-    """Return one operand after the other combined; TVM copies all into one tensor, and reduces that from a finite start."""
+    """Return one operand after the other combined.
+
+    TVM copies all into one tensor, and reduces that from a finite start.
+    """
     if all(isinstance(operand, tvm.ir.Constant) for operand in node.inputs):
         return node.convert_by_tvm(node.inputs)
     return functools.reduce(lambda left, right: node.emit(operator(left, right)), node.inputs)
@@ -234,7 +239,10 @@ def _extreme(node: NodeToConvert) -> Any:
 
 
 def _reduce_mean(node: NodeToConvert) -> Any:
-    """Return means, of integers by way of int64: TVM computes those of int32 as int64, which it does not say."""
+    """Return means; of integers by way of int64.
+
+    TVM computes those of int32 as int64, which it does not say.
+    """
     data, *rest = node.inputs
     if _is_float(data) or _dtype(data) == "int64":
         return node.convert_by_tvm(node.inputs)
@@ -282,11 +290,206 @@ def _layer_norm(node: NodeToConvert) -> Any:
     return relax.op.add(scaled, shift[0]) if shift and shift[0] is not None else scaled
 
 
+# ---------------------------------------------------------------- Fourier transforms
+# Products with a constant matrix.
+
+
+_Array = np.ndarray[Any, Any]
+
+_MAX_FOURIER_ELEMENTS: Final = 1 << 25
+
+
+def _dft(node: NodeToConvert) -> Any:
+    """Return the DFT of real or complex numbers (…, n, …, 1 or 2) along one axis."""
+    x, length, axis, *_ = [*node.inputs, None, None]
+    shape, attributes = _shape(x), node.attributes
+    default = attributes.get("axis", 1 if node.opset < 20 else -2)
+    along = (_integer(axis) if axis is not None else int(default)) % len(shape)
+    is_inverse, is_onesided = (bool(attributes.get(n, 0)) for n in ("inverse", "onesided"))
+    count, parts = shape[along], shape[-1]
+    whole = 2 * (count - 1) if is_inverse and is_onesided else count
+    whole = whole if length is None else _integer(length)
+    matrix = _transform(count, parts, whole, is_inverse=is_inverse, is_onesided=is_onesided)
+    rank = len(shape)
+    order = [*(n for n in range(rank - 1) if n != along), along, rank - 1]
+    moved = node.emit(relax.op.permute_dims(x, order))
+    result = _multiply(node, moved, matrix)
+    return relax.op.permute_dims(result, [order.index(n) for n in range(rank)])
+
+
+def _stft(node: NodeToConvert) -> Any:
+    """Return the STFT of a signal (batch, n, 1 or 2): (batch, frames, frequencies, 2).
+
+    With `onesided`, only the frequencies up to half of the sampling rate are computed.
+    """
+    signal, step, window, size, *_ = [*node.inputs, None, None]
+    shape, hop = _shape(signal), _integer(step)
+    length = _integer(size) if size is not None else _shape(window)[0]
+    starts = np.arange((shape[1] - length) // hop + 1) * hop
+    places = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
+    frames = node.emit(relax.op.take(signal, places, 1))
+    split = [shape[0], len(starts), length, shape[2]]
+    frames = node.emit(relax.op.reshape(frames, split))
+    if window is not None:
+        weights = relax.op.reshape(window, [length, 1])
+        frames = node.emit(relax.op.multiply(frames, weights))
+    is_onesided = bool(node.attributes.get("onesided", 1))
+    matrix = _transform(length, shape[2], length, is_inverse=False, is_onesided=is_onesided)
+    return _multiply(node, frames, matrix)
+
+
+def _transform(
+    count: int, parts: int, length: int, *, is_inverse: bool, is_onesided: bool
+) -> _Array:
+    """Return the matrix (count, parts, frequencies, parts of the result) of a transform.
+
+    It transforms `count` numbers, padded or cut to `length`.
+    """
+    is_real = is_inverse and is_onesided
+    frequencies = length // 2 + 1 if is_onesided and not is_inverse else length
+    if count * parts * frequencies * 2 > _MAX_FOURIER_ELEMENTS:
+        raise ValueError(f"a transform of {count:,} numbers is not supported")
+    sign = 1 if is_inverse else -1
+    product = np.outer(np.arange(count), np.arange(frequencies)) % length
+    turn = np.exp(sign * 2j * np.pi * product / length)
+    turn[length:] = 0
+    if is_real:
+        # The other half of the spectrum has the conjugate numbers.
+        index = np.arange(count)
+        turn *= np.where((index == 0) | (2 * index == length), 1, 2)[:, None]
+        turn[length // 2 + 1 :] = 0
+    if is_inverse:
+        turn /= length
+    real = np.stack([turn.real, turn.imag], -1)
+    imaginary = np.stack([-turn.imag, turn.real], -1)
+    matrix: _Array = np.stack([real, imaginary][:parts], 1)
+    return matrix[..., :1] if is_real else matrix
+
+
+def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
+    """Return the transform of the last two axes of data."""
+    count, parts, frequencies, results = matrix.shape
+    shape = _shape(x)[:-2]
+    flat = node.emit(relax.op.reshape(x, [*shape, count * parts]))
+    weights = relax.const(matrix.reshape(count * parts, frequencies * results).astype(_dtype(x)))
+    product = node.emit(relax.op.matmul(flat, weights))
+    return node.emit(relax.op.reshape(product, [*shape, frequencies, results]))
+
+
+def _integer(expr: Any) -> int:
+    return int(_known_array(expr, "an axis, a step or a length").reshape(()))
+
+
+# ---------------------------------------------------------------- resizing
+# Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, and antialiasing.
+
+
+_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+_MAX_TAPS: Final = 256
+
+
+class _Axis(NamedTuple):
+    """An axis that is resized: its pixels before and after, and the length after, perhaps no integer."""
+
+    axis: int
+    source: int
+    size: int
+    length: float
+
+
+def _resize(node: NodeToConvert) -> Any:
+    """Convert a Resize with constant scales or sizes; one that TVM converts correctly is left to it.
+
+    Raises:
+        ValueError: for a mode that is not supported.
+    """
+    attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
+    antialias = bool(attributes.get("antialias", 0))
+    coordinates = _text(attributes, "coordinate_transformation_mode", "half_pixel")
+    if axes is None or not (
+        antialias
+        or "axes" in attributes
+        or "keep_aspect_ratio_policy" in attributes
+        or coordinates == "half_pixel_symmetric"
+        # Factors are float32: 1/3 of 6 counts as exactly 2.
+        or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
+    ):
+        return node.convert_by_tvm(node.inputs)
+    mode = Interpolation(
+        _METHODS[_text(attributes, "mode", "nearest")],
+        coordinates,
+        _text(attributes, "nearest_mode", "round_prefer_floor"),
+        float(attributes.get("cubic_coeff_a", -0.75)),
+        bool(attributes.get("exclude_outside", 0)),
+    )
+    if not resize.is_supported(mode):
+        raise ValueError(f"the mode {coordinates} with a rounded size or axes is not supported")
+    return _resize_axes(node, axes, mode, antialias)
+
+
+def _resize_axes(
+    node: NodeToConvert, axes: Sequence[_Axis], mode: Interpolation, antialias: bool
+) -> Any:
+    """Emit a kernel for each axis; numbers that are no float32 are computed as such."""
+    data, dtype = node.inputs[0], _dtype(node.inputs[0])
+    if dtype == "float64":
+        raise ValueError("float64 with a rounded size or axes is not supported")
+    data = node.emit(relax.op.astype(data, "float32")) if dtype != "float32" else data
+    for axis, source, size, length in axes:
+        taps = resize.find_taps(source, size, mode, length, antialias=antialias)
+        if taps.positions.shape[1] > _MAX_TAPS:
+            raise ValueError(f"antialiasing from {source} to {size} pixels is not supported")
+        function = functools.partial(resize.resize, axes=(axis,), steps={})
+        tables = [relax.const(table) for table in taps]
+        data = node.builder.emit_te(function, data, *tables, primfunc_name_hint="resize")
+    return relax.op.astype(data, dtype) if dtype != "float32" else data
+
+
+def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Axis] | None:
+    """Return the axes that change; None where scales and sizes are no constants."""
+    shape = _shape(inputs[0])
+    axes = [int(axis) % len(shape) for axis in attributes.get("axes", range(len(shape)))]
+    extents = [shape[axis] for axis in axes]
+    scales, sizes = (_constant_operand(inputs, position) for position in (2, 3))
+    if scales is not None:
+        lengths = [extent * float(scale) for extent, scale in zip(extents, scales, strict=True)]
+        counts = [math.floor(length * (1 + 1e-7)) for length in lengths]
+    elif sizes is not None:
+        counts = [int(size) for size in sizes]
+        lengths = [float(count) for count in counts]
+        policy = _text(attributes, "keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            choose = min if policy == "not_larger" else max
+            factor = choose(n / extent for n, extent in zip(counts, extents, strict=True))
+            lengths = [extent * factor for extent in extents]
+            counts = [math.floor(length + 0.5) for length in lengths]
+    else:
+        return None
+    all_axes = [_Axis(*axis) for axis in zip(axes, extents, counts, lengths, strict=True)]
+    return [axis for axis in all_axes if axis.source != axis.length]
+
+
+def _constant_operand(inputs: Sequence[Any], position: int) -> np.ndarray[Any, Any] | None:
+    value = inputs[position] if position < len(inputs) else None
+    if isinstance(value, relax.ShapeExpr):
+        return np.array([int(extent) for extent in value.values])
+    array = np.asarray(value.value.numpy()) if isinstance(value, tvm.ir.Constant) else None
+    return array if array is not None and array.size else None
+
+
+def _text(attributes: Mapping[str, Any], name: str, default: str) -> str:
+    value = attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 # ---------------------------------------------------------------- data
 
 
 def _one_hot(node: NodeToConvert) -> Any:
-    """Return one value where an index is the position along a new axis, and another elsewhere; none fits an index out of range."""
+    """Return one value where an index is the position along a new axis, and another elsewhere.
+
+    No position fits an index out of range.
+    """
     indices, depth, values = node.inputs
     count = int(_known_array(depth, "depth").reshape(()))
     known = _known_array(values, "values")
@@ -311,20 +514,6 @@ def _bit_cast(node: NodeToConvert) -> Any:
         return te.compute(data.shape, lambda *i: tirx.reinterpret(dtype, data(*i)), name="bit_cast")
 
     return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
-
-
-def _resize_data(node: NodeToConvert) -> Any:
-    resized = _resize.convert(node.builder, node.inputs, node.attributes)
-    return node.convert_by_tvm(node.inputs) if resized is None else resized
-
-
-def _dft(node: NodeToConvert) -> Any:
-    return _fourier.convert_dft(node.builder, node.inputs, node.attributes, node.opset)
-
-
-def _stft(node: NodeToConvert) -> Any:
-    onesided = bool(node.attributes.get("onesided", 1))
-    return _fourier.convert_stft(node.builder, node.inputs, onesided)
 
 
 def _non_max_suppression(node: NodeToConvert) -> Any:
@@ -399,7 +588,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ReduceMax": _extreme,
     "ReduceMean": _reduce_mean,
     "ReduceMin": _extreme,
-    "Resize": _resize_data,
+    "Resize": _resize,
     "STFT": _stft,
     "Sign": _sign,
     "Sinh": _sinh,

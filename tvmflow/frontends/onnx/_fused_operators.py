@@ -1,4 +1,4 @@
-"""Rewrites operators that ONNX Runtime's optimizer puts in the place of several of ONNX's, which a model has that it saved."""
+"""Rewrites the fused operators in models that ONNX Runtime's optimizer saved."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _matmul(node: _Fused) -> list[NodeProto] | None:
 
 
 def _transposed(node: _Fused, position: int, side: str) -> str | None:
-    """Return an operand as the attributes of its side transpose it; None where that needs a rank that is not known yet."""
+    """Return an operand transposed by the attributes of its side; None while its rank is unknown."""
     name, rank = node.name(position), node.rank(position)
     moves_batch, swaps = (
         bool(node.attributes.get(f"{attribute}{side}", 0)) for attribute in ("transBatch", "trans")
@@ -268,7 +268,9 @@ FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]]
 def rewrite_fused(
     node: NodeProto, known: KnownValues, types: Mapping[str, int], opset: int
 ) -> list[NodeProto] | None:
-    """Return the nodes that replace a fused operator; None where it cannot be rewritten, or not before its shapes are known.
+    """Return the nodes that replace a fused operator.
+
+    None where it cannot be rewritten, or not before its shapes are known.
 
     Args:
         node: The node.

@@ -1,4 +1,4 @@
-"""Reads what planning needs of an ONNX file without importing onnx: its external data, inputs and weights by name.
+"""Reads what planning needs of an ONNX file without onnx: external data, inputs, names of weights.
 
 Field numbers are those of onnx.proto3. The bytes of weights are skipped by their length, never read.
 """
@@ -11,9 +11,76 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel
+from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel, unsupported_dtype
 from tvmflow.frontends.inputs import MAX_SIGNATURE
-from tvmflow.frontends.onnx._element_types import model_input
+
+# ---------------------------------------------------------------- element types
+
+
+_ELEMENT_TYPES: Final[Mapping[int, str]] = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+    12: "uint32",
+    13: "uint64",
+}
+"""The dtype of each number of `TensorProto.DataType` that an input can have."""
+
+_OTHER_TYPES: Final[Mapping[int, str]] = {
+    8: "string",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+    24: "float8e8m0",
+    25: "uint2",
+    26: "int2",
+}
+"""The dtype of each number that an input cannot have, as ONNX names it."""
+
+NARROW_TYPES: Final = frozenset(range(17, 27))
+"""The numbers of float8, and of the types of less than a byte."""
+
+
+def name_of(element_type: int) -> str:
+    """Return the name of an element type."""
+    known = {**_ELEMENT_TYPES, **_OTHER_TYPES}
+    return known.get(element_type, f"number {element_type} of ONNX")
+
+
+def model_input(
+    name: str, element_type: int | None, dims: tuple[int | str, ...] | None, *, is_required: bool
+) -> ModelInput:
+    """Return an input of a graph.
+
+    Args:
+        name: Its name.
+        element_type: The number of its dtype; None for one that is not a tensor.
+        dims: Fixed sizes, and names of free dimensions; None without a shape.
+        is_required: False for one that an initializer gives a default.
+    """
+    dtype = _ELEMENT_TYPES.get(element_type or 0)
+    problem = "is not a tensor"
+    if element_type is not None:
+        problem = unsupported_dtype(name_of(element_type))
+    return ModelInput(name, dtype, dims, is_required, "" if dtype else problem)
+
+
+# ---------------------------------------------------------------- the header
+
 
 # Message -> number of a field -> message in that field.
 _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
@@ -46,7 +113,7 @@ _MAX_DEPTH: Final = 100
 
 
 def read_header(path: Path) -> ModelFacts:
-    """Return what an ONNX file says of the model: inputs, outputs, and the sorted names of files with its weights.
+    """Return the inputs, the outputs and the sorted names of files with weights of an ONNX file.
 
     Raises:
         NotAModel: when the file is not an ONNX model.
@@ -205,7 +272,10 @@ class _Reader:
         return matching[-1] if matching else None
 
     def _name(self, message: Field, number: int) -> str:
-        """Return a name; bytes that are no text become halves of characters, so that the name is known as none."""
+        """Return a name.
+
+        Bytes that are no text become halves of characters, so that the name is known as none.
+        """
         field = self._last(message, number)
         return self._text(field, "surrogateescape") if field else ""
 

@@ -1,4 +1,4 @@
-"""Weights that stay in their files: a model is read without the bytes of its large tensors, which are mapped when needed.
+"""Reads a model without the bytes of its large weights, which are mapped when they are needed.
 
 Such a tensor is marked as ONNX marks external data: it has no data of its own, and names a file,
 an offset and a length. The file may be the ONNX file itself. So passes work on a small model, and

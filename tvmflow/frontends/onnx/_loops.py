@@ -1,4 +1,7 @@
-"""Unrolls Scan and Loop: TVM's importer has neither. An iteration that a computed condition may end becomes an If."""
+"""Unrolls Scan and Loop, which TVM's importer lacks.
+
+An iteration that a computed condition may end becomes an If.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ _MAX_NODES: Final = 4 * MAX_UNROLLED_NODES
 
 
 def unroll_loops(model: ModelProto) -> ModelProto:
-    """Replace each Scan and Loop of the main graph by its iterations, where their number is known and not too large."""
+    """Replace each Scan and Loop of the main graph by its iterations.
+
+    Others stay: those whose number of iterations is unknown or too large.
+    """
     if not any(node.op_type in _UNROLLERS for node in model.graph.node):
         return model
     known, opset = known_values(model), opset_of(model)
@@ -109,7 +115,7 @@ class _Iterations:
         return [names.get(value.name, value.name) for value in self._body.output]
 
     def run_body_if(self, iteration: int, arguments: Sequence[str], count: int) -> list[str]:
-        """Add an If with the nodes of one iteration where the loop still runs, and return the names of its results.
+        """Add an If that runs one iteration while the loop lasts, and return the names of its results.
 
         Args:
             iteration: The number of the iteration.
@@ -161,7 +167,7 @@ class _Iterations:
 
 
 def _branch(nodes: Sequence[NodeProto], values: Sequence[str], names: Sequence[str]) -> GraphProto:
-    """Return a branch of an If that returns values, which may be those of the graph around it, by new names."""
+    """Return a branch of an If that returns values by new names; they may be of the graph around it."""
     copies = [helper.make_node("Identity", [v], [n]) for v, n in zip(values, names, strict=True)]
     outputs = [helper.make_empty_tensor_value_info(name) for name in names]
     return helper.make_graph([*nodes, *copies], names[0], [], outputs)
@@ -326,7 +332,7 @@ class _Counters:
         self.is_whole = len(parts) == len(self._parts)
 
     def count(self, limit: int, opset: int) -> int | None:
-        """Return after how many iterations, up to a limit, what is known of the condition is false; None for never."""
+        """Return after how many iterations, up to a limit, the condition is known to be false, or None."""
         if not self._parts:
             return None
         values = self._initial
@@ -353,7 +359,7 @@ class _Counters:
             yield name
 
     def _is_known(self, name: str) -> bool:
-        """Return whether a value of the body is computed from constants, counters and the number of the iteration alone."""
+        """Return whether only constants, counters and the number of the iteration make a value."""
         pending, seen = [name], {name}
         while pending:
             value = pending.pop()
@@ -368,7 +374,7 @@ class _Counters:
         return True
 
     def _evaluator(self, values: Sequence[str], opset: int) -> _Evaluator:
-        """Return a function that computes values of the body from constants, counters and the number of the iteration."""
+        """Return a function that computes values of the body for the number of an iteration."""
         needed, kept = set(values), []
         for node in reversed(self._nodes):
             if not needed.isdisjoint(node.output):
@@ -417,7 +423,7 @@ _Simplify = Callable[[ModelProto], ModelProto]
 
 
 def name_branch_values(model: ModelProto) -> ModelProto:
-    """Give each value in a branch a name that no other graph of the model has, and move constants to the main graph."""
+    """Give values in branches names that no other graph has; move constants to the main graph."""
     taken = {tensor.name for tensor in model.graph.initializer}
     taken.update(value.name for value in model.graph.input)
     taken.update(name for node in model.graph.node for name in node.output)
@@ -473,7 +479,7 @@ def inline_known_branches(model: ModelProto) -> ModelProto:
 
 
 def simplify_branches(model: ModelProto, simplify: _Simplify) -> ModelProto:
-    """Simplify every branch of a model as a model of its own, whose inputs are the values that it captures.
+    """Simplify every branch as a model of its own, whose inputs are the values that it captures.
 
     Args:
         model: The model; it is changed.

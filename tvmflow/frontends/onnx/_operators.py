@@ -1,4 +1,4 @@
-"""Properties of ONNX operators: which TVM's importer lacks or miscomputes, and which operands are no weights."""
+"""Knows which ONNX operators TVM's importer lacks or miscomputes, and which operands are no weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends.onnx._element_types import NARROW_TYPES, name_of
+from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx.graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
 
@@ -33,7 +33,7 @@ _PARAMETER_OPERANDS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 def parameter_operands(node: NodeProto) -> Iterator[str]:
-    """Give the names of operands that parametrize the operator and are not weights, though they may be floats."""
+    """Give the operands that parametrize the operator, and are no weights though they may be floats."""
     for position in _PARAMETER_OPERANDS.get(node.op_type, ()):
         if position < len(node.input):
             yield node.input[position]
@@ -49,7 +49,7 @@ def _batch_norm(node: NodeProto, _: KnownValues) -> str:
 
 
 def _cast(node: NodeProto, _: KnownValues) -> str:
-    """TVM neither rounds nor saturates as ONNX does where it casts to types of less than a byte, or float8."""
+    """TVM neither rounds nor saturates as ONNX does in casts to float8 or to less than a byte."""
     to = attributes_of(node).get("to", 0)
     return f"to {name_of(to)}" if to in NARROW_TYPES else ""
 

@@ -1,4 +1,4 @@
-"""Nodes of operators that a recipe brings: marked before the model is prepared, converted by their implementation.
+"""Marks the nodes of a recipe's operators before the model is prepared, and converts them.
 
 A marked node is in a domain of its own, under a name that no other operator has, so that nothing takes
 it for an operator that ONNX or TVM knows. ONNX cannot infer the shapes of its results: these come from
@@ -15,8 +15,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper
 from tvm import relax
 
-from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.frontends._emission import call_operator, operator_error
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_nodes,
@@ -28,7 +28,6 @@ from tvmflow.frontends.onnx.graph import (
     versions_of,
 )
 from tvmflow.operators.definition import (
-    ADVICE,
     Node,
     Operator,
     OperatorError,
@@ -141,26 +140,20 @@ class OwnNodes:
             _builder=builder,
             _sources=self._operators.sources,
         )
-        results = self._operators.call(use.operator, use.operator.implement, described, *exprs)
-        if isinstance(results, relax.Tuple):
-            results = list(results.fields)
-        results = list(results) if isinstance(results, list | tuple) else [results]
-        if len(results) < len(node.output):
-            raise _import_error(
-                use.operator, node, f"returns {len(results)} results for {len(node.output)} outputs"
-            )
+        name = node_name(node)
+        results = call_operator(self._operators, use.operator, described, name, exprs)
         emitted = []
-        for name, result in zip(node.output, results, strict=False):
+        for output, result in zip(node.output, results, strict=False):
             try:
                 variable = builder.emit(result)
                 dtype = _spec(variable)[1]
             except Exception as error:
-                text = f"returns no tensor for {quoted(name)}: {excerpt(str(error))}"
-                raise _import_error(use.operator, node, text) from error
-            if self._dtypes.get(name, dtype) != dtype:
-                declared = self._dtypes[name]
-                text = f"returns {dtype} for {quoted(name)}, which is {declared} in the model"
-                raise _import_error(use.operator, node, text)
+                text = f"returns no tensor for {quoted(output)}: {excerpt(str(error))}"
+                raise operator_error(use.operator, name, text) from error
+            if self._dtypes.get(output, dtype) != dtype:
+                declared = self._dtypes[output]
+                text = f"returns {dtype} for {quoted(output)}, which is {declared} in the model"
+                raise operator_error(use.operator, name, text)
             emitted.append(variable)
         return emitted
 
@@ -180,7 +173,9 @@ def describe_node(
     attributes = {}
     for name, value in attributes_of(node).items():
         if isinstance(value, GraphProto):
-            raise _import_error(operator, node, f"cannot have the attribute '{name}', a graph")
+            raise operator_error(
+                operator, node_name(node), f"cannot have the attribute '{name}', a graph"
+            )
         attributes[name] = _attribute(value)
     return Node(
         operator=operator.name,
@@ -199,13 +194,6 @@ def _attribute(value: Any) -> Any:
             for entry in value
         ]
     return numpy_helper.to_array(value) if hasattr(value, "data_type") else value
-
-
-def _import_error(operator: Operator, node: NodeProto, text: str) -> ImportFailed:
-    return ImportFailed(
-        f"{operator.where}: the operator {operator} (node {node_name(node)}) {text}",
-        fix=f"correct its implementation; {ADVICE}",
-    )
 
 
 def _tensor(expr: Any) -> Tensor:

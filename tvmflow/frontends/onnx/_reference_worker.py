@@ -14,8 +14,7 @@ from tvmflow.frontends._frames import Array, Message, serve
 from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
-    from tvmflow.frontends.onnx._own_references import OwnReferences
-    from tvmflow.frontends.onnx._split import SplitModel
+    from tvmflow.frontends.onnx._own_references import OwnReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 """The option of ONNX Runtime with which products of bytes are exact on x86 CPUs without VNNI, where 16 bits overflow."""
@@ -86,7 +85,7 @@ class _SplitSession:
         self._sessions: dict[int, Any] = {}
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        from tvmflow.frontends.onnx._split import OwnPiece
+        from tvmflow.frontends.onnx._own_references import OwnPiece
 
         values: dict[str, Array | None] = {**self._split.constants, **arrays, "": None}
         for place, piece in enumerate(self._split.pieces):
@@ -154,8 +153,11 @@ def _load(first: Message) -> _Session | _SplitSession | _Evaluator:
         raise
     except Exception as refusal:
         operators = load_operators({role: Path(path) for role, path in first["operators"].items()})
-        from tvmflow.frontends.onnx._own_references import OwnReferences, list_used_operators
-        from tvmflow.frontends.onnx._split import split_model
+        from tvmflow.frontends.onnx._own_references import (
+            OwnReferences,
+            list_used_operators,
+            split_model,
+        )
 
         used = list_used_operators(first["model"], operators)
         references = OwnReferences(used, operators, Path(first["calls"]))

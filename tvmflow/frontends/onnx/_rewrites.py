@@ -29,7 +29,10 @@ _FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 class _Context(NamedTuple):
-    """The facts of a model: its opset, known values and shapes, and by name the element types and the nodes that compute values."""
+    """The facts of a model that rewrites need.
+
+    Element types, and the nodes that compute values, are by the names of values.
+    """
 
     opset: int
     known: KnownValues
@@ -70,7 +73,7 @@ def _cast_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
 
 
 def _same_padding(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Rewrite padding that keeps ceil(size / stride) windows as numbers: TVM takes too little of SAME_LOWER."""
+    """Rewrite padding for ceil(size / stride) windows as numbers: TVM has too little for SAME_LOWER."""
     attributes = attributes_of(node)
     mode = attributes.get("auto_pad", "NOTSET")
     shape = context.known.shapes.get(node.input[0])
@@ -223,7 +226,10 @@ def _mish(node: NodeProto, context: _Context) -> list[NodeProto] | None:
 
 
 def _add_tanh_of_softplus(nodes: Replacement, x: str, kind: int, output: str = "") -> str:
-    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x), which loses no digits and does not overflow."""
+    """Add tanh(ln(1 + eˣ)) = p / (2 - p) with p = s·(2 - s) and s = sigmoid(x).
+
+    This loses no digits and does not overflow.
+    """
     two = nodes.constant(np.array(2, helper.tensor_dtype_to_np_dtype(kind)))
     s = nodes.add("Sigmoid", x)
     p = nodes.add("Mul", s, nodes.add("Sub", two, s))
@@ -297,7 +303,7 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
 
 
 def convert_einsums(model: ModelProto) -> ModelProto:
-    """Replace Einstein sums of two tensors with static shapes by transposes, reshapes and a matrix product."""
+    """Replace Einstein sums of two static tensors by transposes, reshapes and a matrix product."""
     if not any(node.op_type == "Einsum" for node in model.graph.node):
         return model
     shapes = known_values(model).shapes

@@ -24,7 +24,7 @@ from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
-from tvmflow.frontends._nodes import NodeNames
+from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
@@ -142,7 +142,7 @@ def _refuse_unsupported(model: ModelProto) -> None:
 
 
 def _binding_advice(model: ModelProto, name: str) -> str:
-    """Return how to make a condition, or a number of iterations, constant; nothing where no input decides on it."""
+    """Return how to make a condition or a number of iterations constant, if an input decides on it."""
     inputs = list_inputs_of(model, name)
     names = " or ".join(f"inputs.{excerpt(name)}.value" for name in inputs)
     return f"bind what decides on it to a constant with {names}" if names else ""
@@ -344,7 +344,7 @@ def _spec(name: str, kind: Any) -> TensorSpec:
 def _specs(
     values: Iterable[onnx.ValueInfoProto], kinds: Iterable[Any], counts: Sequence[OutputCount] = ()
 ) -> tuple[TensorSpec, ...]:
-    """Return names of ONNX values with the shapes and dtypes of their Relax types, and the axes that have a count."""
+    """Return ONNX values with the shapes and dtypes of their Relax types, and their counted axes."""
     specs = [_spec(value.name, kind) for value, kind in zip(values, kinds, strict=True)]
     for entry in counts:
         specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)

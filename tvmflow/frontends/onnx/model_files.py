@@ -1,4 +1,4 @@
-"""Reads an ONNX model, whose external data files may lie anywhere, and adds inner tensors to its outputs."""
+"""Reads ONNX models, with external data anywhere, and adds inner tensors to their outputs."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Check that no function of the model takes the name of an operator of ONNX, which would be computed instead."""
+    """Check that no function of the model has the name of ONNX's operator, which would run instead."""
     for function in model.functions:
         if is_standard(function) and function.name in supported_operators():
             raise ImportFailed(

@@ -18,14 +18,8 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends.base import InputRequest, ModelInput
 from tvmflow.frontends.inputs import check_inputs
-from tvmflow.frontends.onnx._conversion import (
-    convert_constants_to_initializers,
-    convert_opset,
-    expand_unsupported_operators,
-    inline_functions,
-)
-from tvmflow.frontends.onnx._element_types import model_input
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+from tvmflow.frontends.onnx._header import model_input
 from tvmflow.frontends.onnx._loops import (
     inline_known_branches,
     name_branch_values,
@@ -33,16 +27,20 @@ from tvmflow.frontends.onnx._loops import (
     unroll_loops,
 )
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._rewrites import convert_einsums, rewrite_nodes
-from tvmflow.frontends.onnx._simplification import (
+from tvmflow.frontends.onnx._passes import (
     bypass_copies,
+    convert_constants_to_initializers,
+    convert_opset,
     drop_dead_nodes,
     drop_unused_outputs,
+    expand_unsupported_operators,
     fold_constants,
     fold_shapes,
     infer_shapes,
+    inline_functions,
     refuse_large_tensors,
 )
+from tvmflow.frontends.onnx._rewrites import convert_einsums, rewrite_nodes
 from tvmflow.frontends.onnx.graph import all_graphs
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""PyTorch models: archives of `torch.export.save`, imported by way of ONNX. Imports torch only in processes of its own."""
+"""PyTorch models: archives of `torch.export.save`, imported by way of ONNX.
+
+Imports torch only in processes of its own.
+"""
 
 from __future__ import annotations
 

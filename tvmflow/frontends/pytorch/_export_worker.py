@@ -1,6 +1,6 @@
 """Exports an archive to ONNX: `python -m tvmflow.frontends.pytorch._export_worker REQUEST`.
 
-The request is a JSON document: see `_export`. The answer is a JSON file, with `problem` and
+The request is a JSON document: see `export`. The answer is a JSON file, with `problem` and
 `reason` when there is no ONNX model.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends.pytorch._program import CannotLoad, import_torch, open_program
+from tvmflow.frontends.pytorch._reference_worker import CannotLoad, import_torch, open_program
 
 # The default differs between versions of PyTorch, and all of them have this one.
 _OPSET: Final = 18

@@ -1,6 +1,6 @@
 """Exports what a factory returns: `python -m tvmflow.frontends.pytorch._factory_worker REQUEST`.
 
-The request is a JSON document: see `_factory`. The answer is a JSON file with the version of PyTorch,
+The request is a JSON document: see `export`. The answer is a JSON file with the version of PyTorch,
 or with `problem` and `reason` when there is no archive.
 """
 

@@ -1,14 +1,160 @@
-"""The reference process of PyTorch archives: `python -m tvmflow.frontends.pytorch._reference_worker`."""
+"""The reference process of PyTorch archives: `python -m tvmflow.frontends.pytorch._reference_worker`.
+
+It runs nothing else, and loads archives as the export does.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import pickle
+import warnings
+from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tvmflow.core.formatting import last_line
 from tvmflow.frontends._frames import Array, Message, serve
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
-from tvmflow.frontends.pytorch._program import import_torch, open_program
+
+# ---------------------------------------------------------------- loading
+# The types of inputs and outputs may come from packages that are not installed, such as transformers:
+# containers of the same form stand in for them.
+
+
+class CannotLoad(Exception):
+    """PyTorch cannot load an archive."""
+
+
+def import_torch() -> Any:
+    """Return the module `torch`, which then loads no pickled objects but tensors.
+
+    Raises:
+        ImportError: whatever went wrong.
+    """
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    warnings.simplefilter("ignore")
+    try:
+        import torch
+        import torch.export
+    except Exception as error:
+        # A missing system library is an OSError.
+        raise ImportError(f"{type(error).__name__}: {error}") from error
+    return torch
+
+
+def open_program(path: str, containers: Mapping[str, Sequence[str]], tensors: Sequence[str]) -> Any:
+    """Return the `ExportedProgram` in an archive, which returns a flat tuple of tensors.
+
+    Args:
+        path: The archive, as a path that ends in `.pt2`.
+        containers: See `Archive`; they need not be importable.
+        tensors: Names of inner tensors that it returns after its outputs.
+
+    Raises:
+        CannotLoad: when PyTorch rejects it.
+        KeyError: when it has no tensor of such a name; the argument is the name.
+    """
+    torch = import_torch()
+    for name, fields in containers.items():
+        _register_stand_in(name, fields)
+    _leave_out_example_inputs()
+    logged = _LoggedErrors()
+    logging.getLogger("torch.export").addHandler(logged)
+    try:
+        program = torch.export.load(path)
+    except Exception as error:
+        cause = logged.error or error
+        raise CannotLoad(f"{type(cause).__name__}: {last_line(cause)}") from error
+    _return_tensors(program, tensors)
+    return program
+
+
+class _LoggedErrors(logging.Handler):
+    """Keeps the last error that was logged: PyTorch logs the reason, and raises another error."""
+
+    error: BaseException | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1]:
+            self.error = record.exc_info[1]
+
+
+def _register_stand_in(name: str, fields: Sequence[str]) -> None:
+    """Register a container for a type that has not been imported: a named tuple if it has fields."""
+    from torch.utils import _pytree as pytree
+
+    if name in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+        return
+    if fields:
+        pytree._register_namedtuple(
+            namedtuple("StandIn", fields, rename=True), serialized_type_name=name
+        )
+        return
+
+    class StandIn:
+        def __init__(self, children: Sequence[Any], context: Any) -> None:
+            self.children, self.context = list(children), context
+
+    def flatten_with_keys(value: StandIn) -> tuple[list[tuple[Any, Any]], Any]:
+        keys = map(pytree.SequenceKey, range(len(value.children)))
+        return list(zip(keys, value.children, strict=True)), value.context
+
+    pytree.register_pytree_node(
+        StandIn,
+        lambda value: (value.children, value.context),
+        StandIn,
+        flatten_with_keys_fn=flatten_with_keys,
+        serialized_type_name=name,
+        to_dumpable_context=json.dumps,
+        from_dumpable_context=json.loads,
+    )
+
+
+def _leave_out_example_inputs() -> None:
+    """Let PyTorch load an archive without its example inputs, where these are not tensors alone.
+
+    They are pickled with the classes that they had, and nothing here needs them.
+    """
+    from torch._export.serde import serialize
+
+    load: Callable[[Any], Any] = serialize.deserialize_torch_artifact
+
+    def load_tensors(serialized: Any) -> Any:
+        try:
+            return load(serialized)
+        except pickle.UnpicklingError:
+            return None
+
+    serialize.deserialize_torch_artifact = load_tensors
+
+
+def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
+    """Change the outputs of a program to those that are tensors, and inner tensors, in a flat tuple."""
+    from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+    from torch.utils import _pytree as pytree
+
+    nodes = {node.name: node for node in program.graph.nodes}
+    [output] = [node for node in nodes.values() if node.op == "output"]
+    signature = program.graph_signature
+    pairs = [
+        (value, spec)
+        for value, spec in zip(output.args[0], signature.output_specs, strict=True)
+        if spec.kind != OutputKind.USER_OUTPUT or isinstance(spec.arg, TensorArgument)
+    ]
+    for name in tensors:
+        argument = TensorArgument(name=nodes[name].name)
+        pairs.append((nodes[name], OutputSpec(OutputKind.USER_OUTPUT, argument, None)))
+    output.args = (tuple(value for value, _ in pairs),)
+    signature.output_specs[:] = [spec for _, spec in pairs]
+    count = sum(spec.kind == OutputKind.USER_OUTPUT for _, spec in pairs)
+    flat = pytree.tree_flatten((0,) * count)[1]
+    program.module_call_graph[0].signature.out_spec = flat
+
+
+# ---------------------------------------------------------------- the reference
 
 
 class _Program:

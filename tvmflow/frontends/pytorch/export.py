@@ -1,4 +1,4 @@
-"""Runs PyTorch's exporters in processes of their own: archives to ONNX, and what Python code makes to archives."""
+"""Runs PyTorch's exporters: archives become ONNX, and what Python code makes becomes archives."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tvmflow.core.files import output_file
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.python_process import module_command
 from tvmflow.core.slow_steps import explain_wait
+from tvmflow.core.types import Json
 from tvmflow.frontends._reference_process import worker_environment
 from tvmflow.frontends.frontend import MODEL
 from tvmflow.frontends.onnx import EXTERNAL
@@ -58,7 +59,6 @@ def export_to_onnx(
         EnvironmentProblem: when PyTorch or its exporter cannot be imported.
     """
     inner = [name for name in tensors if name not in archive.outputs]
-    answer_file, log = folder / "answer.json", folder / "pytorch-export.log"
     request = {
         "archive": str(copy_for_pytorch(path, folder)),
         "containers": archive.containers,
@@ -66,30 +66,41 @@ def export_to_onnx(
         "outputs": archive.outputs,
         "tensors": inner,
         "onnx": str(folder / _ONNX),
-        "answer": str(answer_file),
     }
+    log = folder / "pytorch-export.log"
     with log.open("wb") as stream:
-        code = subprocess.run(
-            module_command(_EXPORT_WORKER, json.dumps(request)),
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            env=worker_environment({}),
-            check=False,
-        ).returncode
+        code, answer = _run(_EXPORT_WORKER, request, folder, stream.fileno(), stream.fileno())
     text = log.read_text(errors="replace")
     _log.debug("the export to ONNX ended with code %d: %s", code, text)
-    if not answer_file.is_file():
+    if answer is None:
         lines = text.strip().splitlines() or ["it printed nothing"]
         raise ImportFailed(
             f"the process that exports the archive to ONNX ended with code {code}: {excerpt(lines[-1])}"
         )
-    answer = json.loads(answer_file.read_text())
     if answer:
         raise _export_error(answer["problem"], answer["reason"], archive)
     data = [file for file in folder.iterdir() if file.name.startswith(f"{_ONNX}.")]
     external = {f"{EXTERNAL}{file.name}": file for file in data}
     return ExportedModel({MODEL: folder / _ONNX, **external}, len(inner))
+
+
+def _run(
+    worker: str, request: Json, folder: Path, output: int, errors: int | None = None
+) -> tuple[int, Json]:
+    """Return the exit code of a worker, and its answer: None where it ended without one.
+
+    `output` and `errors` are the file descriptors of its standard output and error.
+    """
+    answer = folder / "answer.json"
+    code = subprocess.run(
+        module_command(worker, json.dumps({**request, "answer": str(answer)})),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        env=worker_environment({}),
+        check=False,
+    ).returncode
+    return code, json.loads(answer.read_text()) if answer.is_file() else None
 
 
 def _export_error(problem: str, reason: str, archive: Archive) -> Exception:
@@ -188,19 +199,11 @@ def export_factory(factory: str, path: Path) -> str:
         tempfile.TemporaryDirectory(prefix="tvmflow-") as folder,
         output_file(path) as temporary,
     ):
-        answer_file = Path(folder, "answer.json")
-        request = {"factory": factory, "archive": temporary, "answer": str(answer_file)}
+        request = {"factory": factory, "archive": temporary}
         with explain_wait(f"calling {factory} and exporting its module: as long as PyTorch takes"):
-            code = subprocess.run(
-                module_command(_FACTORY_WORKER, json.dumps(request)),
-                stdin=subprocess.DEVNULL,
-                stdout=_STANDARD_ERROR,
-                env=worker_environment({}),
-                check=False,
-            ).returncode
-        if not answer_file.is_file():
+            code, answer = _run(_FACTORY_WORKER, request, Path(folder), _STANDARD_ERROR)
+        if answer is None:
             raise _factory_error(factory, "code", f"its process ended with code {code}")
-        answer = json.loads(answer_file.read_text())
         if "problem" in answer:
             if answer["problem"] == "write":
                 number = int(answer["reason"])

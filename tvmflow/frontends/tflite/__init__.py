@@ -1,4 +1,7 @@
-"""TFLite (LiteRT) models, imported by way of ONNX without TensorFlow or LiteRT. Imports tvm and onnx only inside functions."""
+"""TFLite (LiteRT) models, imported by way of ONNX without TensorFlow or LiteRT.
+
+Imports tvm and onnx only inside functions.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,14 @@ from tvmflow.frontends.frontend import (
 )
 from tvmflow.frontends.inputs import check_inputs, resolve_inputs
 from tvmflow.frontends.onnx import OnnxFrontend
-from tvmflow.frontends.tflite._model import IMPORTED_DTYPES, Model, Tensor, read_model
-from tvmflow.frontends.tflite._operators import FIX, SUPPORTED
+from tvmflow.frontends.tflite._model import (
+    FIX,
+    IMPORTED_DTYPES,
+    SUPPORTED,
+    Model,
+    Tensor,
+    read_model,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,14 +12,16 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import TensorSpec
-from tvmflow.frontends.tflite._flatbuffer import Buffer
-from tvmflow.frontends.tflite._graph import Array, Graph
-from tvmflow.frontends.tflite._model import Model, Operator, is_hybrid
-from tvmflow.frontends.tflite._operation import Operation
-from tvmflow.frontends.tflite._operators import FIX
-from tvmflow.frontends.tflite._tensors import Tensors
-from tvmflow.frontends.tflite.converters import CONVERTERS
+from tvmflow.frontends.tflite import _arrays, _elementwise, _layers, _reduction
+from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
+from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 
+CONVERTERS: Final[Mapping[str, Converter]] = {
+    **_arrays.CONVERTERS,
+    **_elementwise.CONVERTERS,
+    **_layers.CONVERTERS,
+    **_reduction.CONVERTERS,
+}
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
 )

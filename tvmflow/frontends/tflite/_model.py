@@ -1,16 +1,328 @@
-"""A TFLite file as values: tensors, operators, names. Imports no framework and copies no weights.
-
-Numbers of fields are those of TensorFlow's `lite/schema/schema.fbs`.
-"""
+"""A TFLite file as values: tensors, operators, names. Imports no framework and copies no weights."""
 
 from __future__ import annotations
 
+import mmap
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.frontends.base import NotAModel
-from tvmflow.frontends.tflite._flatbuffer import Budget, Buffer, Table
-from tvmflow.frontends.tflite._operators import CUSTOM, NAMES, read_options
+
+# ---------------------------------------------------------------- FlatBuffers
+# The format is that of https://flatbuffers.dev/internals. Nothing is read outside the file, whatever
+# stands in it. Tables and vectors may overlap, and one may be named a hundred thousand times: what is
+# read of all of them together is limited by the size of the file.
+
+
+Buffer = bytes | mmap.mmap
+
+_MAX_TEXT: Final = 1 << 16
+# What converters write is read once or twice.
+_READ_SHARE: Final = 4
+_SMALLEST_BUDGET: Final = 1 << 16
+# An empty table, and its place in a vector or in another table.
+_TABLE_BYTES: Final = 8
+
+
+class Budget:
+    """The bytes of a file that may be read as tables, vectors and strings, each as often as it is read."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._limit = self._left = max(_READ_SHARE * len(data), _SMALLEST_BUDGET)
+
+    def spend(self, size: int) -> None:
+        """Count bytes that are read.
+
+        Raises:
+            NotAModel: when they are too many.
+        """
+        self._left -= size
+        if self._left < 0:
+            raise NotAModel(
+                f"it names the same tables, lists or names so often that they are more than {self._limit:,} bytes, "
+                f"{_READ_SHARE} times its size, which no converter does"
+            )
+
+
+class Table:
+    """A table of a FlatBuffer.
+
+    Args:
+        data: The file.
+        position: Where the table begins.
+        budget: How much may be read of the file.
+    """
+
+    def __init__(self, data: Buffer, position: int, budget: Budget) -> None:
+        budget.spend(_TABLE_BYTES)
+        self._data = data
+        self._position = position
+        self._budget = budget
+        self._fields = position - int(_read(data, position, "i"))
+        self._size = int(_read(data, self._fields, "H"))
+
+    @classmethod
+    def root(cls, data: Buffer, budget: Budget) -> Table:
+        """Return the table that a file begins with."""
+        return cls(data, int(_read(data, 0, "I")), budget)
+
+    def scalar(self, number: int, code: str, default: float) -> float:
+        """Return a number of the type `code`, as module `struct` names it."""
+        place = self._place(number)
+        return default if place is None else _read(self._data, place, code)
+
+    def integer(self, number: int, code: str, default: int = 0) -> int:
+        """Return an integer of the type `code`, as module `struct` names it."""
+        return int(self.scalar(number, code, default))
+
+    def table(self, number: int) -> Table | None:
+        """Return a table, or None without one."""
+        place = self._place(number)
+        return None if place is None else Table(self._data, self._target(place), self._budget)
+
+    def tables(self, number: int, limit: int) -> Iterator[Table]:
+        """Give the tables of a vector, which has at most `limit`."""
+        start, count = self.span(number, 4)
+        if count > limit:
+            raise NotAModel(f"a list in it has {count:,} entries, and the limit is {limit:,}")
+        for index in range(count):
+            yield Table(self._data, self._target(start + 4 * index), self._budget)
+
+    def numbers(self, number: int, code: str, limit: int) -> tuple[float, ...]:
+        """Return a vector of at most `limit` numbers of the type `code`."""
+        size = struct.calcsize(code)
+        start, count = self.span(number, size)
+        if count > limit:
+            raise NotAModel(f"a list in it has {count:,} numbers, and the limit is {limit:,}")
+        self._budget.spend(count * size)
+        return struct.unpack_from(f"<{count}{code}", self._data, start)
+
+    def integers(self, number: int, code: str, limit: int) -> tuple[int, ...]:
+        """Return a vector of at most `limit` integers of the type `code`."""
+        return tuple(map(int, self.numbers(number, code, limit)))
+
+    def text(self, number: int) -> str:
+        """Return a string; empty without one."""
+        start, count = self.span(number, 1)
+        if count > _MAX_TEXT:
+            raise NotAModel(f"a name in it has {count:,} characters")
+        self._budget.spend(count)
+        return bytes(self._data[start : start + count]).decode("utf-8", "replace")
+
+    def span(self, number: int, size: int) -> tuple[int, int]:
+        """Return where the entries of a vector begin, each of `size` bytes, and their number."""
+        place = self._place(number)
+        if place is None:
+            return 0, 0
+        start = self._target(place)
+        count = int(_read(self._data, start, "I"))
+        if start + 4 + count * size > len(self._data):
+            raise NotAModel("it is incomplete")
+        return start + 4, count
+
+    def _place(self, number: int) -> int | None:
+        """Return where a field is, or None for one that has its default."""
+        entry = 4 + 2 * number
+        if entry + 2 > self._size:
+            return None
+        offset = int(_read(self._data, self._fields + entry, "H"))
+        return self._position + offset if offset else None
+
+    def _target(self, place: int) -> int:
+        return place + int(_read(self._data, place, "I"))
+
+
+def _read(data: Buffer, position: int, code: str) -> float:
+    if position < 0 or position + struct.calcsize(code) > len(data):
+        raise NotAModel("it is incomplete")
+    value: float = struct.unpack_from(f"<{code}", data, position)[0]
+    return value
+
+
+# ---------------------------------------------------------------- operators
+# Their names, and the options of those that are imported. Numbers and fields are those of TensorFlow's
+# `lite/schema/schema.fbs`, version 3 (LiteRT 2).
+
+
+# The operators in the order of `BuiltinOperator`.
+NAMES: Final = (
+    "ADD AVERAGE_POOL_2D CONCATENATION CONV_2D DEPTHWISE_CONV_2D DEPTH_TO_SPACE DEQUANTIZE "
+    "EMBEDDING_LOOKUP FLOOR FULLY_CONNECTED HASHTABLE_LOOKUP L2_NORMALIZATION L2_POOL_2D "
+    "LOCAL_RESPONSE_NORMALIZATION LOGISTIC LSH_PROJECTION LSTM MAX_POOL_2D MUL RELU RELU_N1_TO_1 "
+    "RELU6 RESHAPE RESIZE_BILINEAR RNN SOFTMAX SPACE_TO_DEPTH SVDF TANH CONCAT_EMBEDDINGS "
+    "SKIP_GRAM CALL CUSTOM EMBEDDING_LOOKUP_SPARSE PAD UNIDIRECTIONAL_SEQUENCE_RNN GATHER "
+    "BATCH_TO_SPACE_ND SPACE_TO_BATCH_ND TRANSPOSE MEAN SUB DIV SQUEEZE "
+    "UNIDIRECTIONAL_SEQUENCE_LSTM STRIDED_SLICE BIDIRECTIONAL_SEQUENCE_RNN EXP TOPK_V2 SPLIT "
+    "LOG_SOFTMAX DELEGATE BIDIRECTIONAL_SEQUENCE_LSTM CAST PRELU MAXIMUM ARG_MAX MINIMUM LESS NEG "
+    "PADV2 GREATER GREATER_EQUAL LESS_EQUAL SELECT SLICE SIN TRANSPOSE_CONV SPARSE_TO_DENSE TILE "
+    "EXPAND_DIMS EQUAL NOT_EQUAL LOG SUM SQRT RSQRT SHAPE POW ARG_MIN FAKE_QUANT REDUCE_PROD "
+    "REDUCE_MAX PACK LOGICAL_OR ONE_HOT LOGICAL_AND LOGICAL_NOT UNPACK REDUCE_MIN FLOOR_DIV "
+    "REDUCE_ANY SQUARE ZEROS_LIKE FILL FLOOR_MOD RANGE RESIZE_NEAREST_NEIGHBOR LEAKY_RELU "
+    "SQUARED_DIFFERENCE MIRROR_PAD ABS SPLIT_V UNIQUE CEIL REVERSE_V2 ADD_N GATHER_ND COS WHERE "
+    "RANK ELU REVERSE_SEQUENCE MATRIX_DIAG QUANTIZE MATRIX_SET_DIAG ROUND HARD_SWISH IF WHILE "
+    "NON_MAX_SUPPRESSION_V4 NON_MAX_SUPPRESSION_V5 SCATTER_ND SELECT_V2 DENSIFY SEGMENT_SUM "
+    "BATCH_MATMUL PLACEHOLDER_FOR_GREATER_OP_CODES CUMSUM CALL_ONCE BROADCAST_TO RFFT2D CONV_3D "
+    "IMAG REAL COMPLEX_ABS HASHTABLE HASHTABLE_FIND HASHTABLE_IMPORT HASHTABLE_SIZE REDUCE_ALL "
+    "CONV_3D_TRANSPOSE VAR_HANDLE READ_VARIABLE ASSIGN_VARIABLE BROADCAST_ARGS "
+    "RANDOM_STANDARD_NORMAL BUCKETIZE RANDOM_UNIFORM MULTINOMIAL GELU DYNAMIC_UPDATE_SLICE "
+    "RELU_0_TO_1 UNSORTED_SEGMENT_PROD UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_SUM ATAN2 "
+    "UNSORTED_SEGMENT_MIN SIGN BITCAST BITWISE_XOR RIGHT_SHIFT STABLEHLO_LOGISTIC STABLEHLO_ADD "
+    "STABLEHLO_DIVIDE STABLEHLO_MULTIPLY STABLEHLO_MAXIMUM STABLEHLO_RESHAPE STABLEHLO_CLAMP "
+    "STABLEHLO_CONCATENATE STABLEHLO_BROADCAST_IN_DIM STABLEHLO_CONVOLUTION STABLEHLO_SLICE "
+    "STABLEHLO_CUSTOM_CALL STABLEHLO_REDUCE STABLEHLO_ABS STABLEHLO_AND STABLEHLO_COSINE "
+    "STABLEHLO_EXPONENTIAL STABLEHLO_FLOOR STABLEHLO_LOG STABLEHLO_MINIMUM STABLEHLO_NEGATE "
+    "STABLEHLO_OR STABLEHLO_POWER STABLEHLO_REMAINDER STABLEHLO_RSQRT STABLEHLO_SELECT "
+    "STABLEHLO_SUBTRACT STABLEHLO_TANH STABLEHLO_SCATTER STABLEHLO_COMPARE STABLEHLO_CONVERT "
+    "STABLEHLO_DYNAMIC_SLICE STABLEHLO_DYNAMIC_UPDATE_SLICE STABLEHLO_PAD STABLEHLO_IOTA "
+    "STABLEHLO_DOT_GENERAL STABLEHLO_REDUCE_WINDOW STABLEHLO_SORT STABLEHLO_WHILE "
+    "STABLEHLO_GATHER STABLEHLO_TRANSPOSE DILATE STABLEHLO_RNG_BIT_GENERATOR REDUCE_WINDOW "
+    "STABLEHLO_COMPOSITE STABLEHLO_SHIFT_LEFT STABLEHLO_CBRT "
+).split()
+"""The operators in the order of their numbers."""
+
+CUSTOM: Final = NAMES.index("CUSTOM")
+"""The number of operators that are not TFLite's own."""
+
+_WINDOW: Final = "padding:b stride_w:i stride_h:i"
+_DILATION: Final = "dilation_w:i=1 dilation_h:i=1"
+_VECTOR_LIMIT: Final = 16
+
+# Each field as NAME:TYPE=DEFAULT in the order of its table. Types are those of `struct`, and `v` for a vector of int32.
+_FIELDS: Final[Mapping[str, str]] = {
+    "ADD": "activation:b",
+    "ADD_N": "",
+    "ABS": "",
+    "ARG_MAX": "",
+    "ARG_MIN": "",
+    "AVERAGE_POOL_2D": f"{_WINDOW} filter_w:i filter_h:i activation:b",
+    "BATCH_MATMUL": "adj_x:? adj_y:?",
+    "BATCH_TO_SPACE_ND": "",
+    "BROADCAST_TO": "",
+    "CAST": "",
+    "CEIL": "",
+    "CONCATENATION": "axis:i activation:b",
+    "CONV_2D": f"{_WINDOW} activation:b {_DILATION}",
+    "CONV_3D": "padding:b stride_d:i stride_w:i stride_h:i activation:b "
+    "dilation_d:i=1 dilation_w:i=1 dilation_h:i=1",
+    "COS": "",
+    "CUMSUM": "exclusive:? reverse:?",
+    "DEPTHWISE_CONV_2D": f"{_WINDOW} depth_multiplier:i activation:b {_DILATION}",
+    "DEPTH_TO_SPACE": "block_size:i",
+    "DEQUANTIZE": "",
+    "DIV": "activation:b",
+    "ELU": "",
+    "EMBEDDING_LOOKUP": "",
+    "EQUAL": "",
+    "EXP": "",
+    "EXPAND_DIMS": "",
+    "FILL": "",
+    "FLOOR": "",
+    "FLOOR_DIV": "",
+    "FLOOR_MOD": "",
+    "FULLY_CONNECTED": "activation:b weights_format:b keep_num_dims:?",
+    "GATHER": "axis:i batch_dims:i",
+    "GATHER_ND": "",
+    "GELU": "approximate:?",
+    "GREATER": "",
+    "GREATER_EQUAL": "",
+    "HARD_SWISH": "",
+    "L2_NORMALIZATION": "activation:b",
+    "L2_POOL_2D": f"{_WINDOW} filter_w:i filter_h:i activation:b",
+    "LEAKY_RELU": "alpha:f",
+    "LESS": "",
+    "LESS_EQUAL": "",
+    "LOCAL_RESPONSE_NORMALIZATION": "radius:i bias:f alpha:f beta:f",
+    "LOG": "",
+    "LOGICAL_AND": "",
+    "LOGICAL_NOT": "",
+    "LOGICAL_OR": "",
+    "LOGISTIC": "",
+    "LOG_SOFTMAX": "",
+    "MAXIMUM": "",
+    "MAX_POOL_2D": f"{_WINDOW} filter_w:i filter_h:i activation:b",
+    "MEAN": "keep_dims:?",
+    "MINIMUM": "",
+    "MIRROR_PAD": "mode:b",
+    "MUL": "activation:b",
+    "NEG": "",
+    "NOT_EQUAL": "",
+    "ONE_HOT": "axis:i",
+    "PACK": "count:i axis:i",
+    "PAD": "",
+    "PADV2": "",
+    "POW": "",
+    "PRELU": "",
+    "QUANTIZE": "",
+    "RANGE": "",
+    "RANK": "",
+    "REDUCE_ALL": "keep_dims:?",
+    "REDUCE_ANY": "keep_dims:?",
+    "REDUCE_MAX": "keep_dims:?",
+    "REDUCE_MIN": "keep_dims:?",
+    "REDUCE_PROD": "keep_dims:?",
+    "RELU": "",
+    "RELU6": "",
+    "RELU_0_TO_1": "",
+    "RELU_N1_TO_1": "",
+    "RESHAPE": "new_shape:v",
+    "RESIZE_BILINEAR": "_:i _:i align_corners:? half_pixel_centers:?",
+    "RESIZE_NEAREST_NEIGHBOR": "align_corners:? half_pixel_centers:?",
+    "REVERSE_V2": "",
+    "ROUND": "",
+    "RSQRT": "",
+    "SELECT": "",
+    "SELECT_V2": "",
+    "SHAPE": "",
+    "SIGN": "",
+    "SIN": "",
+    "SLICE": "",
+    "SOFTMAX": "beta:f",
+    "SPACE_TO_BATCH_ND": "",
+    "SPACE_TO_DEPTH": "block_size:i",
+    "SPLIT": "",
+    "SPLIT_V": "",
+    "SQRT": "",
+    "SQUARE": "",
+    "SQUARED_DIFFERENCE": "",
+    "SQUEEZE": "axes:v",
+    "STRIDED_SLICE": "begin_mask:i end_mask:i ellipsis_mask:i new_axis_mask:i shrink_axis_mask:i offset:?",
+    "SUB": "activation:b",
+    "SUM": "keep_dims:?",
+    "TANH": "",
+    "TILE": "",
+    "TOPK_V2": "",
+    "TRANSPOSE": "",
+    "TRANSPOSE_CONV": f"{_WINDOW} activation:b",
+    "UNPACK": "count:i axis:i",
+    "ZEROS_LIKE": "",
+}
+
+FIX: Final = "replace the operator in the model, or end the model before it"
+"""The remedy for an operator that is not imported."""
+
+SUPPORTED: Final = frozenset(_FIELDS)
+"""The operators that are imported."""
+
+
+def read_options(name: str, table: Table | None) -> dict[str, Any]:
+    """Return the options of an operator by name: numbers, and tuples of integers."""
+    options: dict[str, Any] = {}
+    for number, field in enumerate(_FIELDS.get(name, "").split()):
+        key, _, kind = field.partition(":")
+        code, _, default = kind.partition("=")
+        if code == "v":
+            options[key] = table.integers(number, "i", _VECTOR_LIMIT) if table else ()
+        elif code == "f":
+            options[key] = table.scalar(number, "f", 0.0) if table else 0.0
+        else:
+            value = int(default or 0)
+            options[key] = table.integer(number, code, value) if table else value
+    return options
+
+
+# ---------------------------------------------------------------- the model
+
 
 IDENTIFIER: Final = b"TFL3"
 """What stands in every TFLite file from its fifth byte on."""
@@ -111,7 +423,7 @@ def is_hybrid(model: Model, operator: Operator) -> bool:
 
 
 def list_hybrid_weights(model: Model) -> list[tuple[int, int]]:
-    """Return the integer weights of all operators with float32 data: numbers of operators and positions of operands."""
+    """Return the integer weights of operators with float32 data, as operator and operand numbers."""
     return [
         (number, position)
         for number, operator in enumerate(model.operators)
@@ -224,7 +536,7 @@ def _read_operator(table: Table, codes: Sequence[str]) -> Operator:
 
 
 def _read_signature(root: Table) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the names of inputs and outputs by the numbers of their tensors, where the main graph has a signature."""
+    """Return the names of inputs and outputs by the numbers of their tensors, if there is a signature."""
     for table in root.tables(7, MAX_ENTRIES):
         if table.integer(4, "I") == 0:
             entries = [list(table.tables(number, _MAX_OPERANDS)) for number in (0, 1)]

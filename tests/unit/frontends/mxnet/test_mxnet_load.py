@@ -23,7 +23,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.mxnet import MxnetCheckpoint
-from tvmflow.frontends.mxnet._params import read_params
+from tvmflow.frontends.mxnet._checkpoint import read_params
 from tvmflow.recipe import ModelSource
 
 frontend = FRONTENDS["mxnet"]

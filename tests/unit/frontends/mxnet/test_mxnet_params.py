@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.mxnet_runs import array_v0, array_v1, array_v2, array_v3, params_bytes
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.mxnet._params import read_params
+from tvmflow.frontends.mxnet._checkpoint import read_params
 
 Array = np.ndarray[Any, Any]
 WEIGHT = np.arange(6, dtype="float32").reshape(2, 3)

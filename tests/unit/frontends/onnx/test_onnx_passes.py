@@ -9,16 +9,14 @@ from onnx import ModelProto, helper, numpy_helper
 
 from tests.support.onnx_models import draw, model, value
 from tvmflow.core.errors import ImportFailed
-from tvmflow.frontends.onnx._conversion import (
+from tvmflow.frontends.onnx._operators import unsupported_reason
+from tvmflow.frontends.onnx._passes import (
+    bypass_copies,
     convert_constants_to_initializers,
     convert_opset,
-    expand_unsupported_operators,
-)
-from tvmflow.frontends.onnx._operators import unsupported_reason
-from tvmflow.frontends.onnx._simplification import (
-    bypass_copies,
     drop_dead_nodes,
     drop_unused_outputs,
+    expand_unsupported_operators,
     fold_constants,
     fold_shapes,
     infer_shapes,

@@ -13,10 +13,8 @@ from tests.support.onnx_models import specs
 from tests.support.tflite_cases import CASES, Case, make
 from tests.support.tflite_models import Array, run_litert
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.tflite._conversion import convert
-from tvmflow.frontends.tflite._model import read_model
-from tvmflow.frontends.tflite._operators import SUPPORTED
-from tvmflow.frontends.tflite.converters import CONVERTERS
+from tvmflow.frontends.tflite._conversion import CONVERTERS, convert
+from tvmflow.frontends.tflite._model import SUPPORTED, read_model
 
 frontend = FRONTENDS["tflite"]
 

@@ -1,4 +1,6 @@
-"""Converters of MXNet operators to Relax, by operator name. Each module imports only its neighbours and `_op`.
+"""Converters of MXNet operators to Relax, by operator name.
+
+Each module imports only its neighbours and `_op`.
 
 Defaults of attributes are those of MXNet 1.9's operator definitions; `symbol.json` omits defaults.
 """
@@ -8,38 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from tvmflow.frontends.mxnet._op import Converter
-from tvmflow.frontends.mxnet.converters import (
-    activation,
-    convolution,
-    creation,
-    detection,
-    elementwise,
-    indexing,
-    matrix,
-    normalization,
-    pooling,
-    reduction,
-    sampling,
-    shape,
-    sorting,
-)
-
-_MODULES: Final = (
-    activation,
-    convolution,
-    creation,
-    detection,
-    elementwise,
-    indexing,
-    matrix,
-    normalization,
-    pooling,
-    reduction,
-    sampling,
-    shape,
-    sorting,
-)
+from tvmflow.frontends.mxnet.converters import arithmetic, arrays, detection, layers, sorting
 
 CONVERTERS: Final[dict[str, Converter]] = {
-    operator: converter for module in _MODULES for operator, converter in module.CONVERTERS.items()
+    operator: converter
+    for module in (arithmetic, arrays, detection, layers, sorting)
+    for operator, converter in module.CONVERTERS.items()
 }

@@ -8,9 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tvmflow.frontends.tflite._graph import Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, axis_in
-from tvmflow.frontends.tflite._tensors import first_axes
+from tvmflow.frontends.tflite._graph import Converter, Operation, Value, axis_in, first_axes
 
 
 def _reduce(operation: Operation, name: str) -> None:

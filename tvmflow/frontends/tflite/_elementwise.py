@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tvmflow.frontends.tflite._graph import Graph, Value
-from tvmflow.frontends.tflite._operation import Converter, Operation, aligned, limit
+from tvmflow.frontends.tflite._graph import Converter, Graph, Operation, Value, aligned, limit
 
 _Formula = Callable[..., Value]
 

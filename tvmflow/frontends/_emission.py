@@ -1,0 +1,109 @@
+"""What several frontends emit: names on bindings, results of a recipe's operators, hyperbolic functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import tvm
+from tvm import relax
+
+from tvmflow.compiler.marks import mark_new, take_marks
+from tvmflow.core.errors import ImportFailed
+from tvmflow.operators.definition import ADVICE, Node, Operator
+from tvmflow.operators.loading import Operators
+
+
+class NodeNames:
+    """Marks what a frontend emits for a node, so that passes over the imported module keep its name.
+
+    Args:
+        builder: Builds the function `main`.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder) -> None:
+        self._builder = builder
+        self._names: list[str] = []
+
+    def mark(self, name: str, results: Sequence[Any]) -> None:
+        """Name all that was emitted for a node, given its results."""
+        marks = frozenset((len(self._names),))
+        self._names.append(name)
+        for result in results:
+            mark_new(result, marks, self._builder.lookup_binding)
+
+    def take(self, mod: tvm.IRModule) -> tuple[str, ...]:
+        """Return the name of the node that each binding of `main` came from, and remove the marks."""
+        return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
+
+
+# ---------------------------------------------------------------- operators of a recipe
+
+
+def call_operator(
+    operators: Operators, operator: Operator, node: Node, name: str, operands: Sequence[Any]
+) -> list[Any]:
+    """Return the results of an operator for a node.
+
+    Args:
+        operators: Those of the recipe.
+        operator: The one that implements the node.
+        node: The node as the implementation knows it.
+        name: The node in messages.
+        operands: Variables; None for those that are left out.
+
+    Raises:
+        StageError: when the implementation raises, with file and line.
+        ImportFailed: when it returns too few results.
+    """
+    results = operators.call(operator, operator.implement, node, *operands)
+    if isinstance(results, relax.Tuple):
+        results = list(results.fields)
+    results = list(results) if isinstance(results, list | tuple) else [results]
+    if len(results) < node.outputs:
+        text = f"returns {len(results)} results for {node.outputs} outputs"
+        raise operator_error(operator, name, text)
+    return results
+
+
+def operator_error(operator: Operator, name: str, text: str) -> ImportFailed:
+    """Return the error for an operator that does not fit a node; `text` ends the sentence."""
+    return ImportFailed(
+        f"{operator.where}: the operator {operator} (node {name}) {text}",
+        fix=f"correct its implementation; {ADVICE}",
+    )
+
+
+# ---------------------------------------------------------------- hyperbolic functions
+# LLVM has no vectors of them.
+
+
+_TERMS: Final = 8
+
+
+def make_cosh(x: Any, constant: Callable[[float], Any]) -> Any:
+    """Return `(eˣ + e⁻ˣ)/2`.
+
+    Args:
+        x: A tensor of floats.
+        constant: Returns a constant of its dtype.
+    """
+    half = constant(0.5)
+    return half * relax.op.exp(x) + half * relax.op.exp(relax.op.negative(x))
+
+
+def make_sinh(x: Any, constant: Callable[[float], Any], emit: Callable[[Any], Any]) -> Any:
+    """Return `(eˣ − e⁻ˣ)/2`; below 1, the Taylor series, as the difference would lose most bits.
+
+    Args:
+        x: A tensor of floats.
+        constant: Returns a constant of its dtype.
+        emit: Binds a value to a variable.
+    """
+    half, one = constant(0.5), constant(1.0)
+    large = half * relax.op.exp(x) - half * relax.op.exp(relax.op.negative(x))
+    square, series = emit(x * x), one
+    for n in range(_TERMS, 0, -1):
+        factor = constant(1 / (2 * n * (2 * n + 1)))
+        series = emit(one + square * factor * series)
+    return relax.op.where(relax.op.less(square, one), x * series, large)
