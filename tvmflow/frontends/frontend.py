@@ -50,6 +50,7 @@ Files = Mapping[str, Path]
 """The path of each file of a model by its role."""
 
 Specs = tuple[TensorSpec, ...]
+"""Names, shapes and dtypes of tensors."""
 
 
 class ReferenceCall(NamedTuple):
@@ -64,7 +65,9 @@ class ReferenceCall(NamedTuple):
 
 
 class Frontend(ABC):
-    """A folder in this one has a subclass, and imports neither the framework nor tvm at its top level.
+    """Imports the models of one framework, and runs that framework as the reference.
+
+    Each frontend is a folder, whose top level imports neither the framework nor tvm.
 
     Attributes:
         NAME: The framework as people write it, for messages.
@@ -359,7 +362,8 @@ class OneFileFrontend(Frontend):
     ) -> tuple[InputFile, ...]:
         """Return the model's file, which is all of it."""
         named = self.named_file(source, base, where)
-        if isinstance(source, SeveralFiles) and source.files is not None:
+        assert isinstance(source, self.SOURCE)
+        if source.files is not None:
             text = f"model.files: {self.NOUN} is one file; its digest is `sha256`"
             raise RecipeError(f"{where('files')}: {text}")
         file = sources.resolve(named)
