@@ -15,7 +15,7 @@ from pydantic import Field
 from tvmflow.core.disk_errors import unreadable
 from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
-from tvmflow.core.python_process import code_command
+from tvmflow.core.processes import code_command
 from tvmflow.core.schema import ClosedModel
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends._reading import read_in_worker

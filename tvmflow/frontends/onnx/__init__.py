@@ -15,8 +15,8 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import ONNX
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
-from tvmflow.core.requirements import install_command
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.packages import install_command
+from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits, SourceFields, Where

@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
-from tvmflow.core.suggestions import did_you_mean
+from tvmflow.core.text import did_you_mean
 from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
 from tvmflow.frontends.frontend import MODEL
 from tvmflow.frontends.inputs import MAX_SIGNATURE
