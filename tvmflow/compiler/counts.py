@@ -15,9 +15,6 @@ from tvm import relax, tirx
 
 from tvmflow.compiler import ir
 
-COUNTED_KERNEL: Final = "tvmflow.counted"
-"""The attribute of a kernel whose second result, one int64, is how many rows of the first one count."""
-
 SIZES_NEEDED: Final = "tvmflow.sizes_needed"
 """The attribute of a `main` whose tensors have sizes that only TVM's runtime knows: what it needs that for."""
 

@@ -234,6 +234,11 @@ def operator_name(expr: Any) -> str:
     return str(getattr(getattr(expr, "op", None), "name", ""))
 
 
+def calls_operator(mod: tvm.IRModule, *names: str) -> bool:
+    """Return whether `main` calls one of some operators."""
+    return any(operator_name(binding.value) in names for binding in list_bindings(mod["main"].body))
+
+
 def as_call(expr: Any, name: str) -> Any:
     """Return the expression if it calls the operator `name`, else None."""
     return expr if operator_name(expr) == name else None

@@ -20,10 +20,12 @@ from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
+from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
+from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.core.types import Json
 from tvmflow.runtime.weights import read_safetensors
@@ -93,7 +95,10 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
     flow = ir.DataFlow(function)
     for value in flow.values.values():
         rule = _RULES.get(ir.operator_name(value))
-        if rule is not None and None not in map(ir.shape_of, (value, *value.args)):
+        if rule is None:
+            continue
+        tensors = [e for e in (value, *value.args) if isinstance(e.ty, relax.TensorType)]
+        if None not in map(ir.shape_of, tensors):
             data = ir.resolve_alias(value.args[0], flow.values.get)
             yield rule(value, data in inputs)
 
@@ -124,10 +129,21 @@ def _cost_of_product(call: relax.Call, _: bool) -> _Cost:
     return lambda lanes: rows * depth * math.ceil(columns / lanes)
 
 
+def _cost_of_recurrent(call: relax.Call, _: bool) -> _Cost:
+    """Return the cost of the product of all time steps with the weights; that with the state is alike for all widths."""
+    operands = RecurrentOperands(*call.args)
+    steps, batch, size = ir.known_shape(operands.x)
+    directions, gate_units, _size = ir.known_shape(operands.weights)
+    gates = Recurrent.read(call).gates
+    columns = directions * gates * padded_units(gate_units // gates)
+    return lambda lanes: steps * batch * size * math.ceil(columns / lanes)
+
+
 _RULES: Final[Mapping[str, Callable[[relax.Call, bool], _Cost]]] = {
     **{f"relax.nn.conv{rank}d": _cost_of_convolution for rank in (1, 2, 3)},
     **{f"relax.nn.conv{rank}d_transpose": _cost_of_convolution for rank in (1, 2, 3)},
     "relax.matmul": _cost_of_product,
+    Recurrent.NAME: _cost_of_recurrent,
 }
 
 

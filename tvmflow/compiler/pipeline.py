@@ -32,11 +32,13 @@ from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
+from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.resize import convert_resize
 from tvmflow.compiler.passes.scans import vectorize_scans
 from tvmflow.compiler.passes.scatters import vectorize_scatters
 from tvmflow.compiler.passes.sorts import replace_sorts
 from tvmflow.compiler.passes.split_reductions import split_reductions
+from tvmflow.compiler.passes.suppression import lower_suppression
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.compiler.passes.widen_float16 import widen_float16
 
@@ -65,6 +67,10 @@ def _pass(
 
 
 GRAPH_PHASES: Final[Phases] = {
+    "operators": (
+        LoweringPass("recurrent", lower_recurrent),
+        LoweringPass("suppression", lower_suppression),
+    ),
     "inference form": (
         _pass("fold_norms", fold_norms),
         LoweringPass("merge_convolutions", merge_convolutions, LoweringContext.has_full_precision),

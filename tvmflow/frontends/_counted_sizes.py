@@ -17,7 +17,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.counts import COUNTED_KERNEL, OutputCount, write_counts
+from tvmflow.compiler.counts import OutputCount, write_counts
+from tvmflow.compiler.ir_operators import NonMaxSuppression
 from tvmflow.core.errors import StageError
 
 
@@ -64,7 +65,7 @@ def count_outputs(mod: tvm.IRModule) -> tvm.IRModule:
     Raises:
         MixedRows: A counted size is needed where rows influence each other.
     """
-    if not any(COUNTED_KERNEL in (function.attrs or {}) for function in mod.functions.values()):
+    if not ir.calls_operator(mod, NonMaxSuppression.NAME):
         return mod
     return _Analysis(mod).rewrite()
 
@@ -171,20 +172,15 @@ class _Analysis:
             for var in ir.list_variables(value)
         )
         bindings = [b for branch in ir.branches_of(value) for b in ir.list_bindings(branch)]
-        if is_read or any(self._is_counting(inner.value) for inner in bindings):
+        if is_read or any(_is_counting(inner.value) for inner in bindings):
             self._refuse(operator)
 
     def _refuse(self, operator: str) -> None:
         """Remember the first operator that mixes rows."""
         self._mixing = self._mixing or operator
 
-    def _is_counting(self, value: Any) -> bool:
-        if ir.operator_name(value) != "relax.call_tir":
-            return False
-        return COUNTED_KERNEL in (self._mod[value.args[0]].attrs or {})
-
     def _follow_call(self, binding: Any, call: Any, var: Any) -> list[Any]:
-        if self._is_counting(call):
+        if _is_counting(call):
             self._refuse_facts(call, "a selection among rows")
             count = self._new_var("count", call.ty.fields[1])
             self._fields[var] = [_Count(0, count), None]
@@ -244,6 +240,11 @@ class _Analysis:
         safe = relax.op.gather_nd(data, indices, int(call.attrs.batch_dims))
         marks.write_marks(safe, marks.read_marks(call))
         return [*bindings, relax.VarBinding(binding.var, safe)]
+
+
+def _is_counting(value: Any) -> bool:
+    """Return whether the second result of a call is how many rows of the first one count."""
+    return ir.as_call(value, NonMaxSuppression.NAME) is not None
 
 
 # ---------------------------------------------------------------- rules

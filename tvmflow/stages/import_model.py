@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import tvm
 
 TRAITS: Final = StageTraits(
-    version=13,
+    version=14,
     scope="model",
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),

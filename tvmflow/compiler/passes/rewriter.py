@@ -53,6 +53,10 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         if own := marks.read_marks(value):
             marks.mark_new(self.visit_expr(binding.var), own, self.lookup_binding)
 
+    def depends_on_inputs(self, call: relax.Call) -> bool:
+        """Return whether a call of the original `main` is computed when the model runs, not when it is built."""
+        return not all(map(self.flow.is_weight, ir.list_variables(call)))
+
     def new_memo(self) -> dict[Any, Any]:
         """Return a dictionary for emitted variables, from which those of a branch vanish after it."""
         self._memos.append({})

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tvm import tirx
 
-
-class Activation(NamedTuple):
-    """An activation function and its parameters.
-
-    Attributes:
-        name: The name in ONNX, in lower case.
-        alpha: The first parameter.
-        beta: The second one.
-    """
-
-    name: str
-    alpha: float = 0.0
-    beta: float = 0.0
-
-    def apply(self, x: Any, dtype: str) -> Any:
-        """Return the function of a value of that dtype."""
-        alpha, beta, zero, one = (
-            tirx.const(number, dtype) for number in (self.alpha, self.beta, 0, 1)
-        )
-        return _FUNCTIONS[self.name](x, alpha, beta, zero, one)
-
+from tvmflow.compiler.ir_operators import Activation
 
 DEFAULTS: Final[Mapping[str, tuple[float, ...]]] = {
     "affine": (0.0, 0.0),
@@ -60,3 +40,11 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "tanh": lambda x, *_: tirx.tanh(x),
     "thresholdedrelu": lambda x, a, _, zero, __: tirx.Select(x >= a, x, zero),
 }
+
+
+def apply_activation(function: Activation, x: Any, dtype: str) -> Any:
+    """Return the function of a value of that dtype."""
+    alpha, beta, zero, one = (
+        tirx.const(number, dtype) for number in (function.alpha, function.beta, 0, 1)
+    )
+    return _FUNCTIONS[function.name](x, alpha, beta, zero, one)

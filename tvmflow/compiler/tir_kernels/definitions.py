@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+
+# Every GPU runs so many threads of a block.
+_BLOCK_THREADS: Final = 256
 
 
 @contextmanager
@@ -28,3 +31,24 @@ def declare_buffer(shape: Sequence[int], dtype: str) -> Any:
 def flatten(buffer: Any, shape: Sequence[int], dtype: str) -> Any:
     """Emit another name for a buffer, with one index."""
     return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
+
+
+@contextmanager
+def launch_threads(*extents: int) -> Iterator[list[Any]]:
+    """Emit a launch on a GPU with a thread for each place of a grid; yield the place."""
+    count = math.prod(extents)
+    threads = min(count, _BLOCK_THREADS)
+    with (
+        T.thread_binding(-(-count // threads), thread="blockIdx.x") as block,
+        T.thread_binding(threads, thread="threadIdx.x") as thread,
+        ExitStack() as guard,
+    ):
+        index = block * threads + thread
+        if count % threads:
+            guard.enter_context(T.If(index < count))
+            guard.enter_context(T.Then())
+        place: list[Any] = []
+        for extent in reversed(extents):
+            place.insert(0, index % extent)
+            index = index // extent
+        yield place

@@ -1,15 +1,18 @@
-"""The kernel of recurrent layers (LSTM, GRU and plain RNN), which loops over time.
+"""The kernels of recurrent layers (LSTM, GRU and plain RNN), which loop over time.
 
 The products of all inputs with their weights are one matrix product before it. What is left for
 each step is a product of the state with the recurrent weights, of which a tile of hidden units
 with all its gates is one piece of memory, read from its beginning to its end. Gates are in ONNX's
 order: input, output, forget, cell (LSTM); update, reset, hidden (GRU).
+
+On a CPU, one kernel computes the sequences of a batch side by side. On a GPU, each step is a launch,
+with a thread for each hidden unit of each sequence, and one tile has all units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -17,13 +20,9 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.tir_kernels.activations import Activation
-
-LANES: Final = 16
-"""The hidden units of a tile on every target: one vector of the widest CPUs, several of others."""
-
-GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
-"""The number of gates of each kind of layer."""
+from tvmflow.compiler.ir_operators import Activation, Recurrent
+from tvmflow.compiler.tir_kernels.activations import apply_activation
+from tvmflow.compiler.tir_kernels.definitions import launch_threads
 
 # Sums that are computed side by side, so that few multiplications wait for the one before.
 _SUMS: Final = 8
@@ -34,46 +33,29 @@ _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecurrentLayer:
-    """A recurrent layer, in the terms of ONNX's operators.
+class RecurrentLayer(NamedTuple):
+    """A recurrent layer and the layout of its tensors.
 
     Attributes:
-        kind: The operator.
+        operator: The layer, in the terms of ONNX's operators.
         steps: The number of time steps.
         batch: The number of sequences.
         hidden: The number of hidden units.
-        is_reversed: For each direction, whether it begins at the end of a sequence.
-        activations: For each direction, the functions f, g and h of ONNX's equations, as many as the layer has.
-        clip: The largest absolute value of a gate before its activation; None without limit.
-        has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
-        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not the state.
+        units: That number with those of padding.
+        lanes: The hidden units of a tile, which divide `units`.
     """
 
-    kind: str
+    operator: Recurrent
     steps: int
     batch: int
     hidden: int
-    is_reversed: tuple[bool, ...]
-    activations: tuple[tuple[Activation, ...], ...]
-    clip: float | None = None
-    has_coupled_gates: bool = False
-    resets_product: bool = False
-
-    @property
-    def gates(self) -> int:
-        """The number of gates."""
-        return GATES[self.kind]
-
-    @property
-    def directions(self) -> int:
-        """The number of directions."""
-        return len(self.is_reversed)
+    units: int
+    lanes: int
 
     @property
     def tiles(self) -> int:
         """The number of tiles of hidden units."""
-        return -(-self.hidden // LANES)
+        return self.units // self.lanes
 
 
 class RecurrentInputs(NamedTuple):
@@ -98,11 +80,12 @@ class RecurrentInputs(NamedTuple):
     lengths: Any = None
 
 
-def recurrent(layer: RecurrentLayer, *tensors: Any) -> Sequence[Any]:
+def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[Any]:
     """Return the hidden states of all steps (steps, d, n, hidden), and the last states (d, n, hidden).
 
     Args:
         layer: The layer.
+        is_gpu: Whether the kernel is for a GPU.
         *tensors: The fields of `RecurrentInputs`; None for those that the layer lacks.
     """
     dtype = str(tensors[0].dtype)
@@ -111,15 +94,17 @@ def recurrent(layer: RecurrentLayer, *tensors: Any) -> Sequence[Any]:
         for name, tensor in zip(RecurrentInputs._fields, tensors, strict=True)
         if tensor is not None
     ]
-    last = (layer.directions, layer.batch, layer.hidden)
-    shapes = [(layer.steps, *last), *[last] * (2 if layer.kind == "LSTM" else 1)]
+    last = (layer.operator.directions, layer.batch, layer.hidden)
+    shapes = [(layer.steps, *last), *[last] * (2 if layer.operator.kind == "LSTM" else 1)]
 
     def body(inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         named = RecurrentInputs(**dict(zip(names, inputs, strict=True)))
-        return _Loops(layer, named, outputs, dtype).build()
+        return (_GpuLoops if is_gpu else _CpuLoops)(layer, named, outputs, dtype).build()
 
     present = [tensor for tensor in tensors if tensor is not None]
-    results = te.extern(shapes, present, body, dtype=[dtype] * len(shapes), name=layer.kind.lower())
+    results = te.extern(
+        shapes, present, body, dtype=[dtype] * len(shapes), name=layer.operator.kind.lower()
+    )
     return list(results)
 
 
@@ -149,7 +134,10 @@ class _Buffers(NamedTuple):
 
 
 class _Loops:
-    """Emits the loops of one layer."""
+    """Emits the equations of one layer; a subclass emits the loops around them."""
+
+    _rows = 1
+    """The sequences that are computed side by side."""
 
     def __init__(
         self, layer: RecurrentLayer, inputs: RecurrentInputs, outputs: Sequence[Any], dtype: str
@@ -160,86 +148,56 @@ class _Loops:
         )
         self._outputs = list(map(T.buffer_proxy, outputs))
         self._dtype = dtype
-        self._rows = next(count for count in range(_MAX_ROWS, 0, -1) if layer.batch % count == 0)
-        step = layer.gates * layer.hidden * layer.hidden
-        groups = layer.directions * layer.batch // self._rows
-        work = step * layer.steps * layer.batch * layer.directions
-        self._has_parallel_groups = groups > 1 and work >= _MIN_PARALLEL
-        self._has_parallel_tiles = groups == 1 and step >= _MIN_PARALLEL_STEP
 
     def build(self) -> Any:
-        """Return the loops over directions and groups of sequences, which do not depend on each other."""
-        layer = self._layer
-        if len(set(layer.activations)) == 1:
-            return self._build_loop(range(layer.directions), layer.activations[0])
-        directions = enumerate(layer.activations)
+        """Return the loops over directions, which do not depend on each other."""
+        functions = self._layer.operator.activations
+        if len(set(functions)) == 1:
+            return self._build_loop(range(len(functions)), functions[0])
         return tirx.SeqStmt(
-            [self._build_loop(range(d, d + 1), functions) for d, functions in directions]
+            [self._build_loop(range(d, d + 1), own) for d, own in enumerate(functions)]
         )
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
-        groups = self._layer.batch // self._rows
-        loop = T.parallel if self._has_parallel_groups else T.serial
-        with IRBuilder() as builder:
-            with loop(0, len(directions) * groups) as group:
-                direction = directions.start + tirx.floordiv(group, groups)
-                self._emit_group(direction, activations, group % groups * self._rows)
-            return builder.get()
+        raise NotImplementedError
 
-    def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
-        layer, inputs = self._layer, self._inputs
-        width = layer.tiles * LANES
-        state = _Buffers(*(self._allocate(self._rows, width) for _ in _Buffers._fields))
-        for row in range(self._rows):
-            with _units(width) as unit:
-                state.hidden[row, unit] = inputs.hidden[direction, first + row, unit]
-                if inputs.cell is not None:
-                    state.cell[row, unit] = inputs.cell[direction, first + row, unit]
-        with T.serial(0, layer.steps) as step:
-            place = _Place(direction, activations, first, step)
-            for compute in self._list_phases():
-                with (T.parallel if self._has_parallel_tiles else T.serial)(0, layer.tiles) as tile:
-                    compute(place, state, tile)
-            self._advance(place, state)
-        for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
-            for row in range(self._rows):
-                with _units(layer.hidden) as unit:
-                    value = buffer[row, unit]
-                    if inputs.lengths is not None:
-                        # an empty sequence has no last state; ONNX Runtime gives zeros for it
-                        has_steps = inputs.lengths[first + row] > 0
-                        value = tirx.Select(has_steps, value, self._const(0))
-                    output[direction, first + row, unit] = value
+    def _lanes(self) -> AbstractContextManager[Any]:
+        """Emit the loop over the units of a tile, and yield the unit."""
+        raise NotImplementedError
+
+    def _allocate_sums(self, rows: int, gates: int) -> Any:
+        """Emit an allocation of sums: (rows, gates, lanes)."""
+        raise NotImplementedError
 
     def _list_phases(self) -> list[Callable[[_Place, _Buffers, Any], None]]:
         """Return the functions that compute a tile of a step; each needs the one before it for all tiles."""
-        if self._layer.kind == "LSTM":
+        if self._layer.operator.kind == "LSTM":
             return [self._compute_lstm]
-        if self._layer.kind == "RNN":
+        if self._layer.operator.kind == "RNN":
             return [self._compute_rnn]
-        if self._layer.resets_product:
+        if self._layer.operator.resets_product:
             return [self._compute_gru]
         return [self._compute_gru_gates, self._compute_gru_state]
 
     def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.hidden, tile, [0])
         for row in range(self._rows):
-            with T.vectorized(0, LANES) as lane:
-                state.following[row, tile * LANES + lane] = self._activate(
+            with self._lanes() as lane:
+                state.following[row, tile * self._layer.lanes + lane] = self._activate(
                     place, 0, gates[row, 0, lane]
                 )
 
     def _compute_lstm(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.hidden, tile, [0, 1, 2, 3])
         for row in range(self._rows):
-            with T.vectorized(0, LANES) as lane:
-                unit = tile * LANES + lane
+            with self._lanes() as lane:
+                unit = tile * self._layer.lanes + lane
                 cell = state.cell[row, unit]
                 entry = self._activate(
                     place, 0, gates[row, 0, lane] + self._peek(place, 0, unit, cell)
                 )
                 gates[row, 0, lane] = entry
-                if self._layer.has_coupled_gates:
+                if self._layer.operator.has_coupled_gates:
                     gates[row, 2, lane] = 1 - gates[row, 0, lane]
                 else:
                     forget = gates[row, 2, lane] + self._peek(place, 2, unit, cell)
@@ -261,8 +219,8 @@ class _Loops:
     def _compute_gru(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.hidden, tile, [0, 1, 2], inputs=[0, 1])
         for row in range(self._rows):
-            with T.vectorized(0, LANES) as lane:
-                unit = tile * LANES + lane
+            with self._lanes() as lane:
+                unit = tile * self._layer.lanes + lane
                 gates[row, 0, lane] = self._activate(place, 0, gates[row, 0, lane])
                 product = gates[row, 2, lane] + self._inputs.product_bias[place.direction, unit]
                 reset = self._activate(place, 0, gates[row, 1, lane])
@@ -275,8 +233,8 @@ class _Loops:
     def _compute_gru_gates(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.hidden, tile, [0, 1])
         for row in range(self._rows):
-            with T.vectorized(0, LANES) as lane:
-                unit = tile * LANES + lane
+            with self._lanes() as lane:
+                unit = tile * self._layer.lanes + lane
                 state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
                 reset = self._activate(place, 0, gates[row, 1, lane])
                 state.scaled[row, unit] = reset * state.hidden[row, unit]
@@ -284,8 +242,8 @@ class _Loops:
     def _compute_gru_state(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.scaled, tile, [2])
         for row in range(self._rows):
-            with T.vectorized(0, LANES) as lane:
-                unit = tile * LANES + lane
+            with self._lanes() as lane:
+                unit = tile * self._layer.lanes + lane
                 gates[row, 0, lane] = self._activate(place, 1, gates[row, 0, lane])
                 state.following[row, unit] = _mix(
                     state.cell[row, unit], state.hidden[row, unit], gates[row, 0, lane]
@@ -308,15 +266,15 @@ class _Loops:
             gates: The gates.
             inputs: The gates to which the projected inputs are added; None for all.
         """
-        rows, count, depth = self._rows, len(gates), self._layer.tiles * LANES
+        rows, count, depth = self._rows, len(gates), self._layer.units
         parts = max(1, _SUMS // (count * rows))
         parts = next(number for number in range(parts, 0, -1) if depth % number == 0)
-        sums = self._allocate(parts * rows, count, LANES, scope="local")
+        sums = self._allocate_sums(parts * rows, count)
         places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
         for part in range(parts):
             for row, index, gate in places:
                 has_input = part == 0 and (inputs is None or gate in inputs)
-                with T.vectorized(0, LANES) as lane:
+                with self._lanes() as lane:
                     start = (
                         self._projected(place, row, tile, gate, lane)
                         if has_input
@@ -326,7 +284,7 @@ class _Loops:
         with T.serial(0, depth // parts) as k:
             for part in range(parts):
                 for row, index, gate in places:
-                    with T.vectorized(0, LANES) as lane:
+                    with self._lanes() as lane:
                         weight = self._inputs.weights[
                             place.direction, tile, k * parts + part, gate, lane
                         ]
@@ -335,7 +293,7 @@ class _Loops:
                         )
         for part in range(1, parts):
             for row, index, _ in places:
-                with T.vectorized(0, LANES) as lane:
+                with self._lanes() as lane:
                     sums[row, index, lane] += sums[part * rows + row, index, lane]
         return sums
 
@@ -353,8 +311,8 @@ class _Loops:
         else:
             # beyond its end, a sequence is filled in its order
             backward = self._if_active(place, row, lengths[place.first + row] - 1 - step, step)
-        if self._layer.directions == 1:
-            return backward if self._layer.is_reversed[0] else step
+        if self._layer.operator.directions == 1:
+            return backward if self._layer.operator.is_reversed[0] else step
         return tirx.Select(tirx.EQ(place.direction, 1), backward, step)
 
     def _if_active(self, place: _Place, row: int, value: Any, otherwise: Any) -> Any:
@@ -364,23 +322,18 @@ class _Loops:
             return value
         return tirx.Select(place.step < lengths[place.first + row], value, otherwise)
 
-    def _activate(self, place: _Place, function: int, value: Any, *, clips: bool = True) -> Any:
-        if clips and self._layer.clip is not None:
-            limit = self._layer.clip
-            value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
-        return place.activations[function].apply(value, self._dtype)
+    def _last(self, sequence: Any, state: Any) -> Any:
+        """Return the last state of a sequence."""
+        if self._inputs.lengths is None:
+            return state
+        # an empty sequence has no last state; ONNX Runtime gives zeros for it
+        return tirx.Select(self._inputs.lengths[sequence] > 0, state, self._const(0))
 
-    def _advance(self, place: _Place, state: _Buffers) -> None:
-        """Emit the copy of the next hidden state to the present one and to the result."""
-        for row in range(self._rows):
-            with _units(self._layer.hidden) as unit:
-                result = self._if_active(place, row, state.following[row, unit], self._const(0))
-                position = self._position(place, row)
-                self._outputs[0][position, place.direction, place.first + row, unit] = result
-            with _units(self._layer.tiles * LANES) as unit:
-                state.hidden[row, unit] = self._if_active(
-                    place, row, state.following[row, unit], state.hidden[row, unit]
-                )
+    def _activate(self, place: _Place, function: int, value: Any, *, clips: bool = True) -> Any:
+        if clips and self._layer.operator.clip is not None:
+            limit = self._layer.operator.clip
+            value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
+        return apply_activation(place.activations[function], value, self._dtype)
 
     def _allocate(self, *shape: int, scope: str = "global") -> Any:
         return T.buffer_proxy(T.alloc_buffer(shape, self._dtype, scope=scope))
@@ -389,17 +342,163 @@ class _Loops:
         return tirx.const(value, self._dtype)
 
 
+class _CpuLoops(_Loops):
+    """Emits the loops of one layer for a CPU."""
+
+    def __init__(self, layer: RecurrentLayer, *buffers: Any) -> None:
+        super().__init__(layer, *buffers)
+        self._rows = next(count for count in range(_MAX_ROWS, 0, -1) if layer.batch % count == 0)
+        directions = layer.operator.directions
+        step = layer.operator.gates * layer.hidden * layer.hidden
+        groups = directions * layer.batch // self._rows
+        work = step * layer.steps * layer.batch * directions
+        self._has_parallel_groups = groups > 1 and work >= _MIN_PARALLEL
+        self._has_parallel_tiles = groups == 1 and step >= _MIN_PARALLEL_STEP
+
+    def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+        groups = self._layer.batch // self._rows
+        loop = T.parallel if self._has_parallel_groups else T.serial
+        with IRBuilder() as builder:
+            with loop(0, len(directions) * groups) as group:
+                direction = directions.start + tirx.floordiv(group, groups)
+                self._emit_group(direction, activations, group % groups * self._rows)
+            return builder.get()
+
+    def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
+        layer, inputs = self._layer, self._inputs
+        state = _Buffers(*(self._allocate(self._rows, layer.units) for _ in _Buffers._fields))
+        for row in range(self._rows):
+            with self._units(layer.units) as unit:
+                state.hidden[row, unit] = inputs.hidden[direction, first + row, unit]
+                if inputs.cell is not None:
+                    state.cell[row, unit] = inputs.cell[direction, first + row, unit]
+        with T.serial(0, layer.steps) as step:
+            place = _Place(direction, activations, first, step)
+            for compute in self._list_phases():
+                with (T.parallel if self._has_parallel_tiles else T.serial)(0, layer.tiles) as tile:
+                    compute(place, state, tile)
+            self._advance(place, state)
+        for output, buffer in zip(self._outputs[1:], (state.hidden, state.cell), strict=False):
+            for row in range(self._rows):
+                with self._units(layer.hidden) as unit:
+                    output[direction, first + row, unit] = self._last(
+                        first + row, buffer[row, unit]
+                    )
+
+    def _advance(self, place: _Place, state: _Buffers) -> None:
+        """Emit the copy of the next hidden state to the present one and to the result."""
+        for row in range(self._rows):
+            with self._units(self._layer.hidden) as unit:
+                result = self._if_active(place, row, state.following[row, unit], self._const(0))
+                position = self._position(place, row)
+                self._outputs[0][position, place.direction, place.first + row, unit] = result
+            with self._units(self._layer.units) as unit:
+                state.hidden[row, unit] = self._if_active(
+                    place, row, state.following[row, unit], state.hidden[row, unit]
+                )
+
+    def _lanes(self) -> AbstractContextManager[Any]:
+        lanes: AbstractContextManager[Any] = T.vectorized(0, self._layer.lanes)
+        return lanes
+
+    def _allocate_sums(self, rows: int, gates: int) -> Any:
+        return self._allocate(rows, gates, self._layer.lanes, scope="local")
+
+    @contextmanager
+    def _units(self, count: int) -> Iterator[Any]:
+        """Emit a loop over hidden units, by vectors if they are whole, and yield the unit."""
+        lanes = self._layer.lanes
+        if count % lanes:
+            with T.serial(0, count) as unit:
+                yield unit
+        else:
+            with T.serial(0, count // lanes) as tile, T.vectorized(0, lanes) as lane:
+                yield tile * lanes + lane
+
+
+@dataclass(frozen=True)
+class _View:
+    """The numbers of one sequence, or those of one thread, in a buffer.
+
+    Attributes:
+        buffer: The buffer.
+        index: Gives the indices in the buffer for those of an access.
+    """
+
+    buffer: Any
+    index: Callable[..., tuple[Any, ...]]
+
+    def __getitem__(self, key: tuple[Any, ...]) -> Any:
+        return self.buffer[self.index(*key)]
+
+    def __setitem__(self, key: tuple[Any, ...], value: Any) -> None:
+        self.buffer[self.index(*key)] = value
+
+
+class _GpuLoops(_Loops):
+    """Emits the launches of one layer for a GPU."""
+
+    _unit: Any
+    """The hidden unit of a thread."""
+
+    def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+        layer, inputs = self._layer, self._inputs
+        sizes = (len(directions), layer.batch, layer.hidden)
+        with IRBuilder() as builder:
+            with T.sblock("steps"):
+                # what one launch writes, the next one reads: hidden states are in two places in turn
+                hidden = self._allocate_state(2, *sizes)
+                cell, scaled = self._allocate_state(*sizes), self._allocate_state(*sizes)
+                with launch_threads(*sizes) as (d, n, unit):
+                    direction = directions.start + d
+                    hidden[0, d, n, unit] = inputs.hidden[direction, n, unit]
+                    if inputs.cell is not None:
+                        cell[d, n, unit] = inputs.cell[direction, n, unit]
+                phases = self._list_phases()
+                with T.serial(0, layer.steps) as step:
+                    for compute in phases:
+                        with launch_threads(*sizes) as (d, n, self._unit):
+                            place = _Place(directions.start + d, activations, n, step)
+                            state = self._view(hidden, cell, scaled, d, place)
+                            compute(place, state, 0)
+                            if compute is phases[-1]:
+                                self._advance(place, state, hidden, d)
+                with launch_threads(*sizes) as (d, n, unit):
+                    states = (hidden[layer.steps % 2, d, n, unit], cell[d, n, unit])
+                    for output, value in zip(self._outputs[1:], states, strict=False):
+                        output[directions.start + d, n, unit] = self._last(n, value)
+            return builder.get()
+
+    def _view(self, hidden: Any, cell: Any, scaled: Any, d: Any, place: _Place) -> _Buffers:
+        """Return the state of a thread's sequence."""
+        following = self._allocate(1, scope="local")
+        return _Buffers(
+            _View(hidden, lambda _, unit: (place.step % 2, d, place.first, unit)),
+            _View(following, lambda *_: (0,)),
+            *(_View(b, lambda _, unit: (d, place.first, unit)) for b in (cell, scaled)),
+        )
+
+    def _advance(self, place: _Place, state: _Buffers, hidden: Any, d: Any) -> None:
+        """Emit the copy of a unit's next state to where the next step reads it, and to the result."""
+        following = state.following[0, self._unit]
+        result = self._if_active(place, 0, following, self._const(0))
+        position = self._position(place, 0)
+        self._outputs[0][position, place.direction, place.first, self._unit] = result
+        hidden[(place.step + 1) % 2, d, place.first, self._unit] = self._if_active(
+            place, 0, following, state.hidden[0, self._unit]
+        )
+
+    @contextmanager
+    def _lanes(self) -> Iterator[Any]:
+        yield self._unit
+
+    def _allocate_sums(self, rows: int, gates: int) -> Any:
+        return _View(self._allocate(rows, gates, scope="local"), lambda row, gate, _: (row, gate))
+
+    def _allocate_state(self, *shape: int) -> Any:
+        return T.buffer_proxy(T.sblock_alloc_buffer(shape, self._dtype))
+
+
 def _mix(update: Any, old: Any, new: Any) -> Any:
     """Return the next state of a GRU."""
     return (1 - update) * new + update * old
-
-
-@contextmanager
-def _units(count: int) -> Iterator[Any]:
-    """Emit a loop over hidden units, by vectors if they are whole, and yield the unit."""
-    if count % LANES:
-        with T.serial(0, count) as unit:
-            yield unit
-    else:
-        with T.serial(0, count // LANES) as tile, T.vectorized(0, LANES) as lane:
-            yield tile * LANES + lane

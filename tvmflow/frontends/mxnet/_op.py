@@ -233,15 +233,6 @@ class Op:
         """Return a constant, by default with the dtype of the first input."""
         return relax.const(value, dtype or self.dtype())
 
-    def call_tir(
-        self, function: Any, name: str, args: Sequence[Expr], shape: Sequence[int], dtype: str
-    ) -> Expr:
-        """Emit a call of a TIR function with one output, which is not scheduled any further."""
-        function = function.with_attr("tirx.is_scheduled", True)
-        callee = self.builder.add_func(function, name)
-        result = relax.TensorType(tuple(shape), dtype)
-        return self.emit(relax.call_tir(callee, [self.emit(arg) for arg in args], result))
-
     def check_constant(self, elements: int) -> None:
         """Refuse to make a constant that would fill the memory."""
         if elements > _MAX_CONSTANT_ELEMENTS:

@@ -1,0 +1,212 @@
+"""Recurrent layers and selections of boxes on GPUs: their kernels have threads, and compute what those of CPUs do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from onnx import helper
+from tvm import tirx
+
+from tests.support.detectors import constants
+from tests.support.kernels import FAST, host_level, outputs
+from tests.support.mxnet_runs import Array, specs, write_checkpoint
+from tests.support.onnx_models import load, model, value
+from tests.unit.frontends.onnx.test_onnx_recurrent import layer
+from tvmflow.compiler import ir, lowering, schedules
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.passes.recurrent import lower_recurrent
+from tvmflow.compiler.passes.suppression import lower_suppression
+from tvmflow.compiler.schedules.gpu import schedule_for_gpu
+from tvmflow.frontends import mxnet
+from tvmflow.frontends.base import LoadedModel
+from tvmflow.targets.backends import cuda
+
+_HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+_LIMITS = {"max_threads_per_block": 256, "max_shared_memory_per_block": 16384}
+GPUS: dict[str, dict[str, Any]] = {
+    "cuda": cuda.complete_target({"kind": "cuda", "arch": "sm_80", "host": _HOST}),
+    "opencl": {"kind": "opencl", **_LIMITS, "host": _HOST},
+    "webgpu": {"kind": "webgpu", "host": _HOST},
+}
+ENTRY_POINTS = {"cuda": "__global__", "opencl": "__kernel", "webgpu": "@compute"}
+
+Made = tuple[LoadedModel, dict[str, Array]]
+
+
+def recurrent(kind: str, **options: Any) -> Callable[[Path], Made]:
+    def make(folder: Path) -> Made:
+        made, feed = layer(kind, **options)
+        return load(made, folder), feed
+
+    return make
+
+
+def selection(
+    *, is_centered: bool = False, threshold: float | None = 0.1
+) -> Callable[[Path], Made]:
+    """Return ONNX's operator for several images and classes, with equal scores and more boxes than bits of a number."""
+
+    def make(folder: Path) -> Made:
+        weights = constants(limit=[30], overlap=[0.4])
+        names = ["boxes", "scores", "limit", "overlap"]
+        if threshold is not None:
+            weights |= constants(threshold=[threshold])
+            names.append("threshold")
+        node = helper.make_node(
+            "NonMaxSuppression", names, ["rows"], center_point_box=int(is_centered)
+        )
+        inputs = [value("boxes", [2, 70, 4]), value("scores", [2, 3, 70])]
+        made = model([node], inputs, [value("rows", [None, 3], "int64")], weights)
+        random = np.random.default_rng(0)
+        boxes = np.abs(random.normal(size=(2, 70, 4))).astype("float32")
+        scores = (np.round(random.normal(size=(2, 3, 70)) * 4) / 4).astype("float32")
+        return load(made, folder), {"boxes": boxes, "scores": scores}
+
+    return make
+
+
+def detections(
+    operator: str, *shapes: tuple[int, ...], **attributes: str
+) -> Callable[[Path], Made]:
+    """Return an operator of MXNet, with inputs between 0 and 1."""
+
+    def make(folder: Path) -> Made:
+        random = np.random.default_rng(1)
+        feed = {
+            f"input{index}": random.uniform(size=shape).astype("float32")
+            for index, shape in enumerate(shapes)
+        }
+        if operator == "_contrib_box_nms":
+            (rows,) = feed.values()
+            rows[..., 0] = np.floor(rows[..., 0] * 3) - 1
+        nodes: list[dict[str, Any]] = [{"op": "null", "name": name} for name in feed]
+        inputs = list(range(len(feed)))
+        nodes.append({"op": operator, "name": "it", "inputs": inputs, "attrs": attributes})
+        files = write_checkpoint(folder, nodes, [[len(feed), 0, 0]], {})
+        return mxnet.load(files, specs(feed)), feed
+
+    return make
+
+
+MULTIBOX = ("_contrib_MultiBoxDetection", (2, 4, 50), (2, 200), (1, 50, 4))
+BOXES = ("_contrib_box_nms", (2, 45, 6))
+MODELS: dict[str, Callable[[Path], Made]] = {
+    "lstm": recurrent("LSTM", hidden=20),
+    "lstm_of_two_directions": recurrent(
+        "LSTM", direction="bidirectional", hidden=7, batch=3, lengths=[2, 0, 4], peepholes=True
+    ),
+    "lstm_of_float16": recurrent("LSTM", hidden=5, dtype="float16"),
+    "gru": recurrent("GRU", hidden=17, batch=2, layout=1),
+    "gru_that_resets_products": recurrent("GRU", linear_before_reset=1, direction="reverse"),
+    "rnn_of_two_activations": recurrent(
+        "RNN", direction="bidirectional", activations=["Tanh", "Relu"], clip=0.3
+    ),
+    "non_max_suppression": selection(),
+    "non_max_suppression_of_centers": selection(is_centered=True, threshold=None),
+    "multibox_detection": detections(*MULTIBOX, nms_threshold="0.3"),
+    "multibox_detection_of_a_few": detections(*MULTIBOX, nms_topk="9", force_suppress="True"),
+    "multibox_detection_of_all": detections(*MULTIBOX, nms_threshold="-1"),
+    "box_nms": detections(*BOXES, id_index="0", overlap_thresh="0.2"),
+    "box_nms_of_a_few": detections(*BOXES, topk="12", in_format="center", valid_thresh="0.3"),
+}
+
+
+def run_threads_in_turn(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose kernels run the threads of each launch one after the other: none waits for another."""
+
+    def serialize(loop: tirx.For) -> tirx.For:
+        if loop.thread_binding is None:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    changed = ir.copy_module(mod)
+    for var, function in mod.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            body = tvm_ffi.structural_map(function.body, (tirx.For, serialize))
+            changed[var] = function.with_body(body)
+    return changed
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_threads_compute_what_the_kernels_of_cpus_do(name: str, tmp_path: Path) -> None:
+    """Without a GPU: a CPU runs the threads of each launch one after the other."""
+    loaded, feed = MODELS[name](tmp_path)
+    context = LoweringContext(lowering.make_target(GPUS["cuda"]), None, FAST)
+    mod = lower_suppression(lower_recurrent(loaded.mod, context), context)
+    assert any(map(count_launches, mod.functions.values()))
+    on_gpu = outputs(loaded._replace(mod=run_threads_in_turn(mod)), feed)
+    tolerance = 2e-3 if "float16" in name else 1e-5
+    for actual, expected in zip(on_gpu, outputs(loaded, feed), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def count_launches(function: Any) -> int:
+    """Return how many loops over the blocks of a GPU a kernel has; 0 for a function of the graph."""
+    if not isinstance(function, tirx.PrimFunc):
+        return 0
+    tags = [
+        str(loop.thread_binding.thread_tag)
+        for loop in ir.find_nodes(function.body, tirx.For)
+        if loop.thread_binding is not None
+    ]
+    tags += [
+        str(node.node.thread_tag)
+        for node in ir.find_nodes(function.body, tirx.AttrStmt)
+        if node.attr_key == "thread_extent"
+    ]
+    return tags.count("blockIdx.x")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in ("lstm", "box_nms") for kind in GPUS),
+        # WebGPU has no integers of 64 bits
+        *(
+            (name, kind)
+            for name in ("non_max_suppression", "multibox_detection")
+            for kind in ("cuda", "opencl")
+        ),
+    ],
+)
+def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path) -> None:
+    """TVM generates code for each: that needs no GPU."""
+    loaded, _ = MODELS[name](tmp_path)
+    target = lowering.make_target(GPUS[kind])
+    mod = schedule_for_gpu(lowering.lower(loaded.mod, target, FAST).mod, target).mod
+    kernels = {
+        str(var.name_hint): function
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc)
+    }
+    assert name in kernels
+    for kernel, function in kernels.items():
+        assert count_launches(function), kernel
+        named = function.with_attr("global_symbol", kernel)
+        library = tvm.tirx.build(tvm.IRModule({kernel: named}), target)
+        assert ENTRY_POINTS[kind] in "".join(code.inspect_source() for code in library.imports)
+
+
+def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> None:
+    """The kernel of a CPU has vectors of its lanes, that of a GPU threads; another CPU gives the same numbers."""
+    loaded, feed = MODELS["gru"](tmp_path)
+    stored = tmp_path / "model.json"
+    stored.write_text(tvm.ir.save_json(loaded.mod))
+    mod = lowering.load_ir(stored)
+    tvm.ir.assert_structural_equal(mod, loaded.mod)
+    assert not [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    lanes = {}
+    for mcpu in ("x86-64-v2", "x86-64-v3", "x86-64-v4"):
+        target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
+        lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+        scheduled = schedules.schedule_untuned(lowered, target, 1).mod
+        loops = ir.find_nodes(scheduled["gru"].body, tirx.For)
+        lanes[mcpu] = {int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED}
+    assert lanes == {"x86-64-v2": {4}, "x86-64-v3": {8}, "x86-64-v4": {16}}
+    assert np.isfinite(outputs(loaded._replace(mod=mod), feed, host_level())[0]).all()

@@ -1,0 +1,235 @@
+"""The operators of imported models that Relax lacks: frontends emit calls of them, and passes lower these for the target.
+
+The attributes of a call are the fields of the operator's class. TVM can load a stored model that
+calls them only after this module has registered them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, NamedTuple
+
+import tvm
+from tvm import relax
+from tvm.ir.op import Op, _ffi_api, register_op_attr
+from typing_extensions import Self
+
+from tvmflow.compiler import ir
+
+GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
+"""The number of gates of each kind of recurrent layer."""
+
+SELECTED_COLUMNS: Final = 3
+"""The columns of a row that `NonMaxSuppression` selects: image, class and box."""
+
+NOTHING: Final = relax.Tuple([])
+"""In place of an operand that a call lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOperator:
+    """An operator with its attributes."""
+
+    NAME: ClassVar[str]
+
+    def call(self, *operands: Any) -> relax.Call:
+        """Return a call of the operator."""
+        attributes = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        node = tvm.ir.make_node("ir.DictAttrs", **attributes)
+        return relax.Call(Op.get(self.NAME), list(operands), node, [])
+
+    @classmethod
+    def read(cls, call: relax.Call) -> Self:
+        """Return the operator that a call has."""
+        return cls(
+            **{field.name: _plain(call.attrs[field.name]) for field in dataclasses.fields(cls)}
+        )
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the type of the result for some operands."""
+        raise NotImplementedError
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of an attribute as Python has it."""
+    if isinstance(value, str):
+        return str(value)
+    return tuple(map(_plain, value)) if isinstance(value, Sequence) else value
+
+
+class Activation(NamedTuple):
+    """An activation function of a recurrent layer, and its parameters.
+
+    Attributes:
+        name: The name in ONNX, in lower case.
+        alpha: The first parameter.
+        beta: The second one.
+    """
+
+    name: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+class RecurrentOperands(NamedTuple):
+    """The operands of a recurrent layer, as ONNX has them; `NOTHING` for missing ones."""
+
+    x: Any
+    weights: Any
+    recurrent: Any
+    bias: Any = NOTHING
+    lengths: Any = NOTHING
+    hidden: Any = NOTHING
+    cell: Any = NOTHING
+    peepholes: Any = NOTHING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recurrent(ModelOperator):
+    """A recurrent layer, in the terms of ONNX's operators.
+
+    Its operands are `RecurrentOperands`; its results all hidden states, the last ones, and of an LSTM
+    the last cell states.
+
+    Attributes:
+        kind: The operator.
+        is_reversed: For each direction, whether it begins at the end of a sequence.
+        activations: For each direction, the functions f, g and h of ONNX's equations, as many as the layer has.
+        clip: The largest absolute value of a gate before its activation; None without limit.
+        has_coupled_gates: True if the forget gate of an LSTM is one minus its input gate.
+        resets_product: True if a GRU's reset gate multiplies the product with the state (`linear_before_reset`), not the state.
+        is_batch_first: True if operands and results have the sequences before the steps and the directions.
+    """
+
+    NAME = "tvmflow.recurrent"
+
+    kind: str
+    is_reversed: tuple[bool, ...]
+    activations: tuple[tuple[Activation, ...], ...]
+    clip: float | None
+    has_coupled_gates: bool
+    resets_product: bool
+    is_batch_first: bool
+
+    @property
+    def gates(self) -> int:
+        """The number of gates."""
+        return GATES[self.kind]
+
+    @property
+    def directions(self) -> int:
+        """The number of directions."""
+        return len(self.is_reversed)
+
+    def __post_init__(self) -> None:
+        functions = tuple(tuple(Activation(*f) for f in listed) for listed in self.activations)
+        object.__setattr__(self, "activations", functions)
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the types of the states, and of the last ones."""
+        named = RecurrentOperands(*operands)
+        outer, hidden = ir.known_shape(named.x)[:2], ir.known_shape(named.recurrent)[2]
+        steps, batch = reversed(outer) if self.is_batch_first else outer
+        last = (self.directions, batch, hidden)
+        states: tuple[int, ...] = (steps, *last)
+        if self.is_batch_first:
+            last = (batch, self.directions, hidden)
+            states = (batch, steps, self.directions, hidden)
+        shapes = [states, last, *([last] if self.kind == "LSTM" else [])]
+        dtype = ir.dtype_of(named.x)
+        return relax.TupleType([relax.TensorType(shape, dtype) for shape in shapes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonMaxSuppression(ModelOperator):
+    """The selection of boxes class by class, as ONNX's operator has it.
+
+    Its operands are boxes (n, boxes, 4) and scores (n, classes, boxes), and, each as a tensor of one number,
+    the most boxes of a class, the overlap above which a box is left out, and the least score. Its results
+    are the rows that are selected, those after them 0, and the number of selected rows.
+
+    Attributes:
+        rows: The most boxes that are selected in all.
+        is_centered: Whether a box is a center, a width and a height; two corners otherwise.
+        takes_all_scores: Whether there is no threshold for scores.
+    """
+
+    NAME = "tvmflow.non_max_suppression"
+
+    rows: int
+    is_centered: bool
+    takes_all_scores: bool
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the types of the rows and of their number."""
+        shapes = [(self.rows, SELECTED_COLUMNS), (1,)]
+        return relax.TupleType([relax.TensorType(shape, "int64") for shape in shapes])
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiboxDetection(ModelOperator):
+    """The last step of MXNet's `MultiBoxDetection`.
+
+    Its operands are candidates (n, rows, 6) of class, score, left, top, right, bottom; their order by
+    score (n, rows); the order in which MXNet first writes them (n, rows); and the number of valid
+    candidates (n,). Its result are rows like the candidates.
+
+    Attributes:
+        top: The number of candidates that are compared; 0 for all.
+        threshold: The overlap from which the candidate with the lower score is removed.
+        ignores_class: Whether candidates of different classes are compared too.
+        suppresses: Whether candidates are compared at all.
+    """
+
+    NAME = "tvmflow.multibox_detection"
+
+    top: int
+    threshold: float
+    ignores_class: bool
+    suppresses: bool
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the type of the candidates."""
+        return operands[0].ty
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxNms(ModelOperator):
+    """The selection of MXNet's `box_nms`: the rows that are kept, by falling score, then rows of -1.
+
+    Its operands are boxes (n, rows, width); their order by score (n, rows); and the number of valid
+    boxes (n,).
+
+    Attributes:
+        top: The number of candidates that are compared.
+        first: The column of the first of a box's four coordinates.
+        class_column: The column of the class; -1 to compare boxes of all classes.
+        threshold: The overlap above which the box with the lower score is removed.
+        is_centered: Whether boxes are given as x, y, width, height instead of as corners.
+    """
+
+    NAME = "tvmflow.box_nms"
+
+    top: int
+    first: int
+    class_column: int
+    threshold: float
+    is_centered: bool
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the type of the boxes."""
+        return operands[0].ty
+
+
+def _register(operator: type[ModelOperator]) -> None:
+    _ffi_api.RegisterOp(operator.NAME, str(operator.__doc__))
+    register_op_attr(
+        operator.NAME, "FInferType", lambda call, _: operator.read(call).result_type(call.args)
+    )
+    register_op_attr(operator.NAME, "FPurity", True)
+
+
+for _operator in (Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms):
+    _register(_operator)

@@ -1,0 +1,569 @@
+"""Lowers the selection of boxes that do not overlap: ONNX's NonMaxSuppression, and MXNet's box_nms and MultiBoxDetection.
+
+On a CPU, a kernel compares a box with those that are kept. On a GPU, the first launch compares all
+boxes with each other, a thread for 32 of them; then a thread for each class or image selects by the
+bits that this gives, and the last launches write the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import relax, tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as B
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.ir_operators import (
+    SELECTED_COLUMNS,
+    BoxNms,
+    MultiboxDetection,
+    NonMaxSuppression,
+)
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.tir_kernels.definitions import (
+    declare_buffer,
+    define_kernel,
+    launch_threads,
+)
+
+
+def lower_suppression(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Lower the selections of boxes of a model for the target."""
+    if not ir.calls_operator(mod, *_KERNELS):
+        return mod
+    return rewrite_main(mod, _SuppressionRewriter, context)
+
+
+class _SuppressionRewriter(MainRewriter):
+    """Rewrites selections of boxes."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod)
+        self._context = context
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        kernels = _KERNELS.get(ir.operator_name(call))
+        if kernels is None:
+            return rewritten
+        is_gpu = not self._context.is_cpu() and self.depends_on_inputs(call)
+        operands = list(rewritten.args)
+        if kernels.operator is NonMaxSuppression:
+            scores = operands[1]
+            order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
+            operands.insert(2, self.emit(order))
+        make = kernels.make_for_gpu if is_gpu else kernels.make_for_cpu
+        function = make(kernels.operator.read(call), *operands)
+        name = kernels.operator.NAME.rpartition(".")[2]
+        callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
+        types = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else call.ty
+        return self.emit(relax.call_tir(callee, operands, types))
+
+
+# ---------------------------------------------------------------- overlaps
+
+
+def _make_onnx_overlap(is_centered: bool) -> Any:
+    """Return a function that returns whether two boxes overlap by more than a threshold."""
+
+    def sides(boxes: Any, batch: Any, box: Any) -> list[tuple[Any, Any]]:
+        values = [boxes[batch, box, column] for column in range(4)]
+        if is_centered:
+            pairs = zip(values[:2], values[2:], strict=True)
+            halves = [(middle, size / T.float32(2)) for middle, size in pairs]
+            return [(middle - half, middle + half) for middle, half in halves]
+        pairs = zip(values[:2], values[2:], strict=True)
+        return [(T.min(one, other), T.max(one, other)) for one, other in pairs]
+
+    def overlaps(boxes: Any, batch: Any, first: Any, second: Any, threshold: Any) -> Any:
+        zero = T.float32(0)
+        ones, others = sides(boxes, batch, first), sides(boxes, batch, second)
+        shared = [
+            T.min(one[1], other[1]) - T.max(one[0], other[0])
+            for one, other in zip(ones, others, strict=True)
+        ]
+        area, other_area, common = (
+            x * y
+            for x, y in (
+                [high - low for low, high in ones],
+                [high - low for low, high in others],
+                shared,
+            )
+        )
+        union = area + other_area - common
+        is_positive = [value > zero for value in (*shared, area, other_area, common, union)]
+        return T.And(tirx.all(*is_positive), common / union > threshold)
+
+    return overlaps
+
+
+def _shared_length(start: Any, end: Any, other_start: Any, other_end: Any, dtype: str) -> Any:
+    """Return the length that two intervals share, or 0."""
+    return T.max(T.min(end, other_end) - T.max(start, other_start), T.Cast(dtype, 0))
+
+
+def _multibox_overlap(one: Sequence[Any], other: Sequence[Any], operator: Any, dtype: str) -> Any:
+    """Return whether candidates (class, score, left, top, right, bottom) overlap, and are of one class where that matters."""
+    w = _shared_length(one[2], one[4], other[2], other[4], dtype)
+    h = _shared_length(one[3], one[5], other[3], other[5], dtype)
+    areas = [(row[4] - row[2]) * (row[5] - row[3]) for row in (one, other)]
+    union = areas[0] + areas[1] - w * h
+    is_large = w * h / union >= T.Cast(dtype, operator.threshold)
+    overlaps = tirx.all(union > T.Cast(dtype, 0), is_large)
+    return overlaps if operator.ignores_class else tirx.all(one[0] == other[0], overlaps)
+
+
+def _read_box(row: Callable[[int], Any], operator: BoxNms, dtype: str) -> list[Any]:
+    """Return left, top, right, bottom and the area of a box, whose columns `row` gives."""
+    x, y, x2, y2 = (row(column) for column in range(operator.first, operator.first + 4))
+    zero = T.Cast(dtype, 0)
+    if operator.is_centered:
+        half_w, half_h = x2 / T.Cast(dtype, 2), y2 / T.Cast(dtype, 2)
+        area = T.max(x2, zero) * T.max(y2, zero)
+        return [x - half_w, y - half_h, x + half_w, y + half_h, area]
+    return [x, y, x2, y2, T.max(x2 - x, zero) * T.max(y2 - y, zero)]
+
+
+def _box_overlap(one: Sequence[Any], other: Sequence[Any], operator: BoxNms, dtype: str) -> Any:
+    """Return whether two boxes, as `_read_box` gives them, overlap by more than the threshold."""
+    w = _shared_length(one[0], one[2], other[0], other[2], dtype)
+    h = _shared_length(one[1], one[3], other[1], other[3], dtype)
+    return w * h / (one[4] + other[4] - w * h) > T.Cast(dtype, operator.threshold)
+
+
+def _is_one_class(operator: BoxNms, one: Callable[[int], Any], other: Callable[[int], Any]) -> Any:
+    """Return whether rows of boxes, whose columns the arguments give, may suppress each other."""
+    if operator.class_column < 0:
+        return T.bool(True)
+    column = operator.class_column
+    return T.Cast("int32", one(column)) == T.Cast("int32", other(column))
+
+
+# ---------------------------------------------------------------- CPUs
+# They follow MXNet's CPU code step by step (`src/operator/contrib/multibox_detection.cc` and
+# `bounding_box-inl.h`): candidates by falling score, equal scores in the order of the data, and -1
+# in the rows that are left. ONNX's is that of ONNX Runtime.
+
+
+def _make_onnx_kernel(operator: NonMaxSuppression, *operands: Any) -> Any:
+    """Return the kernel; its results are the rows, and their number."""
+    rows, takes_all_scores = operator.rows, operator.takes_all_scores
+    batch, classes, n = ir.known_shape(operands[1])
+    overlaps = _make_onnx_overlap(operator.is_centered)
+    # its loops depend on the data: nothing is fused with it, and no rule or search schedules it
+    attributes = {"tirx.noalias": True, "op_pattern": 8}
+
+    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
+    def non_max_suppression(
+        boxes_handle: T.handle,
+        scores_handle: T.handle,
+        order_handle: T.handle,
+        limit_handle: T.handle,
+        overlap_handle: T.handle,
+        threshold_handle: T.handle,
+        selected_handle: T.handle,
+        count_handle: T.handle,
+    ) -> None:
+        T.func_attr(attributes)
+        boxes = T.match_buffer(boxes_handle, (batch, n, 4), "float32")
+        scores = T.match_buffer(scores_handle, (batch, classes, n), "float32")
+        order = T.match_buffer(order_handle, (batch, classes, n), "int32")
+        limit = T.match_buffer(limit_handle, (1,), "int64")
+        overlap = T.match_buffer(overlap_handle, (1,), "float32")
+        threshold = T.match_buffer(threshold_handle, (1,), "float32")
+        selected = T.match_buffer(selected_handle, (rows, 3), "int64")
+        count = T.match_buffer(count_handle, (1,), "int64")
+        with T.sblock("non_max_suppression"):
+            T.reads(
+                boxes[0:batch, 0:n, 0:4],
+                scores[0:batch, 0:classes, 0:n],
+                order[0:batch, 0:classes, 0:n],
+                limit[0:1],
+                overlap[0:1],
+                threshold[0:1],
+            )
+            T.writes(selected[0:rows, 0:3], count[0:1])
+            kept = T.sblock_alloc_buffer((n,), "int32")
+            # the rows so far, those of this class, and whether a box stays
+            state = T.sblock_alloc_buffer((3,), "int32")
+            state[0] = 0
+            for b in T.serial(batch):
+                for c in T.serial(classes):
+                    state[1] = 0
+                    for i in T.serial(n):
+                        box: T.let = order[b, c, i]
+                        score: T.let = scores[b, c, box]
+                        state[2] = 0
+                        if (
+                            score > threshold[0]
+                            or (T.bool(takes_all_scores) and score == threshold[0])
+                        ) and T.Cast("int64", state[1]) < limit[0]:
+                            state[2] = 1
+                            for k in T.serial(state[1]):
+                                # the second condition is not computed for a box that is out
+                                if state[2] == 1:  # noqa: SIM102
+                                    if overlaps(boxes, b, box, kept[k], overlap[0]):
+                                        state[2] = 0
+                        if state[2] == 1:
+                            kept[state[1]] = box
+                            selected[state[0], 0] = T.Cast("int64", b)
+                            selected[state[0], 1] = T.Cast("int64", c)
+                            selected[state[0], 2] = T.Cast("int64", box)
+                            state[0] = state[0] + 1
+                            state[1] = state[1] + 1
+            for row in T.serial(rows - state[0]):
+                for column in T.serial(3):
+                    selected[state[0] + row, column] = T.int64(0)
+            count[0] = T.Cast("int64", state[0])
+
+    return non_max_suppression
+
+
+def _make_multibox_kernel(operator: MultiboxDetection, *operands: Any) -> Any:
+    batch, n, _ = ir.known_shape(operands[0])
+    dtype, top, suppresses = ir.dtype_of(operands[0]), operator.top, operator.suppresses
+
+    def row_of(out: Any, b: Any, i: Any) -> list[Any]:
+        return [out[b, i, column] for column in range(6)]
+
+    def overlap(out: Any, b: Any, i: Any, j: Any) -> Any:
+        return _multibox_overlap(row_of(out, b, i), row_of(out, b, j), operator, dtype)
+
+    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
+    def multibox_detection(
+        rows_handle: T.handle,
+        order_handle: T.handle,
+        written_handle: T.handle,
+        count_handle: T.handle,
+        out_handle: T.handle,
+    ) -> None:
+        T.func_attr({"tirx.noalias": True})
+        rows = T.match_buffer(rows_handle, (batch, n, 6), dtype)
+        order = T.match_buffer(order_handle, (batch, n), "int32")
+        written = T.match_buffer(written_handle, (batch, n), "int32")
+        count = T.match_buffer(count_handle, (batch,), "int32")
+        out = T.match_buffer(out_handle, (batch, n, 6), dtype)
+        with T.sblock("multibox_detection"):
+            T.reads(
+                rows[0:batch, 0:n, 0:6], order[0:batch, 0:n], written[0:batch, 0:n], count[0:batch]
+            )
+            T.writes(out[0:batch, 0:n, 0:6])
+            kept = T.sblock_alloc_buffer((1,), "int32")
+            for b in T.serial(batch):
+                kept[0] = count[b]
+                if top > 0:
+                    kept[0] = T.min(count[b], top)
+                for i in T.serial(n):
+                    for c in T.serial(6):
+                        if i < kept[0]:
+                            out[b, i, c] = rows[b, order[b, i], c]
+                        elif i < count[b] and c > 0:
+                            # Beyond the top k MXNet removes the class and leaves the rest.
+                            out[b, i, c] = rows[b, written[b, i], c]
+                        else:
+                            out[b, i, c] = T.Cast(dtype, -1)
+                if suppresses:
+                    for i in T.serial(kept[0]):
+                        if out[b, i, 0] >= T.Cast(dtype, 0):
+                            for k in T.serial(kept[0] - i - 1):
+                                j: T.let = i + k + 1
+                                if out[b, j, 0] >= T.Cast(dtype, 0) and overlap(out, b, i, j):
+                                    out[b, j, 0] = T.Cast(dtype, -1)
+
+    return multibox_detection
+
+
+def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:
+    batch, n, width = ir.known_shape(operands[0])
+    dtype, top = ir.dtype_of(operands[0]), operator.top
+
+    def read_box(rows: Any, b: Any, i: Any) -> list[Any]:
+        return _read_box(lambda column: rows[b, i, column], operator, dtype)
+
+    def is_one_class(rows: Any, b: Any, i: Any, j: Any) -> Any:
+        return _is_one_class(operator, lambda c: rows[b, i, c], lambda c: rows[b, j, c])
+
+    def overlap(box: Any, i: Any, j: Any) -> Any:
+        ones, others = ([box[place, column] for column in range(5)] for place in (i, j))
+        return _box_overlap(ones, others, operator, dtype)
+
+    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
+    def box_nms(
+        rows_handle: T.handle, order_handle: T.handle, count_handle: T.handle, out_handle: T.handle
+    ) -> None:
+        T.func_attr({"tirx.noalias": True})
+        rows = T.match_buffer(rows_handle, (batch, n, width), dtype)
+        order = T.match_buffer(order_handle, (batch, n), "int32")
+        count = T.match_buffer(count_handle, (batch,), "int32")
+        out = T.match_buffer(out_handle, (batch, n, width), dtype)
+        with T.sblock("box_nms"):
+            T.reads(rows[0:batch, 0:n, 0:width], order[0:batch, 0:n], count[0:batch])
+            T.writes(out[0:batch, 0:n, 0:width])
+            # Left, top, right, bottom and area of the candidates in their order.
+            box = T.sblock_alloc_buffer((n, 5), dtype)
+            removed = T.sblock_alloc_buffer((n,), "int32")
+            # The number of candidates, and of rows that are written.
+            total = T.sblock_alloc_buffer((2,), "int32")
+            for b in T.serial(batch):
+                total[0] = T.min(count[b], top)
+                total[1] = 0
+                for i in T.serial(total[0]):
+                    removed[i] = 0
+                    at: T.let = order[b, i]
+                    values = T.meta_var(read_box(rows, b, at))
+                    box[i, 0] = values[0]
+                    box[i, 1] = values[1]
+                    box[i, 2] = values[2]
+                    box[i, 3] = values[3]
+                    box[i, 4] = values[4]
+                for i in T.serial(total[0]):
+                    if removed[i] == 0:
+                        for c in T.serial(width):
+                            out[b, total[1], c] = rows[b, order[b, i], c]
+                        total[1] = total[1] + 1
+                        for k in T.serial(total[0] - i - 1):
+                            j: T.let = i + k + 1
+                            if removed[j] == 0 and is_one_class(rows, b, order[b, i], order[b, j]):  # noqa: SIM102
+                                if overlap(box, i, j):
+                                    removed[j] = 1
+                for i in T.serial(n):
+                    if i >= total[1]:
+                        for c in T.serial(width):
+                            out[b, i, c] = T.Cast(dtype, -1)
+
+    return box_nms
+
+
+# ---------------------------------------------------------------- GPUs
+
+_BITS: Final = 32
+
+
+class _Selection(NamedTuple):
+    """The result of the launches of a selection.
+
+    Attributes:
+        kept: The places, among the candidates of a group, of those that are kept: (groups, candidates).
+        numbers: How many these are: (groups,).
+    """
+
+    kept: Any
+    numbers: Any
+
+
+class _Groups(NamedTuple):
+    """Candidates by groups, of which those of one group are compared, by falling score.
+
+    Attributes:
+        groups: The number of groups.
+        images: The number of images that they are of, in order.
+        boxes: The number of boxes of an image, and of candidates of a group.
+        box: Gives the box of a candidate in a group.
+        may_keep: Gives whether a candidate may be kept, from group, candidate and how many are kept before it.
+        overlap: Gives whether two boxes of an image overlap.
+    """
+
+    groups: int
+    images: int
+    boxes: int
+    box: Callable[[Any, Any], Any]
+    may_keep: Callable[[Any, Any, Any], Any]
+    overlap: Callable[[Any, Any, Any], Any]
+
+    def emit_selection(self) -> _Selection:
+        """Emit the launches that compare boxes, and that select."""
+        words = -(-self.boxes // _BITS)
+        masks = _allocate((self.images, self.boxes, words), "uint32")
+        with launch_threads(self.images, self.boxes, words) as (image, box, word):
+            self._emit_mask(masks, image, box, word)
+        removed = _allocate((self.groups, words), "uint32")
+        kept, numbers = (
+            _allocate((self.groups, self.boxes), "int32"),
+            _allocate((self.groups,), "int32"),
+        )
+        with launch_threads(self.groups) as (group,):
+            image = group // (self.groups // self.images)
+            numbers[group] = T.int32(0)
+            with B.serial(words) as word:
+                removed[group, word] = T.uint32(0)
+            with (
+                B.serial(self.boxes) as place,
+                _when(self.may_keep(group, place, numbers[group])),
+            ):
+                box = B.Bind(self.box(group, place))
+                is_removed = removed[group, box // _BITS] & _bit(box % _BITS)
+                with _when(tirx.EQ(is_removed, T.uint32(0))):
+                    kept[group, numbers[group]] = place
+                    numbers[group] = numbers[group] + 1
+                    with B.serial(words) as word:
+                        removed[group, word] = removed[group, word] | masks[image, box, word]
+        return _Selection(kept, numbers)
+
+    def _emit_mask(self, masks: Any, image: Any, box: Any, word: Any) -> None:
+        """Emit a number whose bits say which of 32 boxes a box overlaps."""
+        bits = B.buffer_proxy(B.alloc_buffer((1,), "uint32", scope="local"))
+        bits[0] = T.uint32(0)
+        with B.serial(_BITS) as place:
+            other = word * _BITS + place
+            with _when(other < self.boxes), _when(self.overlap(image, box, other)):
+                bits[0] = bits[0] | _bit(place)
+        masks[image, box, word] = bits[0]
+
+
+def _bit(place: Any) -> Any:
+    return tirx.const(1, "uint32") << tirx.Cast("uint32", place)
+
+
+def _allocate(shape: Sequence[int], dtype: str) -> Any:
+    return B.buffer_proxy(B.sblock_alloc_buffer(shape, dtype))
+
+
+@contextmanager
+def _when(condition: Any) -> Iterator[None]:
+    """Emit a branch."""
+    with B.If(condition), B.Then():
+        yield
+
+
+@contextmanager
+def _define(
+    name: str, operands: Sequence[Any], results: Sequence[tuple[Any, str]]
+) -> Iterator[Any]:
+    """Define a kernel; yield its builder and the buffers of operands and results."""
+    specs = [*((ir.known_shape(o), ir.dtype_of(o)) for o in operands), *results]
+    with define_kernel(name) as builder:
+        buffers = [
+            B.buffer_proxy(B.arg(f"p{index}", declare_buffer(*spec)))
+            for index, spec in enumerate(specs)
+        ]
+        with B.sblock("root"):
+            yield builder, buffers
+
+
+def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> Any:
+    batch, classes, n = ir.known_shape(operands[1])
+    overlap_of = _make_onnx_overlap(operator.is_centered)
+    results = [((operator.rows, SELECTED_COLUMNS), "int64"), ((1,), "int64")]
+    with _define("non_max_suppression", operands, results) as (builder, buffers):
+        boxes, scores, order, limit, overlap, threshold, selected, count = buffers
+
+        def box_of(group: Any, place: Any) -> Any:
+            return order[group // classes, group % classes, place]
+
+        def may_keep(group: Any, place: Any, number: Any) -> Any:
+            score = scores[group // classes, group % classes, box_of(group, place)]
+            is_high = score >= threshold[0] if operator.takes_all_scores else score > threshold[0]
+            return tirx.all(is_high, tirx.Cast("int64", number) < limit[0])
+
+        selection = _Groups(
+            batch * classes,
+            batch,
+            n,
+            box_of,
+            may_keep,
+            lambda image, one, other: overlap_of(boxes, image, one, other, overlap[0]),
+        ).emit_selection()
+        with launch_threads(operator.rows) as (row,):
+            start = B.buffer_proxy(B.alloc_buffer((1,), "int32", scope="local"))
+            start[0] = T.int32(0)
+            for column in range(SELECTED_COLUMNS):
+                selected[row, column] = T.int64(0)
+            with B.serial(batch * classes) as group:
+                place = row - start[0]
+                with _when(tirx.all(place >= 0, place < selection.numbers[group])):
+                    box = box_of(group, selection.kept[group, place])
+                    values = (group // classes, group % classes, box)
+                    for column, value in enumerate(values):
+                        selected[row, column] = tirx.Cast("int64", value)
+                start[0] = start[0] + selection.numbers[group]
+            with _when(tirx.EQ(row, 0)):
+                count[0] = tirx.Cast("int64", start[0])
+    return builder.get()
+
+
+def _make_multibox_kernel_for_gpu(operator: MultiboxDetection, *operands: Any) -> Any:
+    (batch, n, columns), dtype = ir.known_shape(operands[0]), ir.dtype_of(operands[0])
+    results = [((batch, n, columns), dtype)]
+    with _define("multibox_detection", operands, results) as (builder, buffers):
+        rows, order, written, count, out = buffers
+
+        def kept_count(b: Any) -> Any:
+            return tirx.min(count[b], operator.top) if operator.top > 0 else count[b]
+
+        def overlap(image: Any, one: Any, other: Any) -> Any:
+            first, second = ([rows[image, box, c] for c in range(columns)] for box in (one, other))
+            return _multibox_overlap(first, second, operator, dtype)
+
+        with launch_threads(batch, n, columns) as (b, i, c):
+            out[b, i, c] = tirx.const(-1, dtype)
+            with _when(tirx.all(i < count[b], tirx.any(c > 0, not operator.suppresses))):
+                # Beyond the top k MXNet removes the class and leaves the rest.
+                place = tirx.Select(i < kept_count(b), order[b, i], written[b, i])
+                out[b, i, c] = rows[b, place, c]
+        if operator.suppresses:
+            selection = _Groups(
+                batch,
+                batch,
+                n,
+                lambda b, i: order[b, i],
+                lambda b, i, _: i < kept_count(b),
+                overlap,
+            ).emit_selection()
+            with launch_threads(batch, n) as (b, i), _when(i < selection.numbers[b]):
+                place = selection.kept[b, i]
+                out[b, place, 0] = rows[b, order[b, place], 0]
+    return builder.get()
+
+
+def _make_box_kernel_for_gpu(operator: BoxNms, *operands: Any) -> Any:
+    (batch, n, width), dtype = ir.known_shape(operands[0]), ir.dtype_of(operands[0])
+    with _define("box_nms", operands, [((batch, n, width), dtype)]) as (builder, buffers):
+        rows, order, count, out = buffers
+
+        def overlap(image: Any, one: Any, other: Any) -> Any:
+            def read_one(column: int) -> Any:
+                return rows[image, one, column]
+
+            def read_other(column: int) -> Any:
+                return rows[image, other, column]
+
+            first, second = (_read_box(read, operator, dtype) for read in (read_one, read_other))
+            overlaps = _box_overlap(first, second, operator, dtype)
+            return tirx.all(_is_one_class(operator, read_one, read_other), overlaps)
+
+        selection = _Groups(
+            batch,
+            batch,
+            n,
+            lambda b, i: order[b, i],
+            lambda b, i, _: i < tirx.min(count[b], operator.top),
+            overlap,
+        ).emit_selection()
+        with launch_threads(batch, n, width) as (b, i, c):
+            out[b, i, c] = tirx.const(-1, dtype)
+            with _when(i < selection.numbers[b]):
+                out[b, i, c] = rows[b, order[b, selection.kept[b, i]], c]
+    return builder.get()
+
+
+class _Kernels(NamedTuple):
+    """An operator, and the functions that return its kernel for a CPU and for a GPU."""
+
+    operator: Any
+    make_for_cpu: Callable[..., Any]
+    make_for_gpu: Callable[..., Any]
+
+
+_KERNELS: Final = {
+    kernels.operator.NAME: kernels
+    for kernels in (
+        _Kernels(NonMaxSuppression, _make_onnx_kernel, _make_onnx_kernel_for_gpu),
+        _Kernels(MultiboxDetection, _make_multibox_kernel, _make_multibox_kernel_for_gpu),
+        _Kernels(BoxNms, _make_box_kernel, _make_box_kernel_for_gpu),
+    )
+}
