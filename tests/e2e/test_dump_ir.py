@@ -26,7 +26,7 @@ def test_each_pass_leaves_its_ir_also_when_everything_is_up_to_date(project: Pro
         project.folder / "ir/tiny" / name for name in ("extract_tasks+host", "build+host")
     )
     names = passes_in(extracted)
-    assert names[0] == "fold_norms" and "blocked_layout" in names and "fuse_tir" in names
+    assert names[0] == "recurrent" and "blocked_layout" in names and "fuse_tir" in names
     assert passes_in(built) == [*names, "untuned_schedules"]
     place = names.index("blocked_layout")
     before, after = (

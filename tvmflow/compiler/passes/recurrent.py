@@ -47,9 +47,18 @@ class _RecurrentRewriter(MainRewriter):
         outer, hidden = ir.known_shape(operands.x)[:2], ir.known_shape(operands.recurrent)[2]
         steps, batch = reversed(outer) if operator.is_batch_first else outer
         units = hidden if is_gpu else padded_units(hidden)
-        lanes = self._context.cpu.lanes if self._context.cpu else _UNIT_MULTIPLE
-        layer = RecurrentLayer(operator, steps, batch, hidden, units, units if is_gpu else lanes)
+        lanes = units if is_gpu else self._choose_lanes(operator)
+        layer = RecurrentLayer(operator, steps, batch, hidden, units, lanes)
         return _Lowering(self, layer, operands).lower(is_gpu)
+
+    def _choose_lanes(self, operator: Recurrent) -> int:
+        """Return the hidden units of a tile on a CPU.
+
+        With one vector for each of its four gates, an LSTM keeps all sums in registers. With fewer gates,
+        more vectors for each are faster: they share what is read of the state.
+        """
+        cpu = self._context.cpu
+        return cpu.lanes if cpu is not None and operator.kind == "LSTM" else _UNIT_MULTIPLE
 
 
 class _Lowering:

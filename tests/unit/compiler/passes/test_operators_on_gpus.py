@@ -12,6 +12,7 @@ import tvm
 import tvm_ffi
 from onnx import helper
 from tvm import tirx
+from tvmflow.compiler.schedules.gpu import schedule_for_gpu
 
 from tests.support.detectors import constants
 from tests.support.kernels import FAST, host_level, outputs
@@ -22,7 +23,6 @@ from tvmflow.compiler import ir, lowering, schedules
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.suppression import lower_suppression
-from tvmflow.compiler.schedules.gpu import schedule_for_gpu
 from tvmflow.frontends import mxnet
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.targets.backends import cuda
@@ -194,8 +194,8 @@ def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path
 
 
 def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> None:
-    """The kernel of a CPU has vectors of its lanes, that of a GPU threads; another CPU gives the same numbers."""
-    loaded, feed = MODELS["gru"](tmp_path)
+    """As `import` stores it: it has no kernels yet, and those of an LSTM get vectors of the lanes of each CPU."""
+    loaded, feed = MODELS["lstm"](tmp_path)
     stored = tmp_path / "model.json"
     stored.write_text(tvm.ir.save_json(loaded.mod))
     mod = lowering.load_ir(stored)
@@ -206,7 +206,7 @@ def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> No
         target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu, "num-cores": 2}
         lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
         scheduled = schedules.schedule_untuned(lowered, target, 1).mod
-        loops = ir.find_nodes(scheduled["gru"].body, tirx.For)
+        loops = ir.find_nodes(scheduled["lstm"].body, tirx.For)
         lanes[mcpu] = {int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED}
     assert lanes == {"x86-64-v2": {4}, "x86-64-v3": {8}, "x86-64-v4": {16}}
     assert np.isfinite(outputs(loaded._replace(mod=mod), feed, host_level())[0]).all()
