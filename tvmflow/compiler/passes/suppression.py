@@ -278,7 +278,8 @@ def _make_multibox_kernel(operator: MultiboxDetection, *operands: Any) -> Any:
     return multibox_detection
 
 
-def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:
+# the kernel's loops are branches to the linter
+def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:  # noqa: C901
     batch, n, width = ir.known_shape(operands[0])
     dtype, top = ir.dtype_of(operands[0]), operator.top
 

@@ -65,7 +65,7 @@ def schedule_untuned(
     """
     if backend_for(target) is not cuda:
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
-    return _schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
+    return schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
 
 
 # ---------------------------------------------------------------- GPUs
@@ -83,7 +83,7 @@ _GPU_RULES: Final = {
 }
 
 
-def _schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> ScheduledModule:
+def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> ScheduledModule:
     """Give each kernel without a schedule the one of a DLight rule.
 
     Without threads it cannot run on a GPU.

@@ -12,7 +12,6 @@ import tvm
 import tvm_ffi
 from onnx import helper
 from tvm import tirx
-from tvmflow.compiler.schedules.gpu import schedule_for_gpu
 
 from tests.support.detectors import constants
 from tests.support.kernels import FAST, host_level, outputs
@@ -23,7 +22,8 @@ from tvmflow.compiler import ir, lowering, schedules
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.suppression import lower_suppression
-from tvmflow.frontends import mxnet
+from tvmflow.compiler.schedules import schedule_for_gpu
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.targets.backends import cuda
 
@@ -89,7 +89,7 @@ def detections(
         inputs = list(range(len(feed)))
         nodes.append({"op": operator, "name": "it", "inputs": inputs, "attrs": attributes})
         files = write_checkpoint(folder, nodes, [[len(feed), 0, 0]], {})
-        return mxnet.load(files, specs(feed)), feed
+        return FRONTENDS["mxnet"].load(files, specs(feed)), feed
 
     return make
 
