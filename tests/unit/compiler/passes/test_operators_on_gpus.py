@@ -14,7 +14,7 @@ from onnx import helper
 from tvm import tirx
 
 from tests.support.detectors import constants
-from tests.support.kernels import FAST, host_level, outputs
+from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.mxnet_runs import Array, specs, write_checkpoint
 from tests.support.onnx_models import load, model, value
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
@@ -210,3 +210,17 @@ def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> No
         lanes[mcpu] = {int(loop.extent) for loop in loops if loop.kind == tirx.ForKind.VECTORIZED}
     assert lanes == {"x86-64-v2": {4}, "x86-64-v3": {8}, "x86-64-v4": {16}}
     assert np.isfinite(outputs(loaded._replace(mod=mod), feed, host_level())[0]).all()
+
+
+def test_lanes_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are padded to the same number, and each sum has its terms in the same order."""
+    loaded, feed = MODELS["lstm"](tmp_path)
+    target = level(LEVELS_HERE[0])
+    results = []
+    for lanes in (4, 8, 16):
+        monkeypatch.setattr(
+            "tvmflow.compiler.passes.recurrent._RecurrentRewriter._choose_lanes",
+            lambda *_, lanes=lanes: lanes,
+        )
+        results.append([array.tobytes() for array in outputs(loaded, feed, target)])
+    assert results[0] == results[1] == results[2]
