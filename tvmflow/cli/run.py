@@ -147,8 +147,10 @@ def _dump_stage(
         role: state.store.blobs.verified_path(digest)
         for role, digest in input_digests(spec, state.artifacts).items()
     }
+    lower = STAGES[spec.stage].TRAITS.dump_ir
+    assert lower is not None
     outcome = fork_server.call(
-        STAGES[spec.stage].TRAITS.dump_ir,
+        lower,
         {"settings": spec.settings, "inputs": inputs, "folder": str(folder)},
         timeout_s=spec.timeout_s,
     )

@@ -31,7 +31,10 @@ from tvmflow.core import fork_server_process, memory, termination
 from tvmflow.core.fork_server_process import Emit
 from tvmflow.core.processes import kill_tree, module_command
 
-__all__ = ["Emit", "ForkServer", "Outcome"]
+__all__ = ["ChildFunction", "Emit", "ForkServer", "Outcome"]
+
+ChildFunction = Callable[[Any, Emit], Any]
+"""A function that a child can run: it takes JSON and an `Emit`, returns JSON, and can be imported by its name."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -116,7 +119,7 @@ class ForkServer:
 
     def call(
         self,
-        function: str,
+        function: ChildFunction | str,
         payload: Any,
         *,
         timeout_s: float,
@@ -127,8 +130,7 @@ class ForkServer:
         """Run a function in a child, and wait for its end.
 
         Args:
-            function: `module:name` of a function that takes the payload and an `Emit`. What it
-                returns is JSON.
+            function: The function, or `module:name` of one that the caller need not import.
             payload: JSON.
             timeout_s: Seconds after which the child is killed.
             log: The file to whose end the output of the child and of its children is appended.
@@ -153,7 +155,7 @@ class ForkServer:
             finally:
                 for descriptor in (write_end, log_fd, request_read):
                     os.close(descriptor)
-            request = json.dumps({"function": function, "payload": payload})
+            request = json.dumps({"function": _name_of(function), "payload": payload})
 
             def begin(pid: int) -> None:
                 if on_start is not None:
@@ -359,3 +361,10 @@ def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
 def _reap_pid(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
+
+
+def _name_of(function: ChildFunction | str) -> str:
+    """Return the name by which a child imports a function: `module:name`."""
+    if isinstance(function, str):
+        return function
+    return f"{function.__module__}:{function.__qualname__}"

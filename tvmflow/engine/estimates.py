@@ -6,7 +6,6 @@ What is not known is not invented: a stage of which no result was made here has 
 from __future__ import annotations
 
 import logging
-import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -205,13 +204,11 @@ def _forecast(spec: StageSpec, state: PlanState) -> TrialForecast | None:
     try:
         settings: Any = parse_settings(stage.run, spec.settings)
         tvm_build = state.tool_identities(spec)["apache-tvm"]
-        forecast = pkgutil.resolve_name(stage.TRAITS.forecast)
-        trials: TrialForecast = forecast(settings, inputs, Path(store.ledger), tvm_build)
+        return stage.TRAITS.forecast(settings, inputs, Path(store.ledger), tvm_build)
     except (TvmflowError, OSError, ValueError, LookupError) as error:
         # The stage meets the same problem, and reports it with a remedy.
         _log.debug("%s: no forecast: %s", spec.id, error)
         return None
-    return trials
 
 
 def estimate_search(

@@ -60,12 +60,14 @@ def find_faults(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str,
 
 
 def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Json]]:
+    search = STAGES[spec.stage].TRAITS.find_faults
+    assert search is not None
     with (
         tempfile.TemporaryDirectory(prefix="tvmflow-") as work,
         ForkServer.start(_PRELOAD) as fork_server,
     ):
         outcome = fork_server.call(
-            STAGES[spec.stage].TRAITS.find_faults,
+            search,
             make_payload(spec, plan, state, Path(work)),
             timeout_s=_TIMEOUT_S,
             log=log_path(state.store, spec.recipe, f"{spec.label}-faults"),

@@ -22,7 +22,7 @@ from tvmflow.planning.enforce_lock import LOCKED
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import Facts
 from tvmflow.stages.extract_tasks import TASKS
-from tvmflow.stages.kernel_code import CHOSEN_ROLE, MAKE_CODE, KernelCode
+from tvmflow.stages.kernel_code import CHOSEN_ROLE, KernelCode, make_code
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.store.blobs import DamagedBlob
@@ -293,7 +293,7 @@ def make_kernel_code(
     timeout_s = STAGES["build"].TRAITS.timeout_s
     text = "lowering the model once more: some seconds, or a minute for a large one"
     with explain_wait(text), ForkServer.start(_PRELOAD) as fork_server:
-        outcome = fork_server.call(MAKE_CODE, payload, timeout_s=timeout_s)
+        outcome = fork_server.call(make_code, payload, timeout_s=timeout_s)
     if outcome.kind != "ok":
         error = getattr(errors, outcome.error, StageError)
         text = f"{library.name}: the code of {kernel} cannot be made again: {outcome.message}"

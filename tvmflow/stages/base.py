@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.fork_server import ChildFunction
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
+from tvmflow.tuning.forecast import TrialForecast
 
 Event = dict[str, Json]
 """A progress event."""
@@ -58,12 +60,12 @@ class StageTraits:
         tools: Distributions whose code can change the output, whatever the recipe says.
         timeout_s: Seconds after which a run is taken to hang.
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.
-        dump_ir: The function, as `module:name`, that lowers the model once more and writes the IR
-            after each pass, for `--dump-ir`; empty for a stage that lowers nothing.
-        find_faults: The function, as `module:name`, that finds what is to blame for a library that
-            the stage rejected; empty for a stage that rejects none.
-        forecast: The function, as `module:name`, that returns the `TrialForecast` of a search from its
-            settings, its input files, the ledger and the TVM build; empty for a stage that searches nothing.
+        dump_ir: Lowers the model once more and writes the IR after each pass, for `--dump-ir`; runs in
+            a child of a fork server. None for a stage that lowers nothing.
+        find_faults: Finds what is to blame for a library that the stage rejected; runs in a child of a
+            fork server. None for a stage that rejects none.
+        forecast: Returns what a search will find in the ledger, from its settings, its input files, the
+            ledger and the TVM build. None for a stage that searches nothing.
         weights: The files of its result that hold weights, and nothing else of a model: the others stay
             the same when only the weights of the model that it reads have changed.
         added_with: The stage of a pipeline that it is planned with; empty for one that pipelines name.
@@ -81,9 +83,9 @@ class StageTraits:
     needs_of_parts: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     compiles_kernels: bool = False
-    dump_ir: str = ""
-    find_faults: str = ""
-    forecast: str = ""
+    dump_ir: ChildFunction | None = None
+    find_faults: ChildFunction | None = None
+    forecast: Callable[[Any, Mapping[str, Path], Path, str], TrialForecast] | None = None
     weights: tuple[str, ...] = ()
     added_with: str = ""
     is_needed: Callable[[Recipe], bool] = _always

@@ -45,6 +45,15 @@ if TYPE_CHECKING:
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
 
+
+def dump_ir(payload: dict[str, Json], _: Emit) -> None:
+    """Lower and schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    from tvmflow.compiler.ir_dump import IRDump
+
+    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    _schedule(parse_settings(run, payload["settings"]), inputs, IRDump(Path(payload["folder"])))
+
+
 TRAITS: Final = StageTraits(
     version=13,
     scope="machine",
@@ -57,7 +66,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     compiles_kernels=True,
-    dump_ir=f"{__name__}:dump_ir",
+    dump_ir=dump_ir,
 )
 deliveries = no_files
 
@@ -170,14 +179,6 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
     chosen = _read_json(paths.get("pick_best/chosen.json"))
     shaped_by = settings.model_dump(mode="json", include={"target", "lowering", "schedules"})
     return f"tf_{digest_of([shaped_by, files, chosen])[:16]}_"
-
-
-def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Lower and schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.ir_dump import IRDump
-
-    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
-    _schedule(parse_settings(run, payload["settings"]), inputs, IRDump(Path(payload["folder"])))
 
 
 def _schedule(

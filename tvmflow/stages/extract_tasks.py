@@ -34,13 +34,22 @@ if TYPE_CHECKING:
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
 
+
+def dump_ir(payload: dict[str, Json], _: Emit) -> None:
+    """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    from tvmflow.compiler.ir_dump import IRDump
+
+    settings = parse_settings(run, payload["settings"])
+    _lower(settings, Path(payload["inputs"]["import/model.json"]), IRDump(Path(payload["folder"])))
+
+
 TRAITS: Final = StageTraits(
     version=3,
     scope="machine",
     needs={"import": ("model.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
-    dump_ir=f"{__name__}:dump_ir",
+    dump_ir=dump_ir,
 )
 deliveries = no_files
 
@@ -106,14 +115,6 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
             for name in workload.names
         },
     }
-
-
-def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
-    from tvmflow.compiler.ir_dump import IRDump
-
-    settings = parse_settings(run, payload["settings"])
-    _lower(settings, Path(payload["inputs"]["import/model.json"]), IRDump(Path(payload["folder"])))
 
 
 def _lower(settings: ExtractTasksSettings, model: Path, dump: IRDump | None = None) -> LoweredModel:

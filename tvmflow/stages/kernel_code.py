@@ -18,9 +18,6 @@ from tvmflow.targets.backends import backend_for
 if TYPE_CHECKING:
     import tvm
 
-MAKE_CODE: Final = f"{__name__}:make_code"
-"""The function for the fork server."""
-
 CHOSEN_ROLE: Final = f"pick_best/{CHOSEN}"
 """The role of the chosen schedules for `build`."""
 

@@ -34,6 +34,35 @@ from tvmflow.tuning.tuning_job import Task, search_name
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
 
+
+def forecast(
+    settings: TuneSettings | NoSearchSettings,
+    inputs: Mapping[str, Path],
+    ledger: Path,
+    tvm_build: str,
+) -> TrialForecast:
+    """Return what a search will find in the ledger, reading only.
+
+    Args:
+        settings: Those of the stage.
+        inputs: Its input files, as far as they are known.
+        ledger: The folder of the trial ledger.
+        tvm_build: The identity of the installed TVM.
+
+    Raises:
+        StageError: when the recipe names a kernel that the model does not have.
+    """
+    if isinstance(settings, NoSearchSettings):
+        return TrialForecast(0)
+    if "extract_tasks/tasks.json" not in inputs:
+        return TrialForecast(settings.tune.trials, settings.tune.minutes)
+    tasks = load_tasks(inputs, settings.tune)
+    folder = ledger / target_key(settings.measured_target, tvm_build, settings.device)
+    records = {task.key: read_records(folder / f"{task.key}.jsonl").records for task in tasks}
+    search = search_name(settings.tune.strategy, settings.tune.seed)
+    return forecast_trials(tasks, records, settings.tune.budget_rules, settings.schedules, search)
+
+
 TRAITS: Final = StageTraits(
     version=4,
     scope="machine",
@@ -41,7 +70,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=7 * 24 * 3600.0,
     compiles_kernels=True,
-    forecast="tvmflow.stages.tune:forecast",
+    forecast=forecast,
     run=RunTraits(measures=True, searches=True, uses_ledger=True),
 )
 deliveries = no_files
@@ -337,31 +366,3 @@ def _is_selected_by(pattern: str, names: Sequence[str]) -> bool:
     """Return whether this is a kernel's name, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
     operator = re.compile(rf"(^|_){re.escape(pattern)}\d*(_|$)")
     return any(fnmatch.fnmatchcase(name, pattern) or operator.search(name) for name in names)
-
-
-def forecast(
-    settings: TuneSettings | NoSearchSettings,
-    inputs: Mapping[str, Path],
-    ledger: Path,
-    tvm_build: str,
-) -> TrialForecast:
-    """Return what a search will find in the ledger, reading only.
-
-    Args:
-        settings: Those of the stage.
-        inputs: Its input files, as far as they are known.
-        ledger: The folder of the trial ledger.
-        tvm_build: The identity of the installed TVM.
-
-    Raises:
-        StageError: when the recipe names a kernel that the model does not have.
-    """
-    if isinstance(settings, NoSearchSettings):
-        return TrialForecast(0)
-    if "extract_tasks/tasks.json" not in inputs:
-        return TrialForecast(settings.tune.trials, settings.tune.minutes)
-    tasks = load_tasks(inputs, settings.tune)
-    folder = ledger / target_key(settings.measured_target, tvm_build, settings.device)
-    records = {task.key: read_records(folder / f"{task.key}.jsonl").records for task in tasks}
-    search = search_name(settings.tune.strategy, settings.tune.seed)
-    return forecast_trials(tasks, records, settings.tune.budget_rules, settings.schedules, search)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
-from tvmflow.core.types import RunTraits
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
@@ -47,6 +48,14 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Outputs = dict[str, OutputComparison]
 
+
+def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
+    """Return what is to blame for a library that was rejected, as JSON: see `fault_search`."""
+    from tvmflow.stages.verify import fault_search
+
+    return fault_search.find_faults(payload, emit)
+
+
 TRAITS: Final = StageTraits(
     version=11,
     scope="target",
@@ -64,7 +73,7 @@ TRAITS: Final = StageTraits(
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
-    find_faults="tvmflow.stages.verify.fault_search:find_faults",
+    find_faults=find_faults,
     run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
 )
 
