@@ -25,7 +25,7 @@ def count(path: Path, shown: int) -> tuple[int, int]:
     """Print the figures of one model, and return its kernels with nodes, and all of them."""
     loaded = FRONTENDS["onnx"].load({"model": path}, ())
     lowered = lowering.lower(loaded.mod, lowering.make_target(_TARGET), LoweringOptions())
-    kernels = find_kernel_nodes({"kernel_nodes": lowered.kernel_nodes}, {"nodes": loaded.nodes})
+    kernels = find_kernel_nodes(lowered.kernel_nodes, loaded.nodes)
     workloads = [workload for workload in extract_workloads(lowered.mod) if workload.flops]
     names = [name for workload in workloads for name in workload.names]
     calls = [call for name in names for call in kernels[name]]

@@ -41,7 +41,7 @@ from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
 from tvmflow.targets.zig import find_program_errors
-from tvmflow.tuning.roofline import render_roofline
+from tvmflow.tuning.roofline import MeasuredKernel, render_roofline
 
 Names = Sequence[str]
 
@@ -151,8 +151,8 @@ def graph(texts: Names) -> PlanGraph:
 
 
 def write_roofline(texts: Names) -> str:
-    kernel = {"calls": 1, "untuned_us": 1.0, "tuned_us": 1.0, "flops": 10}
-    return "\n".join(render_roofline([{**kernel, "name": text}], 1.0) for text in texts)
+    kernels = (MeasuredKernel(text, 1, untuned_us=1.0, tuned_us=1.0, flops=10) for text in texts)
+    return "\n".join(render_roofline([kernel], 1.0) for kernel in kernels)
 
 
 def write_page(texts: Names) -> str:

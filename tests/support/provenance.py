@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.engine import plan_of, planned, recipe
+from tests.support.facts import pick_best_facts
 from tests.support.trials import trial
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, InputFile, Plan
@@ -99,9 +100,7 @@ def _zip(content: dict[str, bytes]) -> bytes:
         return Path(file.name).read_bytes()
 
 
-FACTS = {
-    "pick_best": {"tuned": 1, "tunable": 2, "coverage": 0.9, "speedup": 1.5, "untuned_us": 0.0}
-}
+FACTS = {"pick_best": pick_best_facts(tunable=2, untuned_us=0.0)}
 
 BUNDLE = contents()["export"]["net.tvmflow"]
 

@@ -17,6 +17,7 @@ from tests.support.trials import DEVICE, TARGET
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import lowering_options
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.core.typed_json import to_json
 from tvmflow.recipe import Kernels, Tune, Verify
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
@@ -194,7 +195,10 @@ def run_stage(payload: Any, emit: Emit) -> dict[str, Any]:
         emit=emit,
     )
     stage = importlib.import_module(f"tvmflow.stages.{payload['name']}")
-    return dict(stage.run(parse_settings(stage.run, payload["settings"]), context))
+    facts: dict[str, Any] = to_json(
+        stage.run(parse_settings(stage.run, payload["settings"]), context)
+    )
+    return facts
 
 
 def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.output import print_json, print_lines, print_notes
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
+from tvmflow.core.typed_json import read_as
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
@@ -27,12 +28,13 @@ from tvmflow.release.measurements import LOCK
 from tvmflow.release.previous import find_folder
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.release.retune import (
-    TuneFacts,
     TuningProgress,
     select_stage,
     spend_budget,
     with_spent_trials,
 )
+from tvmflow.stages import export, verify
+from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.devices import device_locks_folder
 
@@ -179,7 +181,7 @@ def retune(
         if report is None or report.exit_code != EXIT_OK:
             return None
         facts = next(stage.facts for stage in report.stages if stage.stage_id == spec.id)
-        return TuneFacts.from_json(facts)
+        return read_as(TuneFacts, facts)
 
     def show_round(progress: TuningProgress) -> None:
         if output.json:
@@ -265,7 +267,10 @@ def _build_arguments(request: RunRequest) -> Iterator[str]:
             yield from (option, value)
     if request.pipeline:
         yield from ("--pipeline", request.pipeline)
-    yield from ("--until", request.until if request.until not in (None, "verify") else "export")
+    yield from (
+        "--until",
+        request.until if request.until not in (None, verify.NAME) else export.NAME,
+    )
 
 
 def _format_report(report: ReproducibilityReport) -> Iterator[str]:

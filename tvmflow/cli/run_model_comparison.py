@@ -23,6 +23,7 @@ from tvmflow.frontends.peers import PEERS, Peer, open_peer
 from tvmflow.runtime import samples
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
+from tvmflow.stages import import_model
 from tvmflow.stages.verify.comparison import compare
 from tvmflow.stages.verify.latency import measure_peer
 from tvmflow.stages.verify.tolerances import FLOAT32, Tolerance, tolerance_for
@@ -167,7 +168,9 @@ def _find_statement(bundle: Path) -> Statement | None:
 def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | None) -> None:
     kind = peer.kind
     if statement:
-        kind = str(get_field(statement.settings, "import", "model", "kind", of=str)) or kind
+        kind = (
+            str(get_field(statement.settings, import_model.NAME, "model", "kind", of=str)) or kind
+        )
     device = module.manifest["target"]["tvm"]["kind"]
     if reason := peer.unsupported_reason(kind, device):
         raise UsageError(f"--compare {name}: {reason}")
@@ -229,7 +232,9 @@ def _bound_inputs(
         if entry.name in taken or not entry.is_required:
             continue
         settings = statement.settings if statement else {}
-        bound: dict[str, Any] = get_field(settings, "import", "inputs", entry.name, of=dict)
+        bound: dict[str, Any] = get_field(
+            settings, import_model.NAME, "inputs", entry.name, of=dict
+        )
         if "value" not in bound:
             raise UsageError(
                 f"--compare: the model has an input {quoted(entry.name)}, and the library does not",

@@ -95,6 +95,7 @@ def runs(options: RunsOptions) -> int:
 
 def _to_json(run: RunRecord) -> dict[str, Json]:
     """Return a row; the facts of stages and the text of recipes are in the record itself."""
+    from tvmflow.core.typed_json import to_json
     from tvmflow.engine.summary import make_headline
 
     return {
@@ -107,7 +108,7 @@ def _to_json(run: RunRecord) -> dict[str, Json]:
         "recipes": [recipe.recipe for recipe in run.recipes],
         "outcomes": Counter(stage.outcome for stage in run.stages),
         "headline": make_headline(run.builds),
-        "builds": [build.to_json() for build in run.builds],
+        "builds": to_json(run.builds),
     }
 
 

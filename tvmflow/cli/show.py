@@ -177,7 +177,7 @@ def _list_finished(
     plan = prepare_run(request, store, DownloadLine()).plan
     artifacts = evaluate_plan(plan, store).artifacts
     return [
-        StageReport(spec.id, "hit", "", 0.0, artifacts[spec.id].facts, key=artifacts[spec.id].key)
+        StageReport.of_result(spec.id, artifacts[spec.id].facts, key=artifacts[spec.id].key)
         for spec in plan.stages
         if spec.id in artifacts
     ]
@@ -329,6 +329,8 @@ def _schedule_text(details: KernelDetails) -> str:
 
 
 def _time_text(kernel: _ShownKernel) -> str:
+    from tvmflow.stages.verify.verdict import Verdict
+
     row = kernel.details.row
     calls = "" if row.calls is None else f" in {count_text(row.calls, 'call')}"
     texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} an inference{calls}"]
@@ -337,7 +339,7 @@ def _time_text(kernel: _ShownKernel) -> str:
         texts = [f"{latency_text(row.alone_s)} an inference{calls}, measured by itself"]
     if texts:
         return ", ".join(texts)
-    if "verify" in kernel.library.facts:
+    if kernel.library.facts.get(Verdict) is not None:
         return (
             f"not measured{calls and f', {calls.strip()}'}: the library was not run on its target"
         )
@@ -345,6 +347,8 @@ def _time_text(kernel: _ShownKernel) -> str:
 
 
 def _roofline_text(kernel: _ShownKernel) -> str:
+    from tvmflow.stages.tune import TuneFacts
+
     details = kernel.details
     texts = []
     if details.gflops is not None:
@@ -354,7 +358,7 @@ def _roofline_text(kernel: _ShownKernel) -> str:
     if details.roofline_share is not None and details.least_s is not None:
         least = latency_text(details.least_s)
         texts.append(f"{details.roofline_share:.0%} of what its roofline allows, {least} a call")
-    if texts or "tune" in kernel.library.facts:
+    if texts or kernel.library.facts.get(TuneFacts) is not None:
         return "; ".join(texts)
     return "not known: only a search measures it (`tune: {trials: 64}` in the recipe)"
 

@@ -98,7 +98,7 @@ def _wrong(value: Json, expected: str) -> Mismatch:
 
 def _read_scalar(kind: type) -> _Reader:
     def read(value: Json) -> Json:
-        if type(value) is not kind:
+        if not isinstance(value, kind):
             raise _wrong(value, _NOUNS[kind])
         return value
 
@@ -106,7 +106,7 @@ def _read_scalar(kind: type) -> _Reader:
 
 
 def _read_integer(value: Json) -> int:
-    if type(value) is not int:
+    if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(value, "an integer")
     if abs(value) > _MAX_INTEGER:
         raise Mismatch("an integer that is too large")
@@ -114,16 +114,16 @@ def _read_integer(value: Json) -> int:
 
 
 def _read_number(value: Json) -> float:
-    if type(value) not in (int, float):
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _wrong(value, "a number")
     if not abs(value) <= _MAX_NUMBER:
         raise Mismatch("a number that is too large, or none")
-    return cast(float, value)
+    return value
 
 
 def _read_any_number(value: Json) -> float | str:
     """Return a number of any size; one that JSON lacks as text."""
-    if type(value) is float:
+    if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value in _NO_NUMBERS else _read_number(value)
 

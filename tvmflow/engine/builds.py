@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, Literal, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.statistics import MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
-    BAD_FACTS,
     SKIPPED,
     STOPPED,
     SUCCEEDED,
+    ReportedFacts,
     RunReport,
     StageReport,
-    describe_result,
-    unreadable_facts_text,
 )
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import Facts
-from tvmflow.stages.build import TUNED
-from tvmflow.stages.kernel_nodes import find_kernel_nodes
-from tvmflow.stages.verify.verdict import shown_latency
+from tvmflow.stages import STAGES, verify
+from tvmflow.stages.base import KnownFacts
+from tvmflow.stages.build import TUNED, BuildFacts
+from tvmflow.stages.export import ExportFacts
+from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
+from tvmflow.stages.verify.verdict import (
+    Latency,
+    Verdict,
+    find_largest_error,
+    largest,
+    list_compared,
+    shown_latency,
+)
+from tvmflow.stages.verify.verdict import Speedup as MeasuredSpeedup
 
-_T = TypeVar("_T")
-
-Verdict = Literal["verified", "rejected", "not verified"]
+BuildVerdict = Literal["verified", "rejected", "not verified"]
 
 _SHOWN_KERNELS: Final = 3
 # `NOT`, `WITHOUT`, `WARNING`; a kernel or a runtime may be called `A` or `VM`.
@@ -129,7 +135,7 @@ class Build(NamedTuple):
     recipe: str
     target: str
     variant: str = ""
-    verdict: Verdict | None = None
+    verdict: BuildVerdict | None = None
     reference: str | None = None
     error: float | None = None
     tolerance: Tolerance | None = None
@@ -159,53 +165,6 @@ class Build(NamedTuple):
         """The name that people know it by: `RECIPE/TARGET`."""
         return f"{self.recipe}/{self.target}"
 
-    def to_json(self) -> dict[str, Json]:
-        """Return the build as plain JSON."""
-        return {
-            **self._asdict(),
-            "tolerance": self.tolerance and self.tolerance._asdict(),
-            "tuning_speedup": self.tuning_speedup and self.tuning_speedup._asdict(),
-            "peers": [
-                {**peer._asdict(), "speedup": peer.speedup and peer.speedup._asdict()}
-                for peer in self.peers
-            ],
-            "slowest_kernels": [
-                {**kernel._asdict(), "nodes": list(kernel.nodes)} for kernel in self.slowest_kernels
-            ],
-            "problems": list(self.problems),
-            "warnings": list(self.warnings),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Json]) -> Build:
-        """Return the build that `to_json` wrote, of this version or another: what is not known is left out."""
-        known = {name: value[name] for name in cls._fields if name in value}
-        peers = tuple(
-            Peer(
-                peer["name"],
-                peer["latency_s"],
-                _optional(Speedup, peer.get("speedup")),
-                peer.get("differs", False),
-            )
-            for peer in known.get("peers", ())
-        )
-        parsed = {
-            "tolerance": _optional(Tolerance, known.get("tolerance")),
-            "tuning_speedup": _optional(Speedup, known.get("tuning_speedup")),
-            "peers": peers,
-            "slowest_kernels": tuple(
-                KernelShare(kernel["name"], kernel["share"], tuple(kernel["nodes"]))
-                for kernel in known.get("slowest_kernels", ())
-            ),
-            "problems": tuple(known.get("problems", ())),
-            "warnings": tuple(known.get("warnings", ())),
-        }
-        return cls(**{**known, **parsed})
-
-
-def _optional(kind: Callable[..., _T], value: Json) -> _T | None:
-    return kind(**value) if value else None
-
 
 def list_builds(report: RunReport) -> tuple[Build, ...]:
     """Return the builds of a run, in its order: one for each recipe, or variant, and target."""
@@ -223,13 +182,14 @@ def list_builds(report: RunReport) -> tuple[Build, ...]:
         label = f"{stage.stage}/{part}" if part else stage.stage
         groups.setdefault((stage.recipe, target), {})[label] = stage
     folders = _find_folders(groups.keys(), report.delivered)
+    facts = ReportedFacts(report.stages)
     builds = []
     for (recipe, target), stages in groups.items():
         folder = folders.get((recipe, target), "")
         build = Build(recipe, target, variants.get(recipe, ""), folder=folder)
         if row := compared.get((recipe, target)):
             build = build._replace(inputs=row.inputs, is_pareto_optimal=row.is_pareto_optimal)
-        builds.append(_make_build(build, {**shared.get(recipe, {}), **stages}))
+        builds.append(_make_build(build, {**shared.get(recipe, {}), **stages}, facts))
     return tuple(builds)
 
 
@@ -240,24 +200,29 @@ def _list_parts(stages: Iterable[StageReport]) -> Iterator[tuple[str, str]]:
             yield stage.recipe, stage.target
 
 
-def _make_build(build: Build, stages: Mapping[str, StageReport]) -> Build:
+def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
     """Return a build with what its stages say.
 
     Args:
         build: Its names and its folder.
         stages: Its stages by name, those of a part by `NAME/PART`.
+        facts: Those of all stages.
     """
+    known = facts.of(stage for label, stage in stages.items() if "/" not in label)
+    imported = known.get(ImportFacts)
+    exported = facts.list_of(ExportFacts, stages.values())
+    built = facts.list_of(BuildFacts, stages.values())
     stopped = [stage.outcome == STOPPED for stage in stages.values()]
     problems = (stage.message for stage in stages.values() if stage.outcome != STOPPED)
-    fields, incomplete = dict[str, Json](), list[str]()
-    for name, read in _READERS:
-        try:
-            fields |= read(stages)
-        except BAD_FACTS as error:
-            incomplete.append(unreadable_facts_text(name, error))
-    warnings = [*_list_warnings(stages), *incomplete]
+    incomplete = (facts.problems.get(stage.stage_id, "") for stage in stages.values())
+    warnings = [*_list_warnings(stages.values(), facts), *filter(None, incomplete)]
     return build._replace(
-        **fields,
+        **_read_verdict(stages.get(verify.NAME), known.get(Verdict)),
+        kernels=_add_up(code and code.kernels for code in built),
+        tuned_kernels=_add_up(code and len(code.schedule_rules.get(TUNED, ())) for code in built),
+        size_bytes=_add_up(library and library.library_bytes for library in exported),
+        weight_bytes=imported and imported.weight_bytes,
+        slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),
         is_stopped=any(stopped),
@@ -266,168 +231,120 @@ def _make_build(build: Build, stages: Mapping[str, StageReport]) -> Build:
     )
 
 
-def _facts(stage: StageReport | None) -> Facts:
-    return stage.facts if stage is not None else {}
-
-
-def _read_library_size(stages: Mapping[str, StageReport]) -> dict[str, Json]:
-    return {"size_bytes": _add(stages, "export", lambda facts: facts.get("library_bytes"))}
-
-
-def _read_weight_size(stages: Mapping[str, StageReport]) -> dict[str, Json]:
-    return {"weight_bytes": _facts(stages.get("import")).get("weight_bytes")}
-
-
-def _read_slowest_kernels(stages: Mapping[str, StageReport]) -> dict[str, Json]:
-    return {"slowest_kernels": tuple(list_kernel_shares(stages)[:_SHOWN_KERNELS])}
-
-
-def _read_verdict(stages: Mapping[str, StageReport]) -> dict[str, Json]:
+def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str, Json]:
     """Return the fields of a build that `verify` knows."""
-    stage = stages.get("verify")
-    facts = _facts(stage)
-    if stage is None or not facts:
-        is_rejected = stage is not None and stage.outcome == "rejected"
-        return {"verdict": "rejected"} if is_rejected else {}
-    verdict: Verdict = "rejected" if stage.outcome not in SUCCEEDED else "verified"
-    if verdict == "verified" and facts.get("against") == "none":
+    is_rejected = stage is not None and stage.outcome not in SUCCEEDED
+    if facts is None:
+        return {"verdict": "rejected"} if stage and stage.outcome == "rejected" else {}
+    verdict: BuildVerdict = "rejected" if is_rejected else "verified"
+    if verdict == "verified" and facts["against"] == "none":
         verdict = "not verified"
-    latency = facts.get("latency", {})
-    library = latency.get("library", {})
+    library, speedup = facts.get("latency", {}).get("library"), facts.get("speedup")
     return {
         "verdict": verdict,
         "reference": facts.get("reference"),
-        "error": _largest(facts, "max_abs_error"),
+        "error": find_largest_error(facts),
         "tolerance": _read_tolerance(facts),
         "accuracy": facts.get("accuracy"),
         "reference_accuracy": facts.get("reference_accuracy"),
-        "latency_s": library.get("median"),
-        "latency_std_s": library.get("std"),
-        "untuned_latency_s": _read_untuned(facts),
-        "tuning_speedup": _read_speedup(facts.get("speedup")),
-        "peers": tuple(_list_peers(facts)),
+        "latency_s": library and library["median"],
+        "latency_std_s": library and library["std"],
+        "untuned_latency_s": library and speedup and shown_latency(library["median"], speedup),
+        "tuning_speedup": read_tuning_speedup(facts),
+        "peers": tuple(_list_peers(facts, library)) if library else (),
     }
 
 
-def _largest(facts: Facts, field: str) -> float | None:
-    """Return the largest value of a field of all outputs, and of what goes into an index; None when it is not a finite number for each."""
-    compared = [*facts.get("outputs", {}).values(), *facts.get("index_inputs", {}).values()]
-    # Infinities and NaN are text there.
-    values = [float(output.get(field, math.nan)) for output in compared]
-    return max(values) if values and all(map(math.isfinite, values)) else None
-
-
-def _read_tolerance(facts: Facts) -> Tolerance | None:
-    rtol, atol = _largest(facts, "rtol"), _largest(facts, "atol")
+def _read_tolerance(facts: Verdict) -> Tolerance | None:
+    outputs = list_compared(facts)
+    rtol = largest(output.get("rtol", math.nan) for output in outputs)
+    atol = largest(output.get("atol", math.nan) for output in outputs)
     return None if rtol is None or atol is None else Tolerance(rtol, atol)
 
 
-def _list_peers(facts: Facts) -> Iterator[Peer]:
+def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
     """Yield the runtimes that were timed in turns with the library, and the reference if it is none of these."""
     names = set()
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])
-        if "latency" in runtime:
-            speedup = _read_speedup(runtime.get("speedup"))
-            outputs = runtime.get("outputs", {}).values()
-            differs = not all(output["passed"] for output in outputs)
-            latency_s = shown_latency(facts["latency"]["library"]["median"], runtime["speedup"])
-            yield Peer(str(runtime["name"]), latency_s, speedup, differs)
-    latency = facts.get("latency", {})
-    library, reference = latency.get("library"), latency.get("reference")
-    if not library or not reference or facts["reference"] in names:
+        if "latency" in runtime and "speedup" in runtime:
+            differs = not all(
+                output.get("passed") for output in runtime.get("outputs", {}).values()
+            )
+            latency_s = shown_latency(library["median"], runtime["speedup"])
+            yield Peer(runtime["name"], latency_s, _read_speedup(runtime["speedup"]), differs)
+    reference, name = facts.get("latency", {}).get("reference"), facts.get("reference", "")
+    if reference is None or not name or name in names:
         return
-    name = str(facts["reference"])
     if in_turns := facts.get("reference_speedup"):
         yield Peer(name, shown_latency(library["median"], in_turns), _read_speedup(in_turns))
-    else:
+    elif library["median"] and library["max"] and library["min"]:
         # a result of an earlier version, which measured each by itself
         median = reference["median"] / library["median"]
         low, high = reference["min"] / library["max"], reference["max"] / library["min"]
         yield Peer(name, reference["median"], Speedup(median, low, high, 0))
 
 
-def _read_untuned(facts: Facts) -> float | None:
-    """Return the latency of the same model untuned; None where the library is not tuned."""
-    if "speedup" not in facts:
-        return None
-    return shown_latency(facts["latency"]["library"]["median"], facts["speedup"])
+def read_tuning_speedup(verdict: Verdict | None) -> Speedup | None:
+    """Return the speed of a library relative to the same model untuned; None where it is not tuned."""
+    return _read_speedup(verdict["speedup"]) if verdict and "speedup" in verdict else None
 
 
-def _read_speedup(speedup: Json) -> Speedup | None:
-    return Speedup(*(speedup[name] for name in Speedup._fields)) if speedup else None
+def _read_speedup(speedup: MeasuredSpeedup) -> Speedup:
+    return Speedup(speedup["median"], speedup["low"], speedup["high"], speedup["pairs"])
 
 
-def list_kernel_shares(stages: Mapping[str, StageReport]) -> list[KernelShare]:
+def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
     """Return the kernels of a library with their shares of the time, the slowest first; empty where none was timed.
 
     Args:
-        stages: The stages of a build by name.
+        facts: The facts of the stages of a build.
     """
-    calls = find_kernel_nodes(_facts(stages.get("build")), _facts(stages.get("import")))
+    verdict = facts.get(Verdict)
+    if verdict is None or "profile" not in verdict:
+        return []
     nodes = {
         kernel: tuple(dict.fromkeys(node for call in listed for node in call.nodes))
-        for kernel, listed in calls.items()
+        for kernel, listed in list_kernel_calls(facts).items()
     }
-    shares = _facts(stages.get("verify")).get("profile", {}).get("kernels", {})
+    shares = verdict["profile"]["kernels"]
     return [
         KernelShare(name, share, nodes.get(name, ()))
         for name, share in sorted(shares.items(), key=lambda entry: -entry[1])
     ]
 
 
-def read_kernel_times(facts: Facts) -> dict[str, float]:
-    """Return the seconds that each kernel takes in one call of a library; empty where that is not known.
+def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
+    """Return the calls of each kernel of a build, with the nodes that they compute, as far as its stages know them."""
+    built, imported = facts.get(BuildFacts), facts.get(ImportFacts)
+    return find_kernel_nodes(
+        built.kernel_nodes if built else {}, imported.nodes if imported else ()
+    )
 
-    Args:
-        facts: The facts of `verify`: the shares of kernels, and the latency that these are shares of.
-    """
-    try:
-        seconds = facts["latency"]["library"]["median"]
-        return {name: share * seconds for name, share in facts["profile"]["kernels"].items()}
-    except BAD_FACTS:
+
+def read_kernel_times(verdict: Verdict | None) -> dict[str, float]:
+    """Return the seconds that each kernel takes in one call of a library; empty where that is not known."""
+    library = verdict.get("latency", {}).get("library") if verdict else None
+    if verdict is None or library is None or "profile" not in verdict:
         return {}
+    shares = verdict["profile"]["kernels"]
+    return {name: share * library["median"] for name, share in shares.items()}
 
 
-def _list_warnings(stages: Mapping[str, StageReport]) -> Iterator[str]:
+def _list_warnings(stages: Iterable[StageReport], facts: ReportedFacts) -> Iterator[str]:
     """Yield the lines of stages that begin with a word in capitals."""
-    facts = {stage.stage_id: stage.facts for stage in stages.values()}
-    for stage in stages.values():
-        for line in describe_result(stage, facts):
+    for stage in stages:
+        for line in facts.describe(stage):
             word = line.partition(" ")[0].rstrip(":")
             if len(word) >= _SHORTEST_CAPITALS and word.isalpha() and word.isupper():
                 yield line
 
 
-def _count_kernels(stages: Mapping[str, StageReport]) -> dict[str, Json]:
-    return {
-        "kernels": _add(stages, "build", lambda facts: facts.get("kernels")),
-        "tuned_kernels": _add(
-            stages,
-            "build",
-            lambda facts: len(facts["schedule_rules"].get(TUNED, ())) if facts else None,
-        ),
-    }
-
-
-def _add(
-    stages: Mapping[str, StageReport], name: str, read: Callable[[Facts], int | None]
-) -> int | None:
-    """Return the sum of a number over a stage and those of the parts; None when it is not known of all."""
-    own = [stage for label, stage in stages.items() if label.partition("/")[0] == name]
-    numbers = [read(stage.facts) for stage in own]
+def _add_up(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum of a number of a library, or of those of its parts; None when it is not known of all."""
+    numbers = list(numbers)
     known = [number for number in numbers if number is not None]
     return sum(known) if known and len(known) == len(numbers) else None
-
-
-_READERS: Final = (
-    ("verify", _read_verdict),
-    ("build", _count_kernels),
-    ("export", _read_library_size),
-    ("import", _read_weight_size),
-    ("the kernels", _read_slowest_kernels),
-)
-"""What reads the fields of a build from the facts of its stages, and whose facts these are."""
 
 
 def _find_folders(

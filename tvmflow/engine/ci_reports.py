@@ -12,7 +12,7 @@ from tvmflow.core.formatting import duration_text, printable_lines
 from tvmflow.core.generated_text import html_text, markdown_text
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build, list_builds
-from tvmflow.engine.report import MAX_SHOWN, STOPPED, RunReport, StageReport, describe_result
+from tvmflow.engine.report import MAX_SHOWN, STOPPED, ReportedFacts, RunReport, StageReport
 from tvmflow.engine.summary import count_stages, make_headline, tabulate_builds
 
 _SKIPPED: Final = frozenset({"skipped", "cancelled"})
@@ -29,11 +29,11 @@ def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> b
         report: The run.
         release: The release that it made, or None, as `run --json` prints it.
     """
-    facts = {stage.stage_id: stage.facts for stage in report.stages}
+    facts = ReportedFacts(report.stages)
     cases: dict[str, list[ElementTree.Element]] = {}
     for stage in report.stages:
-        lines = describe_result(stage, facts)
-        cases.setdefault(stage.recipe, []).append(_stage_case(stage, lines))
+        case = _stage_case(stage, facts.describe(stage))
+        cases.setdefault(stage.recipe, []).append(case)
     if release is not None:
         cases["release"] = list(_gate_cases(release))
     root = ElementTree.Element(

@@ -14,7 +14,8 @@ from tvmflow.core.errors import TvmflowError
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES
-from tvmflow.stages.base import parse_settings
+from tvmflow.stages.base import find_facts, parse_settings
+from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.forecast import TrialForecast
@@ -220,10 +221,11 @@ def estimate_search(
         return estimate
     # what earlier searches spent, such as one that was interrupted, is not spent again
     limit_s = trials.seconds_left
-    searches = [record for record in records if record.facts.get("seconds") is not None]
-    overhead = _range_of(max(record.seconds - record.facts["seconds"], 0.0) for record in searches)
-    measured = [record for record in searches if record.facts.get("measured")]
-    paces = _range_of(record.facts["seconds"] / record.facts["measured"] for record in measured)
+    known = [(record.seconds, find_facts(TuneFacts, record.facts)) for record in records]
+    searches = [(seconds, search) for seconds, search in known if search is not None]
+    overhead = _range_of(max(seconds - search.seconds, 0.0) for seconds, search in searches)
+    measured = [search for _, search in searches if search.measured]
+    paces = _range_of(search.seconds / search.measured for search in measured)
     basis = estimate.basis
     if paces is None and trials.seconds_per_trial is not None:
         paces, basis = (trials.seconds_per_trial,) * 2, "ledger"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +17,10 @@ from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.stage_execution import log_path
 from tvmflow.planning.decisions import PlanState, input_digests
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import parse_settings
+from tvmflow.stages import STAGES, build, import_model, tune
+from tvmflow.stages.base import find_facts, parse_settings
+from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.verify.verdict import PartVerdict, Verdict, list_compared
 from tvmflow.store.source_files import fetch_file
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.trials import Ban, timestamp
@@ -28,19 +29,15 @@ _log = logging.getLogger(__name__)
 
 _PRELOAD: Final = ("numpy", "tvm")
 _TIMEOUT_S: Final = 900.0
-_IMPORT: Final = "import"
-_BUILD: Final = "build"
-_TUNE: Final = "tune"
 
 
-def has_wrong_outputs(verdict: Mapping[str, Json]) -> bool:
+def has_wrong_outputs(verdict: Verdict) -> bool:
     """Return whether a verdict rejects a library for its outputs, and not for its speed or accuracy alone."""
-    compared = [verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {})]
+    libraries = [*verdict.get("parts", {}).values(), verdict.get("vm", PartVerdict())]
+    inner = [output for library in libraries for output in library.get("outputs", {}).values()]
     return not verdict.get("layers", {}).get("passed", True) or any(
-        not comparison["passed"] and "incomparable" not in comparison
-        for entry in compared
-        for kind in ("outputs", "index_inputs")
-        for comparison in entry.get(kind, {}).values()
+        not comparison.get("passed") and "incomparable" not in comparison
+        for comparison in (*list_compared(verdict), *inner)
     )
 
 
@@ -80,20 +77,20 @@ def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Jso
 def make_payload(spec: StageSpec, plan: Plan, state: PlanState, work: Path) -> dict[str, Json]:
     """Return what the search gets: settings and files of the stage that rejected the library, and of its build."""
     makers = _find_makers(spec, plan)
-    build = makers.get(_BUILD)
+    built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}
     digests = {
         role: digest
-        for stage in (*([build] if build else []), spec)
+        for stage in (*([built] if built else []), spec)
         for role, digest in input_digests(stage, state.artifacts).items()
     }
     inputs = {role: state.store.blobs.verified_path(digest) for role, digest in digests.items()}
-    imported = state.artifacts[makers[_IMPORT].id]
+    imported = find_facts(ImportFacts, state.artifacts[makers[import_model.NAME].id].facts)
     return {
         "verify": spec.settings,
-        "build": build.settings if build else None,
+        "build": built.settings if built else None,
         "inputs": {**files, **inputs},
-        "nodes": imported.facts.get("nodes", []),
+        "nodes": imported.nodes if imported else (),
         "work": str(work),
     }
 
@@ -119,25 +116,25 @@ def ban_schedules(
 
     A locked run bans nothing: its schedules are those of the lock file.
     """
-    tune = _find_makers(spec, plan).get(_TUNE)
+    search = _find_makers(spec, plan).get(tune.NAME)
     culprits = [fault for fault in faults if fault.get("trial")]
     is_locked = any(stage.pinned for stage in plan.stages if stage.recipe == spec.recipe)
-    if tune is None or not culprits or is_locked:
+    if search is None or not culprits or is_locked:
         return ""
-    settings = parse_settings(STAGES[_TUNE].run, tune.settings)
-    build = packages.identity("apache-tvm")
-    ledger = Ledger.open(Path(state.store.ledger), settings.measured_target, build, settings.device)
+    settings = parse_settings(tune.run, search.settings)
+    tvm = packages.identity("apache-tvm")
+    ledger = Ledger.open(Path(state.store.ledger), settings.measured_target, tvm, settings.device)
     for fault in culprits:
         reason = f"{fault['text']} ({spec.recipe})"
         ledger.workload(fault["workload"]).add([Ban(fault["trial"], reason, timestamp())])
         fault["text"] += "; the schedule is banned"
-    return tune.id
+    return search.id
 
 
-def choose_again(tune: str, plan: Plan, state: PlanState) -> None:
+def choose_again(search: str, plan: Plan, state: PlanState) -> None:
     """Let a `tune` stage run again, and all that depends on it."""
-    state.forced[tune] = "a schedule was banned"
-    outdated = {tune}
+    state.forced[search] = "a schedule was banned"
+    outdated = {search}
     for spec in plan.stages:
         if spec.id in outdated or any(need.stage_id in outdated for need in spec.needs):
             outdated.add(spec.id)

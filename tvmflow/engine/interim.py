@@ -13,6 +13,8 @@ from typing import Final
 from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.stages import STAGES
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.tune import TuneFacts
 
 _NO_TIME: Final = 0.0
 
@@ -97,9 +99,10 @@ def _list_next(
     """Yield the searches that go on after the present part, with the minutes of the next one."""
     for stage_id, limit in minutes.items():
         every_s = searches[stage_id].deliver_every_s
-        facts = artifacts[stage_id].facts if stage_id in artifacts else {}
-        if every_s and (facts.get("stopped") == "time" or (facts and limit == _NO_TIME)):
-            following = round((facts["spent_s"] + every_s) / 60, 3)
+        made = artifacts[stage_id].facts if stage_id in artifacts else {}
+        facts = find_facts(TuneFacts, made)
+        if every_s and facts and (facts.stopped == "time" or limit == _NO_TIME):
+            following = round((facts.spent_s + every_s) / 60, 3)
             requested = searches[stage_id].settings["tune"]["minutes"]
             if requested is None or following < requested:
                 yield stage_id, following

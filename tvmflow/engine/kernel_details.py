@@ -16,15 +16,20 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.text import nearest
 from tvmflow.core.types import Json
-from tvmflow.engine.builds import read_kernel_times
-from tvmflow.engine.report import BAD_FACTS, StageReport, unreadable_facts_text
+from tvmflow.engine.builds import list_kernel_calls, list_kernel_shares, read_kernel_times
+from tvmflow.engine.report import ReportedFacts, StageReport
 from tvmflow.planning.enforce_lock import LOCKED
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import Facts
+from tvmflow.runtime.bundles import C_RUNTIME
+from tvmflow.stages import build, extract_tasks, tune
+from tvmflow.stages.base import KnownFacts
+from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.kernel_code import CHOSEN_ROLE, KernelCode, make_code
-from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.kernel_nodes import calls_text
+from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import find_ledger_key
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger_folders import list_target_folders
@@ -32,7 +37,6 @@ from tvmflow.tuning.listing import WorkloadTrials, read_workload_trials
 from tvmflow.tuning.trials import trial_id
 
 _PRELOAD: Final = ("numpy", "tvm")
-_PLAIN_C: Final = "c"
 
 
 class BuiltLibrary(NamedTuple):
@@ -41,14 +45,29 @@ class BuiltLibrary(NamedTuple):
     Attributes:
         name: `RECIPE/TARGET`.
         command: The command that makes what is missing.
-        facts: Those of its stages by name.
-        keys: The keys of their results.
+        facts: Those of its stages.
+        keys: The keys of their results, by the names of the stages.
+        problem: Why some of the facts cannot be read; empty where all can.
     """
 
     name: str
     command: str
-    facts: Mapping[str, Facts]
+    facts: KnownFacts
     keys: Mapping[str, str]
+    problem: str = ""
+
+    @property
+    def built(self) -> BuildFacts:
+        """The facts of its code.
+
+        Raises:
+            UsageError: they are incomplete, or those of another stage are.
+        """
+        built = self.facts.get(BuildFacts)
+        if built is None or self.problem:
+            text = f"{self.name} in this record: {self.problem or f'no facts of {build.NAME}'}"
+            raise UsageError(text, fix=f"`{self.command}` makes what is missing")
+        return built
 
 
 def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLibrary]:
@@ -59,20 +78,21 @@ def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLib
         command: The command that makes what is missing.
     """
     known = [stage for stage in stages if stage.facts]
+    reported = ReportedFacts(known)
     libraries = []
     for built in known:
-        if built.stage != "build":
+        if built.stage != build.NAME:
             continue
         own = [
             stage
             for stage in known
             if stage.recipe == built.recipe and stage.target in ("", built.target)
         ]
-        facts = {stage.stage: stage.facts for stage in own}
-        # of a part, `cut` names the nodes
-        facts |= {"import": facts["cut"]} if "cut" in facts else {}
-        keys = {stage.stage: stage.key for stage in own}
-        libraries.append(BuiltLibrary(f"{built.recipe}/{built.target}", command, facts, keys))
+        name, keys = f"{built.recipe}/{built.target}", {stage.stage: stage.key for stage in own}
+        problems = [reported.problems.get(stage.stage_id, "") for stage in own]
+        problem = next(filter(None, problems), "")
+        # of a part, `cut` comes after `import`, and names the nodes
+        libraries.append(BuiltLibrary(name, command, reported.of(own), keys, problem))
     return libraries
 
 
@@ -82,20 +102,12 @@ def list_rows(library: BuiltLibrary, store: LocalStore) -> list[KernelRow]:
     Raises:
         UsageError: its facts are incomplete.
     """
-    try:
-        return list_kernel_rows(library.facts, _read_workload_names(library, store))
-    except BAD_FACTS as error:
-        raise _incomplete(library, error) from error
-
-
-def _incomplete(library: BuiltLibrary, error: Exception) -> UsageError:
-    text = unreadable_facts_text(f"{library.name} in this record", error)
-    return UsageError(text, fix=f"`{library.command}` makes what is missing")
+    return list_kernel_rows(library.built, library.facts, _read_workload_names(library, store))
 
 
 def _read_workload_names(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
     """Return the name of the workload by kernel; empty where the store no longer has it."""
-    tasks = _read_file(library, "extract_tasks", TASKS, store) or []
+    tasks = _read_file(library, extract_tasks.NAME, TASKS, store) or []
     return {name: task["names"][0] for task in tasks for name in task["names"]}
 
 
@@ -141,11 +153,7 @@ def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
 
 
 def _list_names(library: BuiltLibrary) -> list[str]:
-    try:
-        rules = library.facts["build"]["schedule_rules"]
-        return [kernel for kernels in rules.values() for kernel in kernels]
-    except BAD_FACTS as error:
-        raise _incomplete(library, error) from error
+    return [kernel for kernels in library.built.schedule_rules.values() for kernel in kernels]
 
 
 class KernelDetails(NamedTuple):
@@ -204,25 +212,22 @@ def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> Kerne
     facts, names = library.facts, _read_workload_names(library, store)
     row = next(row for row in list_rows(library, store) if row.name == kernel)
     workload = names.get(kernel, kernel)
-    tuned = _find_named(facts.get("tune", {}).get("workloads", ()), workload)
-    judged = _find_named(facts.get("pick_best", {}).get("kernels", ()), workload)
-    calls = find_kernel_nodes(facts["build"], facts.get("import", {})).get(kernel, ())
+    search, chosen = facts.get(TuneFacts), facts.get(PickBestFacts)
+    tuned = next((w for w in search.workloads if w.name == workload), None) if search else None
+    judged = next((k for k in chosen.kernels if k.name == workload), None) if chosen else None
+    untuned = judged or tuned
     return KernelDetails(
         row,
-        nodes=tuple(call.nodes for call in calls),
-        untuned_s=_seconds(judged.get("untuned_us", tuned.get("untuned_us"))),
-        tuned_s=_seconds(judged.get("tuned_us")),
-        flops=judged.get("flops") or None,
-        peak_gflops=facts.get("pick_best", {}).get("peak_gflops"),
-        least_s=_seconds(tuned.get("roofline_us")),
-        trials=tuned.get("trials"),
-        failed=tuned.get("failed", 0),
-        best_trial_s=_seconds(tuned.get("best_us")),
+        nodes=tuple(call.nodes for call in list_kernel_calls(facts).get(kernel, ())),
+        untuned_s=_seconds(untuned and untuned.untuned_us),
+        tuned_s=_seconds(judged and judged.tuned_us),
+        flops=(judged and judged.flops) or None,
+        peak_gflops=chosen and chosen.peak_gflops,
+        least_s=_seconds(tuned and tuned.roofline_us),
+        trials=tuned and tuned.trials,
+        failed=tuned.failed if tuned else 0,
+        best_trial_s=_seconds(tuned and tuned.best_us),
     )
-
-
-def _find_named(entries: Iterable[Facts], name: str) -> Facts:
-    return next((entry for entry in entries if entry["name"] == name), {})
 
 
 def _seconds(us: float | None) -> float | None:
@@ -259,7 +264,7 @@ def find_trials(library: BuiltLibrary, row: KernelRow, store: LocalStore) -> Cho
     path = inputs.get(CHOSEN_ROLE)
     chosen = json.loads(Path(path).read_bytes()) if path else {}
     trace = chosen.get(row.workload)
-    preimage = store.preimage(library.keys.get("tune") or "-") or {}
+    preimage = store.preimage(library.keys.get(tune.NAME) or "-") or {}
     target = find_ledger_key(preimage)
     workloads = [
         read_workload_trials(folder, key, path)
@@ -287,10 +292,10 @@ def make_kernel_code(
         "settings": _read_preimage(library, store)["settings"],
         "inputs": _list_inputs(library, store),
         "kernel": kernel,
-        "is_plain_c": library.facts["build"].get("runtime") == _PLAIN_C,
+        "is_plain_c": library.built.runtime == C_RUNTIME,
         "with_assembly": with_assembly,
     }
-    timeout_s = STAGES["build"].TRAITS.timeout_s
+    timeout_s = build.TRAITS.timeout_s
     text = "lowering the model once more: some seconds, or a minute for a large one"
     with explain_wait(text), ForkServer.start(_PRELOAD) as fork_server:
         outcome = fork_server.call(make_code, payload, timeout_s=timeout_s)
@@ -302,7 +307,7 @@ def make_kernel_code(
 
 
 def _read_preimage(library: BuiltLibrary, store: LocalStore) -> Mapping[str, Json]:
-    preimage = store.preimage(library.keys["build"])
+    preimage = store.preimage(library.keys[build.NAME])
     if preimage is None:
         raise _lost(library, store)
     return preimage
@@ -369,36 +374,29 @@ class KernelRow(NamedTuple):
 
 
 def list_kernel_rows(
-    facts: Mapping[str, Facts], workload_names: Mapping[str, str] = MappingProxyType({})
+    built: BuildFacts, facts: KnownFacts, workload_names: Mapping[str, str] = MappingProxyType({})
 ) -> list[KernelRow]:
     """Return the kernels of a build, the slowest first.
 
     Args:
-        facts: The facts of its stages by name; those of `build` must be there.
+        built: The facts of `build`.
+        facts: Those of all its stages.
         workload_names: The name of the workload by kernel, where it is that of another kernel.
     """
-    built = facts["build"]
-    rules = {name: rule for rule, names in built["schedule_rules"].items() for name in names}
-    calls = find_kernel_nodes(built, facts.get("import", {}))
-    shares = facts.get("verify", {}).get("profile", {}).get("kernels", {})
-    times = read_kernel_times(facts.get("verify", {}))
-    measured = {kernel["name"]: kernel for kernel in facts.get("pick_best", {}).get("kernels", ())}
-    workloads = {
-        workload["name"]: workload["key"] for workload in facts.get("tune", {}).get("workloads", ())
-    }
+    rules = {name: rule for rule, names in built.schedule_rules.items() for name in names}
+    calls = list_kernel_calls(facts)
+    shares = {kernel.name: kernel.share for kernel in list_kernel_shares(facts)}
+    times = read_kernel_times(facts.get(Verdict))
+    chosen, search = facts.get(PickBestFacts), facts.get(TuneFacts)
+    measured = {kernel.name: kernel for kernel in chosen.kernels} if chosen else {}
+    workloads = {workload.name: workload.key for workload in search.workloads} if search else {}
     rows = []
     for name, rule in rules.items():
         workload = workload_names.get(name, name)
-        own = measured.get(workload, {})
-        count = len(calls[name]) if name in calls else own.get("calls")
-        alone_s = count * _call_seconds(own) if count is not None and own else None
+        own = measured.get(workload)
+        count = len(calls[name]) if name in calls else own and own.calls
+        alone_s = count * own.call_us / 1e6 if count is not None and own else None
         measured_times = (shares.get(name), count, times.get(name), alone_s)
         nodes = calls_text(calls.get(name, ()))
         rows.append(KernelRow(name, *measured_times, rule, workloads.get(workload, ""), nodes))
     return sorted(rows, key=lambda row: (-(row.share or 0.0), -(row.alone_s or 0.0), row.name))
-
-
-def _call_seconds(kernel: Facts) -> float:
-    """Return the time of a call of a kernel in the facts of `pick_best`."""
-    tuned_us = kernel["tuned_us"]
-    return float(kernel["untuned_us"] if tuned_us is None else tuned_us) / 1e6

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.types import Artifact, Json, Plan, StageSpec
-from tvmflow.stages.base import Facts
+from tvmflow.core.types import Artifact, Plan, StageSpec, TensorSpec
+from tvmflow.stages import export, import_model, verify
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.export import ExportFacts
+from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.verify.verdict import Verdict, find_largest_error
+
+_T = TypeVar("_T")
 
 
 class ComparedLibrary(NamedTuple):
@@ -61,27 +66,29 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
         plan: The plan of a run.
         artifacts: The results of its stages by id, of those that have one.
     """
-    facts = {stage_id: artifact.facts for stage_id, artifact in artifacts.items()}
     specs = {spec.id: spec for spec in plan.stages}
     origins = {origin.recipe: origin for origin in plan.origins}
     by_path: dict[str, list[ComparedLibrary]] = {}
     groups: dict[bytes, int] = {}
     for spec in plan.stages:
-        if spec.stage != "verify" or spec.id not in facts or spec.recipe not in origins:
+        verdict = _find(Verdict, spec.id, artifacts) if spec.stage == verify.NAME else None
+        if verdict is None or spec.recipe not in origins:
             continue
         origin = origins[spec.recipe]
-        inputs = _read_inputs(spec, facts)
-        key = canonical([origin.path, spec.settings["target"], inputs])
+        inputs = _read_inputs(spec, artifacts)
+        latency = verdict.get("latency", {}).get("library")
+        shapes = [tensor.to_json() for tensor in inputs]
+        key = canonical([origin.path, spec.settings["target"], shapes])
         library = ComparedLibrary(
             recipe=spec.recipe,
             variant=origin.variant,
             target=spec.target,
             inputs=", ".join(map(_format_input, inputs)),
             group=groups.setdefault(key, len(groups)),
-            latency_s=facts[spec.id].get("latency", {}).get("library", {}).get("median"),
-            bytes=_add_bytes(spec, specs, facts),
-            accuracy=facts[spec.id].get("accuracy"),
-            max_abs_error=_find_largest_error(facts[spec.id]),
+            latency_s=latency and latency["median"],
+            bytes=_add_bytes(spec, specs, artifacts),
+            accuracy=verdict.get("accuracy"),
+            max_abs_error=find_largest_error(verdict),
         )
         by_path.setdefault(origin.path, []).append(library)
     return tuple(
@@ -137,33 +144,34 @@ def _dominates(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
 # ---------------------------------------------------------------- what was measured
 
 
-def _read_inputs(verify: StageSpec, facts: Mapping[str, Facts]) -> list[Json]:
-    """Return name, shape and dtype of the inputs of what a stage verifies."""
-    for need in verify.needs:
-        if need.stage == "import":
-            return list(facts.get(need.stage_id, {}).get("inputs", ()))
-    return []
+def _find(kind: type[_T], stage_id: str, artifacts: Mapping[str, Artifact]) -> _T | None:
+    """Return the facts of a stage; None where it has no result."""
+    return find_facts(kind, artifacts[stage_id].facts) if stage_id in artifacts else None
+
+
+def _read_inputs(spec: StageSpec, artifacts: Mapping[str, Artifact]) -> tuple[TensorSpec, ...]:
+    """Return the inputs of what a stage verifies."""
+    for need in spec.needs:
+        if need.stage == import_model.NAME:
+            imported = _find(ImportFacts, need.stage_id, artifacts)
+            return imported.inputs if imported else ()
+    return ()
 
 
 def _add_bytes(
-    spec: StageSpec, specs: Mapping[str, StageSpec], facts: Mapping[str, Facts]
+    spec: StageSpec, specs: Mapping[str, StageSpec], artifacts: Mapping[str, Artifact]
 ) -> int | None:
     """Return the size of the library that a stage reads, or of those that it was joined from."""
     sizes = []
     for need in spec.needs:
-        if need.stage.partition("/")[0] == "export":
-            size = facts.get(need.stage_id, {}).get("library_bytes")
-            sizes.append(_add_bytes(specs[need.stage_id], specs, facts) if size is None else size)
+        if need.stage.partition("/")[0] == export.NAME:
+            exported = _find(ExportFacts, need.stage_id, artifacts)
+            size = exported and exported.library_bytes
+            other = specs[need.stage_id]
+            sizes.append(_add_bytes(other, specs, artifacts) if size is None else size)
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
 
 
-def _find_largest_error(verdict: Facts) -> float | None:
-    outputs = [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
-    # Infinities and NaN are text there.
-    errors = [float(output.get("max_abs_error", math.nan)) for output in outputs]
-    return max(errors) if errors and all(map(math.isfinite, errors)) else None
-
-
-def _format_input(tensor: Mapping[str, Json]) -> str:
-    return f"{tensor['name']} {'×'.join(map(str, tensor['shape']))}"
+def _format_input(tensor: TensorSpec) -> str:
+    return f"{tensor.name} {'×'.join(map(str, tensor.shape))}"

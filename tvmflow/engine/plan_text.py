@@ -10,10 +10,11 @@ from typing import Final
 from tvmflow.core.file_systems import find_file_system
 from tvmflow.core.formatting import age_text, count_text, duration_text, names_text, size_text
 from tvmflow.core.project import shortest_path
+from tvmflow.core.typed_json import Mismatch
 from tvmflow.core.types import Decision, Json, StageKey
 from tvmflow.engine.estimates import Estimate, Total, add_up
-from tvmflow.engine.report import MAX_SHOWN
-from tvmflow.stages import STAGES
+from tvmflow.engine.report import MAX_SHOWN, unreadable_facts_text
+from tvmflow.stages import STAGES, read_facts
 from tvmflow.store.failures import Failure
 from tvmflow.tuning.forecast import TrialForecast
 
@@ -174,11 +175,18 @@ def explain_stage(
     lines += _describe_failure(failure, key) if decision.kind == "run" else []
     lines += [f"  fetched: {origin}"] if origin else []
     lines += ["  depends on", *_list_inputs(key.preimage)]
-    stage = STAGES.get(key.preimage["stage"])
-    if facts and stage:
-        lines += [f"  {line}" for line in stage.explain(facts)]
+    lines += [f"  {line}" for line in _explain_result(key.preimage["stage"], facts or {})]
     lines.append(f"  key {key.digest}")
     return "\n".join(lines)
+
+
+def _explain_result(stage: str, facts: Mapping[str, Json]) -> list[str]:
+    """Return what a stage says of its result; of facts that cannot be read, that they cannot."""
+    try:
+        value = read_facts(stage, facts)
+        return [] if value is None else STAGES[stage].explain(value)
+    except Mismatch as error:
+        return [unreadable_facts_text(stage, error)]
 
 
 def _describe_failure(failure: Failure | None, key: StageKey | None) -> list[str]:

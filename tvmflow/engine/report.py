@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
@@ -13,11 +13,14 @@ from tvmflow.core.errors import (
     EXIT_VERIFY,
 )
 from tvmflow.core.termination import SIGNAL_EXIT_BASE
+from tvmflow.core.typed_json import Mismatch, to_json
 from tvmflow.core.types import Json, RecipeOrigin
 from tvmflow.engine.library_table import ComparedLibrary
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import Facts
+from tvmflow.stages import STAGES, read_facts
+from tvmflow.stages.base import KnownFacts, facts_type
 from tvmflow.store.remote.client import Traffic
+
+_T = TypeVar("_T")
 
 MAX_SHOWN: Final = 200
 """Of more stages or files than this, a summary shows only counts; `--json` has all of them."""
@@ -34,9 +37,6 @@ SKIPPED: Final = "skipped"
 INCOMPLETE: Final = "INCOMPLETE"
 """The first word of a warning about facts that cannot be read."""
 
-BAD_FACTS: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What reading facts raises where some are missing, or of another type."""
-
 _EXITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(SUCCEEDED, EXIT_OK),
     "blocked": EXIT_ENVIRONMENT,
@@ -51,7 +51,8 @@ class StageReport(NamedTuple):
 
     `outcome` is `hit`, `fetched` (from a remote cache), `ran`, `failed`, `blocked` (by the state of
     this machine), `crashed`, `timeout`, `rejected` (by `verify`), `cancelled`, or `skipped`
-    (the run ended before it, or a stage before it did not succeed). `key` is that of its result; empty when it is not known.
+    (the run ended before it, or a stage before it did not succeed). `facts` are as they were
+    recorded: `ReportedFacts` reads them. `key` is that of its result; empty when it is not known.
     """
 
     stage_id: str
@@ -63,6 +64,19 @@ class StageReport(NamedTuple):
     fix: str = ""
     log: str = ""
     key: str = ""
+
+    @classmethod
+    def of_result(
+        cls,
+        stage_id: str,
+        facts: dict[str, Json],
+        *,
+        outcome: str = "hit",
+        reason: str = "",
+        key: str = "",
+    ) -> StageReport:
+        """Return the report of a stage whose result is there, with its facts."""
+        return cls(stage_id, outcome, reason, seconds=0.0, facts=facts, key=key)
 
     @property
     def recipe(self) -> str:
@@ -94,9 +108,9 @@ class RunReport(NamedTuple):
     """
 
     stages: tuple[StageReport, ...]
-    delivered: tuple[str, ...]
-    damage: tuple[str, ...]
-    seconds: float
+    delivered: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    seconds: float = 0.0
     remote: Traffic | None = None
     signal: int = 0
     compared_libraries: tuple[ComparedLibrary, ...] = ()
@@ -112,54 +126,75 @@ class RunReport(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
-        return {
-            **self._asdict(),
-            "stages": [stage._asdict() for stage in self.stages],
-            "remote": self.remote and self.remote._asdict(),
-            "compared_libraries": [library._asdict() for library in self.compared_libraries],
-            "origins": [origin._asdict() for origin in self.origins],
-            "exit_code": self.exit_code,
-        }
+        return {**to_json(self._asdict()), "exit_code": self.exit_code}
 
 
-def describe_result(report: StageReport, facts: Mapping[str, Facts]) -> list[str]:
-    """Return what a stage that succeeded says of its result; of incomplete facts, that they are.
+class ReportedFacts:
+    """The facts of some stages, each read once, as the type that its stage reports.
 
-    Args:
-        report: Of the stage.
-        facts: The facts of all stages by id; the stage may use those of the stages that it needs.
+    Attributes:
+        problems: Why facts cannot be read, as those of an older or a damaged record, by stage id.
     """
-    try:
-        return _describe(report, facts)
-    except BAD_FACTS as error:
-        return [unreadable_facts_text(report.label, error)]
+
+    def __init__(self, reports: Iterable[StageReport]) -> None:
+        self.problems: dict[str, str] = {}
+        self._facts: dict[str, Any] = {}
+        for report in reports:
+            try:
+                self._facts[report.stage_id] = read_facts(report.stage, report.facts)
+            except Mismatch as error:
+                self.problems[report.stage_id] = unreadable_facts_text(report.label, error)
+
+    def of(self, reports: Iterable[StageReport]) -> KnownFacts:
+        """Return the facts of some of these stages by their types; of several of one type, those of the last."""
+        return self._select(report.stage_id for report in reports)
+
+    def list_of(self, kind: type[_T], reports: Iterable[StageReport]) -> list[_T | None]:
+        """Return the facts of those of some stages that report a type; None for one whose facts are not known."""
+        return [
+            self._facts.get(report.stage_id)
+            for report in reports
+            if report.stage in STAGES and facts_type(STAGES[report.stage].run) is kind
+        ]
+
+    def describe(self, report: StageReport) -> list[str]:
+        """Return what a stage that succeeded says of its result; of facts that cannot be read, that they cannot."""
+        # of a rejected library there are facts, too: they may be incomplete
+        if report.outcome not in SUCCEEDED:
+            return []
+        facts = self._facts.get(report.stage_id)
+        if facts is None:
+            return list(filter(None, [self.problems.get(report.stage_id)]))
+        stage, start = STAGES[report.stage], f"{report.recipe}:"
+        needs = [f"{start}{need}" for need in stage.TRAITS.needs]
+        inputs = self._select([*needs, *(f"{need}/{report.target}" for need in needs)])
+        try:
+            return stage.describe(facts, inputs)
+        except Mismatch as error:
+            return [unreadable_facts_text(report.label, error)]
+
+    def _select(self, ids: Iterable[str]) -> KnownFacts:
+        selected = {}
+        for stage_id in ids:
+            facts = self._facts.get(stage_id)
+            if facts is not None:
+                stage = stage_id.partition(":")[2].partition("/")[0]
+                selected[facts_type(STAGES[stage].run)] = facts
+        return KnownFacts(selected)
 
 
-def unreadable_facts_text(label: str, error: Exception) -> str:
+def unreadable_facts_text(label: str, error: Mismatch) -> str:
     """Return the warning about facts that an older or a damaged record has, or a stage that another program wrote."""
-    return f"{INCOMPLETE}: the facts of {label} cannot be read ({type(error).__name__}: {error})"
-
-
-def _describe(report: StageReport, facts: Mapping[str, Facts]) -> list[str]:
-    # of a rejected library there are facts, too: they may be incomplete
-    if report.stage not in STAGES or not report.facts or report.outcome not in SUCCEEDED:
-        return []
-    stage = STAGES[report.stage]
-    inputs = {
-        need: facts[stage_id]
-        for need in stage.TRAITS.needs
-        for stage_id in (f"{report.recipe}:{need}/{report.target}", f"{report.recipe}:{need}")
-        if stage_id in facts
-    }
-    return stage.describe(report.facts, inputs)
+    return f"{INCOMPLETE}: the facts of {label} cannot be read ({error})"
 
 
 def can_be_shown(stage: str, facts: Mapping[str, Json]) -> bool:
     """Return whether facts from elsewhere are such as the stage records, without control characters."""
-    report = StageReport(f"recipe:{stage}/target", "fetched", "", 0.0, dict(facts))
     try:
-        lines = _describe(report, {})
-        lines += STAGES[stage].explain(report.facts) if facts and stage in STAGES else []
-    except BAD_FACTS:
+        value = read_facts(stage, facts)
+        if value is None:
+            return True
+        lines = STAGES[stage].describe(value, KnownFacts()) + STAGES[stage].explain(value)
+    except Mismatch:
         return False
     return all(char.isprintable() or char in "\n\t" for line in lines for char in line)

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core import packages
 from tvmflow.core.codec import from_json, to_json
@@ -23,6 +23,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.project import shortest_path
 from tvmflow.core.termination import signal_name
+from tvmflow.core.typed_json import Mismatch, read_as, to_json
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Build, list_builds
@@ -140,11 +141,7 @@ class RunRecord(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON."""
-        return {
-            "format": _FORMAT,
-            **to_json(self._replace(builds=())),
-            "builds": [build.to_json() for build in self.builds],
-        }
+        return {"format": _FORMAT, **to_json(self._asdict())}
 
     @classmethod
     def from_json(cls, value: Json) -> RunRecord:
@@ -156,23 +153,9 @@ class RunRecord(NamedTuple):
         if isinstance(value, dict) and value.get("format", _FORMAT) != _FORMAT:
             raise Unreadable("it was written by another version of tvmflow")
         try:
-            fields = {name: value[name] for name in cls._fields}
-            parsed = {
-                "argv": tuple(value["argv"]),
-                "machine": from_json(Machine, value["machine"]),
-                "recipes": tuple(from_json(RecipeSource, recipe) for recipe in value["recipes"]),
-                "sources": tuple(from_json(SourceText, source) for source in value["sources"]),
-                "stages": tuple(from_json(StageReport, stage) for stage in value["stages"]),
-                "builds": tuple(map(Build.from_json, value["builds"])),
-                "delivered": tuple(value["delivered"]),
-                "damage": tuple(value["damage"]),
-            }
-            return cls(**{**fields, **parsed})
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise Unreadable(f"it is not a record of a run ({type(error).__name__})") from error
-
-
-_Part = TypeVar("_Part", Machine, RecipeSource, SourceText, StageReport)
+            return read_as(cls, value)
+        except Mismatch as error:
+            raise Unreadable(f"it is not a record of a run ({error})") from error
 
 
 # ---------------------------------------------------------------- writing

@@ -21,13 +21,16 @@ from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
 from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.prefetch import estimate_work, prefetch
-from tvmflow.engine.report import SUCCEEDED, RunReport, StageReport
+from tvmflow.engine.report import SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.stage_runs import StageRuns
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages import STAGES
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.tune import TuneFacts
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import update_recipe_pins
@@ -159,11 +162,8 @@ class Session:
         if any(report.outcome not in SUCCEEDED for report in reports):
             return None
         if paths:
-            trials = sum(
-                report.facts.get("measured", 0) + report.facts.get("reused", 0)
-                for report in reports
-                if STAGES[report.stage].TRAITS.forecast
-            )
+            searches = ReportedFacts(reports).list_of(TuneFacts, reports)
+            trials = sum(search.measured + search.reused for search in searches if search)
             folders = sorted({str(Path(path).parent) for path in paths})
             self._context.on_event({"event": "delivered", "folders": folders, "trials": trials})
         return self.state
@@ -245,7 +245,9 @@ class Session:
     def _report_fetched(self, spec: StageSpec, fetched: Fetched) -> None:
         reason = f"from {fetched.origin}"
         artifact = fetched.artifact
-        report = StageReport(spec.id, "fetched", reason, 0.0, artifact.facts, key=artifact.key)
+        report = StageReport.of_result(
+            spec.id, artifact.facts, outcome="fetched", reason=reason, key=artifact.key
+        )
         self._runs.report(report, self.state.keys)
 
     def _log_decision(self, decision: Decision) -> None:
@@ -264,7 +266,7 @@ class Session:
         # a part of a search may have given another result
         if not self._runs.has_reported(spec.id, artifact.key):
             reason, key = decision.reason, artifact.key
-            report = StageReport(spec.id, "hit", reason, 0.0, artifact.facts, key=key)
+            report = StageReport.of_result(spec.id, artifact.facts, reason=reason, key=key)
             self._runs.report(report, self.state.keys)
         self._context.store.remember(spec.recipe, spec.label, artifact.key)
         return True

@@ -117,7 +117,9 @@ class StageExecution:
             return None
         _log.debug("%s: %s, found after claiming %s", self.spec.id, outcome, self.key.digest[:12])
         key = artifact.key
-        report = StageReport(self.spec.id, outcome, reason, 0.0, artifact.facts, key=key)
+        report = StageReport.of_result(
+            self.spec.id, artifact.facts, outcome=outcome, reason=reason, key=key
+        )
         return ExecutedStage(report, artifact)
 
     def _run(self, claim: Claim) -> ExecutedStage:
@@ -165,7 +167,10 @@ class StageExecution:
             self._check_named_files(files)
         except TimeoutError:
             text = f"its download took longer than {limit_s:g} s and was stopped; what has arrived is kept"
-            return StageResult("timeout", text, "", {}, time.monotonic() - started, "")
+            seconds = time.monotonic() - started
+            return StageResult(
+                outcome="timeout", message=text, fix="", facts={}, seconds=seconds, log=""
+            )
         stamps = {path: stamp(path) for path in files.values()}
         # Each file of another stage is read once to check its digest.
         artifact_files = {
@@ -231,7 +236,9 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
     if isinstance(error, TvmflowError):
         outcome = outcome_for(type(error))
         _log.debug("%s: %s: %s", spec.id, outcome, error.message)
-        return StageReport(spec.id, outcome, "", 0.0, {}, error.message, error.fix)
+        return StageReport(
+            spec.id, outcome, reason="", seconds=0.0, facts={}, message=error.message, fix=error.fix
+        )
     log = log_path(store, spec.recipe, spec.label)
     details = "".join(traceback.format_exception(error))
     _log.debug("%s: %s", spec.id, details)
@@ -239,7 +246,10 @@ def report_error(spec: StageSpec, reason: str, error: Exception, store: LocalSto
         log.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(log, details)
     message = f"a bug in tvmflow: {type(error).__name__}: {error}"
-    return StageReport(spec.id, "crashed", reason, 0.0, {}, message, "", existing_log(str(log)))
+    written = existing_log(str(log))
+    return StageReport(
+        spec.id, "crashed", reason, seconds=0.0, facts={}, message=message, log=written
+    )
 
 
 def log_path(store: LocalStore, recipe: str, label: str) -> Path:

@@ -13,6 +13,8 @@ from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, StageReport
 from tvmflow.engine.stage_execution import ExecutedStage, RunContext, StageExecution, report_error
 from tvmflow.planning.decisions import PlanState
 from tvmflow.stages import STAGES
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.failures import Failure, forget_failure, remember_failure
 
@@ -87,7 +89,8 @@ class StageRuns:
     ) -> StageReport:
         """Return the report of a rejected library with what is to blame; a wrong schedule is banned."""
         is_searched = STAGES[spec.stage].TRAITS.find_faults and not self.context.executor.cancelled
-        if not is_searched or not faults.has_wrong_outputs(report.facts):
+        verdict = find_facts(Verdict, report.facts) if is_searched else None
+        if verdict is None or not faults.has_wrong_outputs(verdict):
             return report
         causes = faults.find_faults(spec, plan, state)
         if tune := faults.ban_schedules(causes, spec, plan, state):
@@ -140,7 +143,7 @@ class StageRuns:
             if report is None:
                 is_behind = any(need.stage_id in missing for need in spec.needs)
                 reason = _BEHIND_FAILURE if is_behind else _NOT_REACHED
-                report = StageReport(spec.id, SKIPPED, reason, 0.0, {})
+                report = StageReport(spec.id, SKIPPED, reason, seconds=0.0, facts={})
             if report.outcome not in SUCCEEDED:
                 missing.add(spec.id)
             reports.append(report)

@@ -20,8 +20,9 @@ from tvmflow.core.formatting import (
 )
 from tvmflow.core.terminal import find_width
 from tvmflow.core.text import table
+from tvmflow.core.typed_json import to_json
 from tvmflow.engine.builds import Build, Peer, Speedup, list_builds
-from tvmflow.engine.report import MAX_SHOWN, STOPPED, RunReport, StageReport, describe_result
+from tvmflow.engine.report import MAX_SHOWN, STOPPED, ReportedFacts, RunReport, StageReport
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import name_some
 from tvmflow.store.remote.client import Traffic
@@ -46,7 +47,7 @@ _ABOUT: Final = (".json", ".jsonl", ".svg", ".md", ".html")
 def render(report: RunReport, *, as_json: bool, quiet: bool = False, verbose: bool = False) -> str:
     """Return the end of a run's output, for people (see `summary`) or as one line of JSON."""
     if as_json:
-        builds = [build.to_json() for build in list_builds(report)]
+        builds = to_json(list_builds(report))
         return json.dumps({"event": "run_finished", **report.to_json(), "builds": builds}) + "\n"
     text = summary(report, quiet=quiet, verbose=verbose, width=find_width())
     return f"{text}\n" if text else ""
@@ -102,10 +103,8 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
     shown = [stage for stage in stages if stage.facts]
     if len(stages) > MAX_SHOWN:
         shown = [stage for stage in shown if stage.outcome != "hit"]
-    facts = {stage.stage_id: stage.facts for stage in stages}
-    return [
-        f"{stage.stage_id}: {line}" for stage in shown for line in describe_result(stage, facts)
-    ]
+    facts = ReportedFacts(stages)
+    return [f"{stage.stage_id}: {line}" for stage in shown for line in facts.describe(stage)]
 
 
 # ---------------------------------------------------------------- builds

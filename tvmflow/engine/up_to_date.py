@@ -129,7 +129,7 @@ def _confirm(plan: Plan, state: PlanState, dist: str) -> RunReport | None:
     if delivered is None or sidecars is None:
         return None
     stages = tuple(
-        StageReport(spec.id, "hit", "unchanged", 0.0, artifact.facts, key=artifact.key)
+        StageReport.of_result(spec.id, artifact.facts, reason="unchanged", key=artifact.key)
         for spec in plan.stages
         for artifact in (state.artifacts[spec.id],)
     )

@@ -10,6 +10,7 @@ from tvmflow.core.codec import from_json
 from tvmflow.core.disk_errors import disk_errors, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
+from tvmflow.core.typed_json import to_json
 from tvmflow.core.types import Json, StageCall
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageContext, parse_settings
@@ -36,7 +37,8 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     )
     try:
         with disk_errors(call.out):
-            return dict(stage.run(settings, context))
+            facts: dict[str, Json] = to_json(stage.run(settings, context))
+            return facts
     except (EnvironmentProblem, VerifyFailed):
         raise
     except Exception as error:

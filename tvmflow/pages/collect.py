@@ -16,19 +16,27 @@ from typing import Final, NamedTuple
 from tvmflow.core.formatting import count_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json, RecipeOrigin
-from tvmflow.engine.builds import Speedup, list_builds, list_kernel_shares, read_kernel_times
-from tvmflow.engine.report import BAD_FACTS, RunReport, StageReport, unreadable_facts_text
+from tvmflow.engine.builds import (
+    list_kernel_calls,
+    list_kernel_shares,
+    read_kernel_times,
+    read_tuning_speedup,
+)
+from tvmflow.engine.report import ReportedFacts, StageReport
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress, RecipeText, StageEntry
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import Facts
+from tvmflow.stages import STAGES, extract_tasks, tune
+from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
-from tvmflow.stages.kernel_nodes import find_kernel_nodes
+from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.tune import TuneFacts, WorkloadFacts
 from tvmflow.stages.tune_settings import find_ledger_key
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.ledger_folders import read_records
+from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import Trial, sort_by_record
 
 _log = logging.getLogger(__name__)
@@ -106,39 +114,42 @@ def list_kernels(
         reports: The stages of a run.
         store: The store with their results and the ledger; None if they are nowhere.
     """
-    libraries = []
-    for label, stages in _group_by_library(reports).items():
-        try:
-            libraries.append(_read_kernels(label, stages, reports, store))
-        # an old or a damaged record: the page goes without
-        except BAD_FACTS as error:
-            _log.warning("%s", unreadable_facts_text(label, error))
+    facts = ReportedFacts(reports)
+    # of an old or a damaged record: the page goes without
+    for problem in facts.problems.values():
+        _log.warning("%s", problem)
+    libraries = (
+        _read_kernels(label, stages, facts.of(stages.values()), store)
+        for label, stages in _group_by_library(reports).items()
+    )
     return tuple(library for library in libraries if library.kernels)
 
 
 def _read_kernels(
     label: str,
     stages: Mapping[str, StageReport],
-    reports: Sequence[StageReport],
+    facts: KnownFacts,
     store: LocalStore | None,
 ) -> LibraryKernels:
     """Return the kernels of one library: those of a search, or else those of its profile."""
-    if "tune" in stages and stages["tune"].facts.get("workloads"):
-        own = [report for report in reports if report.recipe == stages["tune"].recipe]
-        return _read_tuned(label, stages, store, _list_origins(own, store).get(label, {}))
-    times = _read_times(stages)
+    search = facts.get(TuneFacts)
+    if search is not None and search.workloads:
+        searched = _read_searched(stages[tune.NAME], search.workloads, store)
+        origins = _list_origins(stages.get(extract_tasks.NAME), facts, store)
+        return _read_tuned(label, facts, search, searched, origins)
+    times = _read_times(facts)
     kernels = (
         _time_in_library(Kernel(name, nodes), times, (name,))
-        for name, _, nodes in list_kernel_shares(stages)
+        for name, _, nodes in list_kernel_shares(facts)
     )
     return LibraryKernels(label, tuple(kernels))
 
 
-def _read_times(stages: Mapping[str, StageReport]) -> dict[str, tuple[float, float | None]]:
+def _read_times(facts: KnownFacts) -> dict[str, tuple[float, float | None]]:
     """Return the share of each kernel in a call of the library, and its seconds of it."""
-    times = read_kernel_times(stages["verify"].facts if "verify" in stages else {})
+    times = read_kernel_times(facts.get(Verdict))
     return {
-        kernel.name: (kernel.share, times.get(kernel.name)) for kernel in list_kernel_shares(stages)
+        kernel.name: (kernel.share, times.get(kernel.name)) for kernel in list_kernel_shares(facts)
     }
 
 
@@ -178,31 +189,25 @@ def _group_by_library(reports: Sequence[StageReport]) -> dict[str, dict[str, Sta
 
 def _read_tuned(
     label: str,
-    stages: Mapping[str, StageReport],
-    store: LocalStore | None,
+    facts: KnownFacts,
+    search: TuneFacts,
+    searched: _Searched,
     origins: Mapping[str, _Origin],
 ) -> LibraryKernels:
-    tuned = stages["tune"]
-    chosen = stages["pick_best"].facts if "pick_best" in stages else {}
-    searched = _read_searched(tuned, store)
-    kernels = _list_workloads(tuned.facts, chosen, searched, origins, _read_times(stages))
+    chosen = facts.get(PickBestFacts)
+    measured_again = chosen.kernels if chosen else ()
+    times = _read_times(facts)
+    kernels = _list_workloads(search.workloads, measured_again, searched, origins, times)
     kept = {kernel.name for kernel in kernels if kernel.tuned_s is not None}
-    progress = make_progress(tuned.facts["workloads"], searched.trials, kept)
     return LibraryKernels(
         label,
         tuple(kernels),
-        chosen.get("peak_gflops"),
-        progress,
+        chosen and chosen.peak_gflops,
+        make_progress(search.workloads, searched.trials, kept),
         searched.notes,
         kept=len(kept),
-        speedup=_read_speedup(stages),
+        speedup=read_tuning_speedup(facts.get(Verdict)),
     )
-
-
-def _read_speedup(stages: Mapping[str, StageReport]) -> Speedup | None:
-    """Return the speedup by tuning, as `verify` measured the library."""
-    builds = list_builds(RunReport(tuple(stages.values()), (), (), 0.0))
-    return builds[0].tuning_speedup if builds else None
 
 
 class _Searched(NamedTuple):
@@ -213,7 +218,9 @@ class _Searched(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _read_searched(report: StageReport, store: LocalStore | None) -> _Searched:
+def _read_searched(
+    report: StageReport, workloads: Sequence[WorkloadFacts], store: LocalStore | None
+) -> _Searched:
     """Return the trials that the ledger has from before the end of the search."""
     if store is None:
         return _Searched(
@@ -229,18 +236,14 @@ def _read_searched(report: StageReport, store: LocalStore | None) -> _Searched:
     folder = Path(store.ledger, target)
     ledger = Ledger(folder)
     trials, buffers = {}, {}
-    for workload in report.facts["workloads"]:
-        key = str(workload["key"])
+    for key in (workload.key for workload in workloads):
         records = read_records(folder / f"{key}.jsonl").records
         measured = (
             trial for trial in records.trials.values() if trial.when[:19] <= record.made[:19]
         )
         trials[key] = sort_by_record(measured)
         buffers[key] = ledger.description(key).buffers
-    missing = sum(
-        max(int(workload["trials"]) - len(trials[str(workload["key"])]), 0)
-        for workload in report.facts["workloads"]
-    )
+    missing = sum(max(w.trials - len(trials[w.key]), 0) for w in workloads)
     notes = (
         (f"Gone from the ledger: {count_text(missing, 'trial')} of this search.",)
         if missing
@@ -250,23 +253,21 @@ def _read_searched(report: StageReport, store: LocalStore | None) -> _Searched:
 
 
 def _list_origins(
-    reports: Sequence[StageReport], store: LocalStore | None
-) -> dict[str, dict[str, _Origin]]:
-    """Return the kernels and nodes behind each workload by library and key, as far as they are known."""
-    facts = {report.stage_id: report.facts for report in reports}
-    origins: dict[str, dict[str, _Origin]] = {}
-    for report in reports:
-        if report.stage != "extract_tasks":
-            continue
-        recipe, target = report.recipe, report.target
-        whole = target.rpartition(".")[0]
-        imported = facts.get(f"{recipe}:cut/{whole}") or facts.get(f"{recipe}:import", {})
-        calls = find_kernel_nodes(facts.get(f"{recipe}:build/{target}", {}), imported)
-        for task in _read_tasks(report, store):
-            names = tuple(map(str, task["names"]))
-            nodes = (node for name in names for call in calls.get(name, ()) for node in call.nodes)
-            origin = _Origin(names, tuple(dict.fromkeys(nodes)))
-            origins.setdefault(f"{recipe}/{target}", {})[str(task["key"])] = origin
+    report: StageReport | None, facts: KnownFacts, store: LocalStore | None
+) -> dict[str, _Origin]:
+    """Return the kernels and nodes behind each workload by key, as far as they are known.
+
+    Args:
+        report: That of `extract_tasks`.
+        facts: Those of the stages of the library.
+        store: The store with their results.
+    """
+    calls = list_kernel_calls(facts)
+    origins = {}
+    for task in _read_tasks(report, store) if report else ():
+        names = tuple(map(str, task["names"]))
+        nodes = (node for name in names for call in calls.get(name, ()) for node in call.nodes)
+        origins[str(task["key"])] = _Origin(names, tuple(dict.fromkeys(nodes)))
     return origins
 
 
@@ -286,33 +287,29 @@ def _read_tasks(report: StageReport, store: LocalStore | None) -> list[dict[str,
 
 
 def _list_workloads(
-    tuned: Facts,
-    chosen: Facts,
+    workloads: Sequence[WorkloadFacts],
+    measured_again: Sequence[MeasuredKernel],
     searched: _Searched,
     origins: Mapping[str, _Origin],
     times: Mapping[str, tuple[float, float | None]],
 ) -> list[Kernel]:
     """Return the workloads of a search, the one that takes longest first; times of `pick_best` count."""
-    measured_again = {kernel["name"]: kernel for kernel in chosen.get("kernels", ())}
+    by_name = {kernel.name: kernel for kernel in measured_again}
     kernels = []
-    for workload in tuned["workloads"]:
-        name, key = str(workload["name"]), str(workload["key"])
-        again = measured_again.get(name, {})
-        untuned_us = again.get("untuned_us", workload["untuned_us"])
-        tuned_us = again.get("tuned_us") if again else workload["best_us"]
-        trials = searched.trials.get(key, ())
-        origin = origins.get(key, _Origin())
+    for workload in workloads:
+        again = by_name.get(workload.name)
+        origin = origins.get(workload.key, _Origin())
         kernel = Kernel(
-            name=name,
+            name=workload.name,
             nodes=origin.nodes,
-            calls=int(workload["calls"]),
-            flops=again.get("flops"),
-            bytes=count_bytes(searched.buffers.get(key, ())),
-            untuned_s=_seconds(untuned_us),
-            tuned_s=_seconds(tuned_us),
-            least_s=_seconds(workload.get("roofline_us")),
-            curve=_best_so_far(trials),
-            trials=int(workload["trials"]),
+            calls=workload.calls,
+            flops=again and again.flops,
+            bytes=count_bytes(searched.buffers.get(workload.key, ())),
+            untuned_s=_seconds((again or workload).untuned_us),
+            tuned_s=_seconds(again.tuned_us if again else workload.best_us),
+            least_s=_seconds(workload.roofline_us),
+            curve=_best_so_far(searched.trials.get(workload.key, ())),
+            trials=workload.trials,
         )
         kernels.append(_time_in_library(kernel, times, origin.names))
     return sorted(
@@ -348,7 +345,7 @@ def count_bytes(buffers: Sequence[str]) -> float | None:
 
 
 def make_progress(
-    workloads: Sequence[Facts], trials: Mapping[str, Sequence[Trial]], kept: Collection[str]
+    workloads: Sequence[WorkloadFacts], trials: Mapping[str, Sequence[Trial]], kept: Collection[str]
 ) -> tuple[Progress, ...]:
     """Return the course of a search: the time of all kernels after each trial, in the order of measuring.
 
@@ -360,9 +357,9 @@ def make_progress(
         trials: Those of each, in the order of measuring.
         kept: The names of the workloads that have a schedule of the search in the end.
     """
-    kept_keys = {str(w["key"]) for w in workloads if w["name"] in kept}
-    best = {str(w["key"]): w["untuned_us"] / 1e6 for w in workloads if w["untuned_us"]}
-    calls = {str(w["key"]): int(w["calls"]) for w in workloads}
+    kept_keys = {w.key for w in workloads if w.name in kept}
+    best = {w.key: w.untuned_us / 1e6 for w in workloads if w.untuned_us}
+    calls = {w.key: w.calls for w in workloads}
     ordered = sorted(
         ((key, trial) for key, measured in trials.items() if key in best for trial in measured),
         key=lambda entry: (entry[1].when, entry[1].id),

@@ -13,7 +13,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import NPZ, STAND_INS, ZIP, recognize
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import missing_file_text
-from tvmflow.core.types import Artifact, Plan, TensorSpec
+from tvmflow.core.types import Artifact, Plan, StageSpec, TensorSpec
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.frontends.base import InputProblem
 from tvmflow.frontends.peers import PEERS
@@ -24,7 +24,10 @@ from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import parse_labels
-from tvmflow.stages import STAGES, export, join
+from tvmflow.stages import STAGES, build, export, extract_tasks, join, tune, verify
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.build import BuildFacts
+from tvmflow.stages.extract_tasks import ExtractTasksFacts
 from tvmflow.stages.image_data import ImageList, is_image_data, is_table, list_folder, read_table
 from tvmflow.stages.runtime_choice import (
     AUTO,
@@ -96,7 +99,7 @@ def describe_runtimes(
     """
     needs: dict[str, str] = {}
     for planned in recipes:
-        for target in planned.targets if "build" in planned.stages else ():
+        for target in planned.targets if build.NAME in planned.stages else ():
             for part in resolved_targets(target):
                 recipe = planned.recipe_for(part)
                 if recipe.runtime == AUTO and (reason := vm_reason(recipe, part)):
@@ -104,10 +107,18 @@ def describe_runtimes(
                         f"runs on TVM's virtual machine (runtime: vm): {reason}"
                     )
     for spec in plan.stages:
-        facts = artifacts[spec.id].facts if spec.id in artifacts else {}
-        for line in describe_runtime(facts):
+        reason = _find_runtime_reason(spec, artifacts[spec.id]) if spec.id in artifacts else ""
+        for line in describe_runtime(reason):
             needs.setdefault(f"{spec.recipe}/{spec.target}", line)
     yield from (f"{name}: {line}" for name, line in needs.items())
+
+
+def _find_runtime_reason(spec: StageSpec, artifact: Artifact) -> str:
+    """Return what a stage that lowers a model says to need TVM's runtime for; empty for others."""
+    kinds = {extract_tasks.NAME: ExtractTasksFacts, build.NAME: BuildFacts}
+    kind = kinds.get(spec.stage)
+    facts = find_facts(kind, artifact.facts) if kind else None
+    return facts.needs_tvm_for if facts else ""
 
 
 def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
@@ -125,13 +136,13 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
         return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
     recipe = planned.recipe_for(target)
     no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
-    if "build" in stages and no_c_runtime:
+    if build.NAME in stages and no_c_runtime:
         return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
-    if "export" in stages and unlinkable:
+    if export.NAME in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
     no_vm = no_vm_reason(target) if choose_runtime(recipe, target) == VM else ""
-    if "export" in stages and no_vm:
+    if export.NAME in stages and no_vm:
         advice = "ask for the output c-library, and leave `runtime: vm` out"
         return [f"{where} cannot have a library for TVM's runtime: {no_vm}; {advice}"]
     return []
@@ -156,9 +167,9 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that a target can be tuned and verified, if it has to be."""
     for part in resolved_targets(target):
         recipe, impossible = planned.recipe_for(part), dict[str, str]()
-        if "tune" in planned.stages and recipe.tune.trials and part.unmeasurable_reason:
+        if tune.NAME in planned.stages and recipe.tune.trials and part.unmeasurable_reason:
             impossible["tuned"] = _TUNE_ADVICE
-        if "verify" in planned.stages:
+        if verify.NAME in planned.stages:
             if part.unrunnable_reason and _must_run_locally(recipe):
                 impossible["verified"] = _VERIFY_ADVICE
             yield from _check_run_location(planned, target, part)
@@ -172,7 +183,7 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
 def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that the runtimes that `verify.compare` names can run the model here, beside the library."""
     recipe = planned.recipe_for(target)
-    if "verify" not in planned.stages or run_location(recipe) != LOCAL:
+    if verify.NAME not in planned.stages or run_location(recipe) != LOCAL:
         return
     is_override = recipe.verify.compare != planned.recipe.verify.compare
     for index, name in enumerate(recipe.verify.compare):
@@ -238,7 +249,7 @@ def _has_tvm_runtime(recipe: Recipe, target: ResolvedTarget) -> bool:
 
 def _check_outputs(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that every output exists for a target."""
-    if "export" not in planned.stages:
+    if export.NAME not in planned.stages:
         return
     outputs = planned.recipe_for(target).outputs
     is_override = outputs != planned.recipe.outputs
@@ -325,7 +336,7 @@ def _list_problems(planned: PlannedRecipe, listed: ImageFiles) -> Iterator[str]:
         except (OSError, ValueError) as error:
             yield f"{planned.loaded.where('labels')}: labels: {labels} cannot be read: {error}"
             return
-    if "verify" not in planned.stages:
+    if verify.NAME not in planned.stages:
         return
     for target in planned.targets:
         data = planned.recipe_for(target).verify.data

@@ -15,7 +15,7 @@ from tvmflow.core.keys import list_changes, stage_key
 from tvmflow.core.types import Delivery, InputFile, Json, Need, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage
-from tvmflow.stages import STAGES, pick_best
+from tvmflow.stages import STAGES, extract_tasks, pick_best
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.roofline import render_roofline
 
@@ -144,14 +144,14 @@ def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery
     target_name = delivery.stage_id.partition("/")[2]
     target = lock.recipes[delivery.recipe].targets.get(target_name)
     kernels = target.measured_kernels if target else []
-    if target is None or not any(kernel["flops"] for kernel in kernels):
+    if target is None or not any(kernel.flops for kernel in kernels):
         return None
     path = store.blobs.temporary_path()
     Path(path).write_text(render_roofline(kernels, target.peak_gflops), encoding="utf-8")
     digest = store.blobs.add(path)
     # Whatever is tuned has had its workloads extracted.
     return delivery._replace(
-        stage_id=f"{delivery.recipe}:extract_tasks/{target_name}",
+        stage_id=f"{delivery.recipe}:{extract_tasks.NAME}/{target_name}",
         known_digests=((pick_best.ROOFLINE, digest),),
     )
 

@@ -29,7 +29,7 @@ from tvmflow.recipe.release import Release, Retune
 from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import read_yaml
-from tvmflow.stages import STAGES, pipeline_stages, required_stages
+from tvmflow.stages import STAGES, export, pipeline_stages, required_stages, tune
 
 _log = logging.getLogger(__name__)
 
@@ -106,10 +106,10 @@ class PipelineFile(ClosedModel):
         for name in ("targets", "release", "retune"):
             if getattr(self, name) and not self.recipes:
                 raise field_error("is for pipelines that name their recipes", name)
-        if self.retune and "tune" not in self.stages:
-            raise field_error("needs the stage 'tune'", "retune")
-        if self.release and "export" not in self.stages:
-            raise field_error("needs the stage 'export'", "release")
+        if self.retune and tune.NAME not in self.stages:
+            raise field_error(f"needs the stage '{tune.NAME}'", "retune")
+        if self.release and export.NAME not in self.stages:
+            raise field_error(f"needs the stage '{export.NAME}'", "release")
         return self
 
     @field_validator("stages")

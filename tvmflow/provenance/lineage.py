@@ -14,7 +14,7 @@ from tvmflow.core.keys import group_files
 from tvmflow.core.types import Artifact, Json, Need, StageSpec
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.provenance.delivered import DeliveredTarget
-from tvmflow.stages import STAGES, import_model, verify
+from tvmflow.stages import STAGES, export, import_model, join, verify
 from tvmflow.store.addresses import HUB, parse_hub_file, scheme_of, without_secrets
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
@@ -122,6 +122,11 @@ class Lineage(NamedTuple):
         """Return the stages of a name: several where a model is in parts."""
         return tuple(stage for stage in self.stages if stage.spec.stage == name)
 
+    @property
+    def exports(self) -> tuple[FinishedStage, ...]:
+        """The stages that made the files: the one that joined the parts of a model before those of the parts."""
+        return (*self.find_stages(join.NAME), *self.find_stages(export.NAME))
+
     def read(self, stage: FinishedStage, name: str) -> Json:
         """Return the value of a JSON file of a stage; None when it gave none of that name.
 
@@ -154,7 +159,7 @@ class Lineage(NamedTuple):
         Args:
             name: The verdict, or the measurements.
         """
-        for stage in self.find_stages("verify"):
+        for stage in self.find_stages(verify.NAME):
             verdict = self.read(stage, name)
             if verdict is not None:
                 return verdict, stage.artifact.digests(())[name]
@@ -162,13 +167,12 @@ class Lineage(NamedTuple):
 
     def license(self) -> str:
         """Return the license that the recipe names for the model, or else the Hub; empty where none does."""
-        exports = [*self.find_stages("join"), *self.find_stages("export")]
-        named = str(exports[0].settings.get("license", "")) if exports else ""
+        named = str(self.exports[0].settings.get("license", "")) if self.exports else ""
         return named or next(filter(None, self._licenses_on_hub()), "")
 
     def _licenses_on_hub(self) -> Iterator[str]:
         """Yield the licenses of the repositories that the model's files are from."""
-        for stage in self.find_stages("import"):
+        for stage in self.find_stages(import_model.NAME):
             for file in stage.spec.files:
                 if scheme_of(file.url) == HUB:
                     snapshot = find_snapshot(parse_hub_file(file.url), self.store)
@@ -176,7 +180,7 @@ class Lineage(NamedTuple):
 
     def signature(self) -> Json:
         """Return inputs and outputs as `import` wrote them; for a model in parts, the model's."""
-        imports = self.find_stages("import")
+        imports = self.find_stages(import_model.NAME)
         signatures = (self.read(stage, import_model.SIGNATURE) for stage in imports)
         return next(filter(None, signatures), {"inputs": [], "outputs": []})
 

@@ -82,8 +82,7 @@ def describe_purpose(name: str) -> str:
 
 
 def _describe(lineage: Lineage) -> str:
-    exports = [*lineage.find_stages("join"), *lineage.find_stages("export")]
-    number = exports[0].settings.get("version") if exports else None
+    number = lineage.exports[0].settings.get("version") if lineage.exports else None
     version = f" {number}" if number else ""
     verdict, _ = lineage.verdict()
     reference = (verdict or {}).get("reference", "")

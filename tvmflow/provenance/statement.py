@@ -32,6 +32,8 @@ from tvmflow.runtime.statements import (
     VERIFICATION,
 )
 from tvmflow.stages import build, extract_tasks, pick_best, tune, verify
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.tuning.trials import trial_id
@@ -39,8 +41,6 @@ from tvmflow.tuning.trials import trial_id
 RECORD_DIGEST: Final = "tvmflowRecord"
 """The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
-# Facts of pick_best: the share of time in kernels with a schedule. The speedup is in the verdict.
-_COVERAGE_FACTS: Final = ("tuned", "tunable", "coverage")
 # The address of a device has no effect on the result, and is not for the public.
 _PRIVATE_SETTING: Final = "tracker"
 
@@ -257,10 +257,15 @@ def _without_measurements(kernel: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _coverage(lineage: Lineage) -> Json:
+    """Return the share of time in kernels with a schedule; the speedup is in the verdict."""
     return {
-        stage.spec.target: {name: stage.artifact.facts[name] for name in _COVERAGE_FACTS}
-        for stage in lineage.find_stages("pick_best")
-        if stage.artifact.facts.keys() >= set(_COVERAGE_FACTS)
+        stage.spec.target: {
+            "tuned": facts.tuned,
+            "tunable": facts.tunable,
+            "coverage": facts.coverage,
+        }
+        for stage in lineage.find_stages(pick_best.NAME)
+        if (facts := find_facts(PickBestFacts, stage.artifact.facts)) is not None
     }
 
 
@@ -281,7 +286,7 @@ def list_kernels(lineage: Lineage) -> list[dict[str, Json]]:
     """
     return [
         kernel
-        for built in lineage.find_stages("build")
+        for built in lineage.find_stages(build.NAME)
         for kernel in _kernels_of_build(lineage, built)
     ]
 
@@ -299,7 +304,7 @@ def _kernels_of_build(lineage: Lineage, built: FinishedStage) -> Iterator[dict[s
         workload = workloads.get(name, "")
         if workload:
             kernel["workload"] = workload
-        if workload and rule == build.TUNED and "pick_best" in stages:
+        if workload and rule == build.TUNED and pick_best.NAME in stages:
             kernel["record"] = _find_winner(lineage, stages, workload)
         elif rule == build.TUNED and workload in locked:
             kernel["record"] = {"trial": trial_id(locked[workload])}
@@ -308,9 +313,9 @@ def _kernels_of_build(lineage: Lineage, built: FinishedStage) -> Iterator[dict[s
 
 def _workloads_by_kernel(lineage: Lineage, stages: Mapping[str, FinishedStage]) -> dict[str, str]:
     """Return the workload's key for each kernel; empty when the model was not tuned."""
-    if "extract_tasks" not in stages:
+    if extract_tasks.NAME not in stages:
         return {}
-    tasks = lineage.read(stages["extract_tasks"], extract_tasks.TASKS)
+    tasks = lineage.read(stages[extract_tasks.NAME], extract_tasks.TASKS)
     return {name: task["key"] for task in tasks for name in task["names"]}
 
 
@@ -320,7 +325,7 @@ def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
     Raises:
         DamagedBlob: The file has changed since the build.
     """
-    role = f"pick_best/{pick_best.CHOSEN}"
+    role = f"{pick_best.NAME}/{pick_best.CHOSEN}"
     for file in built.spec.files:
         if file.role == role:
             content = Path(file.path).read_bytes()
@@ -334,8 +339,8 @@ def _locked_choice(built: FinishedStage) -> Mapping[str, Json]:
 
 def _find_winner(lineage: Lineage, stages: Mapping[str, FinishedStage], workload: str) -> Json:
     """Return the trial that won: as the ledger has it, and as `pick_best` measured it again (seconds)."""
-    tuned = stages["tune"]
-    judged = lineage.read(stages["pick_best"], pick_best.FINALISTS)[workload]
+    tuned = stages[tune.NAME]
+    judged = lineage.read(stages[pick_best.NAME], pick_best.FINALISTS)[workload]
     finalists = lineage.read(tuned, tune.RECORDS)[workload]
     winner = next(trial for trial in finalists if trial["id"] == judged["winner"])
     return {

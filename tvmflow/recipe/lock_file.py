@@ -18,6 +18,7 @@ from tvmflow.core.types import Json
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_reader import read_yaml
 from tvmflow.tuning import traces
+from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import trial_id
 
 SUFFIX: Final = ".lock.yaml"
@@ -103,11 +104,12 @@ class LockedTarget(ClosedModel):
     kernels: dict[str, LockedKernel] = Field(default={})
 
     @property
-    def measured_kernels(self) -> list[dict[str, Json]]:
-        """Return the kernels that were measured, as the facts of `pick_best` have them."""
+    def measured_kernels(self) -> list[MeasuredKernel]:
+        """Return the kernels that were measured."""
         return [
-            {"name": kernel.names[0], "calls": kernel.calls, "flops": kernel.flops}
-            | {"untuned_us": kernel.untuned_us, "tuned_us": kernel.tuned_us}
+            MeasuredKernel(
+                kernel.names[0], kernel.calls, kernel.untuned_us, kernel.tuned_us, kernel.flops
+            )
             for kernel in self.kernels.values()
             if kernel.untuned_us is not None and kernel.names
         ]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core.types import Json, Plan
 from tvmflow.recipe.lock_file import LockFile
-
-_VERIFY: Final = "verify"
+from tvmflow.stages import export, join, verify
 
 StageSettings = tuple[str, str, Mapping[str, Json]]
 """The recipe, the label and the settings of a stage."""
@@ -75,14 +74,14 @@ def _parents(name: str) -> Iterator[str]:
 
 def _list_content(stages: Iterable[StageSettings]) -> frozenset[str]:
     rows = [(recipe, *label.partition("/")[::2], settings) for recipe, label, settings in stages]
-    joined = {(recipe, target) for recipe, stage, target, _ in rows if stage == "join"}
+    joined = {(recipe, target) for recipe, stage, target, _ in rows if stage == join.NAME}
     names: set[str] = set()
     for recipe, stage, target, settings in rows:
         # A part of a model is delivered in the folder of the target that it is a part of.
         whole = target.rpartition(".")[0]
         place = f"{recipe}/{whole if (recipe, whole) in joined else target}"
-        if stage in ("export", "join"):
+        if stage in (export.NAME, join.NAME):
             names |= {recipe, place, *(f"{place}/{output}" for output in settings["outputs"])}
-        elif stage == _VERIFY and settings[_VERIFY]["against"] != "none":
-            names.add(f"{place}/{_VERIFY}")
+        elif stage == verify.NAME and settings["verify"]["against"] != "none":
+            names.add(f"{place}/{verify.NAME}")
     return frozenset(names)

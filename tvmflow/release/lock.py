@@ -7,10 +7,10 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.types import Artifact, Json, Plan, StageSpec
+from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
@@ -24,13 +24,21 @@ from tvmflow.recipe.lock_file import (
     Measurements,
 )
 from tvmflow.recipe.yaml_writer import write_yaml
-from tvmflow.stages import STAGES, pick_best
+from tvmflow.stages import STAGES, export, extract_tasks, import_model, pick_best, verify
+from tvmflow.stages.base import parse_facts
+from tvmflow.stages.export import ExportFacts
+from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.verify.verdict import Latency, Verdict, largest
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import add_pin
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import trial_id
 
 _log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _HEADER: Final = """\
 # Inputs and outputs of a run, written by `tvmflow lock` and enforced by `tvmflow run --locked`.
@@ -132,14 +140,14 @@ class _RecipeResults:
     def signature(self) -> dict[str, Json]:
         """Return the inputs, outputs and operators of the model."""
         # A model in parts has one import for each target that partitions it in a different way.
-        labels = [label for label in self._artifacts if label.partition("/")[0] == "import"]
-        facts = self._facts(min(labels, default=""))
+        labels = [
+            label for label in self._artifacts if label.partition("/")[0] == import_model.NAME
+        ]
+        facts = self._facts(ImportFacts, min(labels, default="")) or ImportFacts()
         return {
-            "inputs": {tensor["name"]: _format_shape(tensor) for tensor in facts.get("inputs", ())},
-            "outputs": {
-                tensor["name"]: _format_shape(tensor) for tensor in facts.get("outputs", ())
-            },
-            "operators": facts.get("operators", {}),
+            "inputs": {tensor.name: _format_shape(tensor) for tensor in facts.inputs},
+            "outputs": {tensor.name: _format_shape(tensor) for tensor in facts.outputs},
+            "operators": dict(facts.operators),
         }
 
     def lock_target(
@@ -164,43 +172,45 @@ class _RecipeResults:
         )
 
     def _measurements(self, resolved: str, target: str, coverage: float | None) -> Measurements:
-        verified, chosen = self._facts(f"verify/{target}"), self._facts(f"pick_best/{resolved}")
-        errors = [output["max_abs_error"] for output in verified.get("outputs", {}).values()]
-        latency = verified.get("latency", {}).get("library")
-        compared = verified.get("compared", {}).values()
+        verdict = self._facts(Verdict, f"{verify.NAME}/{target}")
+        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{resolved}")
+        exported = self._facts(ExportFacts, f"{export.NAME}/{resolved}")
+        outputs = verdict.get("outputs", {}).values() if verdict else ()
+        latency = verdict.get("latency", {}).get("library") if verdict else None
+        compared = verdict.get("compared", {}).values() if verdict else ()
+        if coverage is None:
+            coverage = (chosen and chosen.coverage) or None
         return Measurements(
-            accuracy=verified.get("accuracy"),
-            max_abs_error=max(errors, default=None),
+            accuracy=verdict.get("accuracy") if verdict else None,
+            max_abs_error=largest(output["max_abs_error"] for output in outputs),
             latency_us=_microseconds(latency) if latency else None,
             compared_us={
                 runtime["name"]: _microseconds(runtime["latency"])
                 for runtime in compared
                 if "latency" in runtime
             },
-            coverage=(chosen.get("coverage") or None) if coverage is None else coverage,
-            bytes=self._facts(f"export/{resolved}").get("files") or {},
+            coverage=coverage,
+            bytes=dict(exported.files) if exported else {},
         )
 
     def _peak(self, target: str) -> float | None:
-        peak: float | None = self._facts(f"pick_best/{target}").get("peak_gflops")
-        return peak
+        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{target}")
+        return chosen and chosen.peak_gflops
 
     def _kernels(self, target: str) -> dict[str, LockedKernel]:
         """Return every kernel by the key of its workload, with the chosen schedule if there is one."""
-        tasks = self._read_json(f"extract_tasks/{target}", "tasks.json") or []
-        traces = self._read_json(f"pick_best/{target}", pick_best.CHOSEN) or {}
-        measured = self._facts(f"pick_best/{target}").get("kernels", ())
-        times = {kernel["name"]: kernel for kernel in measured}
+        tasks = self._read_json(f"{extract_tasks.NAME}/{target}", extract_tasks.TASKS) or []
+        traces = self._read_json(f"{pick_best.NAME}/{target}", pick_best.CHOSEN) or {}
+        chosen = self._facts(PickBestFacts, f"{pick_best.NAME}/{target}")
+        times = {kernel.name: kernel for kernel in chosen.kernels} if chosen else {}
         return {
-            task["key"]: _lock_kernel(
-                task, times.get(task["names"][0], {}), traces.get(task["key"])
-            )
+            task["key"]: _lock_kernel(task, times.get(task["names"][0]), traces.get(task["key"]))
             for task in sorted(tasks, key=lambda task: str(task["key"]))
         }
 
-    def _facts(self, label: str) -> Mapping[str, Json]:
+    def _facts(self, kind: type[_T], label: str) -> _T | None:
         artifact = self._artifacts.get(label)
-        return artifact.facts if artifact else {}
+        return parse_facts(kind, artifact.facts) if artifact else None
 
     def _read_json(self, label: str, name: str) -> Json:
         artifact = self._artifacts.get(label)
@@ -210,24 +220,24 @@ class _RecipeResults:
         return json.loads(Path(self._store.blobs.verified_path(digest)).read_text())
 
 
-def _microseconds(latency: Mapping[str, float]) -> float:
+def _microseconds(latency: Latency) -> float:
     return round(latency["median"] * 1e6, 3)
 
 
-def _lock_kernel(task: Json, times: Mapping[str, Json], trace: Json) -> LockedKernel:
+def _lock_kernel(task: Json, measured: MeasuredKernel | None, trace: Json) -> LockedKernel:
     return LockedKernel(
         names=task["names"],
         calls=task["weight"],
-        untuned_us=times.get("untuned_us"),
-        tuned_us=times.get("tuned_us"),
-        flops=times.get("flops") or None,
+        untuned_us=measured and measured.untuned_us,
+        tuned_us=measured and measured.tuned_us,
+        flops=(measured and measured.flops) or None,
         trial=trial_id(trace) if trace else "",
         trace=canonical(trace).decode() if trace else "",
     )
 
 
-def _format_shape(tensor: Mapping[str, Json]) -> str:
-    sizes = list(map(str, tensor["shape"]))
-    if (axis := tensor.get("bounded_axis")) is not None:
-        sizes[axis] = f"≤{sizes[axis]}"
-    return f"{tensor['dtype']}[{'×'.join(sizes)}]"
+def _format_shape(tensor: TensorSpec) -> str:
+    sizes = list(map(str, tensor.shape))
+    if tensor.bounded_axis is not None:
+        sizes[tensor.bounded_axis] = f"≤{sizes[tensor.bounded_axis]}"
+    return f"{tensor.dtype}[{'×'.join(sizes)}]"

@@ -9,6 +9,7 @@ from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import Json
 from tvmflow.recipe.lock_file import LockedKernel, LockedRecipe, LockFile, Measurements
+from tvmflow.stages import build, export, import_model
 
 _SHOWN_KERNELS: Final = 8
 _EVERYWHERE: Final = "everywhere"
@@ -58,7 +59,7 @@ def _diff_recipes(old: LockedRecipe, new: LockedRecipe) -> Differences:
     if old.version != new.version:
         yield "version", f"{old.version} -> {new.version}"
     weights_changed, graph_changed = (
-        _outputs(old, "import").get(name) != _outputs(new, "import").get(name)
+        _outputs(old, import_model.NAME).get(name) != _outputs(new, import_model.NAME).get(name)
         for name in ("params.safetensors", "model.json")
     )
     if weights_changed:
@@ -77,7 +78,7 @@ def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
     """Return the settings of a stage that have no lines of their own, as a pre-image with nothing else."""
     locked = recipe.stages[label]
     stage = label.partition("/")[0]
-    hidden = _REPORTED_SETTINGS + (() if stage == "build" else _SHARED_SETTINGS)
+    hidden = _REPORTED_SETTINGS + (() if stage == build.NAME else _SHARED_SETTINGS)
     settings = {name: value for name, value in locked.settings.items() if name not in hidden}
     preimage = {"stage": stage, "version": locked.version, "settings": settings}
     return {**preimage, "inputs": {}, "tools": {}, "machine": ""}
@@ -142,7 +143,7 @@ def _latencies(old: LockedKernel, new: LockedKernel) -> str:
 def _diff_files(old_recipe: LockedRecipe, new_recipe: LockedRecipe, target: str) -> Differences:
     """Yield the delivered files that differ, with their sizes."""
     recipes = (old_recipe, new_recipe)
-    old, new = (_outputs(recipe, f"export/{target}") for recipe in recipes)
+    old, new = (_outputs(recipe, f"{export.NAME}/{target}") for recipe in recipes)
     old_sizes, new_sizes = (recipe.targets[target].measured.bytes for recipe in recipes)
     for name in sorted({*old_sizes, *new_sizes}):
         before, after = old_sizes.get(name), new_sizes.get(name)

@@ -22,7 +22,6 @@ from tvmflow.stages import STAGES, extract_tasks, pick_best
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
-_TASKS_STAGE = "extract_tasks"
 
 
 class UncoveredKernels(NamedTuple):
@@ -50,7 +49,7 @@ class LockUpdate(NamedTuple):
 def select_task_stages(plan: Plan) -> Plan:
     """Return the stages that find the kernels of the models, and those that these need."""
     specs = {spec.id: spec for spec in plan.stages}
-    needed = {spec.id for spec in plan.stages if spec.stage == _TASKS_STAGE}
+    needed = {spec.id for spec in plan.stages if spec.stage == extract_tasks.NAME}
     pending = list(needed)
     while pending:
         for need in specs[pending.pop()].needs:
@@ -71,7 +70,7 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
     """
     recipes = dict(lock.recipes)
     uncovered: list[UncoveredKernels] = []
-    for spec in (spec for spec in plan.stages if spec.stage == _TASKS_STAGE):
+    for spec in (spec for spec in plan.stages if spec.stage == extract_tasks.NAME):
         locked = recipes.get(spec.recipe)
         target = locked.targets.get(spec.target) if locked else None
         kernels, missing = _match_kernels(_read_tasks(spec, state), target)

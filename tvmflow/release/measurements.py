@@ -25,6 +25,7 @@ from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_
 from tvmflow.release.content import ContentChange
 from tvmflow.release.gates import Comparison
 from tvmflow.release.timing import LatencyPair
+from tvmflow.stages import verify
 
 LOCK: Final = "release.lock.yaml"
 MEASUREMENTS: Final = "measurements.json"
@@ -115,7 +116,7 @@ def make_measurements(
         )
     verification: dict[str, dict[str, Json]] = {}
     for spec in plan.stages:
-        if spec.stage == "verify" and spec.id in artifacts:
+        if spec.stage == verify.NAME and spec.id in artifacts:
             machine = {"machine": spec.settings["target"]}
             facts = {**machine, **artifacts[spec.id].facts}
             verification.setdefault(spec.recipe, {})[spec.target] = facts
@@ -131,13 +132,13 @@ def make_measurements(
 
 
 def _list_builds(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Build, ...]:
-    return list_builds(RunReport(list_results(plan, artifacts), (), (), 0.0, origins=plan.origins))
+    return list_builds(RunReport(list_results(plan, artifacts), origins=plan.origins))
 
 
 def list_results(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[StageReport, ...]:
     """Return the report of every stage with a result, as of a run that finds all of them."""
     return tuple(
-        StageReport(spec.id, "hit", "unchanged", 0.0, artifact.facts, key=artifact.key)
+        StageReport.of_result(spec.id, artifact.facts, reason="unchanged", key=artifact.key)
         for spec in plan.stages
         if (artifact := artifacts.get(spec.id)) is not None
     )

@@ -27,6 +27,7 @@ from tvmflow.release.comparison import Figure, compare_sides, judge_change
 from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates
 from tvmflow.release.measurements import LOCK, MEASUREMENTS_PAGE, MeasurementsFile, read_comparisons
 from tvmflow.release.sides import Side, read_sizes
+from tvmflow.stages import verify
 from tvmflow.store.local import LocalStore
 
 REPORT: Final = "report.html"
@@ -174,12 +175,12 @@ def _describe_machine(target: LockedTarget) -> str:
 def _read_builds(file: MeasurementsFile) -> tuple[Build, ...]:
     """Return the builds as `verify` saw them."""
     stages = (
-        StageReport(f"{recipe}:verify/{target}", "hit", "", 0.0, facts)
+        StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
         for recipe, targets in file.verification.items()
         for target, facts in targets.items()
-        if can_be_shown("verify", facts)
+        if can_be_shown(verify.NAME, facts)
     )
-    return list_builds(RunReport(tuple(stages), (), (), 0.0))
+    return list_builds(RunReport(tuple(stages)))
 
 
 def _measure(
@@ -258,11 +259,11 @@ def _list_locked_kernels(lock: LockFile) -> list[LibraryKernels]:
         for target_name, target in recipe.targets.items():
             kernels = [
                 Kernel(
-                    str(kernel["name"]),
-                    calls=int(kernel["calls"]),
-                    flops=kernel["flops"],
-                    untuned_s=kernel["untuned_us"] / 1e6,
-                    tuned_s=None if kernel["tuned_us"] is None else kernel["tuned_us"] / 1e6,
+                    kernel.name,
+                    calls=kernel.calls,
+                    flops=kernel.flops,
+                    untuned_s=kernel.untuned_us / 1e6,
+                    tuned_s=None if kernel.tuned_us is None else kernel.tuned_us / 1e6,
                 )
                 for kernel in target.measured_kernels
             ]
@@ -283,7 +284,6 @@ _MIN_CHANGE: Final = 0.1
 # Of the library's latency: who looks for what became slower need not see less.
 _MIN_SHARE: Final = 0.01
 _SHOWN_NAMES: Final = 3
-_VERIFY: Final = "verify"
 
 
 def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Page:
@@ -378,7 +378,7 @@ def _number(value: float | str | None) -> float | None:
 
 def _find_measurement(side: Side, library: Library) -> str:
     """Return the key of the result that has the latency; empty where it is not known."""
-    name = f"{library.build.recipe}:{_VERIFY}/{library.build.target}"
+    name = f"{library.build.recipe}:{verify.NAME}/{library.build.target}"
     stages = side.run.stages if side.run else ()
     return next((stage.key for stage in stages if stage.stage_id == name), "")
 

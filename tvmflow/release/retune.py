@@ -14,9 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.core.types import Plan, StageSpec
 from tvmflow.engine.interim import select_stages
 from tvmflow.recipe import Retune
+from tvmflow.stages.tune import TuneFacts, WorkloadFacts
 
 _log = logging.getLogger(__name__)
 
@@ -27,40 +28,6 @@ _STOP_REASONS: Final[Mapping[str, str]] = {
     "exhausted": "its search spaces are exhausted",
     "converged": "nothing is left to gain",
 }
-
-
-class KernelTimes(NamedTuple):
-    """The times of a kernel in µs, None as long as they are unknown, and its calls in one inference."""
-
-    calls: int
-    untuned_us: float | None
-    best_us: float | None
-
-
-class TuneFacts(NamedTuple):
-    """The facts of a `tune` stage.
-
-    Attributes:
-        measured: Trials that it has measured.
-        known: Trials that the ledger had before.
-        stopped: Why it stopped; `budget` when it spent all trials, `exhausted` when nothing is left to try, `converged`
-            when nothing is left to gain, `finished` when a longer search had spent them.
-        kernels: The kernels of the model.
-    """
-
-    measured: int
-    known: int
-    stopped: str
-    kernels: tuple[KernelTimes, ...]
-
-    @classmethod
-    def from_json(cls, facts: Mapping[str, Json]) -> TuneFacts:
-        """Return the typed facts of a `tune` stage."""
-        kernels = (
-            KernelTimes(kernel.get("calls", 1), kernel.get("untuned_us"), kernel.get("best_us"))
-            for kernel in facts["workloads"]
-        )
-        return cls(facts["measured"], facts.get("known", 0), facts["stopped"], tuple(kernels))
 
 
 TuneStage = Callable[[StageSpec], TuneFacts | None]
@@ -156,8 +123,8 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
         total = max(total, facts.known)
     if facts is None:
         return progress._replace(stop_reason="failed")
-    current = _estimate_us(facts, lambda kernel: kernel.best_us)
-    untuned = _estimate_us(facts, lambda kernel: None)
+    current = _estimate_us(facts, lambda workload: workload.best_us)
+    untuned = _estimate_us(facts, lambda workload: None)
     # The first round is compared with the untuned model.
     previous = progress.estimated_us if progress.estimated_us is not None else untuned
     return progress._replace(
@@ -171,13 +138,15 @@ def _run_round(progress: TuningProgress, trials: int, tune: TuneStage) -> Tuning
     )
 
 
-def _estimate_us(facts: TuneFacts, tuned_us: Callable[[KernelTimes], float | None]) -> float | None:
+def _estimate_us(
+    facts: TuneFacts, tuned_us: Callable[[WorkloadFacts], float | None]
+) -> float | None:
     """Return the µs of one inference in kernels with known times; None when no time is known."""
     total = 0.0
-    for kernel in facts.kernels:
-        times = [us for us in (kernel.untuned_us, tuned_us(kernel)) if us is not None]
+    for workload in facts.workloads:
+        times = [us for us in (workload.untuned_us, tuned_us(workload)) if us is not None]
         if times:
-            total += kernel.calls * min(times)
+            total += workload.calls * min(times)
     return total or None
 
 

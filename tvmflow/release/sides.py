@@ -14,7 +14,7 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build, list_builds, read_kernel_times
-from tvmflow.engine.report import BAD_FACTS, INCOMPLETE, RunReport, StageReport
+from tvmflow.engine.report import INCOMPLETE, RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, may_name_run, read_run
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.measurements import (
@@ -23,7 +23,9 @@ from tvmflow.release.measurements import (
     read_lock_with_measurements,
     read_measurements,
 )
-from tvmflow.stages.base import Facts
+from tvmflow.stages import verify
+from tvmflow.stages.base import find_facts
+from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import LocalStore
 
 _LIBRARIES: Final = (".so", ".dylib", ".dll", ".wasm")
@@ -87,9 +89,9 @@ def load_side(name: str, store: LocalStore) -> Side:
 def make_side(run: RunRecord) -> Side:
     """Return what a run has for a comparison."""
     kernels = {
-        f"{stage.recipe}/{stage.target}": read_kernel_times(stage.facts)
+        f"{stage.recipe}/{stage.target}": read_kernel_times(find_facts(Verdict, stage.facts))
         for stage in run.stages
-        if stage.stage == "verify"
+        if stage.stage == verify.NAME
     }
     builds = {build.name: build for build in run.builds}
     return Side(f"run {run.id}", builds, run=run, kernels=kernels)
@@ -106,7 +108,7 @@ def _read_release(name: str, folder: Path) -> Side:
         for target, measured in targets.items():
             facts = file.verification.get(recipe, {}).get(target) or {}
             build = _make_build(recipe, target, facts, folder / MEASUREMENTS)
-            kernels[build.name] = read_kernel_times(facts)
+            kernels[build.name] = read_kernel_times(find_facts(Verdict, facts))
             locked = side.builds.get(build.name, build)
             builds[build.name] = build._replace(
                 size_bytes=measured.library_bytes or locked.size_bytes,
@@ -152,28 +154,27 @@ def _read_delivery(name: str, folder: Path) -> Side:
         )
     builds, kernels = {}, {}
     for path in sorted(paths):
-        build, facts = _read_delivered_build(path)
-        builds[build.name], kernels[build.name] = build, read_kernel_times(facts)
+        build, kernels_of_build = _read_delivered_build(path)
+        builds[build.name], kernels[build.name] = build, kernels_of_build
     return Side(f"delivery {name}", builds, kernels=kernels)
 
 
-def _read_delivered_build(path: Path) -> tuple[Build, Facts]:
+def _read_delivered_build(path: Path) -> tuple[Build, dict[str, float]]:
+    """Return a build from its measurements, and the seconds of each of its kernels."""
     folder = path.absolute().parent
     try:
         facts = read_json(read_file(path))
     except Unreadable as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     build = _make_build(folder.parent.name, folder.name, facts, path)
-    return build._replace(size_bytes=_find_library_size(folder)), facts
+    times = read_kernel_times(find_facts(Verdict, facts))
+    return build._replace(size_bytes=_find_library_size(folder)), times
 
 
 def _make_build(recipe: str, target: str, facts: Json, path: Path) -> Build:
     """Return what `verify` says of a library; `path` is where that was read, for messages."""
-    stage = StageReport(f"{recipe}:verify/{target}", "hit", "", 0.0, facts)
-    try:
-        (build,) = list_builds(RunReport((stage,), (), (), 0.0))
-    except BAD_FACTS as error:
-        raise UsageError(f"{path} are not the measurements of a library") from error
+    stage = StageReport.of_result(f"{recipe}:{verify.NAME}/{target}", facts)
+    (build,) = list_builds(RunReport((stage,)))
     for warning in build.warnings:
         if warning.startswith(INCOMPLETE):
             raise UsageError(f"{path} are not the measurements of a library: {warning}")

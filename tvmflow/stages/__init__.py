@@ -1,13 +1,15 @@
 """The stages, from a model to verified files. Imports recipe and what is below it.
 
-To add a stage, write a module with the shape of `_base.Stage` and its line here, after the stages
+To add a stage, write a module with the shape of `base.Stage` and its line here, after the stages
 that it needs. Its declarations put it into pipelines, plans, keys, reports and locks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
+from tvmflow.core.types import Json
 from tvmflow.stages import (
     build,
     cut,
@@ -21,23 +23,32 @@ from tvmflow.stages import (
     tune,
     verify,
 )
-from tvmflow.stages.base import Stage
+from tvmflow.stages.base import Stage, facts_type, parse_facts
 
-# each stage has its own types of target and settings
-STAGES: Final[dict[str, Stage[Any, Any]]] = {
-    "import": import_model,
-    "cut": cut,
-    "extract_tasks": extract_tasks,
-    "tune": tune,
-    "pick_best": pick_best,
-    "build": build,
-    "export": export,
-    "join": join,
-    "emulation_libc": emulation_libc,
-    "emulation_program": emulation_program,
-    "verify": verify,
+# each stage has its own types of target, settings and facts
+STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
+    import_model.NAME: import_model,
+    cut.NAME: cut,
+    extract_tasks.NAME: extract_tasks,
+    tune.NAME: tune,
+    pick_best.NAME: pick_best,
+    build.NAME: build,
+    export.NAME: export,
+    join.NAME: join,
+    emulation_libc.NAME: emulation_libc,
+    emulation_program.NAME: emulation_program,
+    verify.NAME: verify,
 }
 """Every stage by its name, each after those that it needs."""
+
+
+def read_facts(stage: str, facts: Mapping[str, Json]) -> Any:
+    """Return the facts of a stage as their type; None where there are none, or no such stage.
+
+    Raises:
+        Mismatch: They are not those of this stage.
+    """
+    return parse_facts(facts_type(STAGES[stage].run), facts) if stage in STAGES else None
 
 
 def pipeline_stages() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
@@ -10,7 +10,7 @@ from tvmflow.core.types import Json
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
-    from tvmflow.stages.base import Facts, StageContext
+    from tvmflow.stages.base import StageContext
     from tvmflow.stages.tune_settings import PickBestSettings
     from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
     from tvmflow.tuning.workload_ledger import WorkloadLedger
@@ -57,7 +57,7 @@ def measure_workload(
     context: StageContext,
     fork_server: ForkServer,
     mod: str,
-    trials: Sequence[Facts],
+    trials: Sequence[Mapping[str, Json]],
     ledger: WorkloadLedger,
 ) -> FinalistTimes:
     """Return the times of the untuned kernel and of each finalist of a workload, measured once for a ledger."""
@@ -126,7 +126,9 @@ def measure_peak(
     return float(outcome.value["gflops"]) if outcome.kind == "ok" else None
 
 
-def judge_finalists(task: Facts, measured: FinalistTimes, trials: Sequence[Facts]) -> Judgement:
+def judge_finalists(
+    task: Mapping[str, Json], measured: FinalistTimes, trials: Sequence[Mapping[str, Json]]
+) -> Judgement:
     """Return the winner among a workload's finalists, with all that they were judged by.
 
     Args:

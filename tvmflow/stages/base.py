@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.fork_server import ChildFunction
+from tvmflow.core.typed_json import Mismatch, read_as
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.tuning.forecast import TrialForecast
@@ -21,11 +24,10 @@ Event = dict[str, Json]
 
 _MAX_NAMES = 3
 
-Facts = Mapping[str, Json]
-"""The facts of a result: small values for people, as JSON. Never part of a key."""
-
 TargetT = TypeVar("TargetT", contravariant=True)
 SettingsT = TypeVar("SettingsT")
+FactsT = TypeVar("FactsT")
+_T = TypeVar("_T")
 
 Scope = Literal["model", "machine", "target", "part", "partitioned"]
 """The things that a stage runs once for.
@@ -122,13 +124,47 @@ Lowering = Annotated[LoweringOptions, PlainSerializer(LoweringOptions.to_json)]
 """Options of lowering as settings: all of them are in the key."""
 
 
-def parse_settings(run: Callable[..., Facts], value: Json) -> Any:
+def parse_settings(run: Callable[..., Any], value: Json) -> Any:
     """Return the settings that a stage's `run` takes, from their JSON.
 
     Raises:
         ValueError: when the JSON is not of such settings.
     """
     return TypeAdapter(typing.get_type_hints(run)["settings"]).validate_python(value)
+
+
+@functools.cache
+def facts_type(run: Callable[..., Any]) -> Any:
+    """Return the type of the facts that a stage's `run` returns."""
+    return typing.get_type_hints(run)["return"]
+
+
+def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
+    """Return recorded facts as their type; None where a stage has none, as one that failed.
+
+    Raises:
+        Mismatch: They are not of this type.
+    """
+    return None if value == {} else read_as(kind, value)
+
+
+def find_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
+    """Return recorded facts as their type; None also for those that cannot be read, which reports say."""
+    try:
+        return parse_facts(kind, value)
+    except Mismatch:
+        return None
+
+
+class KnownFacts:
+    """The facts of some stages, each found by its type."""
+
+    def __init__(self, facts: Mapping[Any, Any] = MappingProxyType({})) -> None:
+        self._facts = facts
+
+    def get(self, kind: type[_T]) -> _T | None:
+        """Return the facts of a type; None where they are not known."""
+        return cast(_T | None, self._facts.get(kind))
 
 
 class StageContext(NamedTuple):
@@ -149,11 +185,12 @@ class StageContext(NamedTuple):
     emit: Callable[[Event], None]
 
 
-class Stage(Protocol[TargetT, SettingsT]):
+class Stage(Protocol[TargetT, SettingsT, FactsT]):
     """One module in this folder.
 
-    `describe` and `explain` are pure, and may be given facts that another version, or another
-    machine, recorded.
+    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict, as `typed_json`
+    reads them. `describe` and `explain` are pure, and may be given facts that another version, or another
+    machine, recorded: what not all versions recorded has a default.
     """
 
     @property
@@ -164,7 +201,7 @@ class Stage(Protocol[TargetT, SettingsT]):
         """Return the slice of the recipe and of the resolved target that the output depends on."""
         ...
 
-    def run(self, settings: SettingsT, context: StageContext) -> Facts:
+    def run(self, settings: SettingsT, context: StageContext) -> FactsT:
         """Fill `context.out`, and return the facts.
 
         Raises:
@@ -172,17 +209,24 @@ class Stage(Protocol[TargetT, SettingsT]):
         """
         ...
 
-    def describe(self, facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    def describe(self, facts: FactsT, inputs: KnownFacts) -> list[str]:
         """Return what a summary says of a result, a line each.
 
         Args:
             facts: The facts of the result.
-            inputs: The facts of the stages that this one needs, by their names, as far as they are known.
+            inputs: The facts of the stages that this one needs, as far as they are known.
+
+        Raises:
+            Mismatch: the facts lack what the others need.
         """
         ...
 
-    def explain(self, facts: Facts) -> list[str]:
-        """Return what `tvmflow explain` says of a result, besides all that it depends on; a line each."""
+    def explain(self, facts: FactsT) -> list[str]:
+        """Return what `tvmflow explain` says of a result, besides all that it depends on; a line each.
+
+        Raises:
+            Mismatch: the facts lack what the others need.
+        """
         ...
 
     def deliveries(self, recipe: Recipe, target: TargetT) -> Files:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import lowering_options, schedules_version
@@ -16,10 +17,11 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
+from tvmflow.core.typed_json import read_as, to_json, without_empty
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
-    Facts,
+    KnownFacts,
     Lowering,
     StageContext,
     StageSettings,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
+
+NAME: Final = "build"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
@@ -131,7 +135,32 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     )
 
 
-def run(settings: BuildSettings, context: StageContext) -> Facts:
+class BuildFacts(NamedTuple):
+    """The facts of compiled code.
+
+    Attributes:
+        kernels: How many kernels it has.
+        schedule_rules: The kernels of each schedule rule.
+        unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
+            where it depends on the data.
+        kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
+        runtime: What executes the library.
+        needs_tvm_for: The operator that needs TVM's runtime; empty for none.
+    """
+
+    kernels: int
+    schedule_rules: Mapping[str, tuple[str, ...]]
+    unscheduled_shares: Mapping[str, float | None] = MappingProxyType({})
+    kernel_nodes: Mapping[str, list[list[int]]] = MappingProxyType({})
+    runtime: str = ""
+    needs_tvm_for: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("needs_tvm_for",))
+
+
+def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
     """Compile for the target; every chosen record must have been applied, or this fails.
 
     A kernel without a record is scheduled by a rule, where there is one for it.
@@ -139,10 +168,10 @@ def run(settings: BuildSettings, context: StageContext) -> Facts:
     paths = {name: str(path) for name, path in context.inputs.items()}
     builder = backend_for(settings.target).call_builder
     facts = builder(compile_files, settings.to_json(), paths, str(context.out))
-    return cast(Facts, facts)
+    return read_as(BuildFacts, facts)
 
 
-def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
+def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     """Compile in the process that the backend chose; arguments and result are JSON."""
     from tvmflow.compiler import forms, lowering
     from tvmflow.compiler.c_program.program import find_runtime
@@ -160,14 +189,15 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Facts:
         forms.FORMS[form](form_inputs, folder / form)
     kernels = lowering.list_kernels(model.mod)
     (folder / KERNELS).write_text(json.dumps(rules, indent=1, sort_keys=True))
-    facts = {
-        "kernels": len(kernels),
-        "schedule_rules": _group_by_rule(rules),
-        "unscheduled_shares": shares,
-        "kernel_nodes": model.kernel_nodes,
-        "runtime": runtime,
-    }
-    return {**facts, "needs_tvm_for": reason} if reason else facts
+    facts = BuildFacts(
+        kernels=len(kernels),
+        schedule_rules=_group_by_rule(rules),
+        unscheduled_shares=shares,
+        kernel_nodes=model.kernel_nodes,
+        runtime=runtime,
+        needs_tvm_for=reason,
+    )
+    return to_json(facts)
 
 
 def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
@@ -248,32 +278,33 @@ def schedule_kernels(
     return scheduled, {**others, **rules, **dict.fromkeys(tuned, TUNED)}
 
 
-def _group_by_rule(rules: Mapping[str, str]) -> dict[str, list[str]]:
+def _group_by_rule(rules: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Return the kernels of each schedule rule, in alphabetical order."""
-    kernels: dict[str, list[str]] = {}
-    for name, rule in sorted(rules.items()):
-        kernels.setdefault(rule, []).append(name)
-    return dict(sorted(kernels.items()))
+    names = sorted(rules)
+    return {
+        rule: tuple(name for name in names if rules[name] == rule)
+        for rule in sorted(set(rules.values()))
+    }
 
 
 def _read_json(path: Path | None) -> dict[str, Json]:
     return dict(json.loads(path.read_text())) if path else {}
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
     """Return how many kernels each schedule rule scheduled; those that no rule fits are named."""
-    rules = facts["schedule_rules"]
+    rules = facts.schedule_rules
     counts = [
         f"{len(rules[rule])} {text}"
         for rule, text in _RULE_TEXTS.items()
         if rule in rules and rule != UNSCHEDULED
     ]
-    lines = [f"{count_text(facts['kernels'], 'kernel')}: {', '.join(counts)}"] if counts else []
-    lines += describe_runtime(facts)
+    lines = [f"{count_text(facts.kernels, 'kernel')}: {', '.join(counts)}"] if counts else []
+    lines += describe_runtime(facts.needs_tvm_for)
     if GENERIC_LOOPS in rules:
         lines.append(f"no rule fits, so with generic loops: {name_some(rules[GENERIC_LOOPS])}")
     if UNSCHEDULED in rules:
-        lines += _describe_unscheduled(rules[UNSCHEDULED], facts["unscheduled_shares"])
+        lines += _describe_unscheduled(rules[UNSCHEDULED], facts.unscheduled_shares)
     return lines
 
 
@@ -281,7 +312,7 @@ def _describe_unscheduled(
     kernels: Sequence[str], shares: Mapping[str, float | None]
 ) -> Iterator[str]:
     """Yield what kernels without a schedule cost, the largest share first: a warning for those that cost much."""
-    known = {name: share for name in kernels if (share := shares[name]) is not None}
+    known = {name: share for name in kernels if (share := shares.get(name)) is not None}
     large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
     if large:
         percent = round(100 * sum(known[name] for name in large))
@@ -292,10 +323,10 @@ def _describe_unscheduled(
         yield f"WITHOUT A SCHEDULE, in a time that depends on the data: {name_some(unknown)}"
 
 
-def explain(facts: Facts) -> list[str]:
+def explain(facts: BuildFacts) -> list[str]:
     """Return the kernels of each schedule rule."""
     lines = []
-    for rule, kernels in facts["schedule_rules"].items():
+    for rule, kernels in facts.schedule_rules.items():
         lines.append(f"kernels {_RULE_TEXTS.get(rule, rule)}")
         lines += [f"  {name}" for name in kernels]
     return lines

@@ -8,9 +8,10 @@ from typing import Final
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe import Recipe
 from tvmflow.stages import import_model
-from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.targets.resolve import ResolvedTarget
 
+NAME: Final = "cut"
 TRAITS: Final = StageTraits(
     version=3,
     scope="part",
@@ -43,7 +44,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> CutSettings:
     return CutSettings(input_tensors=target.input_tensors, output_tensors=target.output_tensors)
 
 
-def run(settings: CutSettings, context: StageContext) -> Facts:
+def run(settings: CutSettings, context: StageContext) -> import_model.ImportFacts:
     """Write the part as `import` writes a model, so that later stages see no difference."""
     from tvmflow.compiler import lowering, marks
     from tvmflow.compiler.passes.extract_part import Signature, extract_part

@@ -5,14 +5,15 @@ It depends on the architecture alone: one serves all models, and all targets of 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from tvmflow.core.types import RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.stages.verify_settings import QEMU
 from tvmflow.targets.resolve import ResolvedTarget
 
+NAME: Final = "emulation_libc"
 TRAITS: Final = StageTraits(
     version=1,
     scope="machine",
@@ -40,9 +41,15 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationLibcSettings:
     return EmulationLibcSettings(compiled=require_emulated_arch(triple).zig_target)
 
 
-def run(settings: EmulationLibcSettings, context: StageContext) -> Facts:
+class EmulationLibcFacts(NamedTuple):
+    """The size of the C library."""
+
+    bytes: int
+
+
+def run(settings: EmulationLibcSettings, context: StageContext) -> EmulationLibcFacts:
     """Compile the C library."""
     from tvmflow.targets.emulation import build_libc
 
     build_libc(settings.compiled, context.out, context.work)
-    return {"bytes": sum(path.stat().st_size for path in context.out.iterdir())}
+    return EmulationLibcFacts(sum(path.stat().st_size for path in context.out.iterdir()))

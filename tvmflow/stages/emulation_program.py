@@ -9,19 +9,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tvmflow.core.files import digest_files
 from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
-from tvmflow.stages.base import Facts, StageContext, StageSettings, StageTraits, no_files, no_lines
+from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.emulation import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
 PROGRAM: Final = "program"
 
+NAME: Final = "emulation_program"
 # It is planned, run and reported as the C library that it holds.
 TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
@@ -55,14 +56,21 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings
     )
 
 
-def run(settings: EmulationProgramSettings, context: StageContext) -> Facts:
+class EmulationProgramFacts(NamedTuple):
+    """The triple that the program is compiled for, and its size."""
+
+    compiled: str
+    bytes: int
+
+
+def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationProgramFacts:
     """Compile the model's C code, and link it with kernels, constants and the C library."""
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     model = DescribedModel(settings.name, signature, settings.features, settings.compiled)
     output = context.out / PROGRAM
     compiled = _list_files(context, f"build/{c_library.FORM}")
     build_program(model, compiled, _list_files(context, "emulation_libc"), output)
-    return {"compiled": settings.compiled, "bytes": output.stat().st_size}
+    return EmulationProgramFacts(settings.compiled, output.stat().st_size)
 
 
 def _list_files(context: StageContext, folder: str) -> dict[str, Path]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -21,7 +22,6 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages import images
 from tvmflow.stages.base import (
-    Facts,
     Files,
     Settings,
     StageContext,
@@ -37,6 +37,7 @@ from tvmflow.targets.tvm_target import cpu_triple
 
 AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
+NAME: Final = "export"
 TRAITS: Final = StageTraits(
     version=7,
     scope="machine",
@@ -140,7 +141,14 @@ def list_files(
     return tuple((name, name) for name in names)
 
 
-def run(settings: ExportSettings, context: StageContext) -> Facts:
+class ExportFacts(NamedTuple):
+    """The sizes of the exported files by name, and of the library; None where an earlier version did not record it."""
+
+    files: Mapping[str, int] = MappingProxyType({})
+    library_bytes: int | None = None
+
+
+def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     """Link once, then write every output that the recipe asks for."""
     from tvmflow.exporters import bundle
 
@@ -159,10 +167,10 @@ def run(settings: ExportSettings, context: StageContext) -> Facts:
     if built.vm_library not in (None, built.library):
         bundle.write(_for_vm(built), context.out / VM_BUNDLE)
     built = export_outputs(built, settings.outputs, EXPORTERS, context.out)
-    return {
-        "files": {name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
-        "library_bytes": built.library.stat().st_size,
-    }
+    return ExportFacts(
+        files={name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
+        library_bytes=built.library.stat().st_size,
+    )
 
 
 def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -> BuiltModel:

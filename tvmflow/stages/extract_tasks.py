@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.options import lowering_options
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
+from tvmflow.core.typed_json import read_as, without_empty
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
-    Facts,
+    KnownFacts,
     Lowering,
     StageContext,
     StageSettings,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     # The planner imports this module and must not load TVM.
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
+
+NAME: Final = "extract_tasks"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
@@ -76,7 +79,40 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     )
 
 
-def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
+class Vectors(NamedTuple):
+    """The width of vectors in bits, and the estimate for each width; none where the recipe sets it."""
+
+    bits: int
+    costs: Mapping[int, float]
+
+
+class ExtractTasksFacts(NamedTuple):
+    """The facts of a lowered model.
+
+    Attributes:
+        workloads: How many workloads it has.
+        tunable: How many of them can be tuned.
+        not_tunable: The reason for each kernel that cannot.
+        gflops: The arithmetic operations of one inference.
+        runtime: What executes the library.
+        needs_tvm_for: The operator that needs TVM's runtime; empty for none.
+        vectors: The vectors of its kernels; None where the target has no choice.
+    """
+
+    workloads: int
+    tunable: int
+    not_tunable: Mapping[str, str]
+    gflops: float = 0.0
+    runtime: str = ""
+    needs_tvm_for: str = ""
+    vectors: Vectors | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("needs_tvm_for", "vectors"))
+
+
+def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFacts:
     """Lower the model as `build` will, and write its workloads under their durable keys."""
     from tvmflow.compiler.c_program.program import check_program, find_runtime
     from tvmflow.tuning.workloads import extract_workloads
@@ -101,20 +137,20 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> Facts:
     modules = {workload.key: workload.mod for workload in workloads if workload.mod}
     (context.out / TASKS).write_text(json.dumps(tasks, indent=1))
     (context.out / WORKLOADS).write_text(json.dumps(modules, indent=1, sort_keys=True))
-    return {
-        **({"vectors": model.width.to_json()} if model.width else {}),
-        "runtime": runtime,
-        **({"needs_tvm_for": reason} if reason else {}),
-        "workloads": len(workloads),
-        "tunable": sum(1 for workload in workloads if not workload.untunable_reason),
-        "gflops": round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
-        "not_tunable": {
+    return ExtractTasksFacts(
+        workloads=len(workloads),
+        tunable=sum(1 for workload in workloads if not workload.untunable_reason),
+        not_tunable={
             name: workload.untunable_reason
             for workload in workloads
             if workload.untunable_reason
             for name in workload.names
         },
-    }
+        gflops=round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
+        runtime=runtime,
+        needs_tvm_for=reason,
+        vectors=read_as(Vectors, model.width.to_json()) if model.width else None,
+    )
 
 
 def _lower(settings: ExtractTasksSettings, model: Path, dump: IRDump | None = None) -> LoweredModel:
@@ -124,36 +160,35 @@ def _lower(settings: ExtractTasksSettings, model: Path, dump: IRDump | None = No
     return lowering.lower(lowering.load_ir(model), target, settings.lowering, dump)
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: ExtractTasksFacts, inputs: KnownFacts) -> list[str]:
     """Return how many workloads can be tuned, and which cannot."""
-    line = f"{count_text(facts['workloads'], 'workload')}, {facts['tunable']} tunable"
-    if facts["not_tunable"]:
-        reasons = [f"{name} ({reason})" for name, reason in facts["not_tunable"].items()]
+    line = f"{count_text(facts.workloads, 'workload')}, {facts.tunable} tunable"
+    if facts.not_tunable:
+        reasons = [f"{name} ({reason})" for name, reason in facts.not_tunable.items()]
         line += f"; not tunable: {name_some(reasons)}"
-    return [line, *describe_runtime(facts), *_describe_vectors(facts, always=False)]
+    vectors = _describe_vectors(facts.vectors, always=False)
+    return [line, *describe_runtime(facts.needs_tvm_for), *vectors]
 
 
-def explain(facts: Facts) -> list[str]:
+def explain(facts: ExtractTasksFacts) -> list[str]:
     """Return the width of vectors, and the estimate that it was chosen by."""
-    return _describe_vectors(facts, always=True)
+    return _describe_vectors(facts.vectors, always=True)
 
 
-def _describe_vectors(facts: Facts, *, always: bool) -> list[str]:
+def _describe_vectors(vectors: Vectors | None, *, always: bool) -> list[str]:
     """Return the width of vectors, and the estimate for each width; for the widest only if it is asked for."""
-    vectors = facts.get("vectors")
-    # A result of an earlier version does not say it.
-    if not vectors:
+    if vectors is None:
         return []
-    costs = {int(bits): cost for bits, cost in vectors["costs"].items()}
+    bits, costs = vectors
     if not costs:
-        return [f"vectors of {vectors['bits']} bits, as kernels.vector_bits says"]
-    if not always and vectors["bits"] == max(costs):
+        return [f"vectors of {bits} bits, as kernels.vector_bits says"]
+    if not always and bits == max(costs):
         return []
-    best = costs[vectors["bits"]] or 1.0
+    best = costs.get(bits) or 1.0
     others = ", ".join(
-        f"{cost / best:.2f} times as many with {bits}"
-        for bits, cost in sorted(costs.items(), reverse=True)
-        if bits != vectors["bits"]
+        f"{cost / best:.2f} times as many with {width}"
+        for width, cost in sorted(costs.items(), reverse=True)
+        if width != bits
     )
-    line = f"vectors of {vectors['bits']} bits by the channels of the model"
+    line = f"vectors of {bits} bits by the channels of the model"
     return [f"{line}; weighted operations on vectors: {others}" if others else line]

@@ -6,11 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.generated_text import find_name_problem
+from tvmflow.core.typed_json import without_empty
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest
@@ -23,7 +25,6 @@ from tvmflow.frontends.inputs import (
 )
 from tvmflow.recipe import InputSpec, Recipe
 from tvmflow.stages.base import (
-    Facts,
     Settings,
     StageContext,
     StageSettings,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
+NAME: Final = "import"
 TRAITS: Final = StageTraits(
     version=14,
     scope="model",
@@ -89,7 +91,35 @@ def _input_settings(spec: InputSpec) -> InputSettings:
     return InputSettings(shape=spec.shape, dtype=dtype, value=spec.value)
 
 
-def run(settings: ImportSettings, context: StageContext) -> Facts:
+class ImportFacts(NamedTuple):
+    """The facts of a model, or of a part of one.
+
+    Attributes:
+        weights: How many weights it has.
+        weight_bytes: Their size; None where an earlier version did not record it.
+        operators: How often each of TVM's operators is called.
+        nodes: The node of the user's model that each binding of `main` came from.
+        inputs: The inputs.
+        outputs: The outputs.
+        tensors: The inner tensors at which the model can be cut.
+        bound: The inputs that are bound to a value, with that value.
+    """
+
+    weights: int = 0
+    weight_bytes: int | None = None
+    operators: Mapping[str, int] = MappingProxyType({})
+    nodes: tuple[str, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    tensors: tuple[TensorSpec, ...] = ()
+    bound: tuple[Json, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("tensors", "bound"))
+
+
+def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
     """Import the model, and write it in several files, so that later stages can need only one of them."""
     frontend = FRONTENDS[settings.model["kind"]]
     specs = _resolve_inputs(frontend, settings, context.inputs)
@@ -157,7 +187,7 @@ def write_model(
     signature: Mapping[str, Sequence[TensorSpec]],
     nodes: Sequence[str],
     constants: Sequence[Json] = (),
-) -> Facts:
+) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
 
     Args:
@@ -184,13 +214,14 @@ def write_model(
     save_file(dict(params), out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
     (out / NODES).write_text(json.dumps(nodes, indent=0))
-    return {
-        "weights": len(params),
-        "weight_bytes": sum(array.nbytes for array in params.values()),
-        "operators": _count_operators(mod),
-        "nodes": list(nodes),
-        **document,
-    }
+    return ImportFacts(
+        weights=len(params),
+        weight_bytes=sum(array.nbytes for array in params.values()),
+        operators=_count_operators(mod),
+        nodes=tuple(nodes),
+        bound=tuple(constants),
+        **{kind: tuple(specs) for kind, specs in signature.items()},
+    )
 
 
 def _check_names(kind: str, specs: Sequence[TensorSpec]) -> None:

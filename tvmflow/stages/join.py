@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple, TypedDict
 
 from pydantic import Field
 
@@ -15,8 +15,8 @@ from tvmflow.exporters.base import ExportRequest, PartitionedModel
 from tvmflow.recipe import Recipe
 from tvmflow.stages import export, images
 from tvmflow.stages.base import (
-    Facts,
     Files,
+    KnownFacts,
     Settings,
     StageContext,
     StageSettings,
@@ -29,6 +29,7 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
+NAME: Final = "join"
 TRAITS: Final = StageTraits(
     version=5,
     scope="partitioned",
@@ -123,7 +124,19 @@ def deliveries(recipe: Recipe, target: PartitionedTarget) -> Files:
     return export.list_files(request, _joined_outputs(recipe), PARTITIONED_EXPORTERS)
 
 
-def run(settings: JoinSettings, context: StageContext) -> Facts:
+Transfer = TypedDict(
+    "Transfer", {"tensor": str, "bytes": int, "from": str, "to": str, "devices": tuple[str, str]}
+)
+"""A tensor that one part computes and a later one reads, and the devices of both."""
+
+
+class JoinFacts(NamedTuple):
+    """The tensors that parts give to others."""
+
+    transfers: tuple[Transfer, ...]
+
+
+def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
     """Write one bundle with those of the parts inside, and every output of it that the recipe asks for."""
     from tvmflow.exporters import bundle
     from tvmflow.runtime.bundles import read_bundle
@@ -155,12 +168,12 @@ def run(settings: JoinSettings, context: StageContext) -> Facts:
     joined = PartitionedModel(request, signature, manifest, joined_bundle, files_of_parts)
     export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context.out)
     signatures = {name: read_bundle(path).signature for name, path in parts.items()}
-    return {"transfers": list(_list_transfers(request, signatures))}
+    return JoinFacts(tuple(_list_transfers(request, signatures)))
 
 
 def _list_transfers(
     request: ExportRequest, signatures: Mapping[str, Mapping[str, Json]]
-) -> Iterator[Facts]:
+) -> Iterator[Transfer]:
     """Yield every tensor that one part computes and a later one reads, with the devices of both."""
     devices = {part.name: backend_for({"kind": part.kind}).DEVICE for part in request.parts}
     order = list(devices)
@@ -174,14 +187,14 @@ def _list_transfers(
                         "bytes": spec.bytes,
                         "from": producer,
                         "to": consumer,
-                        "devices": [devices[producer], devices[consumer]],
+                        "devices": (devices[producer], devices[consumer]),
                     }
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: JoinFacts, inputs: KnownFacts) -> list[str]:
     """Return the tensors that one part gives to another, and where they have to be copied."""
     lines = []
-    for transfer in facts["transfers"]:
+    for transfer in facts.transfers:
         source, destination = transfer["devices"]
         is_copied = source != destination
         how = f"copied from {source} to {destination}" if is_copied else f"not copied ({source})"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tvmflow.core.formatting import count_text
-from tvmflow.stages.base import Facts, name_some
+from tvmflow.stages.base import name_some
 
 
 class KernelCall(NamedTuple):
@@ -24,23 +24,22 @@ class KernelCall(NamedTuple):
         return name_some(self.nodes)
 
 
-def find_kernel_nodes(build: Facts, imported: Facts) -> dict[str, tuple[KernelCall, ...]]:
+def find_kernel_nodes(
+    places: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
+) -> dict[str, tuple[KernelCall, ...]]:
     """Return the calls of each kernel, with the nodes of the model that each of them computes.
 
     Args:
-        build: The facts of `build`.
-        imported: The facts of `import`, or of `cut` for a part of a partitioned target.
+        places: The bindings of the imported `main` behind each call, by kernel.
+        names: The node of the model that each of these bindings came from.
     """
-    # A result of an earlier version does not say them.
-    places: Mapping[str, Sequence[Sequence[int]]] = build.get("kernel_nodes", {})
-    names: Sequence[str] = imported.get("nodes", ())
     return {
         kernel: tuple(_name_call(call, names) for call in calls) for kernel, calls in places.items()
     }
 
 
 def _name_call(places: Sequence[int], names: Sequence[str]) -> KernelCall:
-    known = (names[place] for place in places if place < len(names))
+    known = (names[place] for place in places if 0 <= place < len(names))
     return KernelCall(tuple(dict.fromkeys(filter(None, known))))
 
 

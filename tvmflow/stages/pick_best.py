@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core import packages
@@ -20,8 +20,16 @@ from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages import _finalists
 from tvmflow.stages._finalists import LOG, Judgement
-from tvmflow.stages.base import Facts, Files, StageContext, StageTraits, name_some, no_lines
+from tvmflow.stages.base import (
+    Files,
+    KnownFacts,
+    StageContext,
+    StageTraits,
+    name_some,
+    no_lines,
+)
 from tvmflow.stages.runtime_choice import choose_runtime
+from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import (
     NO_SEARCH,
     FinalistSettings,
@@ -31,12 +39,14 @@ from tvmflow.stages.tune_settings import (
 )
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_roofline
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning.ledger import Ledger
     from tvmflow.tuning.untuned_comparison import LibraryRequest, LibraryTimes
 
+NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
     version=7,
     scope="machine",
@@ -88,10 +98,64 @@ def choice_text(chosen: Mapping[str, Json]) -> str:
     return json.dumps(chosen, indent=1, sort_keys=True)
 
 
-def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> Facts:
-    """Write the winner's trace for every workload that tuning makes faster, and all the timings."""
-    from tvmflow.tuning import roofline
+class LibraryFacts(TypedDict, total=False):
+    """The outcome for the whole library, tuned beside untuned; empty where it was not compared.
 
+    Attributes:
+        overruled: Kernels by the reason why they are not tuned, though they are faster alone.
+        error: Why nothing was compared.
+        tuned_us: The time in µs of a call of the tuned library.
+        untuned_us: That of the untuned one.
+        pairs: How many turns there were.
+        speedup: The speedup.
+        low: Its lower limit.
+        high: Its upper limit.
+    """
+
+    overruled: dict[str, list[str]]
+    error: str
+    tuned_us: float
+    untuned_us: float
+    pairs: int
+    speedup: float
+    low: float
+    high: float
+
+
+class PickBestFacts(NamedTuple):
+    """The outcome of tuning; times in µs of one inference.
+
+    Attributes:
+        tuned: How many workloads have a schedule of the search.
+        tunable: How many can be tuned.
+        untried: Of how many no trial worked, or none was made.
+        coverage: The share of the untuned time in kernels that have a schedule, found or by rule.
+        untuned_us: The time in untuned kernels.
+        tuned_us: The time in the chosen ones.
+        speedup: The ratio of both.
+        kernels: The kernels, the one that takes longest first.
+        errors: The error for each kernel that was not measured.
+        peak_gflops: The peak of the machine; None where it is not known.
+        threads: The threads that kernels ran with; None where nothing was measured.
+        library: What became of the whole library.
+    """
+
+    tuned: int
+    tunable: int
+    untried: int
+    coverage: float
+    untuned_us: float
+    tuned_us: float
+    speedup: float
+    kernels: tuple[MeasuredKernel, ...]
+    errors: Mapping[str, str]
+    peak_gflops: float | None = None
+    threads: int | None = None
+    library: LibraryFacts = LibraryFacts()
+
+
+def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> PickBestFacts:
+    """Write the winner's trace for every workload that tuning makes faster, and all the timings."""
     records = json.loads(context.inputs["tune/records.json"].read_text())
     tasks = [task for task in _read_json(context.inputs, "tasks.json") if task["tunable"]]
     judgements: dict[str, Judgement] = {}
@@ -104,16 +168,12 @@ def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) ->
     chosen = _choose_traces(judgements, records)
     (context.out / CHOSEN).write_text(choice_text(chosen))
     (context.out / FINALISTS).write_text(json.dumps(judgements, indent=1, sort_keys=True))
-    threads = settings.threads if isinstance(settings, PickBestSettings) else None
-    facts = {
-        **_make_facts(len(tasks), list(judgements.values()), peak),
-        "threads": threads,
-        "library": make_facts(judgements, library),
-    }
-    (context.out / ROOFLINE).write_text(roofline.render_roofline(facts["kernels"], peak))
-    if isinstance(settings, PickBestSettings):
-        _check_coverage(facts["coverage"], settings.tune.min_coverage)
-    return facts
+    facts = _make_facts(len(tasks), judgements, peak, make_facts(judgements, library))
+    (context.out / ROOFLINE).write_text(render_roofline(facts.kernels, peak))
+    if not isinstance(settings, PickBestSettings):
+        return facts
+    _check_coverage(facts.coverage, settings.tune.min_coverage)
+    return facts._replace(threads=settings.threads)
 
 
 def _read_json(inputs: Mapping[str, Path], name: str) -> Any:
@@ -121,7 +181,7 @@ def _read_json(inputs: Mapping[str, Path], name: str) -> Any:
 
 
 def _choose_traces(
-    judgements: Mapping[str, Judgement], records: Mapping[str, list[Facts]]
+    judgements: Mapping[str, Judgement], records: Mapping[str, list[dict[str, Json]]]
 ) -> dict[str, Json]:
     """Return the winner's trace of each workload that has one."""
     return {
@@ -134,8 +194,8 @@ def _choose_traces(
 def _measure(
     settings: PickBestSettings,
     context: StageContext,
-    tasks: Sequence[Facts],
-    records: Mapping[str, list[Facts]],
+    tasks: Sequence[Mapping[str, Json]],
+    records: Mapping[str, list[dict[str, Json]]],
 ) -> tuple[dict[str, Judgement], float | None, LibraryTimes | None]:
     """Return the judgement of each workload by its key, the peak of the machine in GFLOPS, and the library's times."""
     from tvmflow.core.fork_server import ForkServer
@@ -191,16 +251,13 @@ def _check_coverage(coverage: float, min_coverage: float | None) -> None:
         )
 
 
-def _make_facts(tunable: int, judgements: Sequence[Judgement], peak: float | None) -> Facts:
-    """Return what tuning achieved; times in µs of one inference.
-
-    `coverage` is the share of the untuned time in kernels that have a schedule, found or by rule;
-    `untried` counts workloads of which no trial worked or none was made; `errors` are of those not measured.
-    Each of `kernels` has its calls in one inference, and its times in µs of one call.
-    """
+def _make_facts(
+    tunable: int, judgements: Mapping[str, Judgement], peak: float | None, library: LibraryFacts
+) -> PickBestFacts:
+    """Return what tuning achieved."""
     untuned_us = tuned_us = covered_us = 0.0
-    kernels: list[Facts] = []
-    for judgement in judgements:
+    kernels: list[MeasuredKernel] = []
+    for judgement in judgements.values():
         calls, before_us = judgement["weight"], judgement["untuned_us"]
         after_us = judgement["tuned_us"]
         if before_us is None:
@@ -210,71 +267,66 @@ def _make_facts(tunable: int, judgements: Sequence[Judgement], peak: float | Non
         if after_us is not None or judgement["rule"] != "none":
             covered_us += calls * before_us
         kernels.append(
-            {
-                "name": judgement["name"],
-                "calls": calls,
-                "flops": judgement["flops"],
-                "untuned_us": round(before_us, 3),
-                "tuned_us": None if after_us is None else round(after_us, 3),
-            }
+            MeasuredKernel(
+                name=judgement["name"],
+                calls=calls,
+                untuned_us=round(before_us, 3),
+                tuned_us=None if after_us is None else round(after_us, 3),
+                flops=judgement["flops"],
+            )
         )
-    return {
-        "tuned": sum(1 for kernel in kernels if kernel["tuned_us"] is not None),
-        "tunable": tunable,
-        "untried": sum(1 for j in judgements if not j["finalists"] and not j["error"]),
-        "coverage": round(covered_us / untuned_us, 4) if untuned_us else 0.0,
-        "untuned_us": round(untuned_us, 3),
-        "tuned_us": round(tuned_us, 3),
-        "speedup": round(untuned_us / tuned_us, 3) if tuned_us else 1.0,
-        "kernels": sorted(kernels, key=lambda kernel: -kernel["calls"] * kernel["untuned_us"]),
-        "errors": {j["name"]: j["error"] for j in judgements if j["error"]},
-        "peak_gflops": peak,
-    }
+    return PickBestFacts(
+        tuned=sum(1 for kernel in kernels if kernel.tuned_us is not None),
+        tunable=tunable,
+        untried=sum(1 for j in judgements.values() if not j["finalists"] and not j["error"]),
+        coverage=round(covered_us / untuned_us, 4) if untuned_us else 0.0,
+        untuned_us=round(untuned_us, 3),
+        tuned_us=round(tuned_us, 3),
+        speedup=round(untuned_us / tuned_us, 3) if tuned_us else 1.0,
+        kernels=tuple(sorted(kernels, key=lambda kernel: -kernel.calls * kernel.untuned_us)),
+        errors={j["name"]: j["error"] for j in judgements.values() if j["error"]},
+        peak_gflops=peak,
+        library=library,
+    )
 
 
 # ---------------------------------------------------------------- what a summary says
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
     """Return what tuning achieved, with the kernels that take longest."""
-    if not facts["untuned_us"]:
+    if not facts.untuned_us:
         return []
-    # A result of an earlier version does not say it.
-    library = facts.get("library", {})
+    tuned = inputs.get(TuneFacts)
     lines = [
-        f"{_kept_text(facts, library)}; {facts['coverage']:.0%} of the time is in kernels with a schedule"
+        f"{_kept_text(facts)}; {facts.coverage:.0%} of the time is in kernels with a schedule"
         f"{_threads_text(facts)}",
-        *describe_libraries(library),
-        *describe_roofline(facts, inputs.get("tune", {})),
+        *describe_libraries(facts.library),
+        *describe_roofline(facts, tuned),
     ]
-    if facts["kernels"]:
-        peak = facts["peak_gflops"]
+    if facts.kernels:
+        peak = facts.peak_gflops
         machine = f" (peak of this machine: {peak:.0f} GFLOPS)" if peak else ""
-        seconds = {
-            workload["name"]: float(workload["seconds"])
-            for workload in inputs.get("tune", {}).get("workloads", ())
-        }
-        table = _kernel_table(facts["kernels"][:_SHOWN_KERNELS], peak, seconds)
+        seconds = {workload.name: workload.seconds for workload in tuned.workloads} if tuned else {}
+        table = _kernel_table(facts.kernels[:_SHOWN_KERNELS], peak, seconds)
         lines.append(
             "each kernel measured by itself in turns with the untuned one, times of all its calls, "
             f"the longest first{machine}\n{table}"
         )
-    lines += _describe_untried(facts["untried"], inputs.get("tune", {}))
-    return lines + [
-        f"not measured again: {name}: {error}" for name, error in facts["errors"].items()
-    ]
+    lines += _describe_untried(facts.untried, len(tuned.untunable) if tuned else 0)
+    return lines + [f"not measured again: {name}: {error}" for name, error in facts.errors.items()]
 
 
-def _kept_text(facts: Facts, library: Facts) -> str:
-    kept = f"tuning kept {facts['tuned']} of {count_text(facts['tunable'], 'workload')}"
-    is_vain = not facts["tuned"] and not library.get("overruled")
+def _kept_text(facts: PickBestFacts) -> str:
+    kept = f"tuning kept {facts.tuned} of {count_text(facts.tunable, 'workload')}"
+    is_vain = not facts.tuned and not facts.library.get("overruled")
     # where trials failed, or none was made, the lines below say so
-    return f"{kept}: the rules were already fastest" if is_vain and not facts["untried"] else kept
+    return f"{kept}: the rules were already fastest" if is_vain and not facts.untried else kept
 
 
-def _describe_untried(untried: int, tune: Facts) -> list[str]:
+def _describe_untried(untried: int, untunable: int) -> list[str]:
     """Return how many workloads have no trial that worked, and how many no trial at all."""
-    broken = min(len(tune.get("untunable", ())), untried)
+    broken = min(untunable, untried)
     counts = {"no trial that worked": broken, "no trial": untried - broken}
     return [
         f"{count_text(count, 'workload')} {'has' if count == 1 else 'have'} {text}: not tuned"
@@ -283,23 +335,21 @@ def _describe_untried(untried: int, tune: Facts) -> list[str]:
     ]
 
 
-def _threads_text(facts: Facts) -> str:
-    # A result of an earlier version does not say it.
-    threads = facts.get("threads")
-    return f" (with {count_text(threads, 'thread')})" if threads else ""
+def _threads_text(facts: PickBestFacts) -> str:
+    return f" (with {count_text(facts.threads, 'thread')})" if facts.threads else ""
 
 
 def _kernel_table(
-    kernels: Sequence[Facts], peak: float | None, tuning_seconds: Mapping[str, float]
+    kernels: Sequence[MeasuredKernel], peak: float | None, tuning_seconds: Mapping[str, float]
 ) -> str:
     lines = [
         f"    {'':<{_NAME_WIDTH}} {'calls':>5} {'untuned':>9} {'tuned':>9} {'speedup':>7} "
         f"{'GFLOPS':>11} {'saved a minute':>15}"
     ]
     for kernel in kernels:
-        name, calls, untuned_us = kernel["name"], kernel["calls"], kernel["untuned_us"]
-        tuned_us = untuned_us if kernel["tuned_us"] is None else kernel["tuned_us"]
-        speedup = f"{untuned_us / tuned_us:.3g}×" if kernel["tuned_us"] is not None else "–"
+        name, calls, untuned_us = kernel.name, kernel.calls, kernel.untuned_us
+        tuned_us = kernel.call_us
+        speedup = f"{untuned_us / tuned_us:.3g}×" if kernel.tuned_us else "–"
         short = name if len(name) <= _NAME_WIDTH else f"{name[: _NAME_WIDTH - 3]}..."
         saved_s = calls * (untuned_us - tuned_us) / 1e6
         lines.append(
@@ -311,9 +361,7 @@ def _kernel_table(
     return "\n".join(lines)
 
 
-def _gflops_text(kernel: Facts, peak: float | None) -> str:
-    from tvmflow.tuning.roofline import gflops, gflops_text
-
+def _gflops_text(kernel: MeasuredKernel, peak: float | None) -> str:
     value = gflops(kernel)
     return "–" if value is None or value < 1 else gflops_text(value, peak)
 
@@ -342,7 +390,7 @@ def compare_libraries(
     settings: PickBestSettings,
     context: StageContext,
     fork_server: ForkServer,
-    tasks: Sequence[Facts],
+    tasks: Sequence[Mapping[str, Json]],
     chosen: Mapping[str, Json],
     ledger: Ledger,
 ) -> LibraryTimes | None:
@@ -409,19 +457,15 @@ def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None)
             judgement["winner"] = judgement["tuned_us"] = None
 
 
-def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> Facts:
-    """Return what became of the library; times in µs.
-
-    `overruled` names kernels by the reason why they are not tuned; `pairs` counts the turns, and
-    `low` and `high` are the limits of the speedup; `error` says why nothing was compared.
-    """
+def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> LibraryFacts:
+    """Return what became of the library."""
     if times is None:
         return {}
     overruled: dict[str, list[str]] = {}
     for judgement in judgements.values():
         if judgement["overruled"]:
             overruled.setdefault(judgement["overruled"], []).append(judgement["name"])
-    facts: dict[str, Json] = {"overruled": overruled, "error": times.error}
+    facts: LibraryFacts = {"overruled": overruled, "error": times.error}
     if times.tuned:
         low, high = times.pairs.limits
         facts |= {
@@ -435,20 +479,19 @@ def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) 
     return facts
 
 
-def describe_libraries(facts: Facts) -> list[str]:
+def describe_libraries(facts: LibraryFacts) -> list[str]:
     """Return which kernels lost in the whole library, or that all of them did."""
-    if not facts:
-        return []
-    if facts["error"]:
-        return [f"the tuned library was not compared with the untuned one: {facts['error']}"]
+    if error := facts.get("error"):
+        return [f"the tuned library was not compared with the untuned one: {error}"]
+    overruled = facts.get("overruled", {})
     lines = []
-    if names := facts["overruled"].get(SLOWER_IN_LIBRARY):
+    if names := overruled.get(SLOWER_IN_LIBRARY):
         verb = "is" if len(names) == 1 else "are"
         lines.append(
             f"{count_text(len(names), 'kernel')} {verb} faster tuned alone and slower in the library, "
             f"so left untuned: {name_some(names)}"
         )
-    if "pairs" in facts and facts["overruled"].get(LIBRARY_SLOWER):
+    if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):
         # of a library that stays tuned, `verify` measures the speedup as it is delivered
         lines.append(
             f"NOT TUNED: with its tuned kernels the whole library has a speedup of {facts['speedup']:.3g} "
@@ -458,22 +501,25 @@ def describe_libraries(facts: Facts) -> list[str]:
     return lines
 
 
-def describe_roofline(facts: Facts, tuned: Facts) -> list[str]:
+def describe_roofline(facts: PickBestFacts, tuned: TuneFacts | None) -> list[str]:
     """Return the speedup that the roofline would allow, beside the time that was spent on tuning.
 
     Args:
         facts: The facts of `pick_best`.
         tuned: Those of `tune`.
     """
-    least_us = {w["name"]: w.get("roofline_us") for w in tuned.get("workloads", ())}
-    kernels = facts["kernels"]
-    if not tuned.get("measured") or not all(least_us.get(kernel["name"]) for kernel in kernels):
+    if tuned is None or not tuned.measured:
+        return []
+    least_us = {w.name: w.roofline_us for w in tuned.workloads if w.roofline_us}
+    if not least_us.keys() >= {kernel.name for kernel in facts.kernels}:
         return []
     possible_us = sum(
-        kernel["calls"] * min(kernel["tuned_us"] or kernel["untuned_us"], least_us[kernel["name"]])
-        for kernel in kernels
+        kernel.calls * min(kernel.tuned_us or kernel.untuned_us, least_us[kernel.name])
+        for kernel in facts.kernels
     )
+    if not possible_us:
+        return []
     return [
-        f"{duration_text(tuned['seconds'])} of tuning; by the roofline of this machine, "
-        f"at most a speedup of {facts['untuned_us'] / possible_us:.3g} over untuned is possible"
+        f"{duration_text(tuned.seconds)} of tuning; by the roofline of this machine, "
+        f"at most a speedup of {facts.untuned_us / possible_us:.3g} over untuned is possible"
     ]

@@ -9,7 +9,6 @@ from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
-from tvmflow.stages.base import Facts
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_runtime, linking
 from tvmflow.targets.backends import backend_for
@@ -72,9 +71,8 @@ def run_location(recipe: Recipe) -> str:
     return LOCAL if recipe.verify.run_on == "auto" else str(recipe.verify.run_on)
 
 
-def describe_runtime(facts: Facts) -> list[str]:
-    """Return what a report says of a library that TVM's virtual machine has to run."""
-    reason = facts.get("needs_tvm_for")
+def describe_runtime(reason: str) -> list[str]:
+    """Return what a report says of a library that TVM's virtual machine has to run for a reason; nothing for none."""
     return (
         [f"runs on TVM's virtual machine (runtime: vm), which it needs for {reason}"]
         if reason

@@ -7,15 +7,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.keys import UNLIMITED_TRIALS
-from tvmflow.core.types import RunTraits
+from tvmflow.core.typed_json import without_empty
+from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.stages.base import Facts, StageContext, StageTraits, name_some, no_files
+from tvmflow.stages.base import KnownFacts, StageContext, StageTraits, name_some, no_files
 from tvmflow.stages.tune_settings import (
     NO_SEARCH,
     NoSearchSettings,
@@ -33,6 +35,8 @@ from tvmflow.tuning.tuning_job import Task, search_name
 
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult
+
+NAME: Final = "tune"
 
 
 def forecast(
@@ -105,7 +109,105 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
     )
 
 
-def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Facts:
+class WorkloadFacts(NamedTuple):
+    """The outcome for one workload; times in µs of one call, and in seconds; None where one is not known.
+
+    Attributes:
+        key: Its key.
+        name: The name of its first kernel.
+        trials: The trials of the budget that it has had.
+        calls: How often the model calls it.
+        untuned_us: Its time without tuning.
+        best_us: The time of its fastest trial.
+        measured: How many trials this run measured.
+        failed: Failures among all its trials.
+        roofline_us: Its time at the roofline of the machine.
+        at_roofline: It is about as fast as the machine allows.
+        finished: It had its share of the budget in an earlier search.
+        spread: The spread of its fastest trial.
+        seconds: The time that this run spent on it.
+        first_failure: Phase and message of its first failure.
+    """
+
+    key: str
+    name: str
+    trials: int
+    calls: int
+    untuned_us: float | None
+    best_us: float | None
+    measured: int = 0
+    failed: int = 0
+    roofline_us: float | None = None
+    at_roofline: bool = False
+    finished: bool = False
+    spread: float = 0.0
+    seconds: float = 0.0
+    first_failure: str = ""
+
+
+class BannedSchedule(NamedTuple):
+    """A schedule that computes wrong numbers: its kernel, its trial, why, and since when."""
+
+    name: str
+    trial: str
+    reason: str
+    when: str
+
+
+class TuneFacts(NamedTuple):
+    """The outcome of a search.
+
+    Attributes:
+        trials: The budget.
+        measured: The trials of this run.
+        reused: Those of the ledger.
+        failed: Failures among them.
+        stopped: `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`.
+        seconds: The time that this run took.
+        drift: By how much one kernel's time changed meanwhile.
+        exhausted: The workloads of which no schedule is left to try.
+        untunable: Those of which no trial worked.
+        repairs: A sentence for each repair of the ledger, and each search that failed.
+        workloads: What became of each.
+        known: All trials in the ledger.
+        threads: The threads that kernels ran with; None where nothing was measured.
+        usable_cpus: The CPUs of this machine that the run might use.
+        cpus: All of them.
+        starting_points: How many schedules were measured first because they are good on near targets.
+        near_targets: These targets.
+        spent_s: The seconds of the budget that it and earlier searches took.
+        gain: The speedup that was `found`, by the best trials alone, and the `possible` one at the
+            roofline; empty where one of the times is not known.
+        banned: The schedules that are never chosen again.
+    """
+
+    trials: int
+    measured: int
+    reused: int
+    failed: int
+    stopped: str
+    seconds: float
+    drift: float
+    exhausted: tuple[str, ...]
+    untunable: tuple[str, ...]
+    repairs: tuple[str, ...]
+    workloads: tuple[WorkloadFacts, ...]
+    known: int = 0
+    threads: int | None = None
+    usable_cpus: int = 0
+    cpus: int = 0
+    starting_points: int = 0
+    near_targets: tuple[str, ...] = ()
+    spent_s: float = 0.0
+    gain: Mapping[str, float] = MappingProxyType({})
+    banned: tuple[BannedSchedule, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("banned",))
+
+
+def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> TuneFacts:
     """Measure what the budget asks for and the ledger lacks; write the best trials of each workload."""
     from tvmflow.tuning.tuning_job import TuningResult
 
@@ -136,30 +238,29 @@ def run(settings: TuneSettings | NoSearchSettings, context: StageContext) -> Fac
         # nothing has to be measured for a library without schedules from the ledger
         best = {}
     (context.out / RECORDS).write_text(json.dumps(best, indent=1, sort_keys=True))
-    banned = [
-        {"name": task.name, "trial": ban.trial, "reason": ban.reason, "when": ban.when}
+    banned = (
+        BannedSchedule(task.name, ban.trial, ban.reason, ban.when)
         for task in tasks
         for ban in ledgers[task.key].bans.values()
-    ]
+    )
     facts = _make_facts(settings.tune.trials, settings.threads, result)
-    return {**facts, "banned": banned} if banned else facts
+    return facts._replace(banned=tuple(banned))
 
 
-def _describe_threads(facts: Facts) -> list[str]:
+def _describe_threads(facts: TuneFacts) -> list[str]:
     """Return how many threads kernels ran with, and which schedules came from near targets."""
-    # A result of an earlier version does not say it.
-    if not facts.get("threads"):
+    if not facts.threads:
         return []
-    line = f"measured with {count_text(facts['threads'], 'thread')}"
-    if facts["usable_cpus"] < facts["cpus"]:
+    line = f"measured with {count_text(facts.threads, 'thread')}"
+    if facts.usable_cpus < facts.cpus:
         line += (
-            f"; the run might use {facts['usable_cpus']} of this machine's {facts['cpus']} CPUs "
+            f"; the run might use {facts.usable_cpus} of this machine's {facts.cpus} CPUs "
             "(the target's `threads` sets another number)"
         )
-    if not facts["starting_points"]:
+    if not facts.starting_points:
         return [line]
-    count = count_text(facts["starting_points"], "schedule")
-    return [line, f"{count} measured first: the best on {'; '.join(facts['near_targets'])}"]
+    count = count_text(facts.starting_points, "schedule")
+    return [line, f"{count} measured first: the best on {'; '.join(facts.near_targets)}"]
 
 
 def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
@@ -174,41 +275,33 @@ def _check_any_trial_worked(results: Sequence[WorkloadResult]) -> None:
         )
 
 
-def _make_facts(trials: int, threads: int | None, result: TuningResult) -> Facts:
-    """Return what a search did.
-
-    `trials` is the budget, `threads` those that kernels ran with; `usable_cpus` are those of this
-    machine's `cpus` that the run might use; `starting_points` counts schedules that were measured
-    first because they are good on `near_targets`; `measured` and `reused` are the trials of this run and of the ledger;
-    `stopped` is `budget`, `time`, `exhausted`, `converged`, `finished` or `no search`; `spent_s` are the seconds
-    of the budget that it and earlier searches took. `gain` compares the speedup that was
-    found, by the best trials alone, with the one at the roofline.
-    """
+def _make_facts(trials: int, threads: int | None, result: TuningResult) -> TuneFacts:
+    """Return what a search with a budget of trials did, and the threads that kernels ran with."""
     workloads = result.workloads
-    return {
-        "trials": trials,
-        "threads": threads,
-        "usable_cpus": count_usable_cpus(),
-        "cpus": count_cpus(),
-        "starting_points": result.starting_points,
-        "near_targets": list(result.near_targets),
-        "measured": sum(w.measured for w in workloads),
-        "reused": sum(max(w.trials - w.measured, 0) for w in workloads),
-        "known": sum(w.known for w in workloads),
-        "failed": sum(w.failed for w in workloads),
-        "exhausted": [w.name for w in workloads if w.exhausted],
-        "untunable": [w.name for w in workloads if w.trials and w.best_s is None],
-        "stopped": result.stopped,
-        "spent_s": result.spent_s,
-        "gain": _make_gain(workloads),
-        "seconds": round(sum(w.seconds for w in workloads), 3),
-        "drift": round(result.drift, 4),
-        "repairs": result.repairs,
-        "workloads": [_make_workload_facts(w) for w in workloads],
-    }
+    return TuneFacts(
+        trials=trials,
+        threads=threads,
+        usable_cpus=count_usable_cpus(),
+        cpus=count_cpus(),
+        starting_points=result.starting_points,
+        near_targets=tuple(result.near_targets),
+        measured=sum(w.measured for w in workloads),
+        reused=sum(max(w.trials - w.measured, 0) for w in workloads),
+        known=sum(w.known for w in workloads),
+        failed=sum(w.failed for w in workloads),
+        exhausted=tuple(w.name for w in workloads if w.exhausted),
+        untunable=tuple(w.name for w in workloads if w.trials and w.best_s is None),
+        stopped=result.stopped,
+        spent_s=result.spent_s,
+        gain=_make_gain(workloads),
+        seconds=round(sum(w.seconds for w in workloads), 3),
+        drift=round(result.drift, 4),
+        repairs=tuple(result.repairs),
+        workloads=tuple(map(_make_workload_facts, workloads)),
+    )
 
 
-def _make_gain(workloads: Sequence[WorkloadResult]) -> Facts:
+def _make_gain(workloads: Sequence[WorkloadResult]) -> dict[str, float]:
     """Return the `found` speedup and the `possible` one; empty where one of the times is not known."""
     if not workloads or any(w.untuned_s is None or not w.least_s for w in workloads):
         return {}
@@ -222,88 +315,84 @@ def _make_gain(workloads: Sequence[WorkloadResult]) -> Facts:
     return {"found": round(untuned_s / tuned_s, 4), "possible": round(untuned_s / least_s, 4)}
 
 
-def _make_workload_facts(workload: WorkloadResult) -> Facts:
-    """Return what became of one workload; times in µs and seconds."""
-    return {
-        "key": workload.key,
-        "name": workload.name,
-        "trials": workload.trials,
-        "measured": workload.measured,
-        "failed": workload.failed,
-        "calls": workload.calls,
-        "untuned_us": _microseconds(workload.untuned_s),
-        "best_us": _microseconds(workload.best_s),
-        "roofline_us": _microseconds(workload.least_s or None),
-        "at_roofline": workload.at_roofline,
-        "finished": workload.finished,
-        "spread": round(workload.spread, 4),
-        "seconds": round(workload.seconds, 3),
-        "first_failure": workload.first_failure,
-    }
+def _make_workload_facts(workload: WorkloadResult) -> WorkloadFacts:
+    """Return what became of one workload."""
+    return WorkloadFacts(
+        key=workload.key,
+        name=workload.name,
+        trials=workload.trials,
+        measured=workload.measured,
+        failed=workload.failed,
+        calls=workload.calls,
+        untuned_us=_microseconds(workload.untuned_s),
+        best_us=_microseconds(workload.best_s),
+        roofline_us=_microseconds(workload.least_s or None),
+        at_roofline=workload.at_roofline,
+        finished=workload.finished,
+        spread=round(workload.spread, 4),
+        seconds=round(workload.seconds, 3),
+        first_failure=workload.first_failure,
+    )
 
 
 def _microseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e6, 3)
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     """Return the trials that a search had, why it ended, and what was unusual."""
-    if not facts["trials"]:
+    if not facts.trials:
         return ["not tuned (tune.trials is 0)"]
-    done = facts["measured"] + facts["reused"]
-    has_limit = facts["stopped"] not in ("time", "no search") and facts["trials"] < UNLIMITED_TRIALS
-    budget = f"of {facts['trials']} " if has_limit else ""
-    took = f" in {duration_text(facts['seconds'])}" if facts["measured"] else ""
-    failed = f", {facts['failed']} failed" if facts["failed"] else ""
-    counts = f"{facts['measured']} measured{took}, {facts['reused']} from the ledger{failed}"
+    done = facts.measured + facts.reused
+    has_limit = facts.stopped not in ("time", "no search") and facts.trials < UNLIMITED_TRIALS
+    budget = f"of {facts.trials} " if has_limit else ""
+    took = f" in {duration_text(facts.seconds)}" if facts.measured else ""
+    failed = f", {facts.failed} failed" if facts.failed else ""
+    counts = f"{facts.measured} measured{took}, {facts.reused} from the ledger{failed}"
     trials = "trial" if not budget and done == 1 else "trials"
     lines = [f"{done} {budget}{trials} ({counts})"]
     lines += _describe_threads(facts)
-    if facts["stopped"] in _STOPPED_TEXTS:
-        lines.append(_STOPPED_TEXTS[facts["stopped"]])
-    lines += _describe_roofline(facts)
-    if facts["drift"] > _MAX_DRIFT:
+    if facts.stopped in _STOPPED_TEXTS:
+        lines.append(_STOPPED_TEXTS[facts.stopped])
+    lines += _describe_roofline(facts.workloads)
+    if facts.drift > _MAX_DRIFT:
         lines.append(
-            f"the machine's speed changed during the search: one kernel's time by {facts['drift']:.0%}"
+            f"the machine's speed changed during the search: one kernel's time by {facts.drift:.0%}"
         )
-    lines += [f"note: {text}" for text in facts["repairs"]]
-    # Only a result with bans says them.
-    for ban in facts.get("banned", ()):
+    lines += [f"note: {text}" for text in facts.repairs]
+    for ban in facts.banned:
         lines.append(
-            f"BANNED on {ban['when'][:10]}: the schedule {ban['trial'][:12]} of {ban['name']}: {ban['reason']}"
+            f"BANNED on {ban.when[:10]}: the schedule {ban.trial[:12]} of {ban.name}: {ban.reason}"
         )
-    if facts["exhausted"]:
-        lines.append(f"search space exhausted: {name_some(facts['exhausted'])}")
-    if facts["untunable"]:
-        lines.append(f"no candidate worked: {name_some(facts['untunable'])}")
+    if facts.exhausted:
+        lines.append(f"search space exhausted: {name_some(facts.exhausted)}")
+    if facts.untunable:
+        lines.append(f"no candidate worked: {name_some(facts.untunable)}")
     return lines
 
 
-def _describe_roofline(facts: Facts) -> list[str]:
+def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
     """Return how many workloads are at the roofline; what the trials gained is measured again in turns later."""
-    lines = []
-    workloads = facts.get("workloads", ())
-    done = [workload for workload in workloads if workload.get("at_roofline")]
-    if done:
-        verb = "reaches" if len(done) == 1 else "reach"
-        share = f"{ROOFLINE_SHARE:.0%} of the roofline and {'is' if len(done) == 1 else 'are'}"
-        count = f"{len(done)} of {count_text(len(workloads), 'workload')}"
-        lines.append(f"{count} {verb} {share} not tuned further")
-    return lines
+    done = sum(workload.at_roofline for workload in workloads)
+    if not done:
+        return []
+    verb = "reaches" if done == 1 else "reach"
+    share = f"{ROOFLINE_SHARE:.0%} of the roofline and {'is' if done == 1 else 'are'}"
+    count = f"{done} of {count_text(len(workloads), 'workload')}"
+    return [f"{count} {verb} {share} not tuned further"]
 
 
-def explain(facts: Facts) -> list[str]:
+def explain(facts: TuneFacts) -> list[str]:
     """Return for each workload its trials, its time, and the share of its roofline, the longest first."""
-    known = [workload for workload in facts.get("workloads", ()) if workload.get("roofline_us")]
     lines = []
-    for workload in sorted(known, key=lambda entry: -entry["calls"] * (entry["untuned_us"] or 0.0)):
-        times = [us for us in (workload["untuned_us"], workload["best_us"]) if us]
-        if times:
-            share = min(workload["roofline_us"] / min(times), 1.0)
+    for workload in sorted(facts.workloads, key=lambda w: -w.calls * (w.untuned_us or 0.0)):
+        times = [us for us in (workload.untuned_us, workload.best_us) if us]
+        if times and workload.roofline_us:
+            share = min(workload.roofline_us / min(times), 1.0)
             lines.append(
-                f"  {workload['name']}: {count_text(workload['trials'], 'trial')}, "
+                f"  {workload.name}: {count_text(workload.trials, 'trial')}, "
                 f"{latency_text(min(times) / 1e6)} a call, {share:.0%} of its roofline"
-                f"{_FINISHED if workload.get('finished') else ''}"
+                f"{_FINISHED if workload.finished else ''}"
             )
     return ["workloads against the roofline of this machine", *lines] if lines else []
 

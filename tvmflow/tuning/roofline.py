@@ -7,8 +7,8 @@ cache-aware roofline of Ilic et al. (2014): a kernel that is timed alone finds i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.markup import Markup, element
@@ -162,10 +162,32 @@ def _measure_bandwidth(payload: Json, size: float) -> float:
     return (_SUMMED + 1) * length * _FLOAT_BYTES / min(seconds)
 
 
-def gflops(kernel: Mapping[str, Any]) -> float | None:
-    """Return the GFLOPS of a kernel, from the facts of `pick_best`; None without arithmetic."""
-    us = kernel["untuned_us"] if kernel["tuned_us"] is None else kernel["tuned_us"]
-    return kernel["flops"] / us / 1e3 if kernel.get("flops") and us else None
+class MeasuredKernel(NamedTuple):
+    """A kernel that was measured by itself.
+
+    Attributes:
+        name: Its name.
+        calls: Its calls in one inference.
+        untuned_us: Its time in µs of one call, with its untuned schedule.
+        tuned_us: The same with the chosen schedule; None where it stays untuned.
+        flops: The arithmetic operations of a call; None or 0 for none.
+    """
+
+    name: str
+    calls: int
+    untuned_us: float
+    tuned_us: float | None
+    flops: float | None = None
+
+    @property
+    def call_us(self) -> float:
+        """The time in µs of one call, with the schedule that it has."""
+        return self.untuned_us if self.tuned_us is None else self.tuned_us
+
+
+def gflops(kernel: MeasuredKernel) -> float | None:
+    """Return the GFLOPS of a kernel; None without arithmetic."""
+    return kernel.flops / kernel.call_us / 1e3 if kernel.flops and kernel.call_us else None
 
 
 def gflops_text(value: float, peak: float | None) -> str:
@@ -173,16 +195,14 @@ def gflops_text(value: float, peak: float | None) -> str:
     return f"{value:.0f} ({value / peak:.0%})" if peak else f"{value:.0f}"
 
 
-def render_roofline(kernels: Sequence[Mapping[str, Any]], peak: float | None) -> str:
+def render_roofline(kernels: Sequence[MeasuredKernel], peak: float | None) -> str:
     """Return an SVG with a bar for each kernel that does arithmetic, and a line at the peak.
 
     Args:
-        kernels: The kernels in the facts of `pick_best`, in any order.
+        kernels: The kernels, in any order.
         peak: The peak of the machine in GFLOPS; None when not known.
     """
-    ordered = sorted(
-        kernels, key=lambda kernel: (-kernel["calls"] * kernel["untuned_us"], kernel["name"])
-    )
+    ordered = sorted(kernels, key=lambda kernel: (-kernel.calls * kernel.untuned_us, kernel.name))
     rows = [(kernel, value) for kernel in ordered if (value := gflops(kernel))][:_MAX_BARS]
     top = max([peak or 0.0, *(value for _, value in rows), 1e-9])
     height = _ROW_HEIGHT * len(rows) + 70
@@ -210,30 +230,30 @@ def render_roofline(kernels: Sequence[Mapping[str, Any]], peak: float | None) ->
 
 
 def _draw_bar(
-    kernel: Mapping[str, Any], value: float, y: int, top: float, peak: float | None
+    kernel: MeasuredKernel, value: float, y: int, top: float, peak: float | None
 ) -> Iterator[Markup]:
     """Yield the elements of one kernel.
 
     Args:
-        kernel: The kernel in the facts of `pick_best`.
+        kernel: The kernel.
         value: Its GFLOPS.
         y: The upper edge of its row in pixels.
         top: The GFLOPS at the right edge.
         peak: The peak of the machine in GFLOPS; None when not known.
     """
-    name = str(kernel["name"])
+    name = kernel.name
     label = name if len(name) <= _MAX_LABEL else f"{name[: _MAX_LABEL - 3]}..."
     width = max(1.0, _BAR_WIDTH * value / top)
     yield element("text", label, x=_LABEL_WIDTH - 8, y=y + 15, text_anchor="end")
     yield _NEWLINE
     yield element(
         "rect",
-        element("title", f"{name}: {value:.1f} GFLOPS, {kernel['calls']} calls"),
+        element("title", f"{name}: {value:.1f} GFLOPS, {kernel.calls} calls"),
         x=_LABEL_WIDTH,
         y=y + 3,
         width=f"{width:.1f}",
         height=_ROW_HEIGHT - 6,
-        fill=_UNTUNED_COLOR if kernel["tuned_us"] is None else _TUNED_COLOR,
+        fill=_UNTUNED_COLOR if kernel.tuned_us is None else _TUNED_COLOR,
     )
     yield _NEWLINE
     yield element("text", gflops_text(value, peak), x=f"{_LABEL_WIDTH + width + 6:.1f}", y=y + 15)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import engine
+from tests.support.facts import tune_facts, workload_facts
 from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.release import _format_release, _format_report, _to_json, retune
 from tvmflow.core.types import Plan
@@ -95,10 +96,10 @@ def test_a_difference_is_reported_with_its_place() -> None:
 
 def tuned(**facts: Any) -> RunReport:
     """Return the report of a run whose `tune` stage has these facts."""
-    work = [{"calls": 2, "untuned_us": 50.0, "best_us": 40.0}]
-    base = {"measured": 1, "known": 1, "stopped": "exhausted", "workloads": work}
-    stage = StageReport("net:tune/host", "ran", "", 0.0, {**base, **facts})
-    return RunReport((stage,), (), (), 0.0)
+    work = [workload_facts("conv", calls=2, untuned_us=50.0, best_us=40.0)]
+    base = tune_facts(measured=1, known=1, stopped="exhausted", workloads=work)
+    stage = StageReport.of_result("net:tune/host", {**base, **facts}, outcome="ran")
+    return RunReport((stage,))
 
 
 def run_retune(report: RunReport | None, *, as_json: bool = False, verbosity: int = 0) -> Plan:

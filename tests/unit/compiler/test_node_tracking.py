@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -100,8 +99,7 @@ def test_kernels_have_the_names_of_the_nodes(tmp_path: Path) -> None:
     """What is computed when the library is built, such as transposed weights, belongs to what reads it."""
     loaded = frontend.load({"model": write_model(tmp_path)}, ())
     lowered = lower(loaded.mod)
-    facts: dict[str, Any] = {"kernel_nodes": lowered.kernel_nodes}
-    calls = find_kernel_nodes(facts, {"nodes": loaded.nodes})
+    calls = find_kernel_nodes(lowered.kernel_nodes, loaded.nodes)
     nodes = {node for kernel in calls.values() for call in kernel for node in call.nodes}
     assert nodes == {"fc1", "Relu (activated)", "fc2"}
     computed = [

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import plan_of, planned, recipe, target
+from tests.support.facts import tune_facts
 from tests.support.fake_executor import FakeExecutor
 from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
@@ -99,7 +100,7 @@ def test_targets_that_differ_too_much_say_nothing(store: LocalStore) -> None:
 
 def test_a_search_takes_its_trials_at_the_pace_of_the_last_one(store: LocalStore) -> None:
     """And what it took beside them; the kernels are not known before `extract_tasks`."""
-    remember(store, "tune/host", 12.0, seconds=4.0, measured=8, trials=8)
+    remember(store, "tune/host", 12.0, **tune_facts(seconds=4.0, measured=8, trials=8))
     tune = estimate(store, plan_for(trials=40))["tune/host"]
     assert tune.seconds == (8.0 + 40 * 0.5, 8.0 + 40 * 0.5)
     assert tune.trials == TrialForecast(40)
@@ -109,7 +110,7 @@ def test_a_limit_in_minutes_is_the_most(store: LocalStore) -> None:
     """It is known without any history, and holds against it."""
     tune = estimate(store, plan_for(minutes=4.0))["tune/host"]
     assert (tune.seconds, tune.basis) == ((240.0, 240.0), "time limit")
-    remember(store, "tune/host", 12.0, seconds=4.0, measured=8, trials=8)
+    remember(store, "tune/host", 12.0, **tune_facts(seconds=4.0, measured=8, trials=8))
     tune = estimate(store, plan_for(minutes=4.0, trials=10_000))["tune/host"]
     assert (tune.seconds, tune.basis) == ((240.0, 240.0), "time limit")
     tune = estimate(store, plan_for(minutes=4.0, trials=40))["tune/host"]

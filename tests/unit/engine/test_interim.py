@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import pytest
 
 from tests.support.engine import plan_of, planned, recipe, target
+from tests.support.facts import tune_facts
 from tests.support.small_runs import RunHost
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, Decision, Delivery, Plan, StageSpec, StoredFile
@@ -44,7 +45,7 @@ class Runs:
             return None
         spent_s = min((tune.get("minutes") or 0.0) * 60, self._enough_s)
         stopped = "time" if spent_s < self._enough_s else "converged"
-        facts = {"stopped": stopped, "spent_s": spent_s}
+        facts = tune_facts(stopped=stopped, spent_s=spent_s)
         kind: Literal["hit", "run"] = "hit" if self._is_tuned else "run"
         state = SimpleNamespace(
             artifacts={TUNE: Artifact("", (), facts)},

@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.facts import (
+    kernel_facts,
+    pick_best_facts,
+    profile,
+    seconds,
+    tune_facts,
+    verify_facts,
+    workload_facts,
+)
+from tvmflow.core.typed_json import read_as
 from tvmflow.engine.kernel_details import KernelRow, list_kernel_rows
+from tvmflow.stages.base import KnownFacts
+from tvmflow.stages.build import BuildFacts
+from tvmflow.stages.import_model import ImportFacts
+from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.tune import TuneFacts
+from tvmflow.stages.verify.verdict import Verdict
 
-BUILT = {
-    "schedule_rules": {"tuned": ["conv"], "elementwise": ["add", "relu"]},
-    "kernel_nodes": {"conv": [[0], [1]], "relu": [[2]]},
-}
+BUILT = BuildFacts(
+    kernels=3,
+    schedule_rules={"tuned": ("conv",), "elementwise": ("add", "relu")},
+    kernel_nodes={"conv": [[0], [1]], "relu": [[2]]},
+)
 
 
 def test_the_slowest_kernel_comes_first() -> None:
     """By the library's profile; what no stage knows of a kernel is None."""
+    kernels = [
+        kernel_facts("conv", calls=2, untuned_us=9.0, tuned_us=3.0),
+        kernel_facts("relu", untuned_us=2.0, tuned_us=None),
+    ]
     rows = list_kernel_rows(
-        {
-            "import": {"nodes": ["/a/Conv", "/b/Conv", "/c/Relu"]},
-            "tune": {"workloads": [{"name": "conv", "key": "ab"}]},
-            "pick_best": {
-                "kernels": [
-                    {"name": "conv", "calls": 2, "untuned_us": 9.0, "tuned_us": 3.0},
-                    {"name": "relu", "calls": 1, "untuned_us": 2.0, "tuned_us": None},
-                ]
-            },
-            "build": BUILT,
-            "verify": {
-                "latency": {"library": {"median": 10e-6}},
-                "profile": {"kernels": {"conv": 0.7, "relu": 0.2}},
-            },
-        }
+        BUILT,
+        KnownFacts(
+            {
+                ImportFacts: ImportFacts(nodes=("/a/Conv", "/b/Conv", "/c/Relu")),
+                TuneFacts: read_as(
+                    TuneFacts, tune_facts(workloads=[workload_facts("conv", key="ab")])
+                ),
+                PickBestFacts: read_as(PickBestFacts, pick_best_facts(kernels=kernels)),
+                BuildFacts: BUILT,
+                Verdict: verify_facts(
+                    latency={"library": seconds(10e-6)}, profile=profile(conv=0.7, relu=0.2)
+                ),
+            }
+        ),
     )
     conv = KernelRow("conv", 0.7, 2, 0.7 * 10e-6, 6e-6, "tuned", "ab", "/a/Conv and 1 other call")
     assert rows == [
@@ -44,7 +64,7 @@ def test_the_slowest_kernel_comes_first() -> None:
 
 def test_a_build_without_measurements_has_its_schedules() -> None:
     """As a recipe for another machine has, which was not run."""
-    rows = list_kernel_rows({"build": BUILT})
+    rows = list_kernel_rows(BUILT, KnownFacts({BuildFacts: BUILT}))
     assert [(row.name, row.share, row.schedule) for row in rows] == [
         ("add", None, "elementwise"),
         ("conv", None, "tuned"),

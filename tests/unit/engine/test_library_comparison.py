@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
+from tests.support.facts import seconds, verify_facts
 from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.engine.library_table import (
     ComparedLibrary,
@@ -93,7 +94,7 @@ def facts_of(plan: Plan, measured: dict[str, tuple[float, int, float]]) -> dict[
             "import": {"inputs": [{"name": "data", "shape": shape, "dtype": "float32"}]},
             "export": {"library_bytes": size, "files": {}},
             "verify": {
-                "latency": {"library": {"median": latency}},
+                **verify_facts(latency={"library": seconds(latency)}),
                 "outputs": {"a": {"max_abs_error": 0.0}, "b": {"max_abs_error": error}},
             },
         }
@@ -160,7 +161,7 @@ def test_what_failed_has_no_row_and_what_was_not_measured_is_none() -> None:
     plan = plan_with({"full": {}, "half": HALF, "third": HALF})
     artifacts = facts_of(plan, {**MEASURED, "net-third": (1e-3, 1, 1e-6)})
     del artifacts["net-third:verify/host"]
-    artifacts["net-half:verify/host"] = Artifact("", (), {"not_run": "it is for aarch64"})
+    artifacts["net-half:verify/host"] = Artifact("", (), verify_facts(not_run="it is for aarch64"))
     rows = compare_libraries(plan, artifacts)
     assert [(row.variant, row.latency_s, row.max_abs_error) for row in rows] == [
         ("full", 2e-3, 1e-6),

@@ -7,6 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.facts import (
+    build_facts,
+    kernel_facts,
+    pick_best_facts,
+    tune_facts,
+    verify_facts,
+    workload_facts,
+)
 from tvmflow.core.formatting import duration_text, latency_text
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Decision, StageSpec
@@ -54,7 +62,7 @@ def test_nothing_to_do_is_said() -> None:
 
 def test_of_many_builds_the_table_shows_some_and_files_are_counted() -> None:
     """Those that are new before those that were up to date; `--json` has everything."""
-    quiet = {"not_run": "no such machine", "against": "none"}
+    quiet = verify_facts(not_run="no such machine", against="none")
     stages = [stage(f"verify/t{n}", "hit", facts=quiet) for n in range(250)]
     stages.append(stage("verify/new", "ran", facts=quiet))
     paths = [f"dist/net-v{n % 3}/t{n}/net.so" for n in range(250)]
@@ -101,19 +109,7 @@ def test_json_is_one_line_with_everything() -> None:
     assert event["stages"][0]["facts"] == {"a": 1}
 
 
-TUNED = {
-    "trials": 64,
-    "measured": 60,
-    "reused": 4,
-    "failed": 2,
-    "exhausted": [],
-    "untunable": ["odd"],
-    "stopped": "budget",
-    "seconds": 30.0,
-    "drift": 0.25,
-    "repairs": ["a torn line"],
-    "workloads": [],
-}
+TUNED = tune_facts(failed=2, untunable=["odd"], drift=0.25, repairs=["a torn line"])
 
 
 def test_a_search_is_described() -> None:
@@ -127,7 +123,7 @@ def test_a_search_is_described() -> None:
 
 def test_an_untuned_library_is_said_to_be_one() -> None:
     """An untuned library is slow, so the summary says it."""
-    text = summary(report(stage("tune/host", facts={"trials": 0})), verbose=True)
+    text = summary(report(stage("tune/host", facts=tune_facts(trials=0))), verbose=True)
     assert "not tuned (tune.trials is 0)" in text
 
 
@@ -157,22 +153,12 @@ def test_a_tuning_that_ended_early_says_why() -> None:
 
 def test_the_gain_of_tuning_is_described() -> None:
     """Coverage, end to end, and the kernels that take longest."""
-    facts = {
-        "tuned": 1,
-        "tunable": 3,
-        "untried": 3,
-        "coverage": 0.9,
-        "untuned_us": 200.0,
-        "tuned_us": 50.0,
-        "speedup": 4.0,
-        "peak_gflops": 250.0,
-        "kernels": [
-            {"name": "conv", "calls": 2, "flops": 3e6, "untuned_us": 90.0, "tuned_us": 15.0},
-            {"name": "pool", "calls": 1, "flops": 0, "untuned_us": 20.0, "tuned_us": None},
-        ],
-        "errors": {},
-    }
-    workloads = [{"name": "conv", "seconds": 30.0}]
+    kernels = [
+        kernel_facts("conv", calls=2, untuned_us=90.0, tuned_us=15.0),
+        kernel_facts("pool", flops=0, untuned_us=20.0, tuned_us=None),
+    ]
+    facts = pick_best_facts(untried=3, kernels=kernels)
+    workloads = [workload_facts("conv", seconds=30.0, roofline_us=None)]
     tuning = {**TUNED, "workloads": workloads, "untunable": ["pool"]}
     text = summary(
         report(stage("tune/host", facts=tuning), stage("pick_best/host", facts=facts)), verbose=True
@@ -188,8 +174,8 @@ def test_the_gain_of_tuning_is_described() -> None:
 def test_a_library_that_was_not_verified_says_so_loudly() -> None:
     """It could not be run here, or the recipe did not want it."""
     for facts in (
-        {"against": "none", "not_run": "it is aarch64"},
-        {"against": "none", "latency": {}},
+        verify_facts(against="none", not_run="it is aarch64"),
+        verify_facts(against="none", latency={}),
     ):
         assert "NOT VERIFIED" in summary(report(stage("verify/host", facts=facts)))
 
@@ -235,10 +221,21 @@ def test_an_explanation_lists_all_that_a_result_depends_on() -> None:
 @pytest.mark.parametrize(
     ("stage_name", "facts", "lines"),
     [
-        ("build", {"schedule_rules": {"tuned": ["conv"]}}, ["  kernels tuned", "    conv"]),
+        (
+            "build",
+            build_facts(schedule_rules={"tuned": ["conv"]}),
+            ["  kernels tuned", "    conv"],
+        ),
+        (
+            "build",
+            {"kernels": 3},
+            ["  INCOMPLETE: the facts of build cannot be read (schedule_rules missing)"],
+        ),
         (
             "verify",
-            {"tolerance": {"for": "float32", "rtol": 0.001, "atol": 0.25, "of_largest": 0.0}},
+            verify_facts(
+                tolerance={"for": "float32", "rtol": 0.001, "atol": 0.25, "of_largest": 0.0}
+            ),
             ["  outputs may differ by atol 0.25, and rtol 0.001 (the model computes in float32)"],
         ),
     ],

@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.facts import (
+    build_facts,
+    kernel_facts,
+    pick_best_facts,
+    profile,
+    tune_facts,
+    verify_facts,
+    workload_facts,
+)
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.typed_json import read_as
 from tvmflow.core.types import RecipeOrigin, StageKey
 from tvmflow.engine.report import StageReport
 from tvmflow.pages.collect import (
@@ -22,6 +32,7 @@ from tvmflow.pages.collect import (
     read_recipes,
 )
 from tvmflow.pages.content import Kernel
+from tvmflow.stages.tune import WorkloadFacts
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.trials import Failure
@@ -32,19 +43,12 @@ TUNE = "net:tune/host"
 
 
 def workload(key: str, name: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "key": key,
-        "name": name,
-        "trials": 2,
-        "calls": 1,
-        "untuned_us": 100.0,
-        "best_us": 50.0,
-        "roofline_us": 25.0,
-        **fields,
-    }
+    return workload_facts(name, key=key, **fields)
 
 
-FACTS = {"workloads": [workload(POOL, "pool", untuned_us=10.0), workload(CONV, "conv", calls=2)]}
+FACTS = tune_facts(
+    workloads=[workload(POOL, "pool", untuned_us=10.0), workload(CONV, "conv", calls=2)]
+)
 
 
 @pytest.fixture
@@ -94,13 +98,12 @@ def test_the_course_of_a_search_is_read_from_the_ledger(store: LocalStore) -> No
     """The best time after each trial that was there when the search ended, without later ones."""
     fill_ledger(store)
     key = publish(store, TUNE, FACTS)
-    chosen = {"kernels": [{"name": "conv", "calls": 2, "flops": 8000.0, "untuned_us": 90.0}]}
-    chosen["kernels"][0]["tuned_us"] = 30.0
-    chosen["peak_gflops"] = 500.0  # type: ignore[assignment]
+    conv = kernel_facts("conv", calls=2, flops=8000.0, untuned_us=90.0, tuned_us=30.0)
+    chosen = pick_best_facts(kernels=[conv], peak_gflops=500.0)
     # two kernels with one workload, which the model calls once each
-    places = {"kernel_nodes": {"conv": [[0, 1]], "conv1": [[2, 1]]}}
+    places = build_facts(kernel_nodes={"conv": [[0, 1]], "conv1": [[2, 1]]})
     imported = {"nodes": ["/layer/Conv", "/layer/Relu", "/last/Conv"]}
-    profile = {"profile": {"kernels": {"conv": 0.5, "conv1": 0.25, "pool": 0.25}}}
+    timed = verify_facts(profile=profile(conv=0.5, conv1=0.25, pool=0.25))
     tasks = json.dumps([{"key": CONV, "names": ["conv", "conv1"]}]).encode()
     tasks_key = publish(store, "net:extract_tasks/host", {}, files={"tasks.json": tasks})
     (library,) = list_kernels(
@@ -110,7 +113,7 @@ def test_the_course_of_a_search_is_read_from_the_ledger(store: LocalStore) -> No
             report(TUNE, facts=FACTS, key=key),
             report("net:pick_best/host", facts=chosen),
             report("net:build/host", facts=places),
-            report("net:verify/host", facts=profile),
+            report("net:verify/host", facts=timed),
         ],
         store,
     )
@@ -145,14 +148,21 @@ def test_what_the_store_has_no_longer_is_said(store: LocalStore) -> None:
     assert library.progress == () and "no longer in the store" in library.notes[0]
     (library,) = list_kernels([report(TUNE, facts=FACTS)], None)
     assert "need the store" in library.notes[0]
-    assert list_kernels([report(TUNE, facts={"trials": 0})], store) == ()
+    assert list_kernels([report(TUNE, facts=tune_facts(trials=0))], store) == ()
+
+
+def test_the_kernels_of_a_damaged_record_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """And what is wrong with it is logged."""
+    assert list_kernels([report(TUNE, facts={**FACTS, "workloads": 3})], None) == ()
+    text = "the facts of tune/host cannot be read (workloads: an integer instead of a list)"
+    assert text in caplog.text
 
 
 def test_kernels_of_a_library_without_tuning_have_their_shares_of_the_time() -> None:
     reports = [
         report("net:import", facts={"nodes": ["/layer/Conv"]}),
-        report("net:build/host", facts={"kernel_nodes": {"conv": [[0]], "pool": [[]]}}),
-        report("net:verify/host", facts={"profile": {"kernels": {"pool": 0.2, "conv": 0.8}}}),
+        report("net:build/host", facts=build_facts(kernel_nodes={"conv": [[0]], "pool": [[]]})),
+        report("net:verify/host", facts=verify_facts(profile=profile(pool=0.2, conv=0.8))),
     ]
     (library,) = list_kernels(reports, None)
     assert library.label == "net/host" and library.progress == ()
@@ -164,7 +174,8 @@ def test_kernels_of_a_library_without_tuning_have_their_shares_of_the_time() -> 
 
 def test_progress_counts_kernels_as_untuned_until_a_trial_is_better() -> None:
     slower, faster = trial(1, seconds=1.0), trial(2, seconds=20e-6)
-    workloads = [workload(CONV, "conv"), workload(POOL, "pool", untuned_us=None)]
+    known = (workload(CONV, "conv"), workload(POOL, "pool", untuned_us=None))
+    workloads = [read_as(WorkloadFacts, facts) for facts in known]
     kept = {"conv"}
     progress = make_progress(workloads, {CONV: [slower, faster], POOL: [trial(3)]}, kept)
     assert [(entry.trials, entry.measuring_s) for entry in progress] == [(0, 0.0), (2, 0.0)]

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.engine import COMPILE, STAGES, plan_of, planned, recipe, target
+from tests.support.facts import extract_tasks_facts
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, Need
@@ -302,7 +303,7 @@ def test_a_plan_says_which_libraries_need_tvm() -> None:
     stage = next(
         spec for spec in plan.stages if spec.stage == "extract_tasks" and spec.target == "host"
     )
-    lowered = {stage.id: Artifact("key", (), {"needs_tvm_for": reason})}
+    lowered = {stage.id: Artifact("key", (), extract_tasks_facts(needs_tvm_for=reason))}
     assert list(describe_runtimes([both], plan, lowered)) == [
         gpu,
         f"net/host: runs on TVM's virtual machine (runtime: vm), which it needs for {reason}",

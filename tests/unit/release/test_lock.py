@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import engine
+from tests.support.facts import kernel_facts, pick_best_facts, seconds, verify_facts
 from tvmflow.core.types import Json, Plan
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.planned_recipe import PlannedRecipe
@@ -22,17 +23,19 @@ TASKS = [{"key": WORKLOAD, "names": ["conv", "conv1"], "weight": 2}]
 TENSOR = {"name": "data", "shape": [1, 3], "dtype": "float32"}
 FACTS: dict[str, dict[str, Json]] = {
     "import": {"inputs": [TENSOR], "outputs": [], "operators": {"nn.conv2d": 2}},
-    "pick_best": {
-        "coverage": 0.5,
-        "kernels": [{"name": "conv", "untuned_us": 9.5, "tuned_us": None}],
-    },
+    "pick_best": pick_best_facts(
+        coverage=0.5,
+        kernels=[kernel_facts("conv", untuned_us=9.5, tuned_us=None, flops=None)],
+        peak_gflops=None,
+    ),
     "export": {"files": {"net.so": 1200}},
     "verify": {
+        **verify_facts(),
         "accuracy": 0.97,
         "outputs": {"a": {"max_abs_error": 1e-6}, "b": {"max_abs_error": 2e-6}},
-        "latency": {"library": {"median": 1.23456789e-4}},
+        "latency": {"library": seconds(1.23456789e-4)},
         "compared": {
-            "onnxruntime": {"name": "ONNX Runtime 1.31.1", "latency": {"median": 2e-4}},
+            "onnxruntime": {"name": "ONNX Runtime 1.31.1", "latency": seconds(2e-4)},
             "openvino": {"name": "OpenVINO", "not_timed": "it is not installed"},
         },
     },

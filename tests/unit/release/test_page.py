@@ -55,7 +55,7 @@ VERDICT = {
         "openvino": {
             "name": "OpenVINO 2026",
             "latency": latency(3e-4),
-            "speedup": {"median": 3.0, "low": 2.9, "high": 3.1, "pairs": 9},
+            "speedup": {"median": 3.0, "low": 2.9, "high": 3.1, "pairs": 9, "is_slower": False},
         }
     },
 }

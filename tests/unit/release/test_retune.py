@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 
 from tests.support import engine
+from tests.support.facts import tune_facts, workload_facts
+from tvmflow.core.typed_json import read_as
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.recipe import Retune
 from tvmflow.release.retune import (
-    KernelTimes,
-    TuneFacts,
     TuningProgress,
     select_stage,
     spend_budget,
     with_spent_trials,
     with_trials,
 )
+from tvmflow.stages.tune import TuneFacts
 
 
 def plan(*names: str) -> Plan:
@@ -44,8 +45,9 @@ class Ledger:
         self.trials[name] += measured
         self.requests.append(name)
         us = max(self.floor, 100 - self.rates[name] * self.trials[name] / 100)
-        kernels = (KernelTimes(calls=2, untuned_us=50.0, best_us=us / 2),)
-        return TuneFacts(measured, self.trials[name], "budget", kernels)
+        workload = workload_facts("conv", calls=2, untuned_us=50.0, best_us=us / 2)
+        facts = tune_facts(measured=measured, known=self.trials[name], workloads=[workload])
+        return read_as(TuneFacts, facts)
 
 
 def run(made: Plan, ledger: Ledger, **budget: Any) -> dict[str, TuningProgress]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,7 +22,7 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.plan import make_plan
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, pipeline_stages, required_stages
-from tvmflow.stages.base import Facts, Files, StageContext, StageSettings, StageTraits
+from tvmflow.stages.base import Files, KnownFacts, StageContext, StageSettings, StageTraits
 from tvmflow.targets.resolve import ResolvedTarget
 
 TRAITS = StageTraits(
@@ -52,19 +51,33 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ToySettings:
     return ToySettings(cores=target.threads)
 
 
-def run(settings: ToySettings, context: StageContext) -> Facts:
+class ToyFacts(NamedTuple):
+    """What was computed."""
+
+    product: int
+
+
+class OriginFacts(NamedTuple):
+    """What it is computed from."""
+
+    number: int
+
+
+def run(settings: ToySettings, context: StageContext) -> ToyFacts:
     """Multiply the number of another stage by that of cores."""
     product = int(context.inputs["origin/number.txt"].read_text()) * settings.cores
     (context.out / "product.txt").write_text(str(product))
-    return {"product": product}
+    return ToyFacts(product)
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
-    return [f"{inputs['origin']['number']} times the cores is {facts['product']}"]
+def describe(facts: ToyFacts, inputs: KnownFacts) -> list[str]:
+    origin = inputs.get(OriginFacts)
+    assert origin is not None
+    return [f"{origin.number} times the cores is {facts.product}"]
 
 
-def explain(facts: Facts) -> list[str]:
-    return [f"the product is {facts['product']}"]
+def explain(facts: ToyFacts) -> list[str]:
+    return [f"the product is {facts.product}"]
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
@@ -81,16 +94,16 @@ class _Origin(ModuleType):
         return StageSettings()
 
     @staticmethod
-    def run(settings: StageSettings, context: StageContext) -> dict[str, int]:
+    def run(settings: StageSettings, context: StageContext) -> OriginFacts:
         (context.out / "number.txt").write_text("21")
-        return {"number": 21}
+        return OriginFacts(21)
 
     @staticmethod
-    def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+    def describe(facts: OriginFacts, inputs: KnownFacts) -> list[str]:
         return []
 
     @staticmethod
-    def explain(facts: Facts) -> list[str]:
+    def explain(facts: OriginFacts) -> list[str]:
         return []
 
     @staticmethod

@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.facts import kernel_facts, pick_best_facts, tune_facts, workload_facts
 from tvmflow.core.statistics import PairedTimes
+from tvmflow.core.typed_json import read_as
 from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
 from tvmflow.stages._finalists import Finalist, choose_finalist
+from tvmflow.stages.base import KnownFacts
+from tvmflow.stages.build import BuildFacts
+from tvmflow.stages.extract_tasks import ExtractTasksFacts, Vectors
+from tvmflow.stages.join import JoinFacts
+from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
 from tvmflow.stages.verify.verdict import OutputComparison, Verdict
 from tvmflow.tuning.finalists import FinalistTimes
@@ -24,36 +32,35 @@ COMPARISON: OutputComparison = {
 }
 
 
+def tuned(**changes: Any) -> TuneFacts:
+    return read_as(TuneFacts, tune_facts(**changes))
+
+
 def test_tasks_that_cannot_be_tuned_are_named_with_their_reasons() -> None:
     """The first of them, and how many more there are."""
     reasons = dict.fromkeys("abcde", "it comes with a schedule")
-    facts = {
-        "workloads": 6,
-        "tunable": 1,
-        "gflops": 0.5,
-        "not_tunable": reasons,
-    }
-    assert extract_tasks.describe(facts, {}) == [
+    facts = ExtractTasksFacts(workloads=6, tunable=1, not_tunable=reasons)
+    assert extract_tasks.describe(facts, KnownFacts()) == [
         "6 workloads, 1 tunable; not tunable: a (it comes with a schedule), "
         "b (it comes with a schedule), c (it comes with a schedule) and 2 more"
     ]
-    only = {**facts, "workloads": 1, "not_tunable": {}}
-    assert extract_tasks.describe(only, {}) == ["1 workload, 1 tunable"]
+    only = facts._replace(workloads=1, not_tunable={})
+    assert extract_tasks.describe(only, KnownFacts()) == ["1 workload, 1 tunable"]
 
 
 def test_kernels_are_counted_by_schedule_rule() -> None:
     """Those without a schedule are named; there is a warning for those that take much of the time."""
-    facts = {
-        "kernels": 1,
-        "schedule_rules": {"none": ["nms", "scatter", "sort", "unique"], "winograd": ["conv"]},
-        "unscheduled_shares": {"nms": None, "scatter": 0.049, "sort": 0.06, "unique": 0.5},
-    }
-    generic = {"kernels": 1, "schedule_rules": {"generic_loops": ["gather"]}}
-    assert build.describe(generic, {}) == [
+    facts = BuildFacts(
+        kernels=1,
+        schedule_rules={"none": ("nms", "scatter", "sort", "unique"), "winograd": ("conv",)},
+        unscheduled_shares={"nms": None, "scatter": 0.049, "sort": 0.06, "unique": 0.5},
+    )
+    generic = BuildFacts(kernels=1, schedule_rules={"generic_loops": ("gather",)})
+    assert build.describe(generic, KnownFacts()) == [
         "1 kernel: 1 with generic loops",
         "no rule fits, so with generic loops: gather",
     ]
-    assert build.describe(facts, {}) == [
+    assert build.describe(facts, KnownFacts()) == [
         "1 kernel: 1 with Winograd transforms",
         "WITHOUT A SCHEDULE, and an estimated 56 % of the time: unique, sort",
         "without a schedule, but with little work: scatter",
@@ -72,21 +79,8 @@ def test_kernels_are_counted_by_schedule_rule() -> None:
 
 def test_an_exhausted_search_space_is_named() -> None:
     """Raising the budget would measure nothing more for it."""
-    facts = {
-        "trials": 8,
-        "measured": 0,
-        "reused": 5,
-        "known": 5,
-        "failed": 0,
-        "exhausted": ["softmax"],
-        "untunable": [],
-        "stopped": "exhausted",
-        "seconds": 0.0,
-        "drift": 0.0,
-        "repairs": [],
-        "workloads": [],
-    }
-    assert tune.describe(facts, {}) == [
+    facts = tuned(trials=8, measured=0, reused=5, exhausted=["softmax"], stopped="exhausted")
+    assert tune.describe(facts, KnownFacts()) == [
         "5 of 8 trials (0 measured, 5 from the ledger)",
         "stopped before the budget was spent: every search space was exhausted",
         "search space exhausted: softmax",
@@ -96,13 +90,16 @@ def test_an_exhausted_search_space_is_named() -> None:
 def test_transfers_between_parts_say_whether_they_are_copied() -> None:
     """Between devices they are; on one they stay where they are."""
     transfer: dict[str, Any] = {"tensor": "middle", "bytes": 2048, "from": "a", "to": "b"}
-    facts: Any = {
-        "transfers": [
-            {**transfer, "devices": ["cpu", "cuda"]},
-            {**transfer, "devices": ["cpu", "cpu"]},
-        ]
-    }
-    assert join.describe(facts, {}) == [
+    facts = read_as(
+        JoinFacts,
+        {
+            "transfers": [
+                {**transfer, "devices": ["cpu", "cuda"]},
+                {**transfer, "devices": ["cpu", "cpu"]},
+            ]
+        },
+    )
+    assert join.describe(facts, KnownFacts()) == [
         "a gives middle to b: 2.0 kB, copied from cpu to cuda",
         "a gives middle to b: 2.0 kB, not copied (cpu)",
     ]
@@ -123,7 +120,7 @@ def test_a_verdict_describes_outputs_parts_accuracy_and_latency() -> None:
         "latency": {"library": make_latency([1e-3, 3e-3]), "reference": make_latency([5e-3])},
         "reference_speedup": make_speedup(PairedTimes((1e-3,) * 8, (5e-3,) * 8)),
     }
-    agreement, ran_on, accuracy, latency, speedup = verify.describe(facts, {})
+    agreement, ran_on, accuracy, latency, speedup = verify.describe(facts, KnownFacts())
     assert agreement == (
         "scores agrees with ONNX Runtime 1.31.1 on 1 sample (largest error: absolute 7e-07, "
         "relative 2e-05; allowed: atol 0.0001, rtol 0.001)"
@@ -170,7 +167,7 @@ def test_runtimes_beside_the_library_have_latencies_or_reasons() -> None:
             },
         },
     }
-    latency, *lines = verify.describe(facts, {})
+    latency, *lines = verify.describe(facts, KnownFacts())
     rows = [line.split("  ")[2].strip() for line in latency.splitlines()[2:]]
     assert rows == ["this library", "ONNX Runtime 1.31.1", "TensorRT 10"]
     assert "5 ms" not in latency
@@ -201,7 +198,7 @@ def test_the_tolerance_is_explained_by_the_arithmetic(arithmetic: str, text: str
         "outputs may differ by atol 0.005, or 6.25% of an output's largest value where that is more, "
         f"and rtol 0.01 (the model computes in {text})"
     ]
-    facts["tolerance"] |= {"of_slice": 1e-4, "rms": 0.05, "scale": 0.005}
+    facts["tolerance"].update({"of_slice": 1e-4, "rms": 0.05, "scale": 0.005})
     assert verify.explain(facts) == [
         "outputs may differ by atol 0.005, or 6.25% of an output's largest value, or 0.01% of the largest value "
         f"of its rows, columns or channels where that is more, and rtol 0.01 (the model computes in {text})",
@@ -225,7 +222,7 @@ def test_a_verdict_describes_how_outputs_agree_on_the_whole() -> None:
         "outputs": {"scores": {**COMPARISON, **whole}},
         "warnings": ["output 'boxes' is empty"],
     }
-    assert verify.describe(facts, {}) == [
+    assert verify.describe(facts, KnownFacts()) == [
         "WARNING: output 'boxes' is empty",
         "scores agrees with ONNX Runtime 1.31.1 on 3 samples (largest error: absolute 7e-07, relative 2e-05, "
         "3e-06 of the largest value, cosine similarity 1.000000, same best class 66.7%; "
@@ -237,8 +234,8 @@ def test_a_verdict_describes_how_outputs_agree_on_the_whole() -> None:
 def test_stages_without_a_description_say_nothing() -> None:
     """Whatever their facts are."""
     for name in ("import", "cut", "export", "emulation_libc", "emulation_program"):
-        assert STAGES[name].describe({"bytes": 1}, {}) == []
-        assert STAGES[name].explain({"bytes": 1}) == []
+        assert STAGES[name].describe(None, KnownFacts()) == []
+        assert STAGES[name].explain(None) == []
 
 
 # ---------------------------------------------------------------- pick_best
@@ -279,17 +276,17 @@ def test_finalists_that_the_noise_does_not_separate_are_chosen_by_the_ledger() -
 
 def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     """By tuning or by rule; kernels are ordered by their time in one inference."""
-    tuned = FinalistTimes("none", (8e-6,), ((4e-6,) * 3, (2e-6,) * 3))
+    faster = FinalistTimes("none", (8e-6,), ((4e-6,) * 3, (2e-6,) * 3))
     untuned = FinalistTimes("none", (1e-6,), ((4e-6,) * 3, ()))
-    judgements = [
-        _finalists.judge_finalists(TASK, untuned, TRIALS),
-        _finalists.judge_finalists(TASK, tuned, TRIALS),
-    ]
-    facts = pick_best._make_facts(2, judgements, None)
-    assert (facts["tuned"], facts["tunable"], facts["untried"]) == (1, 2, 0)
-    assert facts["coverage"] == pytest.approx(16 / 18, abs=1e-4)
-    assert facts["speedup"] == pytest.approx(18 / 6)
-    assert [kernel["untuned_us"] for kernel in facts["kernels"]] == [8.0, 1.0]
+    judgements = {
+        "k": _finalists.judge_finalists(TASK, untuned, TRIALS),
+        "l": _finalists.judge_finalists(TASK, faster, TRIALS),
+    }
+    facts = pick_best._make_facts(2, judgements, None, {})
+    assert (facts.tuned, facts.tunable, facts.untried) == (1, 2, 0)
+    assert facts.coverage == pytest.approx(16 / 18, abs=1e-4)
+    assert facts.speedup == pytest.approx(18 / 6)
+    assert [kernel.untuned_us for kernel in facts.kernels] == [8.0, 1.0]
 
 
 def test_workloads_at_the_roofline_are_counted() -> None:
@@ -304,17 +301,11 @@ def test_workloads_at_the_roofline_are_counted() -> None:
             least_s=0.5e-3
         )
     )
-    facts = {
-        "workloads": [far, near],
-        "measured": 9,
-        "seconds": 240.0,
-        "gain": {"found": 1.02, "possible": 1.05},
-    }
-    assert tune._describe_roofline(facts) == [
+    assert tune._describe_roofline((far, near)) == [
         "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
     ]
-    assert tune._describe_roofline({"workloads": []}) == []
-    assert tune.explain(facts) == [
+    assert tune._describe_roofline(()) == []
+    assert tune.explain(tuned()._replace(workloads=(far, near))) == [
         "workloads against the roofline of this machine",
         "  conv: 0 trials, 1 ms a call, 98% of its roofline",
         "  pool: 9 trials, 900 µs a call, 56% of its roofline",
@@ -380,71 +371,73 @@ def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
 
 def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None:
     """Nothing where that is not known."""
-    tuned = {
-        "measured": 9,
-        "seconds": 240.0,
-        "workloads": [{"name": "conv", "roofline_us": 2.0}, {"name": "dense", "roofline_us": 4.0}],
-    }
-    kernels = [
-        {"name": "conv", "calls": 1, "untuned_us": 8.0, "tuned_us": 4.0},
-        {"name": "dense", "calls": 2, "untuned_us": 4.0, "tuned_us": None},
+    workloads = [
+        workload_facts("conv", roofline_us=2.0),
+        workload_facts("dense", roofline_us=4.0),
     ]
-    facts = {"kernels": kernels, "untuned_us": 16.0}
-    assert pick_best.describe_roofline(facts, tuned) == [
+    search = tuned(measured=9, seconds=240.0, workloads=workloads)
+    kernels = [
+        kernel_facts("conv", untuned_us=8.0, tuned_us=4.0),
+        kernel_facts("dense", calls=2, untuned_us=4.0, tuned_us=None),
+    ]
+    facts = read_as(PickBestFacts, pick_best_facts(kernels=kernels, untuned_us=16.0))
+    assert pick_best.describe_roofline(facts, search) == [
         "4 min 00 s of tuning; by the roofline of this machine, "
         "at most a speedup of 1.6 over untuned is possible"
     ]
-    assert pick_best.describe_roofline(facts, {}) == []
+    assert pick_best.describe_roofline(facts, None) == []
 
 
 def test_tuning_that_kept_nothing_has_no_speedup() -> None:
     """The rules were fastest, unless a trial failed or the library was slower: then that is said."""
-    facts = {"tuned": 0, "tunable": 6, "untried": 0, "errors": {}, "kernels": [], "coverage": 1.0}
-    facts |= {"untuned_us": 21.0, "tuned_us": 13.0, "speedup": 1.61, "peak_gflops": None}
-    [line] = pick_best.describe(facts, {})
+    facts = read_as(PickBestFacts, pick_best_facts(tuned=0, tunable=6, speedup=1.61))
+    [line] = pick_best.describe(facts, KnownFacts())
     assert line.startswith("tuning kept 0 of 6 workloads: the rules were already fastest; ")
     assert "speedup" not in line and "1.61" not in line
-    [line, _] = pick_best.describe({**facts, "untried": 2}, {})
+    [line, _] = pick_best.describe(facts._replace(untried=2), KnownFacts())
     assert line.startswith("tuning kept 0 of 6 workloads; ")
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:
     """With the estimate behind it; `explain` has it for every width, and older results say nothing."""
-    costs = {"512": 24.0, "256": 16.0, "128": 32.0}
-    facts = {"workloads": 1, "tunable": 1, "not_tunable": {}}
-    narrow = {**facts, "vectors": {"bits": 256, "costs": costs}}
+    costs = {512: 24.0, 256: 16.0, 128: 32.0}
+    facts = ExtractTasksFacts(workloads=1, tunable=1, not_tunable={})
+    narrow = facts._replace(vectors=Vectors(256, costs))
     line = (
         "vectors of 256 bits by the channels of the model; weighted operations on vectors: "
         "1.50 times as many with 512, 2.00 times as many with 128"
     )
-    assert extract_tasks.describe(narrow, {}) == ["1 workload, 1 tunable", line]
+    assert extract_tasks.describe(narrow, KnownFacts()) == ["1 workload, 1 tunable", line]
     assert extract_tasks.explain(narrow) == [line]
-    wide = {**facts, "vectors": {"bits": 512, "costs": {**costs, "512": 12.0}}}
-    assert extract_tasks.describe(wide, {}) == ["1 workload, 1 tunable"]
+    wide = facts._replace(vectors=Vectors(512, {**costs, 512: 12.0}))
+    assert extract_tasks.describe(wide, KnownFacts()) == ["1 workload, 1 tunable"]
     assert extract_tasks.explain(wide)[0].startswith("vectors of 512 bits by the channels")
-    fixed = {**facts, "vectors": {"bits": 128, "costs": {}}}
+    fixed = facts._replace(vectors=Vectors(128, {}))
     assert extract_tasks.explain(fixed) == ["vectors of 128 bits, as kernels.vector_bits says"]
     assert extract_tasks.explain(facts) == []
 
 
 def test_the_threads_of_a_tuning_and_its_starting_points_are_told() -> None:
     """Also that a shell or a container left less than the machine; times of elsewhere are not among them."""
-    facts: dict[str, Any] = {
-        "trials": 8, "measured": 8, "reused": 0, "failed": 0, "seconds": 2.0, "stopped": "budget", "drift": 0.0,
-        "repairs": [], "exhausted": [], "untunable": [], "threads": 1, "usable_cpus": 1, "cpus": 2,
-        "starting_points": 5, "near_targets": ["llvm znver5, 2 threads"],
-    }  # fmt: skip
-    assert tune.describe(facts, {})[1:] == [
+    facts = tuned(
+        threads=1,
+        usable_cpus=1,
+        cpus=2,
+        starting_points=5,
+        near_targets=["llvm znver5, 2 threads"],
+    )
+    assert tune.describe(facts, KnownFacts())[1:] == [
         "measured with 1 thread; the run might use 1 of this machine's 2 CPUs (the target's `threads` sets another number)",
         "5 schedules measured first: the best on llvm znver5, 2 threads",
     ]
-    whole = {**facts, "threads": 2, "usable_cpus": 2, "starting_points": 0, "near_targets": []}
-    assert tune.describe(whole, {})[1:] == ["measured with 2 threads"]
+    whole = facts._replace(threads=2, usable_cpus=2, starting_points=0, near_targets=())
+    assert tune.describe(whole, KnownFacts())[1:] == ["measured with 2 threads"]
 
 
 def test_a_stand_in_is_never_taken_for_the_framework() -> None:
     """What ran is what outputs agree with; who refused the model is said beside it, with the reason."""
-    facts = {
+    facts: Verdict = {
+        "passed": True,
         "against": "reference",
         "samples": 3,
         "reference": "the ONNX reference evaluator 1.23.2",
@@ -452,7 +445,7 @@ def test_a_stand_in_is_never_taken_for_the_framework() -> None:
         "the ONNX reference evaluator 1.23.2 ran it instead",
         "outputs": {"y": COMPARISON},
     }
-    agreement, note = verify.describe(facts, {})
+    agreement, note = verify.describe(facts, KnownFacts())
     assert agreement.startswith("y agrees with the ONNX reference evaluator 1.23.2 on 3 samples")
     assert note == (
         "ONNX Runtime 1.31.1 refuses this model: opset 28 is under development; "

@@ -9,6 +9,7 @@ import pytest
 
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
+from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import findings
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
@@ -101,13 +102,15 @@ def verdict(**fields: Any) -> Verdict:
 
 
 def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() -> None:
-    seen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": True}}), {})
+    seen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": True}}), KnownFacts())
     assert seen[1:3] == [
         "scores, which goes into an index, agrees with ORT (largest error: absolute 0, relative 0, 0 of the largest "
         "value); the library has the same bits in its memory",
         "best reaches 3 of 10 classes",
     ]
-    unseen = verify.describe(verdict(index_inputs={"scores": {**GOOD, "seen": False}}), {})
+    unseen = verify.describe(
+        verdict(index_inputs={"scores": {**GOOD, "seen": False}}), KnownFacts()
+    )
     assert unseen[1].endswith(
         "in a library of the same kernels that returns it: this one computes it within a larger kernel"
     )

@@ -22,7 +22,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime import bundles
 from tvmflow.stages import verify
-from tvmflow.stages.base import StageContext
+from tvmflow.stages.base import KnownFacts, StageContext
 from tvmflow.stages.verify import libraries
 from tvmflow.stages.verify_settings import CheckSettings, MachineSettings, VerifySettings
 from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE
@@ -118,7 +118,7 @@ def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None
     assert json.loads((context.out / verify.MEASUREMENTS).read_text()) == facts
     stable = {"passed": True, "against": "none"}
     assert json.loads((context.out / verify.VERDICT).read_text()) == stable
-    assert verify.describe(facts, {}) == [
+    assert verify.describe(facts, KnownFacts()) == [
         f"ran on {facts['ran_on']}",
         "latency is not measured: an emulated CPU says nothing of the speed of a real one",
         "NOT VERIFIED against a reference (verify.against: none)",

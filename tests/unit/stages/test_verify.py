@@ -15,8 +15,9 @@ from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
+from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, findings
-from tvmflow.stages.verify.latency import make_profile, make_speedup
+from tvmflow.stages.verify.latency import make_latency, make_profile, make_speedup
 from tvmflow.stages.verify.tolerances import (
     BFLOAT16,
     FLOAT16,
@@ -26,7 +27,12 @@ from tvmflow.stages.verify.tolerances import (
     find_arithmetic,
     tolerance_for,
 )
-from tvmflow.stages.verify.verdict import OutputComparison, Verdict
+from tvmflow.stages.verify.verdict import (
+    AllowedDifference,
+    ComparedRuntime,
+    OutputComparison,
+    Verdict,
+)
 from tvmflow.stages.verify_settings import CheckSettings
 
 F = np.float32
@@ -290,12 +296,12 @@ def test_a_tuned_library_that_is_slower_than_the_untuned_one_stands_out() -> Non
     """The summary says by how much, and how sure that is."""
     slower = make_speedup(PairedTimes((2.0,) * 8, (1.0,) * 8))
     facts: Verdict = {"passed": True, "against": "reference", "speedup": slower}
-    assert verify.describe(facts, {}) == [
+    assert verify.describe(facts, KnownFacts()) == [
         "SLOWER THAN UNTUNED: speedup over untuned 0.5 (0.5 to 0.5, measured in turns, 8 pairs); "
         "`--minutes 0` delivers the untuned library"
     ]
     faster = make_speedup(PairedTimes((1.0,) * 8, (2.0,) * 8))
-    [line] = verify.describe({**facts, "speedup": faster}, {})
+    [line] = verify.describe({**facts, "speedup": faster}, KnownFacts())
     assert line.startswith("speedup over untuned 2 ")
 
 
@@ -311,7 +317,7 @@ def test_kernels_that_no_rule_fits_are_listed_with_their_share_of_the_time() -> 
         "between_kernels": 0.5,
     }
     facts: Verdict = {"passed": True, "against": "reference", "profile": profile}
-    assert verify.describe(facts, {}) == [
+    assert verify.describe(facts, KnownFacts()) == [
         "3 kernels that no schedule rule fits take 25.0% of the time: "
         "gather 20.0%, nms 5.0%, pad 0.0%"
     ]
@@ -340,13 +346,20 @@ def test_kernels_never_take_longer_than_the_call_that_they_are_part_of() -> None
 def test_latencies_in_a_table_have_the_ratio_that_was_measured_in_turns() -> None:
     """Though the machine was slower when the other runtime was measured than when the library was alone."""
 
-    def row(median: float) -> dict[str, float]:
-        return {"median": median, "mean": median, "min": median, "max": median, "std": 0.0}
-
     equal = make_speedup(PairedTimes((31e-3,) * 8, (32e-3,) * 8))
-    other = {"name": "ORT", "latency": row(32e-3), "library": row(31e-3), "speedup": equal}
-    facts = {"against": "none", "latency": {"library": row(12e-3)}, "compared": {"ort": other}}
-    text = "\n".join(verify.describe(facts, {}))
+    other: ComparedRuntime = {
+        "name": "ORT",
+        "latency": make_latency([32e-3]),
+        "library": make_latency([31e-3]),
+        "speedup": equal,
+    }
+    facts: Verdict = {
+        "passed": True,
+        "against": "none",
+        "latency": {"library": make_latency([12e-3])},
+        "compared": {"ort": other},
+    }
+    text = "\n".join(verify.describe(facts, KnownFacts()))
     assert "32 ms" not in text
     assert "speedup over ORT 1.03" in text and "12.4 ms" in text
 
@@ -354,8 +367,8 @@ def test_latencies_in_a_table_have_the_ratio_that_was_measured_in_turns() -> Non
 def test_a_speedup_that_is_not_known_is_not_shown() -> None:
     """A ratio of 2.7 is not within the noise: the machine was too noisy."""
     noisy = make_speedup(PairedTimes((1.0,) * 8, (0.5, 0.6, 2.0, 2.5, 2.7, 2.8, 3.0, 4.0)))
-    facts = {"against": "reference", "speedup": noisy}
-    [line] = verify.describe(facts, {})
+    facts: Verdict = {"passed": True, "against": "reference", "speedup": noisy}
+    [line] = verify.describe(facts, KnownFacts())
     assert line == (
         "the machine was too noisy for the speedup over untuned "
         "(0.5 to 4, measured in turns, 8 pairs)"
@@ -365,7 +378,7 @@ def test_a_speedup_that_is_not_known_is_not_shown() -> None:
 def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() -> None:
     """Another CPU makes the reference compute in another order, and every run has other times."""
     output: OutputComparison = {"passed": True, "max_abs_error": 1e-7, "atol": 1e-4, "elements": 5}
-    tolerance = {"for": "float32", "rtol": 1e-3, "atol": 1e-4, "of_largest": 0.0}
+    tolerance: AllowedDifference = {"for": "float32", "rtol": 1e-3, "atol": 1e-4, "of_largest": 0.0}
     measured: Verdict = {
         "passed": True,
         "against": "reference",
@@ -373,11 +386,11 @@ def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() ->
         "samples": 3,
         "tolerance": tolerance,
         "outputs": {"y": output},
-        "parts": {"first": {"outputs": {"z": output}, "latency": {"median": 1e-3}}},
+        "parts": {"first": {"outputs": {"z": output}, "latency": make_latency([1e-3])}},
         "accuracy": 0.9,
         "reference_accuracy": 0.9,
         "ran_on": "qemu 9.9",
-        "latency": {"library": {"median": 1e-3}},
+        "latency": {"library": make_latency([1e-3])},
         "failures": [],
     }
     assert verify.verdict_without_measurements(measured) == {

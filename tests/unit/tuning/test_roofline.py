@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +11,7 @@ from tvm import te
 from tests.support.kernels import host_level
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.tuning.roofline import (
+    MeasuredKernel,
     Roofline,
     gflops,
     measure_peak,
@@ -22,8 +22,8 @@ from tvmflow.tuning.roofline import (
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def kernel(name: str, flops: float, tuned_us: float | None) -> dict[str, Any]:
-    return {"name": name, "calls": 2, "flops": flops, "untuned_us": 100.0, "tuned_us": tuned_us}
+def kernel(name: str, flops: float, tuned_us: float | None) -> MeasuredKernel:
+    return MeasuredKernel(name, 2, untuned_us=100.0, tuned_us=tuned_us, flops=flops)
 
 
 def module(shape: tuple[int, ...], dtype: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
@@ -26,7 +26,7 @@ from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import OutputComparison, PartVerdict, Verdict
+from tvmflow.stages.verify.verdict import AllowedDifference, OutputComparison, PartVerdict, Verdict
 from tvmflow.stages.verify_settings import (
     LOCAL,
     RPC,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Outputs = dict[str, OutputComparison]
+
+NAME: Final = "verify"
 
 
 def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
@@ -301,7 +303,7 @@ def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings
     checks = settings.verify
     arithmetic = tolerances.find_arithmetic(mod, settings.precision)
     tolerance = tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
-    verdict["tolerance"] = {"for": arithmetic, **tolerance._asdict()}
+    verdict["tolerance"] = cast(AllowedDifference, {"for": arithmetic, **tolerance._asdict()})
     return tolerance
 
 

@@ -365,9 +365,7 @@ class _Search:
     # ---------------------------------------------------------------- kernels
 
     def _describe_kernel(self, check: KernelCheck, wrong: WrongKernel) -> Fault:
-        calls = find_kernel_nodes(
-            {"kernel_nodes": check.model.kernel_nodes}, {"nodes": self._nodes}
-        ).get(wrong.name, ())
+        calls = find_kernel_nodes(check.model.kernel_nodes, self._nodes).get(wrong.name, ())
         nodes = calls_text(calls[wrong.call : wrong.call + 1] or calls)
         kernel = f"the kernel {wrong.name} ({nodes})" if nodes else f"the kernel {wrong.name}"
         numbers = f"{kernel} computes wrong numbers"

@@ -230,7 +230,15 @@ def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
 
 def make_latency(seconds: Sequence[float]) -> Latency:
     """Return the statistics of the repeats of a measurement."""
-    return {**summarize(seconds)._asdict(), "repeats": len(seconds)}
+    summary = summarize(seconds)
+    return {
+        "mean": summary.mean,
+        "median": summary.median,
+        "min": summary.min,
+        "max": summary.max,
+        "std": summary.std,
+        "repeats": len(seconds),
+    }
 
 
 def _settle() -> None:

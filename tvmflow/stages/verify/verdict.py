@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import TypedDict
 
 from tvmflow.core.types import Json
 
-Latency = dict[str, float]
-"""Seconds of one call: `mean`, `median`, `min`, `max` and `std` over the repeats of a measurement, and `repeats`."""
+
+class _Seconds(TypedDict):
+    mean: float
+    median: float
+    min: float
+    max: float
+    std: float
+
+
+class Latency(_Seconds, total=False):
+    """Seconds of one call: over the repeats of a measurement, and how many these were."""
+
+    repeats: int
 
 
 class Speedup(TypedDict):
@@ -33,17 +46,35 @@ def shown_latency(library_s: float, speedup: Speedup) -> float:
     return library_s * speedup["median"]
 
 
-class Profile(TypedDict):
-    """The shares of kernels in the time of a call of the library, which is its latency.
-
-    `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
-    `without_rule` that of each kernel that no rule fits; `between_kernels` is what remains of the call.
-    """
-
+class _Shares(TypedDict):
     kernels: dict[str, float]
     rules: dict[str, float]
     without_rule: dict[str, float]
+
+
+class Profile(_Shares, total=False):
+    """The shares of kernels in the time of a call of the library, which is its latency.
+
+    `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
+    `without_rule` that of each kernel that no rule fits; `between_kernels` is what remains of the call:
+    in a result of an earlier version, kernels have shares of all kernels, with nothing between them.
+    """
+
     between_kernels: float
+
+
+_Limits = TypedDict("_Limits", {"for": str, "rtol": float, "atol": float})
+
+
+class AllowedDifference(_Limits, total=False):
+    """The tolerance of a verdict (see `tolerances.Tolerance`), and the arithmetic that it is `for`."""
+
+    of_largest: float
+    of_slice: float
+    step: float
+    rms: float | None
+    scale: float | None
+    exact_integers: bool
 
 
 class OutputComparison(TypedDict, total=False):
@@ -105,6 +136,12 @@ class OutputComparison(TypedDict, total=False):
     is_missing: bool
 
 
+def largest(values: Iterable[float | str]) -> float | None:
+    """Return the largest of some values of outputs; None when not all are finite, which are text in JSON."""
+    numbers = list(map(float, values))
+    return max(numbers) if numbers and all(map(math.isfinite, numbers)) else None
+
+
 class LayersComparison(TypedDict, total=False):
     """The rounded tensors of a quantized model, each computed from those of the reference before it.
 
@@ -131,7 +168,11 @@ class LayersComparison(TypedDict, total=False):
     not_compared: str
 
 
-class ComparedRuntime(TypedDict, total=False):
+class _Named(TypedDict):
+    name: str
+
+
+class ComparedRuntime(_Named, total=False):
     """Another runtime beside the library: compared with the reference as the library is, and measured in turns.
 
     Attributes:
@@ -143,7 +184,6 @@ class ComparedRuntime(TypedDict, total=False):
         not_timed: The reason why it was not timed; nothing but the name is there then.
     """
 
-    name: str
     outputs: dict[str, OutputComparison]
     latency: Latency
     library: Latency
@@ -167,7 +207,12 @@ class PartVerdict(TypedDict, total=False):
     latency: Latency
 
 
-class Verdict(TypedDict, total=False):
+class _Judged(TypedDict):
+    passed: bool
+    against: str
+
+
+class Verdict(_Judged, total=False):
     """Everything that was verified of a library, and why it is rejected.
 
     `reference` names what it was compared with, and `reference_note` says why that is not the
@@ -186,14 +231,12 @@ class Verdict(TypedDict, total=False):
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     """
 
-    passed: bool
-    against: str
     samples: int
     added_samples: int
     random_inputs: str
     reference: str
     reference_note: str
-    tolerance: dict[str, Json]
+    tolerance: AllowedDifference
     outputs: dict[str, OutputComparison]
     index_inputs: dict[str, OutputComparison]
     index_inputs_not_compared: str
@@ -213,3 +256,13 @@ class Verdict(TypedDict, total=False):
     not_run: str
     failures: list[str]
     warnings: list[str]
+
+
+def list_compared(verdict: Verdict) -> list[OutputComparison]:
+    """Return the comparisons of all outputs, and of what goes into an index."""
+    return [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
+
+
+def find_largest_error(verdict: Verdict) -> float | None:
+    """Return the largest absolute error of all outputs; None when it is not a finite number for each."""
+    return largest(output.get("max_abs_error", math.nan) for output in list_compared(verdict))

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
-from tvmflow.stages.base import Facts, name_some
+from tvmflow.core.typed_json import Mismatch
+from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify import tolerances
-from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, shown_latency
+from tvmflow.stages.verify.verdict import (
+    AllowedDifference,
+    ComparedRuntime,
+    ImageComparison,
+    Latency,
+    OutputComparison,
+    Profile,
+    Speedup,
+    Verdict,
+    shown_latency,
+)
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     tolerances.FLOAT32: "float32",
@@ -20,18 +32,24 @@ _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
 
 _UNTUNED: Final = "untuned"
 _REFERENCE: Final = "reference"
-_SHARE_TEXTS: Final[Mapping[str, str]] = {
-    "of_largest": "an output's largest value",
-    "of_slice": "the largest value of its rows, columns or channels",
-}
-_LIMIT_TEXTS: Final[Mapping[str, str]] = {
-    "rms": "{:.2%} (root mean square of errors)",
-    "scale": "{:.2%} in scale",
-}
 
 
-def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
+def describe(facts: Verdict, inputs: KnownFacts) -> list[str]:
     """Return how outputs agree, the accuracy, and the latencies."""
+    with _complete():
+        return _describe(facts)
+
+
+@contextlib.contextmanager
+def _complete() -> Iterator[None]:
+    """Refuse a verdict that lacks a field which others need."""
+    try:
+        yield
+    except KeyError as error:
+        raise Mismatch(f"{error.args[0]} missing") from error
+
+
+def _describe(facts: Verdict) -> list[str]:
     if "not_run" in facts:
         return [f"NOT VERIFIED (verify.against: none): {facts['not_run']}"]
     lines = [f"WARNING: {warning}" for warning in facts.get("warnings", ())]
@@ -61,7 +79,7 @@ def describe(facts: Facts, inputs: Mapping[str, Facts]) -> list[str]:
     return lines + _describe_latency(facts)
 
 
-def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
+def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -> list[str]:
     return [
         f"{name} agrees with {facts['reference']} on {count_text(facts['samples'], 'sample')} "
         f"({', '.join(_describe_agreement(comparison))}; "
@@ -70,7 +88,7 @@ def _describe_outputs(outputs: Mapping[str, Facts], facts: Facts) -> list[str]:
     ]
 
 
-def _describe_index_inputs(facts: Facts) -> Iterator[str]:
+def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
     """Give how the tensors that go into an index agree, where they were seen, and how many classes were reached."""
     for name, tensor in facts.get("index_inputs", {}).items():
         if not tensor["passed"]:
@@ -91,7 +109,7 @@ def _describe_index_inputs(facts: Facts) -> Iterator[str]:
             yield f"{name} reaches {output['reached']} of {output['classes']} classes{tie_text}"
 
 
-def _describe_layers(facts: Facts) -> Iterator[str]:
+def _describe_layers(facts: Verdict) -> Iterator[str]:
     """Give how closely the layers of a quantized model agree."""
     layers = facts.get("layers", {})
     if "not_compared" in layers:
@@ -103,7 +121,7 @@ def _describe_layers(facts: Facts) -> Iterator[str]:
         )
 
 
-def _describe_image(name: str, comparison: Facts) -> str:
+def _describe_image(name: str, comparison: ImageComparison) -> str:
     if not comparison["against"]:
         return f"the preprocessing of {name} is not compared with Pillow's: Pillow is not installed"
     error, count = comparison["max_level_error"], count_text(comparison["images"], "image")
@@ -111,21 +129,21 @@ def _describe_image(name: str, comparison: Facts) -> str:
     return f"the preprocessing of {name} agrees with {comparison['against']} {how} on {count}"
 
 
-def _describe_agreement(comparison: Facts) -> Iterator[str]:
+def _describe_agreement(comparison: OutputComparison) -> Iterator[str]:
     """Give the errors of an output, and how well it agrees on the whole."""
     yield (
-        f"largest error: absolute {comparison['max_abs_error']:.2g}, "
-        f"relative {comparison['max_rel_error']:.2g}"
+        f"largest error: absolute {float(comparison['max_abs_error']):.2g}, "
+        f"relative {float(comparison['max_rel_error']):.2g}"
     )
     if "error_of_largest" in comparison:
-        yield f"{comparison['error_of_largest']:.2g} of the largest value"
+        yield f"{float(comparison['error_of_largest']):.2g} of the largest value"
     if "cosine_similarity" in comparison:
         yield f"cosine similarity {comparison['cosine_similarity']:.6f}"
     if "best_class_agreement" in comparison:
         yield f"same best class {comparison['best_class_agreement']:.1%}"
 
 
-def _describe_latency(facts: Facts) -> list[str]:
+def _describe_latency(facts: Verdict) -> list[str]:
     names = {
         "library": "this library",
         _UNTUNED: _UNTUNED,
@@ -139,9 +157,9 @@ def _describe_latency(facts: Facts) -> list[str]:
         _REFERENCE: facts.get("reference_speedup"),
     }
     measured = [
-        (names[subject], _scale_latency(row, latency, speedups.get(subject)))
+        (names.get(subject, subject), _scale_latency(row, latency, speedups.get(subject)))
         for subject, row in latency.items()
-        if names[subject] not in in_turns
+        if names.get(subject, subject) not in in_turns
     ]
     measured += [
         (runtime["name"], _scale_latency(runtime["latency"], latency, runtime["speedup"]))
@@ -170,18 +188,24 @@ def _scale_latency(
     row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
 ) -> Latency:
     """Return the latency of what the library was measured in turns with, beside the one that is shown of it."""
-    if speedup is None or "library" not in latency:
+    if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
-    return {name: value * scale for name, value in row.items()}
+    return {
+        "mean": row["mean"] * scale,
+        "median": row["median"] * scale,
+        "min": row["min"] * scale,
+        "max": row["max"] * scale,
+        "std": row["std"] * scale,
+    }
 
 
-def _describe_reference_speedup(facts: Facts) -> Iterator[str]:
+def _describe_reference_speedup(facts: Verdict) -> Iterator[str]:
     if "reference_speedup" in facts:
         yield _speedup_text(facts["reference_speedup"], facts["reference"])
 
 
-def _describe_compared(runtime: Facts, facts: Facts) -> Iterator[str]:
+def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
     """Give how much faster the library is than another runtime, or why that is not known, and whether that agrees.
 
     One that differs from the reference has a warning.
@@ -228,14 +252,13 @@ def _describe_profile(profile: Profile | None) -> list[str]:
     ]
 
 
-def explain(facts: Facts) -> list[str]:
+def explain(facts: Verdict) -> list[str]:
     """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
     lines = list(_explain_tolerance(facts["tolerance"])) if "tolerance" in facts else []
     profile = facts.get("profile")
     if not profile:
         return lines
     rules = sorted(profile["rules"].items(), key=lambda entry: -entry[1])
-    # a result of an earlier version has shares of all kernels, with nothing between them
     rules += (
         [("between kernels", profile["between_kernels"])] if "between_kernels" in profile else []
     )
@@ -248,22 +271,20 @@ def explain(facts: Facts) -> list[str]:
     return lines
 
 
-def _explain_tolerance(tolerance: Facts) -> Iterator[str]:
+def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
     """Give how far elements may differ, and an output as a whole."""
-    shares = [
-        f", or {tolerance[field]:.2%} of {text}"
-        for field, text in _SHARE_TEXTS.items()
-        if tolerance.get(field)
-    ]
-    more = f"{''.join(shares)} where that is more" if shares else ""
+    shares = {
+        "an output's largest value": tolerance.get("of_largest"),
+        "the largest value of its rows, columns or channels": tolerance.get("of_slice"),
+    }
+    texts = "".join(f", or {share:.2%} of {text}" for text, share in shares.items() if share)
+    more = f"{texts} where that is more" if texts else ""
     yield (
         f"outputs may differ by atol {tolerance['atol']:.2g}{more}, and rtol {tolerance['rtol']:g} "
-        f"(the model computes in {_ARITHMETIC_TEXTS[tolerance['for']]})"
+        f"(the model computes in {_ARITHMETIC_TEXTS.get(tolerance['for'], tolerance['for'])})"
     )
-    limits = [
-        text.format(tolerance[field])
-        for field, text in _LIMIT_TEXTS.items()
-        if tolerance.get(field)
-    ]
+    rms, scale = tolerance.get("rms"), tolerance.get("scale")
+    limits = [f"{rms:.2%} (root mean square of errors)"] if rms else []
+    limits += [f"{scale:.2%} in scale"] if scale else []
     if limits:
         yield f"an output as a whole may differ by {' and by '.join(limits)}"
