@@ -1,4 +1,4 @@
-"""What `tvmflow run` can do beside a run: release a pipeline, retune its recipes, check that builds are reproducible."""
+"""What `tvmflow run` does besides: release a pipeline, retune its recipes, check reproducibility."""
 
 from __future__ import annotations
 

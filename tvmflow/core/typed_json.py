@@ -1,4 +1,4 @@
-"""JSON as values of types: read with checks, and written. For what another version or another machine may have recorded."""
+"""JSON as values of types: read with checks, as another version may have recorded it, and written."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Peer(NamedTuple):
 
 
 class KernelShare(NamedTuple):
-    """A kernel: its name, its share of the time of a call (0 to 1), and the nodes of the model it came from."""
+    """A kernel: its name, its share of the time of a call (0 to 1), and the nodes that it came from."""
 
     name: str
     share: float
@@ -93,14 +93,14 @@ class KernelShare(NamedTuple):
 
 
 class Tolerance(NamedTuple):
-    """The limits of an element's difference from the reference: relative, and absolute for the least strict output."""
+    """The limits of an element's difference: relative, and absolute for the least strict output."""
 
     rtol: float
     atol: float
 
 
 class Build(NamedTuple):
-    """A recipe for one target. None is what the run does not know, because a stage is missing or did not measure it.
+    """A recipe for one target. None is what the run does not know: no stage has measured it.
 
     Attributes:
         recipe: The name under which it is planned: of the recipe, or of its variant.
@@ -263,7 +263,7 @@ def _read_tolerance(facts: Verdict) -> Tolerance | None:
 
 
 def _list_peers(facts: Verdict, library: Latency) -> Iterator[Peer]:
-    """Yield the runtimes that were timed in turns with the library, and the reference if it is none of these."""
+    """Yield the runtimes that were timed in turns, and the reference if it is none of these."""
     names = set()
     for runtime in facts.get("compared", {}).values():
         names.add(runtime["name"])
@@ -295,7 +295,7 @@ def _read_speedup(speedup: MeasuredSpeedup) -> Speedup:
 
 
 def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
-    """Return the kernels of a library with their shares of the time, the slowest first; empty where none was timed.
+    """Return the kernels of a library with their shares of the time, the slowest first; none if untimed.
 
     Args:
         facts: The facts of the stages of a build.
@@ -315,7 +315,7 @@ def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
 
 
 def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
-    """Return the calls of each kernel of a build, with the nodes that they compute, as far as its stages know them."""
+    """Return the calls of each kernel of a build, with the nodes that they compute, as far as known."""
     built, imported = facts.get(BuildFacts), facts.get(ImportFacts)
     return find_kernel_nodes(
         built.kernel_nodes if built else {}, imported.nodes if imported else ()

@@ -1,4 +1,4 @@
-"""Reports of a run for CI services: JUnit XML with a case for each stage and gate, and a summary in Markdown."""
+"""Reports for CI services: JUnit XML with a case for each stage and gate, and Markdown."""
 
 from __future__ import annotations
 

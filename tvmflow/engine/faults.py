@@ -1,4 +1,4 @@
-"""What happens after `verify` has rejected a library: what is to blame is searched, and a wrong schedule is banned.
+"""After `verify` has rejected a library: what is to blame is searched, and a wrong schedule banned.
 
 A banned schedule is never chosen again, so that the next best one is built and verified. Nothing
 here lets a library pass: only a `verify` that succeeds does.
@@ -75,7 +75,7 @@ def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Jso
 
 
 def make_payload(spec: StageSpec, plan: Plan, state: PlanState, work: Path) -> dict[str, Json]:
-    """Return what the search gets: settings and files of the stage that rejected the library, and of its build."""
+    """Return settings and files of the stage that rejected the library, and of its build."""
     makers = _find_makers(spec, plan)
     built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}
@@ -112,7 +112,7 @@ def _find_makers(spec: StageSpec, plan: Plan) -> dict[str, StageSpec]:
 def ban_schedules(
     faults: list[dict[str, Json]], spec: StageSpec, plan: Plan, state: PlanState
 ) -> str:
-    """Ban the schedules that are to blame in the ledger; return the stage that must choose again, or nothing.
+    """Ban the schedules that are to blame; return the stage that must choose again, or nothing.
 
     A locked run bans nothing: its schedules are those of the lock file.
     """

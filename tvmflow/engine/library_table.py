@@ -1,4 +1,4 @@
-"""The comparison of a recipe's libraries: of all variants and targets, with the Pareto-optimal ones marked. Pure."""
+"""The libraries of a recipe compared: all variants and targets, Pareto-optimal ones marked. Pure."""
 
 from __future__ import annotations
 

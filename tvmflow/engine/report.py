@@ -158,7 +158,7 @@ class ReportedFacts:
         ]
 
     def describe(self, report: StageReport) -> list[str]:
-        """Return what a stage that succeeded says of its result; of facts that cannot be read, that they cannot."""
+        """Return what a stage that succeeded says of its result, or that its facts cannot be read."""
         # of a rejected library there are facts, too: they may be incomplete
         if report.outcome not in SUCCEEDED:
             return []
@@ -184,7 +184,7 @@ class ReportedFacts:
 
 
 def unreadable_facts_text(label: str, error: Mismatch) -> str:
-    """Return the warning about facts that an older or a damaged record has, or a stage that another program wrote."""
+    """Return the warning about facts that cannot be read, as those of an older or a damaged record."""
     return f"{INCOMPLETE}: the facts of {label} cannot be read ({error})"
 
 

@@ -1,4 +1,4 @@
-"""Commands with nothing to do: a plan is confirmed to be up to date, and the answer is kept for the same command line."""
+"""Commands with nothing to do: a plan is confirmed to be up to date, and the answer is kept."""
 
 from __future__ import annotations
 

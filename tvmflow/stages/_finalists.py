@@ -60,7 +60,7 @@ def measure_workload(
     trials: Sequence[Mapping[str, Json]],
     ledger: WorkloadLedger,
 ) -> FinalistTimes:
-    """Return the times of the untuned kernel and of each finalist of a workload, measured once for a ledger."""
+    """Return the times of a workload untuned and with each finalist, measured once for a ledger."""
     from tvmflow.tuning.finalists import FinalistsRequest, read_or_measure
     from tvmflow.tuning.measure import Timing
 
@@ -108,7 +108,7 @@ def _measure(
 def measure_peak(
     settings: PickBestSettings, context: StageContext, fork_server: ForkServer
 ) -> float | None:
-    """Return the peak of this machine's CPU in GFLOPS; None for other devices, and where it cannot be measured."""
+    """Return the peak of this machine's CPU in GFLOPS; None for other devices, and if not measurable."""
     from tvmflow.targets import devices
     from tvmflow.targets.backends import backend_for
     from tvmflow.tuning import roofline

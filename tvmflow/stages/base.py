@@ -1,4 +1,4 @@
-"""The Protocol of a stage: a pure function from settings and input files to output files, and its declarations."""
+"""The Protocol of a stage: a pure function from settings and files to files, and its declarations."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class StageSettings(Settings):
         return ()
 
     def to_json(self) -> dict[str, Json]:
-        """Return the JSON that is in the key and crosses to the worker, without fields that have their default."""
+        """Return the JSON that is in the key and crosses to the worker, without fields at their default."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -168,7 +168,7 @@ class KnownFacts:
 
 
 class StageContext(NamedTuple):
-    """The arguments of a stage's `run` beside its settings. Only `inputs` and the settings may shape the output.
+    """The arguments of `run` beside its settings. Only `inputs` and the settings may shape the output.
 
     `inputs` maps `<stage>/<file>` (of the stages that it needs) and the role of each file from
     outside to paths that may be read. Files written into `out` become the artifact. `work`

@@ -108,7 +108,7 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 
 
 class BuildSettings(StageSettings):
-    """The target, how kernels are lowered and scheduled, the runtime, and the forms that outputs need besides.
+    """The target, how kernels are lowered and scheduled, the runtime, and the forms of outputs.
 
     `prefix` is that of symbols in a system library: code knows the recipe's name only there.
     """
@@ -311,7 +311,7 @@ def describe(facts: BuildFacts, inputs: KnownFacts) -> list[str]:
 def _describe_unscheduled(
     kernels: Sequence[str], shares: Mapping[str, float | None]
 ) -> Iterator[str]:
-    """Yield what kernels without a schedule cost, the largest share first: a warning for those that cost much."""
+    """Yield what kernels without a schedule cost, the largest share first; much cost is a warning."""
     known = {name: share for name in kernels if (share := shares.get(name)) is not None}
     large = sorted((name for name in known if known[name] >= _LARGE_SHARE), key=known.__getitem__)
     if large:

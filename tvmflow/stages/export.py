@@ -142,7 +142,7 @@ def list_files(
 
 
 class ExportFacts(NamedTuple):
-    """The sizes of the exported files by name, and of the library; None where an earlier version did not record it."""
+    """The sizes of the exported files, and of the library; None where an earlier version has none."""
 
     files: Mapping[str, int] = MappingProxyType({})
     library_bytes: int | None = None
@@ -230,7 +230,7 @@ def tool_versions() -> dict[str, str]:
 def export_outputs(
     built: AnyModel, outputs: Collection[str], exporters: Mapping[str, Any], folder: Path
 ) -> AnyModel:
-    """Write those outputs that are asked for, in the order of `exporters`; return `built` with their files."""
+    """Write the outputs asked for, in the order of `exporters`; return `built` with their files."""
     for output, exporter in exporters.items():
         if output in outputs:
             exporter.export(built, folder)

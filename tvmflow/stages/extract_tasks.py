@@ -176,7 +176,7 @@ def explain(facts: ExtractTasksFacts) -> list[str]:
 
 
 def _describe_vectors(vectors: Vectors | None, *, always: bool) -> list[str]:
-    """Return the width of vectors, and the estimate for each width; for the widest only if it is asked for."""
+    """Return the width of vectors, with estimates; nothing of the widest unless asked for always."""
     if vectors is None:
         return []
     bits, costs = vectors

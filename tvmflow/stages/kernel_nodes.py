@@ -44,7 +44,7 @@ def _name_call(places: Sequence[int], names: Sequence[str]) -> KernelCall:
 
 
 def calls_text(calls: Sequence[KernelCall]) -> str:
-    """Return the nodes of a kernel's first call, and how many other calls it has; empty where none is known."""
+    """Return the nodes of a kernel's first call, and how many other calls it has; empty if unknown."""
     named = [call for call in calls if call.nodes]
     if not named:
         return ""

@@ -197,7 +197,7 @@ def _measure(
     tasks: Sequence[Mapping[str, Json]],
     records: Mapping[str, list[dict[str, Json]]],
 ) -> tuple[dict[str, Judgement], float | None, LibraryTimes | None]:
-    """Return the judgement of each workload by its key, the peak of the machine in GFLOPS, and the library's times."""
+    """Return the judgement of each workload by key, the peak in GFLOPS, and the library's times."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning import measure
     from tvmflow.tuning.ledger import Ledger
@@ -394,7 +394,7 @@ def compare_libraries(
     chosen: Mapping[str, Json],
     ledger: Ledger,
 ) -> LibraryTimes | None:
-    """Return the tuned library compared with the untuned one; None where there is none or it cannot be timed here."""
+    """Return the tuned library compared with the untuned one; None where it cannot be timed here."""
     from tvmflow.tuning.untuned_comparison import LibraryRequest, read_or_compare
 
     if not chosen or settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:

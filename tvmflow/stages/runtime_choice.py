@@ -23,7 +23,7 @@ FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM}
 
 
 def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return the runtime for a recipe, as it is for one target: C_RUNTIME, VM, or AUTO where the model decides."""
+    """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
     return VM if vm_reason(recipe, target) else AUTO
@@ -72,7 +72,7 @@ def run_location(recipe: Recipe) -> str:
 
 
 def describe_runtime(reason: str) -> list[str]:
-    """Return what a report says of a library that TVM's virtual machine has to run for a reason; nothing for none."""
+    """Return what a report says of a library that needs TVM's virtual machine; nothing for no reason."""
     return (
         [f"runs on TVM's virtual machine (runtime: vm), which it needs for {reason}"]
         if reason

@@ -372,7 +372,7 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return how many workloads are at the roofline; what the trials gained is measured again in turns later."""
+    """Return how many workloads are at the roofline; what trials gained is measured later, in turns."""
     done = sum(workload.at_roofline for workload in workloads)
     if not done:
         return []
@@ -452,6 +452,6 @@ def select_kernels(
 
 
 def _is_selected_by(pattern: str, names: Sequence[str]) -> bool:
-    """Return whether this is a kernel's name, a pattern of it, or an operator in it: conv2d in fused_conv2d1_relu."""
+    """Return whether this is a kernel's name, a pattern of it, or an operator in it (conv2d)."""
     operator = re.compile(rf"(^|_){re.escape(pattern)}\d*(_|$)")
     return any(fnmatch.fnmatchcase(name, pattern) or operator.search(name) for name in names)

@@ -1,4 +1,4 @@
-"""`verify`: the library that users will load, run on real inputs, against the framework the model came from."""
+"""`verify`: the library that users will load, on real inputs, against the model's framework."""
 
 from __future__ import annotations
 

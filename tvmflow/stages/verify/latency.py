@@ -180,7 +180,7 @@ def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes
 def measure_peer(
     library: Timed, feed: Feed, peer: Timed, peer_feed: Mapping[str, Array]
 ) -> PairedTimes:
-    """Return the times of the library, and of a runtime in another process, until it is decided which is faster.
+    """Return the times of the library and of a runtime in another process, until one is the faster.
 
     The threads of one have ceased to spin before the other begins.
 
@@ -242,7 +242,7 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 
 
 def _settle() -> None:
-    """Wait until no thread of an earlier measurement spins for more work: TVM's, and OpenMP's, do for a fifth of a second."""
+    """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
     process = psutil.Process()
     deadline = time.monotonic() + _MAX_SETTLE_S
 

@@ -1,4 +1,4 @@
-"""The verdict of `verify`: the content of `measurements.json`, and the stage's facts; `verdict.json` has the part without figures."""
+"""The verdict of `verify`: `measurements.json` and the facts; `verdict.json` leaves figures out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Speedup(TypedDict):
 
 
 def shown_latency(library_s: float, speedup: Speedup) -> float:
-    """Return the seconds of what a library was measured in turns with, beside the one latency that is shown of it.
+    """Return the seconds of what a library was measured in turns with, beside its shown latency.
 
     The ratio in turns holds whatever else the machine did; two medians from different turns need not
     have that ratio, so the shown latency is the library's times the speedup.
@@ -173,7 +173,7 @@ class _Named(TypedDict):
 
 
 class ComparedRuntime(_Named, total=False):
-    """Another runtime beside the library: compared with the reference as the library is, and measured in turns.
+    """Another runtime beside the library: compared with the reference, and measured in turns.
 
     Attributes:
         name: Its name and version.
@@ -192,7 +192,7 @@ class ComparedRuntime(_Named, total=False):
 
 
 class ImageComparison(TypedDict):
-    """The preprocessing of some images, compared with that `against` Pillow; empty where that is not installed."""
+    """The preprocessing of images, compared with that `against` Pillow; empty if not installed."""
 
     passed: bool
     against: str

@@ -89,7 +89,7 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
 
 
 def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
-    """Give how the tensors that go into an index agree, where they were seen, and how many classes were reached."""
+    """Give how tensors that go into an index agree, where they were seen, and the classes reached."""
     for name, tensor in facts.get("index_inputs", {}).items():
         if not tensor["passed"]:
             continue
@@ -187,7 +187,7 @@ def _describe_latency(facts: Verdict) -> list[str]:
 def _scale_latency(
     row: Latency, latency: Mapping[str, Latency], speedup: Speedup | None
 ) -> Latency:
-    """Return the latency of what the library was measured in turns with, beside the one that is shown of it."""
+    """Return the latency of what the library was measured in turns with, beside its shown one."""
     if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
@@ -206,7 +206,7 @@ def _describe_reference_speedup(facts: Verdict) -> Iterator[str]:
 
 
 def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str]:
-    """Give how much faster the library is than another runtime, or why that is not known, and whether that agrees.
+    """Give how much faster the library is than another runtime, or why unknown, and if that agrees.
 
     One that differs from the reference has a warning.
     """
