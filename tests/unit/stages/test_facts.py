@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -22,12 +23,17 @@ from tests.support.facts import (
     verify_facts,
     workload_facts,
 )
+from tvmflow.core.errors import UsageError
 from tvmflow.core.typed_json import read_as, to_json
 from tvmflow.engine.builds import list_builds
+from tvmflow.engine.faults import has_wrong_outputs
+from tvmflow.engine.kernel_details import list_kernel_rows, list_libraries
 from tvmflow.engine.report import RunReport, StageReport, can_be_shown
 from tvmflow.engine.summary import render
+from tvmflow.pages.collect import list_kernels
 from tvmflow.stages import STAGES
-from tvmflow.stages.base import facts_type
+from tvmflow.stages.base import facts_type, find_facts
+from tvmflow.stages.verify.verdict import Verdict
 
 TENSOR = {"name": "x", "shape": [1, 3], "dtype": "float32"}
 SPEEDUP = {"median": 2.0, "low": 1.9, "high": 2.1, "pairs": 9, "is_slower": False}
@@ -161,3 +167,9 @@ def test_nothing_fails_on_facts_that_are_damaged(path: tuple[Any, ...]) -> None:
         (build,) = list_builds(damaged)
         json.dumps(to_json(build))
         render(damaged, as_json=False, verbose=True)
+        list_kernels(damaged.stages, None)
+        with contextlib.suppress(UsageError):
+            for library in list_libraries(damaged.stages, "tvmflow run net.yaml"):
+                list_kernel_rows(library.built, library.facts)
+        verdict = find_facts(Verdict, facts.get("verify", {}))
+        assert verdict is None or has_wrong_outputs(verdict) in (True, False)
