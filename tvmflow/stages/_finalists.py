@@ -117,7 +117,7 @@ def measure_peak(
         return None
     with devices.exclusive(context.locks, settings.device):
         outcome = fork_server.call(
-            roofline.MEASURE_PEAK,
+            roofline.measure_peak,
             {"target": settings.measured_target},
             timeout_s=settings.tune.trial_timeout_s,
             log=context.work / LOG,

@@ -102,7 +102,7 @@ def _measure_roofline(
         with context.clock.waiting():
             stack.enter_context(devices.exclusive(context.locks, context.device))
         outcome = fork_server.call(
-            roofline.MEASURE_ROOFLINE,
+            roofline.measure_roofline,
             {"target": dict(context.target), "rules_version": context.rules_version},
             timeout_s=settings.tune.trial_timeout_s,
             log=context.log,

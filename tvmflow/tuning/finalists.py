@@ -24,9 +24,6 @@ from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import FinalistsRecord, timestamp
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
-TIME_FINALISTS: Final = f"{__name__}:time_finalists"
-"""The function for the fork server."""
-
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1
 # As many rounds as those of the request may follow, of the fastest finalist and the untuned kernel
@@ -132,7 +129,7 @@ def measure_finalists(
     """
     with devices.exclusive(locks, device):
         outcome = fork_server.call(
-            TIME_FINALISTS, request.to_json(), timeout_s=timeout_s, log=log, emit=lambda _: None
+            time_finalists, request.to_json(), timeout_s=timeout_s, log=log, emit=lambda _: None
         )
     if outcome.kind == "cancelled":
         raise StageError("measuring was cancelled", fix="run it again")

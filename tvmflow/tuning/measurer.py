@@ -181,7 +181,7 @@ class Measurer:
                     self._enter(locks, device)
 
             outcome = self._fork_server.call(
-                MEASURE_TRIAL,
+                measure_trial,
                 self._request(job).to_json(),
                 timeout_s=self._timeout_s,
                 log=self._context.log,
@@ -302,9 +302,6 @@ class DriftMonitor:
 # ---------------------------------------------------------------- trial process
 # One trial in a child process of this machine: the request, the function that runs, the result.
 
-
-MEASURE_TRIAL: Final = f"{__name__}:measure_trial"
-"""The function for the fork server."""
 
 DEVICE_PHASE: Final = "device"
 """The phase that uses the device but not the candidate: its errors are not the candidate's."""

@@ -26,8 +26,6 @@ from tvmflow.tuning.workload_ledger import WorkloadLedger
 _TIMEOUT_S: Final = 60.0
 _MAX_REASON: Final = 200
 _PRELOADED: Final = ("tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.measure")
-_APPLY_TRACES: Final = f"{__name__}:apply_traces"
-_READ_KERNEL: Final = f"{__name__}:read_kernel"
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +115,7 @@ def verify_kernel(fork_server: ForkServer, key: str, mod: str) -> KernelVerdict:
     Raises:
         StageError: TVM cannot be loaded: no kernel is to blame.
     """
-    outcome = fork_server.call(_READ_KERNEL, {"mod": mod}, timeout_s=_TIMEOUT_S)
+    outcome = fork_server.call(read_kernel, {"mod": mod}, timeout_s=_TIMEOUT_S)
     if outcome.kind in ("error", "cancelled"):
         raise _cannot_apply(outcome.message)
     if outcome.kind != "ok":
@@ -254,7 +252,7 @@ def _failure_reasons(
         StageError: TVM or the kernel cannot be loaded: no trace is to blame.
     """
     payload = {"mod": mod, "target": target, "traces": [trial.trace for trial in trials]}
-    outcome = fork_server.call(_APPLY_TRACES, payload, timeout_s=_TIMEOUT_S + len(trials))
+    outcome = fork_server.call(apply_traces, payload, timeout_s=_TIMEOUT_S + len(trials))
     if outcome.kind == "ok":
         pairs = zip(trials, outcome.value, strict=True)
         return {trial.id: reason for trial, reason in pairs if reason}

@@ -40,10 +40,6 @@ _TUNED_COLOR: Final = "#48a868"
 _UNTUNED_COLOR: Final = "#4878a8"
 _NEWLINE: Final = Markup("\n")
 
-MEASURE_PEAK: Final = f"{__name__}:measure_peak"
-MEASURE_ROOFLINE: Final = f"{__name__}:measure_roofline"
-"""The functions for the fork server."""
-
 
 class Roofline(NamedTuple):
     """The peak speeds of a machine.

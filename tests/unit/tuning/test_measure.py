@@ -15,8 +15,8 @@ from tests.support.trials import DEVICE, TARGET
 from tests.support.tuning import TIMING, dense, model, relu, task_of
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
-from tvmflow.tuning.finalists import TIME_FINALISTS, FinalistsRequest
-from tvmflow.tuning.measurer import MEASURE_TRIAL, TrialRequest
+from tvmflow.tuning.finalists import FinalistsRequest, time_finalists
+from tvmflow.tuning.measurer import TrialRequest, measure_trial
 from tvmflow.tuning.tuning_job import Task
 
 NO_DECISIONS: list[Any] = [[], []]
@@ -41,7 +41,7 @@ def trial_request(mod: str, trace: Any) -> TrialRequest:
 
 def measure(fork_server: ForkServer, mod: str, trace: Any, **changes: Any) -> Outcome:
     request = replace(trial_request(mod, trace), **changes)
-    return fork_server.call(MEASURE_TRIAL, request.to_json(), timeout_s=30, emit=lambda _: None)
+    return fork_server.call(measure_trial, request.to_json(), timeout_s=30, emit=lambda _: None)
 
 
 def test_a_trial_gives_the_seconds_of_every_repeat(fork_server: ForkServer, task: Task) -> None:
@@ -64,7 +64,7 @@ def test_a_candidate_asks_before_it_runs(fork_server: ForkServer, task: Task) ->
     """It is built at once, and waits for permission before it uses the device."""
     phases = []
     fork_server.call(
-        MEASURE_TRIAL,
+        measure_trial,
         trial_request(task.mod, NO_DECISIONS).to_json(),
         timeout_s=30,
         emit=lambda event: phases.append((event["phase"], event["ask"])),
@@ -97,7 +97,7 @@ def test_finalists_are_timed_in_turns_with_the_untuned_kernel(
 ) -> None:
     """One sample a round for each that applies; the fastest and the untuned kernel go on until it is decided."""
     outcome = fork_server.call(
-        TIME_FINALISTS,
+        time_finalists,
         FinalistsRequest(
             mod=task.mod,
             traces=[NO_DECISIONS, DOES_NOT_APPLY, NO_DECISIONS],
