@@ -49,6 +49,8 @@ def test_a_call_gives_its_value_and_its_events(fork_server: ForkServer) -> None:
     outcome = fork_server.call(f"{CALLS}:add", [1, 2], timeout_s=10, emit=events.append)
     assert (outcome.kind, outcome.value) == ("ok", 3)
     assert events == [{"event": "adding", "numbers": [1, 2]}]
+    # a function that can be imported is its own name
+    assert fork_server.call(fork_server_calls.add, [2, 2], timeout_s=10).value == 4
 
 
 def test_a_segmentation_fault_is_a_result(fork_server: ForkServer, tmp_path: Path) -> None:
