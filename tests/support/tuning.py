@@ -17,7 +17,7 @@ from tests.support.trials import DEVICE, TARGET
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import lowering_options
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
-from tvmflow.core.typed_json import to_json
+from tvmflow.core.codec import to_json
 from tvmflow.recipe import Kernels, Tune, Verify
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.output import print_json, print_lines, print_notes
+from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
-from tvmflow.core.typed_json import read_as
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
@@ -181,7 +181,7 @@ def retune(
         if report is None or report.exit_code != EXIT_OK:
             return None
         facts = next(stage.facts for stage in report.stages if stage.stage_id == spec.id)
-        return read_as(TuneFacts, facts)
+        return from_json(TuneFacts, facts)
 
     def show_round(progress: TuningProgress) -> None:
         if output.json:

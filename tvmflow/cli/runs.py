@@ -95,7 +95,7 @@ def runs(options: RunsOptions) -> int:
 
 def _to_json(run: RunRecord) -> dict[str, Json]:
     """Return a row; the facts of stages and the text of recipes are in the record itself."""
-    from tvmflow.core.typed_json import to_json
+    from tvmflow.core.codec import to_json
     from tvmflow.engine.summary import make_headline
 
     return {

@@ -7,10 +7,10 @@ import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
+from tvmflow.core.codec import Mismatch
 from tvmflow.core.file_systems import find_file_system
 from tvmflow.core.formatting import age_text, count_text, duration_text, names_text, size_text
 from tvmflow.core.project import shortest_path
-from tvmflow.core.typed_json import Mismatch
 from tvmflow.core.types import Decision, Json, StageKey
 from tvmflow.engine.estimates import Estimate, Total, add_up
 from tvmflow.engine.report import MAX_SHOWN, unreadable_facts_text

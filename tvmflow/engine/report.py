@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
+from tvmflow.core.codec import Mismatch, to_json
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_FAILED,
@@ -13,7 +14,6 @@ from tvmflow.core.errors import (
     EXIT_VERIFY,
 )
 from tvmflow.core.termination import SIGNAL_EXIT_BASE
-from tvmflow.core.typed_json import Mismatch, to_json
 from tvmflow.core.types import Json, RecipeOrigin
 from tvmflow.engine.library_table import ComparedLibrary
 from tvmflow.stages import STAGES, read_facts

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core import packages
-from tvmflow.core.codec import from_json, to_json
+from tvmflow.core.codec import Mismatch, from_json, to_json
 from tvmflow.core.documents import Unreadable, quote, read_file, read_json
 from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, TvmflowError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.project import shortest_path
 from tvmflow.core.termination import signal_name
-from tvmflow.core.typed_json import Mismatch, read_as, to_json
 from tvmflow.core.types import Json
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Build, list_builds
@@ -153,7 +152,7 @@ class RunRecord(NamedTuple):
         if isinstance(value, dict) and value.get("format", _FORMAT) != _FORMAT:
             raise Unreadable("it was written by another version of tvmflow")
         try:
-            return read_as(cls, value)
+            return from_json(cls, value)
         except Mismatch as error:
             raise Unreadable(f"it is not a record of a run ({error})") from error
 

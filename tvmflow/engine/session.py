@@ -27,10 +27,7 @@ from tvmflow.engine.stage_runs import StageRuns
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
-from tvmflow.stages import STAGES
-from tvmflow.stages.base import find_facts
 from tvmflow.stages.tune import TuneFacts
-from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import update_recipe_pins

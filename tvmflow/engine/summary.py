@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from tvmflow.core.codec import to_json
 from tvmflow.core.formatting import (
     count_text,
     duration_text,
@@ -20,7 +21,6 @@ from tvmflow.core.formatting import (
 )
 from tvmflow.core.terminal import find_width
 from tvmflow.core.text import table
-from tvmflow.core.typed_json import to_json
 from tvmflow.engine.builds import Build, Peer, Speedup, list_builds
 from tvmflow.engine.report import MAX_SHOWN, STOPPED, ReportedFacts, RunReport, StageReport
 from tvmflow.stages import STAGES

@@ -6,11 +6,10 @@ import logging
 from pathlib import Path
 
 from tvmflow.core import file_locks, logs, packages
-from tvmflow.core.codec import from_json
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.disk_errors import disk_errors, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.typed_json import to_json
 from tvmflow.core.types import Json, StageCall
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageContext, parse_settings

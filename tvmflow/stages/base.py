@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 from pydantic import BaseModel, ConfigDict, PlainSerializer, TypeAdapter
 
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
-from tvmflow.core.typed_json import Mismatch, read_as
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.tuning.forecast import TrialForecast
@@ -145,7 +145,7 @@ def parse_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
     Raises:
         Mismatch: They are not of this type.
     """
-    return None if value == {} else read_as(kind, value)
+    return None if value == {} else from_json(kind, value)
 
 
 def find_facts(kind: type[_T], value: Mapping[str, Json]) -> _T | None:
@@ -188,7 +188,7 @@ class StageContext(NamedTuple):
 class Stage(Protocol[TargetT, SettingsT, FactsT]):
     """One module in this folder.
 
-    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict, as `typed_json`
+    Facts are small values for people, and never part of a key: a NamedTuple or a TypedDict, as `codec`
     reads them. `describe` and `explain` are pure, and may be given facts that another version, or another
     machine, recorded: what not all versions recorded has a default.
     """

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.codec import from_json, to_json, without_empty
 from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
-from tvmflow.core.typed_json import read_as, to_json, without_empty
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
@@ -168,7 +168,7 @@ def run(settings: BuildSettings, context: StageContext) -> BuildFacts:
     paths = {name: str(path) for name, path in context.inputs.items()}
     builder = backend_for(settings.target).call_builder
     facts = builder(compile_files, settings.to_json(), paths, str(context.out))
-    return read_as(BuildFacts, facts)
+    return from_json(BuildFacts, facts)
 
 
 def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:

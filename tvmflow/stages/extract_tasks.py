@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.options import lowering_options
+from tvmflow.core.codec import from_json, without_empty
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
-from tvmflow.core.typed_json import read_as, without_empty
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
@@ -149,7 +149,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
         gflops=round(sum(w.weight * w.flops for w in workloads) / 1e9, 6),
         runtime=runtime,
         needs_tvm_for=reason,
-        vectors=read_as(Vectors, model.width.to_json()) if model.width else None,
+        vectors=from_json(Vectors, model.width.to_json()) if model.width else None,
     )
 
 

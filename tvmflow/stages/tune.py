@@ -11,10 +11,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.options import schedules_version
+from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.keys import UNLIMITED_TRIALS
-from tvmflow.core.typed_json import without_empty
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import KnownFacts, StageContext, StageTraits, name_some, no_files

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import pytest
 
-from tvmflow.core.typed_json import Mismatch, read_as, to_json, without_empty
+from tvmflow.core.codec import Mismatch, from_json, to_json, without_empty
 
 
 class Inner(NamedTuple):
@@ -51,7 +51,7 @@ VALUE: dict[str, Any] = {
 
 def test_what_is_written_is_read_again() -> None:
     """A field that may be left out where it is empty is left out."""
-    value = read_as(Outer, VALUE)
+    value = from_json(Outer, VALUE)
     assert value == Outer(
         number=3,
         inner=(Inner("a", (1, 2.5)), Inner("b")),
@@ -65,16 +65,16 @@ def test_what_is_written_is_read_again() -> None:
 
 def test_what_a_type_does_not_have_is_left_out() -> None:
     """A later version may record more."""
-    assert read_as(Inner, {"name": "a", "colour": 1}) == Inner("a")
-    assert read_as(Judged, {"passed": False, "colour": 1}) == {"passed": False}
+    assert from_json(Inner, {"name": "a", "colour": 1}) == Inner("a")
+    assert from_json(Judged, {"passed": False, "colour": 1}) == {"passed": False}
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 def test_a_number_that_is_none_is_text_where_text_may_be(number: float) -> None:
     """JSON lacks such numbers, and Python writes them all the same."""
-    assert read_as(Judged, {"passed": True, "error": number})["error"] == str(number)
+    assert from_json(Judged, {"passed": True, "error": number})["error"] == str(number)
     with pytest.raises(Mismatch):
-        read_as(Inner, {"name": "a", "times": [number]})
+        from_json(Inner, {"name": "a", "times": [number]})
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_a_number_that_is_none_is_text_where_text_may_be(number: float) -> None:
 )
 def test_what_is_wrong_is_named(path: tuple[str, ...], value: Any, message: str) -> None:
     with pytest.raises(Mismatch, match=message):
-        read_as(Outer, {**VALUE, path[0]: value})
+        from_json(Outer, {**VALUE, path[0]: value})
 
 
 def test_every_field_that_is_missing_is_named() -> None:
     with pytest.raises(Mismatch, match="by_width, inner, judged, number missing"):
-        read_as(Outer, {})
+        from_json(Outer, {})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.facts import seconds
-from tvmflow.core.typed_json import read_as, to_json
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine.builds import Build, KernelShare, Peer, Speedup, Tolerance, list_builds
 from tvmflow.engine.report import RunReport, StageReport
@@ -101,8 +101,8 @@ def test_a_build_has_what_its_stages_say() -> None:
         ),
         folder="dist/net/host",
     )
-    assert read_as(Build, json.loads(json.dumps(to_json(build)))) == build
-    assert read_as(Build, {**to_json(build), "of_a_later_version": 1}) == build
+    assert from_json(Build, json.loads(json.dumps(to_json(build)))) == build
+    assert from_json(Build, {**to_json(build), "of_a_later_version": 1}) == build
 
 
 def test_what_a_run_does_not_know_is_none() -> None:
@@ -142,7 +142,7 @@ def test_a_runtime_that_differs_from_the_reference_is_marked() -> None:
         ("ONNX Runtime 1.30.1", False),
         ("OpenVINO", True),
     ]
-    assert read_as(Build, json.loads(json.dumps(to_json(build)))) == build
+    assert from_json(Build, json.loads(json.dumps(to_json(build)))) == build
 
 
 def test_the_reference_is_a_peer_like_others() -> None:

@@ -13,7 +13,7 @@ from tests.support.facts import (
     verify_facts,
     workload_facts,
 )
-from tvmflow.core.typed_json import read_as
+from tvmflow.core.codec import from_json
 from tvmflow.engine.kernel_details import KernelRow, list_kernel_rows
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
@@ -40,10 +40,10 @@ def test_the_slowest_kernel_comes_first() -> None:
         KnownFacts(
             {
                 ImportFacts: ImportFacts(nodes=("/a/Conv", "/b/Conv", "/c/Relu")),
-                TuneFacts: read_as(
+                TuneFacts: from_json(
                     TuneFacts, tune_facts(workloads=[workload_facts("conv", key="ab")])
                 ),
-                PickBestFacts: read_as(PickBestFacts, pick_best_facts(kernels=kernels)),
+                PickBestFacts: from_json(PickBestFacts, pick_best_facts(kernels=kernels)),
                 BuildFacts: BUILT,
                 Verdict: verify_facts(
                     latency={"library": seconds(10e-6)}, profile=profile(conv=0.7, relu=0.2)

@@ -21,7 +21,7 @@ from tests.support.facts import (
 )
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.typed_json import read_as
+from tvmflow.core.codec import from_json
 from tvmflow.core.types import RecipeOrigin, StageKey
 from tvmflow.engine.report import StageReport
 from tvmflow.pages.collect import (
@@ -175,7 +175,7 @@ def test_kernels_of_a_library_without_tuning_have_their_shares_of_the_time() -> 
 def test_progress_counts_kernels_as_untuned_until_a_trial_is_better() -> None:
     slower, faster = trial(1, seconds=1.0), trial(2, seconds=20e-6)
     known = (workload(CONV, "conv"), workload(POOL, "pool", untuned_us=None))
-    workloads = [read_as(WorkloadFacts, facts) for facts in known]
+    workloads = [from_json(WorkloadFacts, facts) for facts in known]
     kept = {"conv"}
     progress = make_progress(workloads, {CONV: [slower, faster], POOL: [trial(3)]}, kept)
     assert [(entry.trials, entry.measuring_s) for entry in progress] == [(0, 0.0), (2, 0.0)]

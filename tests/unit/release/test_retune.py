@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import engine
 from tests.support.facts import tune_facts, workload_facts
-from tvmflow.core.typed_json import read_as
+from tvmflow.core.codec import from_json
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.recipe import Retune
 from tvmflow.release.retune import (
@@ -47,7 +47,7 @@ class Ledger:
         us = max(self.floor, 100 - self.rates[name] * self.trials[name] / 100)
         workload = workload_facts("conv", calls=2, untuned_us=50.0, best_us=us / 2)
         facts = tune_facts(measured=measured, known=self.trials[name], workloads=[workload])
-        return read_as(TuneFacts, facts)
+        return from_json(TuneFacts, facts)
 
 
 def run(made: Plan, ledger: Ledger, **budget: Any) -> dict[str, TuningProgress]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.facts import kernel_facts, pick_best_facts, tune_facts, workload_facts
+from tvmflow.core.codec import from_json
 from tvmflow.core.statistics import PairedTimes
-from tvmflow.core.typed_json import read_as
 from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages.base import KnownFacts
@@ -33,7 +33,7 @@ COMPARISON: OutputComparison = {
 
 
 def tuned(**changes: Any) -> TuneFacts:
-    return read_as(TuneFacts, tune_facts(**changes))
+    return from_json(TuneFacts, tune_facts(**changes))
 
 
 def test_tasks_that_cannot_be_tuned_are_named_with_their_reasons() -> None:
@@ -90,7 +90,7 @@ def test_an_exhausted_search_space_is_named() -> None:
 def test_transfers_between_parts_say_whether_they_are_copied() -> None:
     """Between devices they are; on one they stay where they are."""
     transfer: dict[str, Any] = {"tensor": "middle", "bytes": 2048, "from": "a", "to": "b"}
-    facts = read_as(
+    facts = from_json(
         JoinFacts,
         {
             "transfers": [
@@ -380,7 +380,7 @@ def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None
         kernel_facts("conv", untuned_us=8.0, tuned_us=4.0),
         kernel_facts("dense", calls=2, untuned_us=4.0, tuned_us=None),
     ]
-    facts = read_as(PickBestFacts, pick_best_facts(kernels=kernels, untuned_us=16.0))
+    facts = from_json(PickBestFacts, pick_best_facts(kernels=kernels, untuned_us=16.0))
     assert pick_best.describe_roofline(facts, search) == [
         "4 min 00 s of tuning; by the roofline of this machine, "
         "at most a speedup of 1.6 over untuned is possible"
@@ -390,7 +390,7 @@ def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None
 
 def test_tuning_that_kept_nothing_has_no_speedup() -> None:
     """The rules were fastest, unless a trial failed or the library was slower: then that is said."""
-    facts = read_as(PickBestFacts, pick_best_facts(tuned=0, tunable=6, speedup=1.61))
+    facts = from_json(PickBestFacts, pick_best_facts(tuned=0, tunable=6, speedup=1.61))
     [line] = pick_best.describe(facts, KnownFacts())
     assert line.startswith("tuning kept 0 of 6 workloads: the rules were already fastest; ")
     assert "speedup" not in line and "1.61" not in line

@@ -23,8 +23,8 @@ from tests.support.facts import (
     verify_facts,
     workload_facts,
 )
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import UsageError
-from tvmflow.core.typed_json import read_as, to_json
 from tvmflow.engine.builds import list_builds
 from tvmflow.engine.faults import has_wrong_outputs
 from tvmflow.engine.kernel_details import list_kernel_rows, list_libraries
@@ -139,10 +139,10 @@ def test_there_are_facts_of_every_stage() -> None:
 def test_facts_are_written_as_they_were_read(stage: str) -> None:
     """Every field that a stage records is one of its type, and may be shown."""
     kind = facts_type(STAGES[stage].run)
-    value = read_as(kind, FACTS[stage])
+    value = from_json(kind, FACTS[stage])
     written = json.loads(json.dumps(to_json(value)))
     assert written.keys() >= FACTS[stage].keys()
-    assert read_as(kind, written) == value
+    assert from_json(kind, written) == value
     assert can_be_shown(stage, FACTS[stage])
     (build,) = list_builds(report(FACTS))
     assert not any("INCOMPLETE" in warning for warning in build.warnings)

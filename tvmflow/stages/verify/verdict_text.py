@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.core.codec import Mismatch
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
-from tvmflow.core.typed_json import Mismatch
 from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify import tolerances
 from tvmflow.stages.verify.verdict import (
