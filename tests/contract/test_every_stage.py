@@ -47,7 +47,7 @@ def test_its_declarations_are_valid(name: str) -> None:
     assert traits.timeout_s > 60
     assert all(packages.identity(package) for package in traits.tools)
     assert {*traits.optional_needs, *traits.needs_of_parts} <= set(traits.needs)
-    assert {traits.added_with, traits.replaces} <= {"", *pipeline_stages()}
+    assert {*traits.added_with, traits.replaces} <= {"", *pipeline_stages()}
     assert (STAGES[name].run.__doc__ or "").strip()
 
 

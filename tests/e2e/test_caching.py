@@ -149,6 +149,15 @@ def test_new_weights_build_again_and_measure_nothing(finished_project: Project) 
     assert project.trials() == measured
 
 
+def test_a_lowering_that_gives_the_same_kernels_builds_nothing(finished_project: Project) -> None:
+    """Also not where the pipeline of passes has a new version: later stages read what `lower` wrote."""
+    project = finished_project
+    project.edit_recipe("recipe: 1\n", "recipe: 1\nkernels: {plain: [conv3d]}\n")
+    again = project.run()
+    assert again.ran == ["lower/host", "verify/host"]
+    assert again.stages["lower/host"]["reason"].startswith("lowering.plain ")
+
+
 def test_more_trials_measure_only_the_difference(finished_project: Project) -> None:
     """4 trials and then 7 are 7 measured trials."""
     project = finished_project
@@ -231,7 +240,7 @@ def test_two_targets_share_what_they_can(project: Project) -> None:
 def test_until_stops_early_and_a_later_run_continues(project: Project) -> None:
     """The later run finds the stages up to `--until` up to date."""
     first = project.run("--until", "extract_tasks")
-    assert first.ran == ["import", "extract_tasks/host"]
+    assert first.ran == ["import", "lower/host", "extract_tasks/host"]
     assert project.run().outcome("extract_tasks/host") == "hit"
 
 

@@ -13,31 +13,29 @@ def passes_in(folder: Path) -> list[str]:
 
 
 def test_each_pass_leaves_its_ir_also_when_everything_is_up_to_date(project: Project) -> None:
-    """The dump lowers again, runs no stage, and can be repeated; without it everything is up to date."""
+    """The dump lowers and schedules again, runs no stage, and can be repeated; without it everything is up to date."""
     assert project.run().code == 0
     ran = project.tvmflow("run", "tiny.yaml", "--dump-ir", "ir", "--json")
     assert ran.code == 0 and ran.ran == []
     dumps = [event for event in ran.events if event["event"] == "ir_dumped"]
     assert [(dump["stage_id"], dump["problem"]) for dump in dumps] == [
-        ("tiny:extract_tasks/host", ""),
+        ("tiny:lower/host", ""),
         ("tiny:build/host", ""),
     ]
-    extracted, built = (
-        project.folder / "ir/tiny" / name for name in ("extract_tasks+host", "build+host")
-    )
-    names = passes_in(extracted)
+    lowered, built = (project.folder / "ir/tiny" / name for name in ("lower+host", "build+host"))
+    names = passes_in(lowered)
     assert names[0] == "recurrent" and "blocked_layout" in names and "fuse_tir" in names
-    assert passes_in(built) == [*names, "untuned_schedules"]
+    assert passes_in(built) == ["untuned_schedules"]
     place = names.index("blocked_layout")
     before, after = (
-        next(extracted.glob(f"{number:02d}-*.py")).read_text() for number in (place - 1, place)
+        next(lowered.glob(f"{number:02d}-*.py")).read_text() for number in (place - 1, place)
     )
     assert "R.nn.conv2d(" in before and "R.nn.conv2d(" not in after
-    timings = (built / "timings.txt").read_text().splitlines()
-    assert [line.split()[2].partition("-")[2] for line in timings] == passes_in(built)
+    timings = (lowered / "timings.txt").read_text().splitlines()
+    assert [line.split()[2].partition("-")[2] for line in timings] == names
     assert all(float(line.split()[0]) >= 0 and line.split()[1] == "ms" for line in timings)
     again = project.tvmflow("run", "tiny.yaml", "--dump-ir", "ir")
-    assert again.code == 0 and passes_in(built) == [*names, "untuned_schedules"]
+    assert again.code == 0 and passes_in(built) == ["untuned_schedules"]
     assert "tiny:build/host: the IR after each pass is in ir/tiny/build+host" in again.out
 
 
@@ -46,4 +44,4 @@ def test_a_run_that_lowers_nothing_says_so(project: Project) -> None:
     ran = project.tvmflow("run", "tiny.yaml", "--until", "import", "--dump-ir", "ir")
     assert ran.code != 0
     assert "--dump-ir: no stage of this run lowers a model" in ran.err
-    assert "run extract_tasks and build" in ran.err
+    assert "run lower and build" in ran.err

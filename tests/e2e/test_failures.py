@@ -14,7 +14,7 @@ import pytest
 from tests.support.project import STAGES, Project
 
 FAULT_INJECTION = Path(__file__).resolve().parents[1] / "support" / "fault_injection"
-DETERMINISTIC = ("import", "extract_tasks/host", "build/host", "export/host")
+DETERMINISTIC = ("import", "lower/host", "extract_tasks/host", "build/host", "export/host")
 
 
 def inject_fault(project: Project, stage: str, fault: str, target: str = "") -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.faults
 STORIES: Final = 8
 KILLS_PER_STAGE: Final = 4
 TRIALS: Final = 4
-UNTUNED: Final = ("import", "extract_tasks/host")
+UNTUNED: Final = ("import", "lower/host", "extract_tasks/host")
 VICTIMS: Final = ("run", "run", "session", "worker")
 
 

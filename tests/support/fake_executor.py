@@ -13,6 +13,7 @@ from tvmflow.core.types import StageCall, StageResult
 
 STAGE_FILES: Final = {
     "import": ("model.json", "params.safetensors", "signature.json", "nodes.json"),
+    "lower": ("lowered.json",),
     "extract_tasks": ("tasks.json", "workloads.json"),
     "tune": ("records.json",),
     "pick_best": ("chosen.json", "roofline.svg"),

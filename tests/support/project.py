@@ -33,7 +33,7 @@ verify: {{against: reference, repeat: 2, samples: 2, rtol: {rtol}, atol: 1.0e-4}
 """
 
 WHOLE_BUDGET = Path(__file__).parent / "whole_budget"
-STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
+STAGES = ("import", "lower", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 
 
 class Ran(NamedTuple):

@@ -62,6 +62,7 @@ def contents(**changes: bytes) -> dict[str, dict[str, bytes]]:
             "params.safetensors": params,
             "signature.json": changes.get("signature", signature),
         },
+        "lower": {"lowered.json": b"{}"},
         "extract_tasks": {"tasks.json": _json(tasks), "workloads.json": b"{}"},
         "tune": {"records.json": _json({WORKLOAD: [_winning_trial()]})},
         "pick_best": {

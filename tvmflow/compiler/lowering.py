@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvmflow.compiler import ir, pipeline, schedules
@@ -196,6 +197,40 @@ class LoweredModel:
         computed = relax.VirtualMachine(library, tvm.cpu())["main"](tensors)
         return [weight.numpy() for weight in computed]
 
+    def schedule_untuned(
+        self, params: Weights, target: Mapping[str, Json], rules_version: int
+    ) -> ScheduledModel:
+        """Schedule the kernels by the rules alone; arguments as of the function."""
+        scheduled = schedules.schedule_untuned(self.mod, target, rules_version)
+        return ScheduledModel(scheduled.mod, self.compute_weights(params), make_target(target))
+
+    def write(self, path: Path) -> None:
+        """Write it as one JSON document that TVM reads; the same model always gives the same bytes."""
+        document = {
+            "mod": self.mod,
+            "weight_names": self.weight_names,
+            "weight_mod": self.weight_mod,
+            "width": self.width and [self.width.lanes, dict(self.width.costs)],
+            "kernel_nodes": dict(self.kernel_nodes),
+        }
+        path.write_text(tvm.ir.save_json(tvm_ffi.convert(document)))
+
+    @classmethod
+    def read(cls, path: Path) -> LoweredModel:
+        """Return the model that `write` wrote."""
+        document = tvm.ir.load_json(path.read_text())
+        width = document["width"]
+        return cls(
+            mod=document["mod"],
+            weight_names=tuple(map(str, document["weight_names"])),
+            weight_mod=document["weight_mod"],
+            width=VectorWidth(int(width[0]), dict(width[1])) if width is not None else None,
+            kernel_nodes={
+                str(name): [list(map(int, call)) for call in calls]
+                for name, calls in document["kernel_nodes"].items()
+            },
+        )
+
 
 def load_ir(path: Path) -> tvm.IRModule:
     """Load the module that `import` wrote."""
@@ -300,10 +335,8 @@ def schedule_untuned(
         options: The options of the recipe.
         rules_version: As for `schedules.schedule_untuned`.
     """
-    tvm_target = make_target(target)
-    lowered = lower(mod, tvm_target, options)
-    scheduled = schedules.schedule_untuned(lowered.mod, target, rules_version)
-    return ScheduledModel(scheduled.mod, lowered.compute_weights(params), tvm_target)
+    lowered = lower(mod, make_target(target), options)
+    return lowered.schedule_untuned(params, target, rules_version)
 
 
 def list_kernels(mod: tvm.IRModule) -> list[str]:

@@ -64,9 +64,11 @@ def _plan_stages(planned: PlannedRecipe) -> Iterator[StageSpec]:
     for name in planned.stages:
         for added in _with_added(name):
             for target in _subjects(planned, added):
-                spec = _spec(planned, added, target, planned_ids)
-                planned_ids.add(spec.id)
-                yield spec
+                # one that is added with several stages comes with the first of them
+                if _stage_id(planned, added, target.name if target else "") not in planned_ids:
+                    spec = _spec(planned, added, target, planned_ids)
+                    planned_ids.add(spec.id)
+                    yield spec
 
 
 def _with_added(name: str) -> list[str]:
@@ -74,7 +76,7 @@ def _with_added(name: str) -> list[str]:
 
     Each comes after those that it needs.
     """
-    return [other for other, stage in STAGES.items() if name in (other, stage.TRAITS.added_with)]
+    return [other for other, stage in STAGES.items() if name in (other, *stage.TRAITS.added_with)]
 
 
 def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:

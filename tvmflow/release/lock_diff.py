@@ -9,15 +9,15 @@ from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import Json
 from tvmflow.recipe.lock_file import LockedKernel, LockedRecipe, LockFile, Measurements
-from tvmflow.stages import build, export, import_model
+from tvmflow.stages import build, export, import_model, lower
 
 _SHOWN_KERNELS: Final = 8
 _EVERYWHERE: Final = "everywhere"
 
 # Settings that have lines of their own.
 _REPORTED_SETTINGS: Final = ("target", "inputs", "version")
-# Settings that several stages share; they are reported for `build` only.
-_SHARED_SETTINGS: Final = ("lowering", "schedules")
+# Settings that several stages share, and the stage that they are reported for.
+_SHARED_SETTINGS: Final = {"lowering": lower.NAME, "schedules": build.NAME}
 
 
 class Change(NamedTuple):
@@ -78,7 +78,8 @@ def _settings_preimage(recipe: LockedRecipe, label: str) -> dict[str, Json]:
     """Return the settings of a stage that have no lines of their own, as a pre-image with nothing else."""
     locked = recipe.stages[label]
     stage = label.partition("/")[0]
-    hidden = _REPORTED_SETTINGS + (() if stage == build.NAME else _SHARED_SETTINGS)
+    others = (name for name, owner in _SHARED_SETTINGS.items() if stage != owner)
+    hidden = (*_REPORTED_SETTINGS, *others)
     settings = {name: value for name, value in locked.settings.items() if name not in hidden}
     preimage = {"stage": stage, "version": locked.version, "settings": settings}
     return {**preimage, "inputs": {}, "tools": {}, "machine": ""}

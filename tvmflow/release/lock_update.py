@@ -18,7 +18,7 @@ from tvmflow.core.types import InputFile, Json, Need, Plan, StageSpec
 from tvmflow.engine.report import RunReport
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import Lock, LockedKernel, LockedRecipe, LockedTarget, Measurements
-from tvmflow.stages import STAGES, extract_tasks, pick_best
+from tvmflow.stages import STAGES, extract_tasks, lower, pick_best
 from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
         kernels, missing = _match_kernels(_read_tasks(spec, state), target)
         if missing:
             uncovered.append(UncoveredKernels(spec.recipe, spec.target, tuple(missing)))
+        target = target or _describe_target(spec, plan)
         recipes[spec.recipe] = _with_kernels(locked, spec, target, kernels, complete=not missing)
         _log.debug("%s: %d kernels, %d not covered", spec.id, len(kernels), len(missing))
     updated = lock._replace(file=lock.file.model_copy(update={"recipes": recipes}))
@@ -125,10 +126,17 @@ def _match_kernels(
     return kernels, sorted(missing)
 
 
+def _describe_target(spec: StageSpec, plan: Plan) -> LockedTarget:
+    """Return a target that no lock file has, from what its model was lowered for."""
+    needed = {need.stage_id for need in spec.needs}
+    (lowered,) = (s for s in plan.stages if s.id in needed and s.stage == lower.NAME)
+    return LockedTarget(tvm=lowered.settings["target"], cores=1)
+
+
 def _with_kernels(
     recipe: LockedRecipe | None,
     spec: StageSpec,
-    target: LockedTarget | None,
+    target: LockedTarget,
     kernels: dict[str, LockedKernel],
     *,
     complete: bool,
@@ -137,9 +145,8 @@ def _with_kernels(
 
     Their share of the time is unknown if some are new.
     """
-    base = target or LockedTarget(tvm=spec.settings["target"], cores=1)
-    measured = base.measured if complete else Measurements()
-    entry = base.model_copy(update={"kernels": kernels, "measured": measured})
+    measured = target.measured if complete else Measurements()
+    entry = target.model_copy(update={"kernels": kernels, "measured": measured})
     if recipe is None:
         recipe = LockedRecipe(recipe="", version="", stages={}, targets={})
     return recipe.model_copy(update={"targets": {**recipe.targets, spec.target: entry}})

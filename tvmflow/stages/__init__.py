@@ -19,6 +19,7 @@ from tvmflow.stages import (
     extract_tasks,
     import_model,
     join,
+    lower,
     pick_best,
     tune,
     verify,
@@ -29,6 +30,7 @@ from tvmflow.stages.base import Stage, facts_type, parse_facts
 STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
     import_model.NAME: import_model,
     cut.NAME: cut,
+    lower.NAME: lower,
     extract_tasks.NAME: extract_tasks,
     tune.NAME: tune,
     pick_best.NAME: pick_best,

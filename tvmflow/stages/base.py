@@ -70,7 +70,7 @@ class StageTraits:
             ledger and the TVM build. None for a stage that searches nothing.
         weights: The files of its result that hold weights, and nothing else of a model: the others stay
             the same when only the weights of the model that it reads have changed.
-        added_with: The stage of a pipeline that it is planned with; empty for one that pipelines name.
+        added_with: The stages of a pipeline with the first of which it is planned; none for one that pipelines name.
         is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
         replaces: The stage whose files it provides, for a part or for a partitioned target.
         run: What the code must know that runs, locks and reports it.
@@ -89,7 +89,7 @@ class StageTraits:
     find_faults: ChildFunction | None = None
     forecast: Callable[[Any, Mapping[str, Path], Path, str], TrialForecast] | None = None
     weights: tuple[str, ...] = ()
-    added_with: str = ""
+    added_with: tuple[str, ...] = ()
     is_needed: Callable[[Recipe], bool] = _always
     replaces: str = ""
     run: RunTraits = field(default_factory=RunTraits)

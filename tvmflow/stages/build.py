@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.form_names import SYSTEM_LIBRARY
-from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.compiler.options import schedules_version
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json, without_empty
-from tvmflow.core.errors import StageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
@@ -22,7 +21,6 @@ from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.stages.base import (
     KnownFacts,
-    Lowering,
     StageContext,
     StageSettings,
     StageTraits,
@@ -30,6 +28,7 @@ from tvmflow.stages.base import (
     no_files,
     parse_settings,
 )
+from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import (
     FORMS,
     choose_runtime,
@@ -51,7 +50,7 @@ NAME: Final = "build"
 
 
 def dump_ir(payload: dict[str, Json], _: Emit) -> None:
-    """Lower and schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    """Schedule the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
     from tvmflow.compiler.ir_dump import IRDump
 
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
@@ -59,10 +58,11 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 
 TRAITS: Final = StageTraits(
-    version=13,
+    version=14,
     scope="machine",
     needs={
-        "import": ("model.json", "params.safetensors"),
+        "import": ("params.safetensors",),
+        "lower": (LOWERED,),
         "extract_tasks": ("workloads.json",),
         "pick_best": ("chosen.json",),
     },
@@ -108,13 +108,12 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 
 
 class BuildSettings(StageSettings):
-    """The target, how kernels are lowered and scheduled, the runtime, and the forms of outputs.
+    """The target, how kernels are scheduled, the runtime, and the forms that outputs need.
 
     `prefix` is that of symbols in a system library: code knows the recipe's name only there.
     """
 
     target: dict[str, Json]
-    lowering: Lowering
     schedules: int
     runtime: str
     forms: tuple[str, ...]
@@ -127,7 +126,6 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     runtime = choose_runtime(recipe, target)
     return BuildSettings(
         target=target.tvm,
-        lowering=lowering_options(recipe),
         schedules=schedules_version(recipe),
         runtime=runtime,
         forms=tuple(sorted(forms)),
@@ -205,26 +203,25 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
 
     Models of any names then share one build, and two models can be linked into one program.
     """
-    files = [hash_file(paths[f"import/{name}"]) for name in TRAITS.needs["import"]]
+    files = [hash_file(paths[role]) for role in (LOWERED_ROLE, "import/params.safetensors")]
     chosen = _read_json(paths.get("pick_best/chosen.json"))
-    shaped_by = settings.model_dump(mode="json", include={"target", "lowering", "schedules"})
+    shaped_by = settings.model_dump(mode="json", include={"target", "schedules"})
     return f"tf_{digest_of([shaped_by, files, chosen])[:16]}_"
 
 
 def _schedule(
     settings: BuildSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> tuple[LoweredModel, dict[str, str], dict[str, float | None]]:
-    """Lower the model and schedule its kernels.
+    """Schedule the kernels of the lowered model.
 
     Returns:
         The model; the schedule rule of each kernel, `TUNED` for one with a chosen record; and the estimated share
         of the time of each kernel without a schedule.
     """
-    from tvmflow.compiler import kernel_work, lowering
+    from tvmflow.compiler import kernel_work
+    from tvmflow.compiler.lowering import LoweredModel
 
-    target = lowering.make_target(settings.target)
-    mod = lowering.load_ir(inputs["import/model.json"])
-    model = lowering.lower(mod, target, settings.lowering, dump)
+    model = LoweredModel.read(inputs[LOWERED_ROLE])
     scheduled, rules = schedule_kernels(model.mod, settings, inputs, dump)
     calls = {name: len(nodes) for name, nodes in model.kernel_nodes.items()}
     unscheduled = [name for name, rule in rules.items() if rule == UNSCHEDULED]
@@ -263,11 +260,6 @@ def schedule_kernels(
         scheduled, tuned = apply.apply_chosen(
             scheduled, chosen, workloads, target, must_fit=must_fit
         )
-        if not tuned and must_fit:
-            raise StageError(
-                f"no kernel of this model has the structure of the {count_text(len(chosen), 'chosen schedule')}",
-                fix="this is a bug in tvmflow: the lowering of extract_tasks and build differ; please report it",
-            )
         if dump is not None:
             dump.write("tuned_schedules", scheduled, time.perf_counter() - started)
     started = time.perf_counter()

@@ -25,7 +25,7 @@ TRAITS: Final = StageTraits(
     },
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
-    added_with="import",
+    added_with=("import",),
     replaces="import",
 )
 deliveries = no_files

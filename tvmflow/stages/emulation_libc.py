@@ -19,7 +19,7 @@ TRAITS: Final = StageTraits(
     scope="machine",
     tools=("ziglang",),
     timeout_s=3600.0,
-    added_with="verify",
+    added_with=("verify",),
     is_needed=lambda recipe: recipe.verify.run_on == QEMU,
     run=RunTraits(is_locked=False),
 )

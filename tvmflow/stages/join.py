@@ -38,7 +38,7 @@ TRAITS: Final = StageTraits(
     reads=(images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
-    added_with="export",
+    added_with=("export",),
     replaces="export",
 )
 explain = no_lines

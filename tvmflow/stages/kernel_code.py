@@ -12,6 +12,7 @@ from tvmflow.core.types import Json
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
 from tvmflow.stages.extract_tasks import WORKLOADS
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.pick_best import CHOSEN
 from tvmflow.targets.backends import backend_for
 
@@ -37,7 +38,7 @@ class KernelCode(NamedTuple):
 
 
 def make_code(payload: dict[str, Json], _: Emit) -> Json:
-    """Lower and schedule a model once more, and return the code of a kernel: the entry point of a child.
+    """Schedule a model once more, and return the code of a kernel: the entry point of a child.
 
     Args:
         payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, and
@@ -57,8 +58,7 @@ def _make_code_here(payload: Json) -> Json:
     settings = parse_settings(build.run, payload["settings"])
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     target = lowering.make_target(settings.target)
-    mod = lowering.load_ir(inputs["import/model.json"])
-    lowered = lowering.lower(mod, target, settings.lowering).mod
+    lowered = lowering.LoweredModel.read(inputs[LOWERED_ROLE]).mod
     scheduled, _ = build.schedule_kernels(lowered, settings, inputs)
     name = payload["kernel"]
     kernel = scheduled[name].with_attr("global_symbol", name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
-from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
@@ -28,6 +28,7 @@ from tvmflow.stages.base import (
     name_some,
     no_lines,
 )
+from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import (
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
 
 NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
-    version=7,
+    version=8,
     scope="machine",
     needs={
-        "import": ("model.json",),
+        "lower": (LOWERED,),
         "extract_tasks": ("tasks.json", "workloads.json"),
         "tune": ("records.json",),
     },
@@ -76,7 +77,6 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
         return NO_SEARCH
     return PickBestSettings(
         tune=FinalistSettings.model_validate(recipe.tune),
-        lowering=lowering_options(recipe),
         runtime=choose_runtime(recipe, target),
         schedules=schedules_version(recipe),
         target=target.tvm,
@@ -401,14 +401,13 @@ def compare_libraries(
         return None
     assert settings.threads is not None
     request = LibraryRequest(
-        model=str(context.inputs["import/model.json"]),
+        lowered=str(context.inputs[LOWERED_ROLE]),
         workloads=str(context.inputs["extract_tasks/workloads.json"]),
         calls={task["key"]: task["weight"] for task in tasks},
         names={task["key"]: task["names"] for task in tasks if task["key"] in chosen},
         chosen=chosen,
         target=settings.target,
         threads=settings.threads,
-        lowering=settings.lowering.to_json(),
         runtime=settings.runtime,
         rules_version=settings.schedules,
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from tvmflow.core.types import Json
-from tvmflow.stages.base import Lowering, Settings, StageSettings
+from tvmflow.stages.base import Settings, StageSettings
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import with_threads
@@ -93,10 +93,9 @@ class FinalistSettings(Settings):
 
 
 class PickBestSettings(TrialSettings):
-    """The measurement of finalists, how the whole library is lowered, and what executes it."""
+    """The measurement of finalists, and what executes the whole library."""
 
     tune: FinalistSettings
-    lowering: Lowering
     runtime: str
 
 

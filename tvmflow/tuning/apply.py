@@ -66,7 +66,7 @@ def apply_chosen(
         raise StageError(
             f"{len(unused)} of {len(chosen)} chosen schedules fit no kernel of this model "
             f"(the first: workload {unused[0][:12]})",
-            fix="extract_tasks and build must lower alike; please report this with the recipe",
+            fix="they were chosen for another model; please report this with the recipe",
         )
     _log.debug("%d kernels have a chosen schedule", len(keys))
     return module, sorted(keys)

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pydantic import TypeAdapter
-
-from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
@@ -47,26 +44,24 @@ class LibraryRequest:
     """A model and the schedules that were chosen for its kernels, each by itself.
 
     Attributes:
-        model: The path of the imported model.
+        lowered: The path of the lowered model.
         workloads: The path of the saved modules by workload key.
         calls: How often the model calls each of its workloads.
         names: The kernels of each chosen workload.
         chosen: Their traces.
         target: TVM's mapping of the target.
         threads: The threads that kernels run with.
-        lowering: The options of lowering.
         runtime: The setting of the runtime that executes the library.
         rules_version: The version of the schedule rules.
     """
 
-    model: str
+    lowered: str
     workloads: str
     calls: Mapping[str, int]
     names: Mapping[str, Sequence[str]]
     chosen: Mapping[str, Json]
     target: Mapping[str, Json]
     threads: int
-    lowering: Mapping[str, Json]
     runtime: str
     rules_version: int
 
@@ -211,9 +206,7 @@ class _Libraries:
         measure.use_threads({**request.target, "num-cores": request.threads})
         self._request = request
         self._target = lowering.make_target(request.target)
-        options = TypeAdapter(LoweringOptions).validate_python(request.lowering)
-        model = lowering.load_ir(Path(request.model))
-        self._lowered = lowering.lower(model, self._target, options).mod
+        self._lowered = lowering.LoweredModel.read(Path(request.lowered)).mod
         self._runtime, _ = find_runtime(self._lowered, request.runtime)
         self._workloads = json.loads(Path(request.workloads).read_text())
         main = self._lowered["main"]

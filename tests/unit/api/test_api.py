@@ -45,7 +45,13 @@ def test_a_recipe_has_its_fields(recipe: Path) -> None:
 def test_a_plan_says_what_would_run(recipe: Path, tmp_path: Path) -> None:
     """As the command line does, with its options, and with the project's store."""
     plan = tvmflow.plan(tvmflow.Recipe.load(recipe), targets=["host"], until="build")
-    ids = ["net:import", "net:extract_tasks/host", "net:tune/host", "net:pick_best/host"]
+    ids = [
+        "net:import",
+        "net:lower/host",
+        "net:extract_tasks/host",
+        "net:tune/host",
+        "net:pick_best/host",
+    ]
     assert [stage.id for stage in plan.stages] == [*ids, "net:build/host"]
     assert (plan.stages[0].kind, plan.is_up_to_date) == ("run", False)
     assert plan.store.root == str(tmp_path / "cache")

@@ -223,7 +223,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["lock", "tiny.yaml", "--lock", "."], ". is a folder"),
         (["plan", "missing.yaml"], "missing.yaml"),
         (["plan", "."], "."),
-        (["explain", "tiny.yaml", "nothing"], "import, extract_tasks/host"),
+        (["explain", "tiny.yaml", "nothing"], "import, lower/host, extract_tasks/host"),
         (["clean", "--store", "nowhere"], "is not a tvmflow store"),
         (["clean", "--store", "nowhere", "--yes"], "is not a tvmflow store"),
     ],

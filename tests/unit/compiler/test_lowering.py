@@ -25,6 +25,25 @@ TARGET = {"kind": "llvm"}
 OPTIONS = LoweringOptions()
 
 
+def test_a_lowered_model_is_read_as_it_was_written(detector: LoadedModel, tmp_path: Path) -> None:
+    """The same kernels, calls, weights and nodes, and the same bytes however often it is written."""
+    model = lowering.lower(detector.mod, lowering.make_target(TARGET), OPTIONS)
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    model.write(first)
+    read = lowering.LoweredModel.read(first)
+    read.write(second)
+    assert first.read_bytes() == second.read_bytes()
+    tvm.ir.assert_structural_equal(read.mod, model.mod)
+    assert read.weight_mod is not None
+    tvm.ir.assert_structural_equal(read.weight_mod, model.weight_mod)
+    assert (read.weight_names, read.width) == (model.weight_names, model.width)
+    assert read.kernel_nodes == dict(model.kernel_nodes)
+    for one, other in zip(
+        *(m.compute_weights(detector.params) for m in (read, model)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 def var(name: str) -> dict[str, Any]:
     return {"op": "null", "name": name}
 

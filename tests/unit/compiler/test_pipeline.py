@@ -71,7 +71,7 @@ def test_passes_for_cpus_do_not_run_for_a_gpu(tmp_path: Path, precision: Any) ->
 
 
 def test_the_number_of_cores_does_not_change_kernels() -> None:
-    """extract_tasks and build know different targets, and must lower alike."""
+    """A pass sees the target alone, not the machine that lowers."""
     one, two = (
         lowering.lower(small_model(), lowering.make_target({**CPU, "num-cores": cores}), FAST).mod
         for cores in (1, 64)

@@ -82,7 +82,7 @@ def test_the_second_answer_is_the_first_with_another_duration(
     text = finished.answer()
     assert text is not None
     [cached_summary, *cached_paths] = text.splitlines()
-    expected = "all 4 stages are up to date, nothing to run"
+    expected = "all 5 stages are up to date, nothing to run"
     assert summary.rpartition("  (")[0] == cached_summary.rpartition("  (")[0] == expected
     assert cached_summary.endswith(" ms)")
     assert cached_paths == paths
@@ -245,7 +245,7 @@ def test_a_damaged_answer_is_not_used(finished: FinishedRun) -> None:
     """Its first line is the digest of the others."""
     assert finished.run() is not None
     [path] = (finished.folder / "cache" / "plans").glob("*.answer")
-    path.write_bytes(path.read_bytes().replace(b"4 stages", b"5 stages"))
+    path.write_bytes(path.read_bytes().replace(b"5 stages", b"6 stages"))
     assert finished.answer() is None
 
 

@@ -75,7 +75,7 @@ def test_without_history_nothing_is_known(store: LocalStore) -> None:
     estimates = estimate(store, plan_for())
     assert {entry.seconds for entry in estimates.values()} == {None}
     total = add_up(estimates.values())
-    assert (total.stages, total.seconds, len(total.unknown)) == (0, None, 7)
+    assert (total.stages, total.seconds, len(total.unknown)) == (0, None, 8)
 
 
 def test_a_stage_takes_as_long_as_it_last_did(store: LocalStore) -> None:
@@ -124,12 +124,12 @@ def test_the_text_says_about_and_what_is_not_known(store: LocalStore) -> None:
     state = undone(store, plan)
     decisions = [state.decisions[spec.id] for spec in plan.stages]
     lines = format_plan(decisions, estimate_stages(plan, state), store.root)
-    assert lines[4] == (
-        "net:build/host          may run     about 10 s  after import and extract_tasks and pick_best"
+    assert lines[5] == (
+        "net:build/host          may run     about 10 s  after import and lower and extract_tasks and pick_best"
     )
-    assert lines[7:] == [
+    assert lines[8:] == [
         "net:tune/host: measures up to 40 trials; its kernels are known after the stages before it",
-        "about 10 s for 1 stage, one after the other, as they last took here; no history yet for 6 more",
+        "about 10 s for 1 stage, one after the other, as they last took here; no history yet for 7 more",
     ]
 
 
@@ -177,20 +177,20 @@ def test_what_new_weights_keep_is_known_before_anything_runs(
         return [name.partition("/")[2].replace("+", "/") for name in executor.ran]
 
     model.write_text("weights 1")
-    assert len(run()) == 7
+    assert len(run()) == 8
     model.write_text("weights 2")
     kept = find_hits_with_new_weights(plan, evaluate_plan(plan, store))
     labels = {stage_id.partition(":")[2] for stage_id in kept}
-    assert labels == {"extract_tasks/host", "tune/host", "pick_best/host"}
+    assert labels == {"lower/host", "extract_tasks/host", "tune/host", "pick_best/host"}
 
     state = evaluate_plan(plan, store)
     decisions = [state.decisions[spec.id] for spec in plan.stages]
     lines = format_plan(decisions, estimate_stages(plan, state), store.root, kept)
     assert [line for line in lines if line.endswith("; kept if only the weights changed")] == lines[
-        1:4
+        1:5
     ]
     assert any(" 4 stages if only the weights of the model changed" in line for line in lines)
-    assert any(line.startswith("otherwise about ") and " 7 stages" in line for line in lines)
+    assert any(line.startswith("otherwise about ") and " 8 stages" in line for line in lines)
 
 
 def test_another_shape_is_no_change_of_weights(store: LocalStore, tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def test_edges_that_others_imply_are_left_out() -> None:
         (before, f"{after}/{name}")
         for name in ("host", "edge")
         for before, after in (
-            ("import", "build"),
+            ("import", "lower"),
+            (f"lower/{name}", "build"),
             (f"build/{name}", "export"),
             (f"export/{name}", "verify"),
         )
@@ -50,7 +51,7 @@ def test_mermaid_has_a_group_for_each_recipe_and_a_class_for_each_state() -> Non
         '  subgraph r0["net"]',
         '    n0["import<br/>up to date"]:::hit',
     ]
-    assert '    n1["build<br/>host<br/>run"]:::run' in lines
+    assert '    n3["build<br/>host<br/>run"]:::run' in lines
     assert "  n0 --> n1" in lines
     assert sum(line.startswith("  classDef ") for line in lines) == 3
 
@@ -60,7 +61,7 @@ def test_dot_escapes_what_graphviz_would_read() -> None:
     text = to_dot(graph_of(CHAIN))
     assert '"net:build/host" [label="build\\nhost\\nup to date"' in text
     assert 'tooltip="a \\"reason\\" <&amp;>"' in text
-    assert text.count(" -> ") == 6 and text.count("{") == text.count("}") == 2
+    assert text.count(" -> ") == 8 and text.count("{") == text.count("}") == 2
 
 
 def boxes(text: str) -> list[tuple[float, float, float, float]]:
@@ -100,7 +101,7 @@ def test_an_image_has_text_and_reasons() -> None:
     assert 'net:build/host: a "reason" <&>' in titles
     (path,) = root.iter(f"{_SVG}path")
     edges = path.attrib["d"].split("M")[1:]
-    assert path.attrib["class"] == "edge" and len(edges) == 6
+    assert path.attrib["class"] == "edge" and len(edges) == 8
     # every edge goes from left to right
     for edge in edges:
         numbers = [float(number) for number in re.findall(r"-?[\d.]+", edge)]

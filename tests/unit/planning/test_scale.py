@@ -155,4 +155,4 @@ def test_confirming_a_stage_reads_a_known_number_of_files(
         folder: sum(f"/{folder}/" in path for path in store_files)
         for folder in ("actions", "delivered")
     }
-    assert below == {"actions": 1 + 3 * targets, "delivered": 4 * targets}
+    assert below == {"actions": 1 + 4 * targets, "delivered": 4 * targets}

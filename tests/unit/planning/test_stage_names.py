@@ -26,7 +26,11 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
     """And the list of all stages, with recipes where there are several."""
     with pytest.raises(UsageError, match="no stage 'biuld'; did you mean 'build'") as one:
         find_stages(ONE, "biuld")
-    assert one.value.fix.startswith("the stages are: import, extract_tasks/host,")
+    assert one.value.fix.startswith(
+        "the stages are: import, lower/host, lower/edge, extract_tasks/host,"
+    )
     with pytest.raises(UsageError, match="did you mean 'other:verify/host'") as two:
         find_stages(TWO, "other:verfy/host")
-    assert two.value.fix.startswith("the stages are: net:import, net:extract_tasks/host,")
+    assert two.value.fix.startswith(
+        "the stages are: net:import, net:lower/host, net:extract_tasks/host,"
+    )

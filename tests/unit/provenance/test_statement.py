@@ -57,7 +57,7 @@ def test_it_is_an_in_toto_statement_with_slsa_provenance(body: dict[str, Any]) -
     definition = body["predicate"]["buildDefinition"]
     assert definition["buildType"] == statements.BUILD_TYPE
     assert definition["externalParameters"]["settings"].keys() == {
-        "import", "extract_tasks/host", "build/host", "export/host", "verify/host",
+        "import", "lower/host", "extract_tasks/host", "build/host", "export/host", "verify/host",
     }  # fmt: skip
     assert "target" not in definition["externalParameters"]["settings"]["verify/host"]
     assert "key" not in definition["internalParameters"]["stages"]["verify/host"]

@@ -148,6 +148,9 @@ def test_the_stages_of_a_partitioned_model() -> None:
         "import/split",
         "cut/split.first",
         "cut/split.second",
+        "lower/host",
+        "lower/split.first",
+        "lower/split.second",
         "build/host",
         "build/split.first",
         "build/split.second",
@@ -174,7 +177,8 @@ def test_the_stages_of_a_partitioned_model() -> None:
     ("stage", "makers"),
     [
         ("cut/split.first", {"import": "import/split"}),
-        ("build/split.first", {"import": "cut/split.first"}),
+        ("lower/split.first", {"import": "cut/split.first"}),
+        ("build/split.first", {"import": "cut/split.first", "lower": "lower/split.first"}),
         ("export/split.second", {"import": "cut/split.second", "build": "build/split.second"}),
         (
             "join/split",
@@ -187,7 +191,12 @@ def test_the_stages_of_a_partitioned_model() -> None:
         ("verify/split", {"import": "import/split", "export": "join/split"}),
         (
             "verify/host",
-            {"import": "import", "build": "build/host", "export": "export/host"},
+            {
+                "import": "import",
+                "lower": "lower/host",
+                "build": "build/host",
+                "export": "export/host",
+            },
         ),
     ],
 )

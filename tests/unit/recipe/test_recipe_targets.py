@@ -74,7 +74,7 @@ def test_precision_can_be_overridden_per_target_and_part() -> None:
     half = target("edge")._replace(features=("avx2", "f16c"))
     actual = specs(plan_of(planned(made, target(), half)))
     assert "net:import" in actual and "net:import/edge" not in actual
-    kept = {name: actual[f"net:build/{name}"].settings["lowering"] for name in ("host", "edge")}
+    kept = {name: actual[f"net:lower/{name}"].settings["lowering"] for name in ("host", "edge")}
     assert [kept[name]["precision"] for name in ("host", "edge")] == ["model", "mixed"]
     checks = [actual[f"net:verify/{name}"].settings["precision"] for name in kept]
     assert checks == ["model", "mixed"]
@@ -92,7 +92,7 @@ def test_precision_can_be_overridden_per_target_and_part() -> None:
     both = joined_target()
     machines = tuple(item._replace(features=("f16c",)) for item in both.parts)
     actual = specs(plan_of(planned(joined, both._replace(parts=machines), stages=COMPILE)))
-    kept = {name: actual[f"net:build/split.{name}"].settings for name in ("first", "second")}
+    kept = {name: actual[f"net:lower/split.{name}"].settings for name in ("first", "second")}
     assert [kept[name]["lowering"]["precision"] for name in kept] == ["model", "mixed"]
     assert actual["net:verify/split"].settings["precision"] == "mixed"
 
@@ -343,7 +343,11 @@ def test_every_variant_is_built_for_every_target() -> None:
         for variant in ("one", "eight")
         for label in (
             "import",
-            *(f"{stage}/{name}" for stage in COMPILE[1:] for name in ("host", "x86-64-v2")),
+            *(
+                f"{stage}/{name}"
+                for stage in ("lower", *COMPILE[1:])
+                for name in ("host", "x86-64-v2")
+            ),
         )
     ]
     assert specs(plan)["net-eight:import"].settings["inputs"]["data"]["shape"] == [8, 3, 8, 8]
@@ -387,8 +391,8 @@ def test_variants_with_other_kernels_share_what_does_not_depend_on_them() -> Non
     actual = keys(both(recipe(inputs=DATA, variants=variants), machine))
     assert actual["net-full:import"] == actual["net-half:import"]
     assert actual["net-half8:import"] != actual["net-half:import"]
-    assert actual["net-full:build/host"] != actual["net-half:build/host"]
-    assert actual["net-half:build/host"] == actual["net-same:build/host"]
+    assert actual["net-full:lower/host"] != actual["net-half:lower/host"]
+    assert actual["net-half:lower/host"] == actual["net-same:lower/host"]
     assert actual["net-full:verify/host"] != actual["net-half:verify/host"]
 
 
@@ -467,6 +471,6 @@ def test_targets_share_stages_that_do_not_depend_on_name_or_threads() -> None:
             if actual[f"{stage}/{other}"] == key
         }
 
-    everything = {"extract_tasks", "tune", "pick_best", "build", "verify"}
+    everything = {"lower", "extract_tasks", "tune", "pick_best", "build", "verify"}
     assert shared("renamed") == everything
     assert shared("bigger") == everything - {"verify"}

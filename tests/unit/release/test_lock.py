@@ -42,6 +42,7 @@ FACTS: dict[str, dict[str, Json]] = {
 }
 OUTPUTS = {
     "import": ("model.json", "params.safetensors", "signature.json"),
+    "lower": ("lowered.json",),
     "extract_tasks": ("tasks.json", "workloads.json"),
     "tune": ("records.json",),
     "pick_best": ("chosen.json", "finalists.json", "roofline.svg"),
@@ -127,7 +128,7 @@ def test_stages_that_search_are_absent_and_measuring_ones_have_no_outputs(
     finished.path.write_text(finished.lock())
     stages = read_lock(finished.path).recipes["net"].stages
     names = {label.partition("/")[0] for label in stages}
-    assert names == {"import", "extract_tasks", "build", "export", "verify"}
+    assert names == {"import", "lower", "extract_tasks", "build", "export", "verify"}
     assert stages["verify/host"].outputs == {}
     content = json.dumps("net:build/host lib0.o").encode()
     assert stages["build/host"].outputs["lib0.o"] == hashlib.sha256(content).hexdigest()

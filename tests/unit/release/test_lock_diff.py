@@ -26,7 +26,7 @@ def lock(**changes: Any) -> LockFile:
                 "inputs": {"data": "float32[1×3]"},
                 "stages": {
                     "import": {"version": 1, "outputs": {"model.json": A, "params.safetensors": A}},
-                    "build/host": {"version": 1, "settings": {"lowering": {"layout": "blocked"}}},
+                    "lower/host": {"version": 1, "settings": {"lowering": {"layout": "blocked"}}},
                     "export/host": {"version": 1, "outputs": {"net.so": A}},
                     "verify/host": {"version": 1, "settings": {"verify": {"rtol": 0.1}}},
                 },

@@ -56,7 +56,7 @@ def test_a_plan_reads_the_locked_schedules_in_place_of_its_search(world: World) 
     lock = lock_with(**{WORKLOAD: tuned("conv"), "gone": tuned("other")})
     update = lock_update.update_plan(lock, world.plan, state_of(world))
     assert [spec.stage for spec in update.plan.stages] == [
-        "import", "extract_tasks", "build", "export", "verify",
+        "import", "lower", "extract_tasks", "build", "export", "verify",
     ]  # fmt: skip
     build = next(spec for spec in update.plan.stages if spec.stage == "build")
     [schedules] = [file for file in build.files if file.role == "pick_best/chosen.json"]
@@ -92,4 +92,4 @@ def test_a_recipe_that_is_not_in_the_lock_file_is_not_covered(world: World) -> N
 def test_kernels_are_found_before_anything_is_built(world: World) -> None:
     """By the stages that extract tasks, and what these need."""
     stages = lock_update.select_task_stages(world.plan).stages
-    assert [spec.stage for spec in stages] == ["import", "extract_tasks"]
+    assert [spec.stage for spec in stages] == ["import", "lower", "extract_tasks"]

@@ -99,7 +99,12 @@ def test_no_round_starts_after_the_last_minute(monkeypatch: pytest.MonkeyPatch) 
 def test_a_selected_stage_is_run_with_only_the_stages_that_it_needs() -> None:
     made = plan("a", "b")
     part = select_stage(made, with_trials(tunes(made)[1], 99))
-    assert [spec.id for spec in part.stages] == ["b:import", "b:extract_tasks/host", "b:tune/host"]
+    assert [spec.id for spec in part.stages] == [
+        "b:import",
+        "b:lower/host",
+        "b:extract_tasks/host",
+        "b:tune/host",
+    ]
     assert part.stages[-1].settings["tune"]["trials"] == 99
     assert part.deliveries == ()
 

@@ -9,11 +9,22 @@ import pytest
 from tests.support.facts import kernel_facts, pick_best_facts, tune_facts, workload_facts
 from tvmflow.core.codec import from_json
 from tvmflow.core.statistics import PairedTimes
-from tvmflow.stages import STAGES, _finalists, build, extract_tasks, join, pick_best, tune, verify
+from tvmflow.stages import (
+    STAGES,
+    _finalists,
+    build,
+    extract_tasks,
+    join,
+    lower,
+    pick_best,
+    tune,
+    verify,
+)
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
-from tvmflow.stages.extract_tasks import ExtractTasksFacts, Vectors
+from tvmflow.stages.extract_tasks import ExtractTasksFacts
+from tvmflow.stages.lower import LowerFacts, Vectors
 from tvmflow.stages.join import JoinFacts
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts
@@ -399,22 +410,22 @@ def test_tuning_that_kept_nothing_has_no_speedup() -> None:
 
 
 def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:
-    """With the estimate behind it; `explain` has it for every width, and older results say nothing."""
+    """With the estimate behind it; `explain` has it for every width. A GPU has none."""
     costs = {512: 24.0, 256: 16.0, 128: 32.0}
-    facts = ExtractTasksFacts(workloads=1, tunable=1, not_tunable={})
+    facts = LowerFacts(kernels=1)
     narrow = facts._replace(vectors=Vectors(256, costs))
     line = (
         "vectors of 256 bits by the channels of the model; weighted operations on vectors: "
         "1.50 times as many with 512, 2.00 times as many with 128"
     )
-    assert extract_tasks.describe(narrow, KnownFacts()) == ["1 workload, 1 tunable", line]
-    assert extract_tasks.explain(narrow) == [line]
+    assert lower.describe(narrow, KnownFacts()) == ["1 kernel", line]
+    assert lower.explain(narrow) == [line]
     wide = facts._replace(vectors=Vectors(512, {**costs, 512: 12.0}))
-    assert extract_tasks.describe(wide, KnownFacts()) == ["1 workload, 1 tunable"]
-    assert extract_tasks.explain(wide)[0].startswith("vectors of 512 bits by the channels")
+    assert lower.describe(wide, KnownFacts()) == ["1 kernel"]
+    assert lower.explain(wide)[0].startswith("vectors of 512 bits by the channels")
     fixed = facts._replace(vectors=Vectors(128, {}))
-    assert extract_tasks.explain(fixed) == ["vectors of 128 bits, as kernels.vector_bits says"]
-    assert extract_tasks.explain(facts) == []
+    assert lower.explain(fixed) == ["vectors of 128 bits, as kernels.vector_bits says"]
+    assert lower.explain(facts) == []
 
 
 def test_the_threads_of_a_tuning_and_its_starting_points_are_told() -> None:

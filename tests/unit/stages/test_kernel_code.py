@@ -19,13 +19,13 @@ from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
 from tvmflow.stages.kernel_code import make_code
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.workloads import normalize, workload_key
 
 TARGET = level("x86-64-v3")
 SETTINGS = {
     "target": TARGET,
-    "lowering": LoweringOptions().to_json(),
     "schedules": SCHEDULES_VERSION,
     "runtime": "c",
     "forms": [],
@@ -37,11 +37,11 @@ class Build:
 
     def __init__(self, folder: Path) -> None:
         mod = model(dense(32), relu, shape=(16, 64))
-        self.inputs = {"import/model.json": folder / "model.json"}
-        self.inputs["import/model.json"].write_text(tvm.ir.save_json(mod))
+        self.inputs = {LOWERED_ROLE: folder / "lowered.json"}
         self.folder = folder
-        target = lowering.make_target(TARGET)
-        self.lowered = lowering.lower(mod, target, LoweringOptions()).mod
+        model_for_target = lowering.lower(mod, lowering.make_target(TARGET), LoweringOptions())
+        model_for_target.write(self.inputs[LOWERED_ROLE])
+        self.lowered = model_for_target.mod
         self.kernel = next(name for name in lowering.list_kernels(self.lowered) if "dense" in name)
 
     def choose(self, schedule: Schedule, workload: tvm.IRModule, key: str) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.trials import DEVICE, TARGET
-from tvmflow.compiler.options import LoweringOptions
 from tvmflow.tuning.finalists import run_rounds
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.untuned_comparison import (
@@ -21,14 +20,13 @@ from tvmflow.tuning.untuned_comparison import (
 GAINS, LOSES, EQUAL = "a" * 64, "b" * 64, "c" * 64
 NAMES = {GAINS: ["conv"], LOSES: ["dense", "dense1"], EQUAL: ["pool"]}
 REQUEST = LibraryRequest(
-    model="model.json",
+    lowered="lowered.json",
     workloads="workloads.json",
     calls={GAINS: 1, LOSES: 2, EQUAL: 1},
     names=NAMES,
     chosen={GAINS: [[], []]},
     target=TARGET,
     threads=2,
-    lowering=LoweringOptions().to_json(),
     runtime="c",
     rules_version=7,
 )

@@ -1,4 +1,4 @@
-"""extract_tasks, tune and pick_best, run as a worker runs them, and the choice in build."""
+"""lower, extract_tasks, tune and pick_best, run as a worker runs them, and the choice in build."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.tuning import (
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
-from tvmflow.stages import extract_tasks, pick_best, tune
+from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.tuning.apply import apply_chosen
 from tvmflow.tuning.measure import trace_json
@@ -36,7 +36,12 @@ from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import extract_workloads
 
-STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
+STAGES: dict[str, Any] = {
+    "lower": lower,
+    "extract_tasks": extract_tasks,
+    "tune": tune,
+    "pick_best": pick_best,
+}
 IMAGE = (1, 4, 12, 12)
 
 
@@ -47,7 +52,7 @@ def workers() -> Iterator[ForkServer]:
 
 
 class Pipeline:
-    """Runs the three stages one after another, and keeps their files."""
+    """Runs the four stages one after another, and keeps their files."""
 
     def __init__(self, workers: ForkServer, folder: Path) -> None:
         self._workers = workers
@@ -215,7 +220,8 @@ def test_when_every_trial_fails_the_stage_fails_with_the_first_reason(pipeline: 
     ir = pipeline.folder / "model.json"
     ir.write_text(tvm.ir.save_json(mod))
     chosen = recipe(trials=2, trial_timeout_s=0.001)
-    _, files = pipeline.stage("extract_tasks", chosen, {"import/model.json": str(ir)})
+    _, files = pipeline.stage("lower", chosen, {"import/model.json": str(ir)})
+    _, files = pipeline.stage("extract_tasks", chosen, files)
     outcome, _ = pipeline.stage("tune", chosen, files)
     assert (outcome.kind, outcome.error) == ("error", "StageError")
     assert outcome.message.startswith("all 2 trials failed; the first: ")
@@ -228,7 +234,8 @@ def test_a_target_that_this_machine_cannot_run_is_refused(pipeline: Pipeline) ->
     mod = model(conv(8), relu, shape=IMAGE)
     ir = pipeline.folder / "model.json"
     ir.write_text(tvm.ir.save_json(mod))
-    _, files = pipeline.stage("extract_tasks", recipe(), {"import/model.json": str(ir)})
+    _, files = pipeline.stage("lower", recipe(), {"import/model.json": str(ir)})
+    _, files = pipeline.stage("extract_tasks", recipe(), files)
     outcome, _ = pipeline.stage(
         "tune", recipe(), files, unrunnable_reason="it is for another machine"
     )

@@ -17,6 +17,7 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import Files, StageContext, StageTraits
 from tvmflow.stages.image_data import DATA
+from tvmflow.stages.lower import LOWERED
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.imported_model import read_imported_model
@@ -59,10 +60,11 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=11,
+    version=12,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
+        "lower": (LOWERED,),
         "extract_tasks": ("workloads.json",),
         "pick_best": ("chosen.json",),
         "build": ("kernels.json",),

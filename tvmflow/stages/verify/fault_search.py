@@ -28,6 +28,7 @@ from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import TUNED, BuildSettings, schedule_kernels
 from tvmflow.stages.image_data import DATA
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import comparison, findings, tolerances
 from tvmflow.stages.verify.comparison import compare_inner
 from tvmflow.stages.verify.imported_model import read_imported_model
@@ -96,8 +97,7 @@ class KernelCheck:
         self._built: dict[tuple[str, bool], Any] = {}
         self.wrong: dict[str, WrongKernel] = {}
         self.target = lowering.make_target(settings.target)
-        mod = lowering.load_ir(inputs["import/model.json"])
-        self.model = lowering.lower(mod, self.target, settings.lowering)
+        self.model = lowering.LoweredModel.read(inputs[LOWERED_ROLE])
         self._scheduled, self._rules = schedule_kernels(self.model.mod, settings, inputs)
 
     @cached_property
@@ -421,12 +421,12 @@ class _Search:
     def _run_lowered(self, loaded: LoadedModel) -> list[Array]:
         from tvmflow.compiler import lowering
 
-        assert self._build is not None
-        build = self._build
+        build, options = self._build, self._settings.lowering
+        assert build is not None and options is not None
         return self._run(
             loaded,
             lowering.schedule_untuned(
-                loaded.mod, loaded.params, build.target, build.lowering, build.schedules
+                loaded.mod, loaded.params, build.target, options, build.schedules
             ),
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify.comparison import compare_inner
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
@@ -15,7 +16,6 @@ from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
-    import tvm
 
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
@@ -68,7 +68,7 @@ class IndexCheck:
             )
             comparison = compare_inner(own, right, reference.tolerance)
             self.tensors[spec.name] = {**comparison, "seen": False}
-        self._look_for_tensors(inner, library, batches[0], indices.mod, settings)
+        self._look_for_tensors(inner, library, batches[0], context)
         self._indices = {
             spec.name: index
             for spec in library.outputs
@@ -80,10 +80,10 @@ class IndexCheck:
         inner: InnerLibrary,
         library: LocalLibrary,
         feed: dict[str, Array],
-        mod: tvm.IRModule,
-        settings: VerifySettings,
+        context: StageContext,
     ) -> None:
         """Look for the tensors in the memory of the delivered library, where they must be as it has the same kernels."""
+        from tvmflow.compiler.lowering import LoweredModel
         from tvmflow.stages.verify.inner_tensors import find_in_memory
 
         telling = {n: a for n in self.tensors if _is_telling(a := self._computed[0][n])}
@@ -91,8 +91,10 @@ class IndexCheck:
         for name in seen:
             self.tensors[name]["seen"] = True
         missing = telling.keys() - seen
-        for name in missing & inner.list_shared(mod, settings) if missing else ():
-            self.tensors[name] |= {"passed": False, "is_missing": True}
+        if missing:
+            delivered = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
+            for name in missing & inner.list_shared(delivered):
+                self.tensors[name] |= {"passed": False, "is_missing": True}
 
     def settle(self, outputs: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
         """Return a library's outputs, in which an index has the reference's value where the scores are equal but for their errors."""

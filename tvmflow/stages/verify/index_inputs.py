@@ -29,14 +29,12 @@ class IndexInputs(NamedTuple):
     """The tensors of a model that go into an index.
 
     Attributes:
-        mod: The imported module.
         outputs: The outputs that are indices.
         selects: An index selects what the model goes on with, or returns.
         loaded: The model with these tensors as further outputs; None where they cannot be compared.
         reason: Why they cannot.
     """
 
-    mod: tvm.IRModule
     outputs: tuple[str, ...]
     selects: bool
     loaded: LoadedModel | None
@@ -66,7 +64,7 @@ def find_index_inputs(
     outputs = tuple(spec.name for n, spec in enumerate(model.outputs) if n in model_indices.outputs)
     if not model_indices.inputs:
         return None
-    unloaded = IndexInputs(mod, outputs, model_indices.selects, None)
+    unloaded = IndexInputs(outputs, model_indices.selects, None)
     if reason := no_inner_reason(settings):
         return unloaded._replace(reason=reason)
     from tvmflow.stages.verify.inner_tensors import load_with_inner

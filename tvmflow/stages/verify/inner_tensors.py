@@ -147,7 +147,6 @@ class InnerLibrary:
         target = lowering.make_target(machine)
         build = BuildSettings(
             target=machine,
-            lowering=settings.lowering,
             schedules=settings.schedules,
             runtime="",
             forms=(),
@@ -164,13 +163,11 @@ class InnerLibrary:
             self.scheduled, loaded.inputs, (*loaded.outputs, *loaded.tensors)
         )
 
-    def list_shared(self, imported: tvm.IRModule, settings: VerifySettings) -> set[str]:
+    def list_shared(self, delivered: tvm.IRModule) -> set[str]:
         """Return the inner tensors that the delivered library computes, too, with the same kernels from the inputs on.
 
         Others are no tensors there: they are computed within a larger kernel, or in another layout.
         """
-        assert settings.lowering is not None
-        delivered = lowering.lower(imported, self.scheduled.target, settings.lowering).mod
         keys = {
             workload_key(normalize(kernel))
             for kernel in delivered.functions.values()

@@ -14,6 +14,7 @@ import psutil
 from tvmflow.core.statistics import PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify.libraries import Library, Timed, TimedLibrary
 from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, Verdict
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
@@ -266,9 +267,9 @@ def _schedule_untuned(settings: VerifySettings, context: StageContext) -> Schedu
     from tvmflow.compiler import lowering
     from tvmflow.tuning.measure import load_compiler
 
-    mod = lowering.load_ir(context.inputs["import/model.json"])
+    lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
     params = lowering.load_weights(context.inputs["import/params.safetensors"])
     target = settings.machines[""].tvm
-    assert settings.lowering is not None and settings.schedules is not None
+    assert settings.schedules is not None
     load_compiler(target, runs=settings.run_on == LOCAL)
-    return lowering.schedule_untuned(mod, params, target, settings.lowering, settings.schedules)
+    return lowered.schedule_untuned(params, target, settings.schedules)

@@ -1,0 +1,145 @@
+"""`lower`: the kernels of a model for a machine, and the function of its weights.
+
+It is planned with the first stage that reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tvmflow.compiler.options import lowering_options
+from tvmflow.core.codec import from_json, without_empty
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import Json
+from tvmflow.recipe import Recipe
+from tvmflow.stages.base import (
+    KnownFacts,
+    Lowering,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    no_files,
+    parse_settings,
+)
+from tvmflow.targets.resolve import ResolvedTarget
+
+if TYPE_CHECKING:
+    # the planner imports this module and must not load TVM
+    from tvmflow.compiler.ir_dump import IRDump
+    from tvmflow.compiler.lowering import LoweredModel
+
+NAME: Final = "lower"
+
+
+def dump_ir(payload: dict[str, Json], _: Emit) -> None:
+    """Lower the model once more; takes `settings`, `inputs`, and the `folder` to write to."""
+    from tvmflow.compiler.ir_dump import IRDump
+
+    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    settings = parse_settings(run, payload["settings"])
+    _lower(settings, inputs, IRDump(Path(payload["folder"])))
+
+
+TRAITS: Final = StageTraits(
+    version=1,
+    scope="machine",
+    needs={"import": ("model.json",)},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=3600.0,
+    added_with=("extract_tasks", "build"),
+    dump_ir=dump_ir,
+)
+deliveries = no_files
+
+LOWERED: Final = "lowered.json"
+LOWERED_ROLE: Final = f"{NAME}/{LOWERED}"
+"""The role of the lowered model for the stages that read it."""
+
+
+class LowerSettings(StageSettings):
+    """The target, and how the model is lowered."""
+
+    target: dict[str, Json]
+    lowering: Lowering
+
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
+    """Return what the model is lowered for."""
+    return LowerSettings(target=target.tvm, lowering=lowering_options(recipe))
+
+
+class Vectors(NamedTuple):
+    """The width of vectors in bits, and the estimate for each width; none where the recipe sets it."""
+
+    bits: int
+    costs: Mapping[int, float]
+
+
+class LowerFacts(NamedTuple):
+    """The facts of a lowered model.
+
+    Attributes:
+        kernels: How many kernels it has.
+        vectors: The vectors of its kernels; None where the target has no choice.
+    """
+
+    kernels: int
+    vectors: Vectors | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("vectors",))
+
+
+def run(settings: LowerSettings, context: StageContext) -> LowerFacts:
+    """Lower the model, and write it for all stages that read it."""
+    from tvmflow.compiler import lowering
+
+    model = _lower(settings, context.inputs)
+    model.write(context.out / LOWERED)
+    return LowerFacts(
+        kernels=len(lowering.list_kernels(model.mod)),
+        vectors=from_json(Vectors, model.width.to_json()) if model.width else None,
+    )
+
+
+def _lower(
+    settings: LowerSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
+) -> LoweredModel:
+    from tvmflow.compiler import lowering
+
+    target = lowering.make_target(settings.target)
+    mod = lowering.load_ir(inputs["import/model.json"])
+    return lowering.lower(mod, target, settings.lowering, dump)
+
+
+def describe(facts: LowerFacts, inputs: KnownFacts) -> list[str]:
+    """Return the number of kernels, and the width of vectors where it is not the widest."""
+    return [count_text(facts.kernels, "kernel"), *_describe_vectors(facts.vectors, always=False)]
+
+
+def explain(facts: LowerFacts) -> list[str]:
+    """Return the width of vectors, and the estimate that it was chosen by."""
+    return _describe_vectors(facts.vectors, always=True)
+
+
+def _describe_vectors(vectors: Vectors | None, *, always: bool) -> list[str]:
+    """Return the width of vectors, with estimates; nothing of the widest unless asked for always."""
+    if vectors is None:
+        return []
+    bits, costs = vectors
+    if not costs:
+        return [f"vectors of {bits} bits, as kernels.vector_bits says"]
+    if not always and bits == max(costs):
+        return []
+    best = costs.get(bits) or 1.0
+    others = ", ".join(
+        f"{cost / best:.2f} times as many with {width}"
+        for width, cost in sorted(costs.items(), reverse=True)
+        if width != bits
+    )
+    line = f"vectors of {bits} bits by the channels of the model"
+    return [f"{line}; weighted operations on vectors: {others}" if others else line]
