@@ -12,6 +12,7 @@ PACKAGE: Final = ROOT / "tvmflow"
 PAGE: Final = (ROOT / "docs" / "architecture.md").read_text()
 MOST_ROOMS: Final = 21
 LONGEST_SUMMARY: Final = 100
+FEW_ARGUMENTS: Final = 4
 SUMMARIZED: Final = {
     *("api", "compiler", "executors", "exporters", "operators", "pages"),
     *("planning", "provenance", "recipe", "release", "runtime", "targets"),
@@ -98,3 +99,36 @@ def test_docstrings_have_short_summaries() -> None:
         if len((ast.get_docstring(node) or "").partition("\n")[0]) > LONGEST_SUMMARY
     ]
     assert long == []
+
+
+def find_value_types() -> dict[str, list[str]]:
+    """Return the fields of each NamedTuple of the package by its name, where only one has that name."""
+    fields: dict[str, list[str]] = {}
+    names: list[str] = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases):
+                names.append(node.name)
+                fields[node.name] = [
+                    ast.unparse(part.target)
+                    for part in node.body
+                    if isinstance(part, ast.AnnAssign)
+                ]
+    return {name: own for name, own in fields.items() if names.count(name) == 1}
+
+
+def test_values_of_many_fields_are_built_with_keywords() -> None:
+    """Five arguments without names are read in the wrong order sooner or later."""
+    values = find_value_types()
+    assert len(values) > 300
+    unnamed = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in values
+        and len(node.args) >= FEW_ARGUMENTS + 1
+        and not any(isinstance(argument, ast.Starred) for argument in node.args)
+    ]
+    assert unnamed == []

@@ -122,7 +122,13 @@ def run(
     store.create()
     folder = str(Path(find_project().dist if dist is None else dist).absolute())
     settings = DriverSettings(
-        SessionOptions(jobs, keep_going, folder, stage_timeout_s, stage_memory),
+        SessionOptions(
+            jobs=jobs,
+            keep_going=keep_going,
+            dist=folder,
+            stage_timeout_s=stage_timeout_s,
+            stage_memory=stage_memory,
+        ),
         RemoteSettings(None if remote is None else os.fspath(remote), remote_mode),
     )
     check_settings(settings)

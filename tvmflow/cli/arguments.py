@@ -192,11 +192,11 @@ class RecipeOptions(Options):
         from tvmflow.planning.request import RunRequest
 
         return RunRequest(
-            self.recipes,
-            self.pipeline,
-            self.targets,
-            self.until,
-            self.variants,
+            recipes=self.recipes,
+            pipeline=self.pipeline,
+            targets=self.targets,
+            until=self.until,
+            variants=self.variants,
             lock=lock,
             minutes=self.minutes,
             force=force,
@@ -378,16 +378,16 @@ class ExecutionOptions(Options):
         from tvmflow.engine.session import SessionOptions
 
         return DriverSettings(
-            SessionOptions(
-                self.jobs,
-                self.keep_going,
-                self.dist.locate(),
-                self.stage_timeout_s,
-                self.stage_memory,
+            session=SessionOptions(
+                jobs=self.jobs,
+                keep_going=self.keep_going,
+                dist=self.dist.locate(),
+                stage_timeout_s=self.stage_timeout_s,
+                stage_memory=self.stage_memory,
             ),
-            self.remote.settings(),
-            self.executor.executor,
-            self.executor.scheduler,
-            self.executor.wait_for_workers_s,
-            best_so_far,
+            remote=self.remote.settings(),
+            executor=self.executor.executor,
+            scheduler=self.executor.scheduler,
+            wait_for_workers_s=self.executor.wait_for_workers_s,
+            best_so_far=best_so_far,
         )

@@ -253,7 +253,9 @@ def _run_probe(probe: _Probe, fork_server: ForkServer) -> Finding:
         )
     good = outcome.kind == "ok"
     detail = str(outcome.value) if good else outcome.message
-    return Finding(probe.subject, good, detail, probe.fix, probe.optional)
+    return Finding(
+        subject=probe.subject, good=good, detail=detail, fix=probe.fix, optional=probe.optional
+    )
 
 
 # ---------------------------------------------------------------- probes, each run in a worker

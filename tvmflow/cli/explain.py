@@ -99,7 +99,7 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
     origin = record.origin.text if record and record.origin else ""
     failure = find_failure(store, spec.id)
     decision, facts = plan_state.decisions[spec.id], artifact and artifact.facts
-    return _Explanation(decision, key, facts, origin, failure)
+    return _Explanation(decision=decision, key=key, facts=facts, origin=origin, failure=failure)
 
 
 COMMANDS: Final = {"explain": explain}

@@ -83,7 +83,14 @@ def find_runtime(
     bound = dict(_bound_inputs(files, peer.kind, module, statement))
     constants = (TensorSpec(n, array.shape, array.dtype.name) for n, array in bound.items())
     inputs = (*module.inputs, *constants)
-    return OtherRuntime(name, files, inputs, bound, _tolerance_of(statement), note)
+    return OtherRuntime(
+        name=name,
+        files=files,
+        inputs=inputs,
+        bound=bound,
+        tolerance=_tolerance_of(statement),
+        note=note,
+    )
 
 
 def compare_with(runtime: OtherRuntime, module: Module, feed: samples.Samples) -> ComparedRun:

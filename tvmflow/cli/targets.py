@@ -105,12 +105,12 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
         if "arch" in target.tvm:
             model = f"{target.tvm['arch']} and {model}"
         yield _Row(
-            name,
-            triple,
-            model,
-            preset.description,
-            find_capabilities(target),
-            emulator_name(target),
+            name=name,
+            triple=triple,
+            cpu=model,
+            description=preset.description,
+            capabilities=find_capabilities(target),
+            emulated_by=emulator_name(target),
         )
 
 

@@ -117,7 +117,13 @@ def _cost_of_convolution(call: relax.Call, is_input: bool) -> _Cost:
         if groups == out == inner:
             return math.ceil(out / lanes) * kernel * points
         data_lanes = 1 if is_input and inner <= lanes // 2 else lanes
-        reads = Groups(inner // groups, out // groups, data_lanes, lanes, groups)
+        reads = Groups(
+            inputs=inner // groups,
+            outputs=out // groups,
+            lanes=data_lanes,
+            block=lanes,
+            number=groups,
+        )
         return math.ceil(out / lanes) * reads.width * data_lanes * kernel * points
 
     return cost
@@ -271,7 +277,13 @@ def lower(
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
-    return LoweredModel(kernels, names, split_weights(graph), width, tracker.list_kernels())
+    return LoweredModel(
+        mod=kernels,
+        weight_names=names,
+        weight_mod=split_weights(graph),
+        width=width,
+        kernel_nodes=tracker.list_kernels(),
+    )
 
 
 def _name_in_code(name: str) -> str:

@@ -215,7 +215,8 @@ def _object_reader(
     required = readers.keys() - set(optional)
 
     def read(value: Json) -> Any:
-        if isinstance(value, (list, tuple)) and len(value) <= len(readers):
+        is_list = kind is not dict and isinstance(value, (list, tuple))
+        if is_list and len(value) <= len(readers):
             value = dict(zip(readers, value, strict=False))
         if not isinstance(value, Mapping):
             raise _wrong(value, "an object")

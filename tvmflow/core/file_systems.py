@@ -78,14 +78,14 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
     is_root = os.geteuid() == 0
     mount_point, kind = _find_mount(str(place))
     return FileSystem(
-        mount_point,
-        kind,
-        status.f_blocks * status.f_frsize,
-        (status.f_bfree if is_root else status.f_bavail) * status.f_frsize,
-        status.f_files,
-        status.f_ffree if is_root else status.f_favail,
-        bool(status.f_flag & os.ST_RDONLY),
-        bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
+        mount_point=mount_point,
+        kind=kind,
+        size=status.f_blocks * status.f_frsize,
+        free=(status.f_bfree if is_root else status.f_bavail) * status.f_frsize,
+        inodes=status.f_files,
+        free_inodes=status.f_ffree if is_root else status.f_favail,
+        is_read_only=bool(status.f_flag & os.ST_RDONLY),
+        is_noexec=bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
     )
 
 

@@ -174,9 +174,18 @@ def _find(distribution: str) -> Package:
     if owners:
         [(name, version, record), *others] = owners
         rivals = tuple(other for other, _, _ in others)
-        return Package(name, version, folder, module, record, rivals)
+        return Package(
+            distribution=name,
+            version=version,
+            folder=folder,
+            module=module,
+            record=record,
+            rivals=rivals,
+        )
     version = _editable_version(distribution, folder) or _read_version(f"{folder}/{module}")
-    return Package(distribution, version, folder, module, "")
+    return Package(
+        distribution=distribution, version=version, folder=folder, module=module, record=""
+    )
 
 
 def _package_folder(distribution: str, module: str) -> str:
@@ -225,7 +234,13 @@ def _find_distribution(distribution: str) -> Package:
     for folder in import_folders():
         for name, version, path in _list_dist_infos(folder):
             if name == distribution and os.path.isfile(f"{path}/RECORD"):
-                return Package(name, version, folder, "", f"{path}/RECORD")
+                return Package(
+                    distribution=name,
+                    version=version,
+                    folder=folder,
+                    module="",
+                    record=f"{path}/RECORD",
+                )
     raise NotInstalled(f"{distribution} is not installed", fix=_install(distribution))
 
 

@@ -209,11 +209,11 @@ class Driver:
         session, remote = self._settings.session, self._settings.remote
         client = self._open_client(remote._replace(reads_only=True))
         return RunContext(
-            self._store,
-            self._executor,
-            self._observer.event,
-            session.stage_timeout_s,
-            client,
+            store=self._store,
+            executor=self._executor,
+            on_event=self._observer.event,
+            timeout_s=session.stage_timeout_s,
+            remote_client=client,
             memory_bytes=session.stage_memory,
         )
 

@@ -92,7 +92,11 @@ def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLib
         problems = [reported.problems.get(stage.stage_id, "") for stage in own]
         problem = next(filter(None, problems), "")
         # of a part, `cut` comes after `import`, and names the nodes
-        libraries.append(BuiltLibrary(name, command, reported.of(own), keys, problem))
+        libraries.append(
+            BuiltLibrary(
+                name=name, command=command, facts=reported.of(own), keys=keys, problem=problem
+            )
+        )
     return libraries
 
 

@@ -286,7 +286,14 @@ def _list_recipes(report: RunReport) -> Iterator[RecipeSource]:
         state = read_source_state(origin)
         commit, clean = (state.commit, state.clean) if state else ("", "")
         path, pipeline = (str(recorded_path(name)) for name in (origin.path, origin.pipeline))
-        yield RecipeSource(origin.recipe, origin.variant, path, pipeline, commit, clean)
+        yield RecipeSource(
+            recipe=origin.recipe,
+            variant=origin.variant,
+            path=path,
+            pipeline=pipeline,
+            commit=commit,
+            clean=clean,
+        )
 
 
 def _list_sources(report: RunReport, lock: str | None) -> Iterator[SourceText]:

@@ -90,13 +90,13 @@ def run_plan(
     # Before uploads start: earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
     context = RunContext(
-        store,
-        executor,
-        on_event,
-        options.stage_timeout_s,
-        remote_client,
-        ledger_sync,
-        options.stage_memory,
+        store=store,
+        executor=executor,
+        on_event=on_event,
+        timeout_s=options.stage_timeout_s,
+        remote_client=remote_client,
+        ledger_sync=ledger_sync,
+        memory_bytes=options.stage_memory,
     )
     runs = StageRuns(context)
     session = Session(plan, runs, options)

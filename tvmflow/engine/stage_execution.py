@@ -135,7 +135,14 @@ class StageExecution:
         _log.debug("%s: %s after %.1f s", spec.id, result.outcome, result.seconds)
         outcome = "ran" if result.outcome == "ok" else result.outcome
         key = self.key.digest
-        report = StageReport(spec.id, outcome, self.reason, result.seconds, result.facts, key=key)
+        report = StageReport(
+            stage_id=spec.id,
+            outcome=outcome,
+            reason=self.reason,
+            seconds=result.seconds,
+            facts=result.facts,
+            key=key,
+        )
         if outcome == "ran":
             artifact = store.publish(claim, self.key, result.facts, result.seconds, spec.id)
             return ExecutedStage(report, artifact)

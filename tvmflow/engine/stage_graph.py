@@ -50,12 +50,12 @@ def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
     """Return the graph of a plan."""
     nodes = tuple(
         GraphNode(
-            spec.id,
-            spec.recipe,
-            spec.stage,
-            spec.target,
-            decisions[spec.id].kind,
-            decisions[spec.id].reason,
+            stage_id=spec.id,
+            recipe=spec.recipe,
+            stage=spec.stage,
+            target=spec.target,
+            kind=decisions[spec.id].kind,
+            reason=decisions[spec.id].reason,
         )
         for spec in plan.stages
     )
@@ -201,14 +201,14 @@ def to_svg(graph: PlanGraph) -> str:
     """Return the graph as an SVG image, for light and dark pages."""
     nodes = [
         Node(
-            node.stage_id,
-            node.recipe,
-            node.target,
-            node.stage,
-            node.target,
-            KINDS[node.kind],
-            node.kind,
-            f"{node.stage_id}: {node.reason}",
+            stage_id=node.stage_id,
+            recipe=node.recipe,
+            target=node.target,
+            label=node.stage,
+            detail=node.target,
+            note=KINDS[node.kind],
+            style=node.kind,
+            text=f"{node.stage_id}: {node.reason}",
         )
         for node in graph.nodes
     ]

@@ -55,7 +55,14 @@ class StageRuns:
         """
         try:
             key, artifacts = state.keys[spec.id], state.artifacts
-            executed = StageExecution(self.context, spec, key, reason, artifacts, again).execute()
+            executed = StageExecution(
+                context=self.context,
+                spec=spec,
+                key=key,
+                reason=reason,
+                artifacts=artifacts,
+                again=again,
+            ).execute()
         except DamagedBlob as damaged:
             self._forget_damaged(spec, state, damaged)
             return str(damaged)
@@ -118,13 +125,13 @@ class StageRuns:
             forget_failure(store, report.stage_id)
         elif report.outcome != STOPPED:
             failure = Failure(
-                report.outcome,
-                key.digest if key else "",
-                time.time(),
-                report.seconds,
-                report.message,
-                report.fix,
-                report.log,
+                outcome=report.outcome,
+                key=key.digest if key else "",
+                time_s=time.time(),
+                seconds=report.seconds,
+                message=report.message,
+                fix=report.fix,
+                log=report.log,
             )
             remember_failure(store, report.stage_id, failure)
         self.context.on_event({"event": "stage_finished", **report._asdict()})

@@ -111,7 +111,14 @@ class DaskExecutor:
             finally:
                 del self._running[request.token]
             if response is None:
-                return StageResult("cancelled", "the run was cancelled", "", {}, 0.0, str(log))
+                return StageResult(
+                    outcome="cancelled",
+                    message="the run was cancelled",
+                    fix="",
+                    facts={},
+                    seconds=0.0,
+                    log=str(log),
+                )
             self._files.download_outputs(Path(call.out), response.files)
         log.write_text(f"ran on worker {response.worker}\n{response.result.log}")
         if call.traits.uses_ledger:

@@ -177,4 +177,11 @@ def _make_result(outcome: Outcome, log: Path) -> StageResult:
     if kind == "error":
         kind = errors.outcome_for(getattr(errors, outcome.error, errors.StageError))
     facts = outcome.value if outcome.kind == "ok" else {}
-    return StageResult(kind, outcome.message, outcome.fix, facts, outcome.seconds, str(log))
+    return StageResult(
+        outcome=kind,
+        message=outcome.message,
+        fix=outcome.fix,
+        facts=facts,
+        seconds=outcome.seconds,
+        log=str(log),
+    )

@@ -104,6 +104,10 @@ def _export_with_weights(built: BuiltModel, folder: Path) -> None:
 
 
 WITH_WEIGHTS: Final[Exporter] = Form(
-    FORM, unsupported_reason, _files_with_weights, _export_with_weights, SOURCES
+    FORM=FORM,
+    unsupported_reason=unsupported_reason,
+    files=_files_with_weights,
+    export=_export_with_weights,
+    SOURCES=SOURCES,
 )
 """The exporter `c-library-weights`."""

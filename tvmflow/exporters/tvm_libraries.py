@@ -184,7 +184,11 @@ def _export_c_source(built: BuiltModel, folder: Path) -> None:
 
 EXPORTERS: Final[dict[str, Exporter]] = {
     "c-source": Form(
-        form_names.C_SOURCE, _no_c_source_reason, _c_source_files, _export_c_source, (_C_README,)
+        FORM=form_names.C_SOURCE,
+        unsupported_reason=_no_c_source_reason,
+        files=_c_source_files,
+        export=_export_c_source,
+        SOURCES=(_C_README,),
     ),
     "objects": Form(form_names.VM, loadable_reason, _objects_files, _export_objects),
     "params": Form(form_names.PARAMS, loadable_cpu_reason, _params_files, _export_params),

@@ -207,7 +207,14 @@ class Frontend(ABC):
         if self.MODULE and importlib.util.find_spec(self.MODULE) is None:
             text = f"{self.REFERENCE.name}, the reference for {self.MODELS}, is not installed"
             raise EnvironmentProblem(text, fix=self.REFERENCE.install)
-        call = ReferenceCall(files, inputs, outputs, tensors, threads, scratch)
+        call = ReferenceCall(
+            files=files,
+            inputs=inputs,
+            outputs=outputs,
+            tensors=tensors,
+            threads=threads,
+            scratch=scratch,
+        )
         return _reference_process.start(
             self.REFERENCE,
             self.WORKER,
@@ -376,7 +383,14 @@ class OneFileFrontend(Frontend):
         assert isinstance(source, self.SOURCE)
         text = str(getattr(source, self.KIND))
         path, url = ("", text) if is_address(text) else (str(base / text), "")
-        return InputFile(MODEL, path, where(self.KIND), url, source.sha256 or "", where("sha256"))
+        return InputFile(
+            role=MODEL,
+            path=path,
+            where=where(self.KIND),
+            url=url,
+            sha256=source.sha256 or "",
+            sha256_where=where("sha256"),
+        )
 
     def check_file(self, file: InputFile) -> ModelFacts:
         """Return what planning needs of a file that a recipe names.

@@ -59,12 +59,12 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
         is_reused = report.outcome in _REUSED
         entries.append(
             StageEntry(
-                report.stage_id,
-                report.outcome,
-                report.message or report.reason,
-                report.seconds,
-                record.seconds if is_reused and record else 0.0,
-                tuple(need for need in _list_needs(report, record) if need in known),
+                id=report.stage_id,
+                outcome=report.outcome,
+                reason=report.message or report.reason,
+                spent_s=report.seconds,
+                saved_s=record.seconds if is_reused and record else 0.0,
+                needs=tuple(need for need in _list_needs(report, record) if need in known),
             )
         )
     return tuple(entries)
@@ -200,11 +200,11 @@ def _read_tuned(
     kernels = _list_workloads(search.workloads, measured_again, searched, origins, times)
     kept = {kernel.name for kernel in kernels if kernel.tuned_s is not None}
     return LibraryKernels(
-        label,
-        tuple(kernels),
-        chosen and chosen.peak_gflops,
-        make_progress(search.workloads, searched.trials, kept),
-        searched.notes,
+        label=label,
+        kernels=tuple(kernels),
+        peak_gflops=chosen and chosen.peak_gflops,
+        progress=make_progress(search.workloads, searched.trials, kept),
+        notes=searched.notes,
         kept=len(kept),
         speedup=read_tuning_speedup(facts.get(Verdict)),
     )

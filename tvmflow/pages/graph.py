@@ -164,12 +164,12 @@ def _make_node(stage: StageEntry) -> Node:
     took = f", {time} {'spent' if stage.spent_s else 'saved'}" if time else ""
     where = shorten(stage.target or stage.recipe, _MAX_NAME - len(time) - bool(time))
     return Node(
-        stage.id,
-        stage.recipe,
-        stage.target,
-        f"{sign} {stage.stage}",
-        where,
-        time,
-        _STYLES.get(stage.outcome, "bad"),
-        f"{stage.id}: {words}{took}",
+        stage_id=stage.id,
+        recipe=stage.recipe,
+        target=stage.target,
+        label=f"{sign} {stage.stage}",
+        detail=where,
+        note=time,
+        style=_STYLES.get(stage.outcome, "bad"),
+        text=f"{stage.id}: {words}{took}",
     )

@@ -157,7 +157,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
     size = sum(path.stat().st_size for path in paths.values())
     fields = {**_describe_source(kind, model, folder), **pins}
-    return Model(name_of(model), kind, fields, tuple(inputs), size)
+    return Model(name=name_of(model), kind=kind, source=fields, inputs=tuple(inputs), size=size)
 
 
 def _list_files(

@@ -163,14 +163,14 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
         raise document.error(missing)
     _log.debug("%s: stages %s", path, ", ".join(pipeline.stages))
     return Pipeline(
-        pipeline.name,
-        pipeline.stages,
-        path,
-        recipes,
-        pipeline.targets,
-        pipeline.release,
-        pipeline.retune,
-        document.where,
+        name=pipeline.name,
+        stages=pipeline.stages,
+        path=path,
+        recipes=recipes,
+        targets=pipeline.targets,
+        release=pipeline.release,
+        retune=pipeline.retune,
+        where=document.where,
     )
 
 

@@ -240,7 +240,13 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
             stage_id = _stage_id(planned, stage, maker.name)
             files = STAGES[stage].deliveries(planned.recipe_for(maker), maker)
             if files and stage_id in planned_ids:
-                yield Delivery(name, target.name, stage_id, files, gate)
+                yield Delivery(
+                    recipe=name,
+                    target=target.name,
+                    stage_id=stage_id,
+                    files=files,
+                    verified_by=gate,
+                )
 
 
 def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:

@@ -257,7 +257,14 @@ def prepare_run(
     _log.debug("planned %d stages from %d files", len(plan.stages), len(reads))
     paths = tuple(str(path.absolute()) for path in reads)
     forced = frozenset(spec.id for name in request.force for spec in find_stages(plan, name))
-    return PreparedRun(plan, tuple(planned), paths, started_ns, pipeline, forced)
+    return PreparedRun(
+        plan=plan,
+        recipes=tuple(planned),
+        reads=paths,
+        started_ns=started_ns,
+        pipeline=pipeline,
+        forced=forced,
+    )
 
 
 def _plan_recipe(

@@ -53,7 +53,13 @@ def load_recipe(path: Path) -> LoadedRecipe:
         raise document.error(problems)
     pipeline = load_pipeline(recipe.pipeline, path.parent)
     _log.debug("%s: model of kind %s, pipeline %s", path, recipe.model.kind, pipeline.path)
-    return LoadedRecipe(recipe, path, document.where, (path, pipeline.path), pipeline)
+    return LoadedRecipe(
+        recipe=recipe,
+        path=path,
+        where=document.where,
+        read=(path, pipeline.path),
+        pipeline=pipeline,
+    )
 
 
 def _missing_files(document: Document) -> Iterator[Problem]:

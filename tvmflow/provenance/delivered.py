@@ -88,7 +88,14 @@ def list_delivered_targets(plan: Plan, artifacts: Mapping[str, Artifact]) -> lis
             stages = _with_needs(makers | gates, plan.stages, positions)
             origin = origins.get(recipe)
             targets.append(
-                DeliveredTarget(recipe, target, tuple(sorted(files)), stages, artifacts, origin)
+                DeliveredTarget(
+                    recipe=recipe,
+                    target=target,
+                    files=tuple(sorted(files)),
+                    stages=stages,
+                    artifacts=artifacts,
+                    origin=origin,
+                )
             )
     return targets
 

@@ -199,4 +199,10 @@ def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
             raise DamagedBlob(artifact.key, f"{store.root}/actions")
         stages.append(FinishedStage(spec, artifact, preimage))
     _log.debug("%d stages are behind %s/%s", len(stages), delivered.recipe, delivered.target)
-    return Lineage(delivered.recipe, delivered.target, delivered.files, tuple(stages), store)
+    return Lineage(
+        recipe=delivered.recipe,
+        target=delivered.target,
+        files=delivered.files,
+        stages=tuple(stages),
+        store=store,
+    )

@@ -91,7 +91,9 @@ def _read_source_state(origin: RecipeOrigin, stamps: tuple[object, ...]) -> Sour
     commit = _read_commit(repository) if repository else ""
     inside = [path for _, path in paths if root and path.startswith(f"{root}/")]
     clean = _read_cleanliness(root, inside) if commit else ""
-    return SourceState(files, commit, clean, origin.locked, origin.variant)
+    return SourceState(
+        files=files, commit=commit, clean=clean, locked=origin.locked, variant=origin.variant
+    )
 
 
 def list_repository_files(origin: RecipeOrigin) -> list[str]:

@@ -101,7 +101,14 @@ class InputSpec(ClosedModel):
     def request(self, name: str) -> InputRequest:
         """Return what the recipe says of the input of this name."""
         image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
-        return InputRequest(name, self.shape, self.dtype, self.value, self.range, image)
+        return InputRequest(
+            name=name,
+            shape=self.shape,
+            dtype=self.dtype,
+            value=self.value,
+            range=self.range,
+            image=image,
+        )
 
     @field_validator("shape")
     @classmethod

@@ -108,7 +108,11 @@ class LockedTarget(ClosedModel):
         """Return the kernels that were measured."""
         return [
             MeasuredKernel(
-                kernel.names[0], kernel.calls, kernel.untuned_us, kernel.tuned_us, kernel.flops
+                name=kernel.names[0],
+                calls=kernel.calls,
+                untuned_us=kernel.untuned_us,
+                tuned_us=kernel.tuned_us,
+                flops=kernel.flops,
             )
             for kernel in self.kernels.values()
             if kernel.untuned_us is not None and kernel.names

@@ -66,13 +66,13 @@ def parse_yaml(path: Path, text: str, *, size_factor: int = 1) -> Document:
         character = f"the character U+{error.character:04X} is not allowed in YAML"
         raise _error(path, *_end_position(text[: error.position]), character) from None
     return Document(
-        path,
-        value,
-        reader.positions,
-        reader.name_positions,
-        reader.scalars,
-        tuple(reader.problems),
-        frozenset(reader.unreadable),
+        path=path,
+        value=value,
+        positions=reader.positions,
+        name_positions=reader.name_positions,
+        scalars=reader.scalars,
+        problems=tuple(reader.problems),
+        unreadable=frozenset(reader.unreadable),
     )
 
 

@@ -151,7 +151,9 @@ def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
         judgement = None
         if what in _LATENCIES and not isinstance(old, str) and not isinstance(new, str):
             judgement = judge_change(old, new, _find_deviation(before, after))
-        figure = Figure(after.name, what, old, new, "", judgement)
+        figure = Figure(
+            build=after.name, what=what, before=old, after=new, text="", judgement=judgement
+        )
         yield figure._replace(text=_figure_text(figure, show))
 
 
@@ -196,7 +198,9 @@ def _list_file_sizes(before: Side, after: Side) -> Iterator[Figure]:
     for name, build in after.builds.items():
         old, new = (read_sizes(side, build) for side in (before, after))
         if build.size_bytes is None and old and old.keys() == new.keys():
-            figure = Figure(name, "files", sum(old.values()), sum(new.values()), "")
+            figure = Figure(
+                build=name, what="files", before=sum(old.values()), after=sum(new.values()), text=""
+            )
             yield figure._replace(text=_figure_text(figure, size_text))
 
 

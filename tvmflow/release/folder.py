@@ -314,7 +314,13 @@ def _compare(
         for comparison in compare_releases(current, previous and previous.lock)
     )
     failed = tuple(find_failed_gates(comparisons, release.gates))
-    return ReleaseResult(folder, not failed, previous.name if previous else "", comparisons, failed)
+    return ReleaseResult(
+        folder=folder,
+        is_new=not failed,
+        previous=previous.name if previous else "",
+        comparisons=comparisons,
+        failed_gates=failed,
+    )
 
 
 def _measure_latencies(

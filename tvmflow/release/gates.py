@@ -126,11 +126,11 @@ def list_checked_gates(
     """
     return [
         CheckedGate(
-            comparison.label,
-            gate,
-            gates[gate],
-            _VALUES[gate](comparison),
-            any(check(comparison, gates[gate])),
+            label=comparison.label,
+            gate=gate,
+            limit=gates[gate],
+            value=_VALUES[gate](comparison),
+            is_failed=any(check(comparison, gates[gate])),
         )
         for gate, check in _CHECKS.items()
         if gate in gates

@@ -148,15 +148,15 @@ def read_comparisons(file: MeasurementsFile) -> list[Comparison]:
     """Return the comparisons with the previous release that a measured file has."""
     return [
         Comparison(
-            recipe,
-            name,
-            target.measured,
-            target.previous,
-            None
+            recipe=recipe,
+            target=name,
+            current=target.measured,
+            previous=target.previous,
+            latencies=None
             if target.current_s is None or target.previous_s is None
             else LatencyPair(target.current_s, target.previous_s),
-            target.not_timed_reason,
-            target.is_same_library,
+            not_timed_reason=target.not_timed_reason,
+            is_same_library=target.is_same_library,
         )
         for recipe, targets in file.recipes.items()
         for name, target in targets.items()

@@ -243,11 +243,11 @@ def _format_gate(checked: CheckedGate) -> Gate:
     show = size_text if checked.gate == _BYTES else "{:.2%}".format
     state = "failed" if checked.is_failed else "passed"
     return Gate(
-        checked.label,
-        checked.gate,
-        show(checked.limit),
-        "–" if checked.value is None else show(checked.value),
-        "not measured" if checked.value is None and not checked.is_failed else state,
+        label=checked.label,
+        gate=checked.gate,
+        limit=show(checked.limit),
+        value="–" if checked.value is None else show(checked.value),
+        state="not measured" if checked.value is None and not checked.is_failed else state,
     )
 
 

@@ -245,7 +245,14 @@ def _read(
     for name, part in parts.items():
         problems += [f"part '{name}': {problem}" for problem in part.problems]
     kept, copy = contents.get(library, b""), copies.get(library)
-    return Bundle(manifest, signature, kept, parts, tuple(problems), copy)
+    return Bundle(
+        manifest=manifest,
+        signature=signature,
+        library=kept,
+        parts=parts,
+        problems=tuple(problems),
+        library_file=copy,
+    )
 
 
 def _check_stored(archive: zipfile.ZipFile) -> None:

@@ -104,7 +104,17 @@ class Preprocessing(NamedTuple):
         resize = _check_size(resize, crop, pad, size)
         is_cropped = crop is not None
         return cls(
-            spec, size, colour, layout, resize, is_cropped, pad, interpolation, scale, mean, std
+            input=spec,
+            size=size,
+            colour=colour,
+            layout=layout,
+            resize=resize,
+            crop=is_cropped,
+            pad=pad,
+            interpolation=interpolation,
+            scale=scale,
+            mean=mean,
+            std=std,
         )
 
     def to_json(self) -> dict[str, Json]:

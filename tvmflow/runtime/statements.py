@@ -227,7 +227,9 @@ def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStat
 
 def _unusable(path: Path, reason: str) -> SignedStatement:
     # The reason may quote what somebody wrote there.
-    return SignedStatement(path, None, (), (), reason[:_MAX_PROBLEM])
+    return SignedStatement(
+        path=path, statement=None, key_ids=(), trusted=(), problem=reason[:_MAX_PROBLEM]
+    )
 
 
 def _read_statement(path: Path, line: bytes, trusted: Sequence[PublicKey]) -> SignedStatement:

@@ -180,7 +180,9 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     model, rules, shares = _schedule(settings, paths)
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
     prefix = _content_prefix(settings, paths)
-    form_inputs = forms.FormInputs(model.mod, weights, target, settings.prefix, prefix)
+    form_inputs = forms.FormInputs(
+        mod=model.mod, weights=weights, target=target, prefix=settings.prefix, content_prefix=prefix
+    )
     runtime, reason = find_runtime(model.mod, settings.runtime)
     for form in sorted({FORMS[runtime], *settings.forms}):
         (folder / form).mkdir()

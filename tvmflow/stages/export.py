@@ -125,7 +125,9 @@ def _make_request(
     recipe: Recipe | ExportSettings, target: ResolvedTarget | NamedTarget
 ) -> ExportRequest:
     kind, triple = str(target.tvm["kind"]), cpu_triple(target.tvm)
-    return ExportRequest(recipe.name, recipe.version, target.name, kind, triple)
+    return ExportRequest(
+        name=recipe.name, version=recipe.version, target=target.name, kind=kind, triple=triple
+    )
 
 
 def deliveries(recipe: Recipe, target: ResolvedTarget) -> Files:
@@ -161,7 +163,15 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
         **images.describe_images(settings.inputs, signature, labels, model),
     }
     library = context.work / "library.so"
-    built = BuiltModel(request, library, forms, signature, manifest, context.out / BUNDLE, {})
+    built = BuiltModel(
+        request=request,
+        library=library,
+        forms=forms,
+        signature=signature,
+        manifest=manifest,
+        bundle=context.out / BUNDLE,
+        exported_files={},
+    )
     built = _link_libraries(built, settings, context.work)
     bundle.write(built, built.bundle)
     if built.vm_library not in (None, built.library):

@@ -107,7 +107,13 @@ def _make_request(
 ) -> ExportRequest:
     """Return the request for the parts; its platform is the one that all of them share, or none."""
     requests = tuple(
-        ExportRequest(part.name, release_version, f"{target}.{part.name}", part.kind, part.triple)
+        ExportRequest(
+            name=part.name,
+            version=release_version,
+            target=f"{target}.{part.name}",
+            kind=part.kind,
+            triple=part.triple,
+        )
         for part in parts
     )
     kinds = [part.kind for part in requests]
@@ -115,7 +121,9 @@ def _make_request(
     kind = next(iter(on_devices), kinds[0])
     is_one_platform = len({part.platform for part in requests}) == 1
     triple = requests[0].triple if is_one_platform else ""
-    return ExportRequest(name, release_version, target, kind, triple, parts=requests)
+    return ExportRequest(
+        name=name, version=release_version, target=target, kind=kind, triple=triple, parts=requests
+    )
 
 
 def deliveries(recipe: Recipe, target: PartitionedTarget) -> Files:
@@ -165,7 +173,13 @@ def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
         if role.startswith("export/")
         and not role.endswith((f"/{export.BUNDLE}", f"/{export.VM_BUNDLE}"))
     }
-    joined = PartitionedModel(request, signature, manifest, joined_bundle, files_of_parts)
+    joined = PartitionedModel(
+        request=request,
+        signature=signature,
+        manifest=manifest,
+        bundle=joined_bundle,
+        exported_files=files_of_parts,
+    )
     export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context.out)
     signatures = {name: read_bundle(path).signature for name, path in parts.items()}
     return JoinFacts(tuple(_list_transfers(request, signatures)))

@@ -413,7 +413,13 @@ def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
     tunable = [task for task in tasks if task["tunable"]]
     selected = select_kernels([task["names"] for task in tunable], only=tune.only, skip=tune.skip)
     return [
-        Task(task["key"], task["names"][0], task["weight"], task["flops"], modules[task["key"]])
+        Task(
+            key=task["key"],
+            name=task["names"][0],
+            calls=task["weight"],
+            flops=task["flops"],
+            mod=modules[task["key"]],
+        )
         for task, is_selected in zip(tunable, selected, strict=True)
         if is_selected
     ]

@@ -71,7 +71,11 @@ class SearchSettings(Settings):
     def budget_rules(self) -> BudgetRules:
         """The limits of the budget."""
         return BudgetRules(
-            self.trials, self.trials_per_task, self.patience, self.min_gain, self.minutes
+            trials=self.trials,
+            trials_per_task=self.trials_per_task,
+            patience=self.patience,
+            min_gain=self.min_gain,
+            minutes=self.minutes,
         )
 
 

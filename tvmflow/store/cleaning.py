@@ -80,4 +80,11 @@ def _clean(store: LocalStore, *, ledger: bool, dry_run: bool) -> Cleaning:
             shutil.rmtree(root / name, ignore_errors=True)
     removed = len(inventory.results) - len(pinned)
     names = tuple(pin.name for pin in pins)
-    return Cleaning(removed, freed, trials, len(pinned), kept, names)
+    return Cleaning(
+        results=removed,
+        bytes=freed,
+        trial_bytes=trials,
+        kept_results=len(pinned),
+        kept_bytes=kept,
+        pins=names,
+    )

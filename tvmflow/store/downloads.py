@@ -197,7 +197,15 @@ def download(
         TimeoutError: when it takes longer than `limit_s`; what has arrived is kept.
         Interrupted: when a signal ends this process; what has arrived is kept.
     """
-    job = _Job(url, sha256.lower(), folder, on_progress, max_bytes, timeout_s, threading.Event())
+    job = _Job(
+        url=url,
+        sha256=sha256.lower(),
+        folder=folder,
+        on_progress=on_progress,
+        max_bytes=max_bytes,
+        timeout_s=timeout_s,
+        abandoned=threading.Event(),
+    )
     scheme = scheme_of(url)
     if scheme not in SCHEMES:
         reason = f"URLs with the scheme '{excerpt(scheme)}' are not supported"

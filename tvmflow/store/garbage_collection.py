@@ -191,7 +191,15 @@ def _collect(
         _log.debug("%s %s is removed: %s", candidate.kind, candidate.name, candidate.reason)
         plan.bytes_left -= freed
         age_s = max(0.0, (now_ns - candidate.used_ns) / 1e9)
-        evictions.append(Eviction(candidate.kind, candidate.name, candidate.reason, age_s, freed))
+        evictions.append(
+            Eviction(
+                kind=candidate.kind,
+                name=candidate.name,
+                reason=candidate.reason,
+                age_s=age_s,
+                bytes=freed,
+            )
+        )
     # one of the leases may be that of this collection
     other_runs = max(0, len(active_runs) - remove)
     return Collection(tuple(evictions), plan.bytes_left, plan.needed_bytes(), other_runs)
@@ -295,8 +303,20 @@ def find_leftovers(
         _Rule("failures", "note", "it says how a stage failed", max_age_s),
         _Rule("facts", "note", _OLD_NOTE, _FACTS_AGE_S),
         _Rule("plans", "note", _OLD_NOTE, _PLANS_AGE_S),
-        _Rule("stats", "note", _FILE_MISSING, None, _is_obsolete_stat),
-        _Rule("delivered", "note", _FILE_MISSING, None, _is_obsolete_delivery),
+        _Rule(
+            folder="stats",
+            kind="note",
+            reason=_FILE_MISSING,
+            age_s=None,
+            is_obsolete=_is_obsolete_stat,
+        ),
+        _Rule(
+            folder="delivered",
+            kind="note",
+            reason=_FILE_MISSING,
+            age_s=None,
+            is_obsolete=_is_obsolete_delivery,
+        ),
     )
     yield from _find_work_folders(root, leftover_age_s, now_ns, horizon_ns)
     for rule in rules:
@@ -317,7 +337,14 @@ def _apply(rule: _Rule, root: Path, now_ns: int, horizon_ns: int) -> Iterator[Ca
         if is_old or (rule.is_obsolete is not None and rule.is_obsolete(path)):
             reason = f"{rule.reason}{_older_than(rule.age_s)}" if is_old else _FILE_MISSING
             size, name = size_below(path), str(path.relative_to(root))
-            yield Candidate(rule.kind, name, reason, changed, size, partial(_remove, path, size))
+            yield Candidate(
+                kind=rule.kind,
+                name=name,
+                reason=reason,
+                used_ns=changed,
+                bytes=size,
+                remove=partial(_remove, path, size),
+            )
 
 
 def _older_than(age_s: float | None) -> str:
@@ -334,7 +361,14 @@ def _find_work_folders(
                 size, name = size_below(path), f"{path.name[:12]}…"
                 remove = partial(_remove_work_folder, path, size)
                 reason = f"a stage that had no result left it{_older_than(age_s)}"
-                yield Candidate("work", name, reason, used_ns, size, remove)
+                yield Candidate(
+                    kind="work",
+                    name=name,
+                    reason=reason,
+                    used_ns=used_ns,
+                    bytes=size,
+                    remove=remove,
+                )
 
 
 def _remove(path: Path, size: int) -> int | None:
@@ -484,7 +518,14 @@ class EvictionPlan:
             if not self._references[digest] and digest in self._inventory.blobs:
                 freed += self._inventory.blobs[digest].size
         remove = partial(self._remove_result, result)
-        return Candidate("result", result.title, reason, result.used_ns, freed, remove)
+        return Candidate(
+            kind="result",
+            name=result.title,
+            reason=reason,
+            used_ns=result.used_ns,
+            bytes=freed,
+            remove=remove,
+        )
 
     def _remove_result(self, result: StoredResult) -> int | None:
         path = Path(self._store.action_path(result.key))
@@ -511,7 +552,14 @@ class EvictionPlan:
             if not self._references[digest] and blob.changed_ns < self._horizon_ns:
                 name, remove = f"{digest[:12]}…", partial(self._remove_blob, digest)
                 reason = "no result refers to it"
-                yield Candidate("blob", name, reason, blob.changed_ns, blob.size, remove)
+                yield Candidate(
+                    kind="blob",
+                    name=name,
+                    reason=reason,
+                    used_ns=blob.changed_ns,
+                    bytes=blob.size,
+                    remove=remove,
+                )
 
     def _remove_blob(self, digest: str) -> int | None:
         blob = self._inventory.blobs.get(digest)
@@ -545,7 +593,14 @@ class EvictionPlan:
                 if used_ns < self._horizon_ns:
                     name = f"{digest[:12]}…{path.suffix}"
                     remove = partial(_remove_download, path, digest, used_ns, size)
-                    yield Candidate("download", name, "", used_ns, size, remove)
+                    yield Candidate(
+                        kind="download",
+                        name=name,
+                        reason="",
+                        used_ns=used_ns,
+                        bytes=size,
+                        remove=remove,
+                    )
 
 
 def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | None:

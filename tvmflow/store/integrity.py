@@ -68,7 +68,7 @@ def check_integrity(
     """
     # first: the locks below may be what is damaged
     files = [
-        Finding(file.kind, file.name, "damaged", (), file.reason)
+        Finding(kind=file.kind, name=file.name, fault="damaged", affected=(), reason=file.reason)
         for file in find_damaged_files(store, checks)
     ]
     with exclude_maintenance(store), store.running():
@@ -233,7 +233,7 @@ def _describe(finding: Finding) -> Step:
     affected = ", ".join(finding.affected)
     done = "moved to damaged/" if finding.fault == "damaged" else ""
     reason = f"it is {finding.fault}" + (f" ({affected})" if affected else "")
-    return Step(finding.kind, finding.name, reason, done, _RUN)
+    return Step(kind=finding.kind, name=finding.name, reason=reason, done=done, fix=_RUN)
 
 
 def _shorten(store: LocalStore, path: str) -> str:

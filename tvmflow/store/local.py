@@ -309,7 +309,14 @@ class LocalStore:
         with disk_errors(self.root):
             files = tuple(self.blobs.add_file(name, path) for name, path in sorted(claim.files()))
             made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            record = ActionRecord(files, facts, key.preimage, seconds, made, stage_id)
+            record = ActionRecord(
+                files=files,
+                facts=facts,
+                preimage=key.preimage,
+                seconds=seconds,
+                made=made,
+                stage_id=stage_id,
+            )
             self._write(key.digest, record)
             self.release(claim)
         return Artifact(key.digest, files, facts)

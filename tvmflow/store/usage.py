@@ -140,7 +140,16 @@ def measure_pins(store: LocalStore) -> list[PinUsage]:
         size = inventory.size(results, pin.digests)
         missing = len(pin.keys) - len(results) + len(missing_blobs)
         file_missing = bool(pin.file) and not Path(pin.file).exists()
-        rows.append(PinUsage(pin.name, len(pin.keys), size, missing, pin.file, file_missing))
+        rows.append(
+            PinUsage(
+                name=pin.name,
+                results=len(pin.keys),
+                bytes=size,
+                missing=missing,
+                file=pin.file,
+                file_missing=file_missing,
+            )
+        )
     return rows
 
 
@@ -165,12 +174,12 @@ def _recipe_usage(pin: Pin, inventory: Inventory, now: float) -> RecipeUsage:
     last_used_s = max([result.used_ns for result in results], default=0) / 1e9
     usages = [StageUsage(stage, len(own), inventory.size(own)) for stage, own in stages.items()]
     return RecipeUsage(
-        pin.recipe,
-        len(results),
-        inventory.size(results),
-        max(0.0, now - last_used_s),
-        len(pin.keys) - sum(map(inventory.is_complete, results)),
-        tuple(sorted(usages, key=lambda usage: -usage.bytes)),
+        name=pin.recipe,
+        results=len(results),
+        bytes=inventory.size(results),
+        age_s=max(0.0, now - last_used_s),
+        missing=len(pin.keys) - sum(map(inventory.is_complete, results)),
+        stages=tuple(sorted(usages, key=lambda usage: -usage.bytes)),
     )
 
 

@@ -149,26 +149,30 @@ def _riscv_vector_cpu(bits: int) -> str:
 
 EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
     "aarch64": EmulatedArch(
-        "aarch64", "aarch64-linux-musl", "cortex-a57", {}, frozenset({"neon", "fp-armv8"})
+        qemu_arch="aarch64",
+        zig_target="aarch64-linux-musl",
+        default_cpu="cortex-a57",
+        qemu_cpus={},
+        default_features=frozenset({"neon", "fp-armv8"}),
     ),
     "armv7": EmulatedArch(
-        "arm",
-        "arm-linux-musleabihf",
-        "cortex-a9",
-        {"generic": "cortex-a9"},
-        frozenset({"neon", "vfp2", "vfp3", "thumb2"}),
+        qemu_arch="arm",
+        zig_target="arm-linux-musleabihf",
+        default_cpu="cortex-a9",
+        qemu_cpus={"generic": "cortex-a9"},
+        default_features=frozenset({"neon", "vfp2", "vfp3", "thumb2"}),
     ),
     "riscv64": EmulatedArch(
-        "riscv64",
-        "riscv64-linux-musl",
-        "sifive-u54",
-        {
+        qemu_arch="riscv64",
+        zig_target="riscv64-linux-musl",
+        default_cpu="sifive-u54",
+        qemu_cpus={
             "generic-rv64": "sifive-u54",
             "sifive-u74": "sifive-u54",
             "sifive-x280": _riscv_vector_cpu(512),
             "spacemit-x60": _riscv_vector_cpu(256),
         },
-        frozenset("iamfdc"),
+        default_features=frozenset("iamfdc"),
     ),
     "x86_64": EmulatedArch(
         "x86_64",

@@ -100,7 +100,14 @@ def parse_host(
     """Return the machine that a text of /proc/cpuinfo describes; `machine` is the output of `uname -m`."""
     fields = _parse_first_processor(cpuinfo)
     arch = parse_triple(machine).arch
-    return Host(arch, _model_name(fields, arch), _parse_flags(fields), cores, system, libc)
+    return Host(
+        arch=arch,
+        model=_model_name(fields, arch),
+        flags=_parse_flags(fields),
+        cores=cores,
+        system=system,
+        libc=libc,
+    )
 
 
 _LIBCS = {"gnu": "Linux with glibc", "musl": "Linux with musl"}

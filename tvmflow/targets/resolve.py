@@ -107,7 +107,14 @@ def resolve(
     if remote:
         device = {"kind": "rpc", "class": str(remote["key"])}
     return ResolvedTarget(
-        name, resolved, threads, required, device, reason, remote=remote, toolchain=toolchain
+        name=name,
+        tvm=resolved,
+        threads=threads,
+        features=required,
+        device=device,
+        unrunnable_reason=reason,
+        remote=remote,
+        toolchain=toolchain,
     )
 
 

@@ -141,7 +141,13 @@ def _parse_summary(summary: Json) -> dict[str, DevicePoolStatus]:
     for key, servers in sorted(addresses.items()):
         queue = summary["queue_info"].get(key, {})
         free, pending = queue.get("free", 0), queue.get("pending", 0)
-        pools[key] = DevicePoolStatus(key, len(servers), free, pending, tuple(sorted(servers)))
+        pools[key] = DevicePoolStatus(
+            key=key,
+            total=len(servers),
+            free=free,
+            pending=pending,
+            addresses=tuple(sorted(servers)),
+        )
     return pools
 
 

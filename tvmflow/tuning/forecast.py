@@ -146,15 +146,15 @@ def forecast_trials(
     trials = [trial for task in tasks for trial in records[task.key].trials.values()]
     names = {task.key: task.name for task in tasks}
     return TrialForecast(
-        rules.trials,
-        rules.minutes,
-        tuple(names.values()),
-        tuple(name for key, name in names.items() if not records[key].trials),
-        budget.spent,
-        at_most or 0,
-        measure_pace(trials),
-        tuple(name for key, name in names.items() if key in budget.finished),
-        budget.reused_s,
+        budget=rules.trials,
+        minutes=rules.minutes,
+        kernels=tuple(names.values()),
+        new_kernels=tuple(name for key, name in names.items() if not records[key].trials),
+        reused=budget.spent,
+        at_most=at_most or 0,
+        seconds_per_trial=measure_pace(trials),
+        finished_kernels=tuple(name for key, name in names.items() if key in budget.finished),
+        spent_s=budget.reused_s,
     )
 
 

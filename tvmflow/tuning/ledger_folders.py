@@ -191,7 +191,14 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
             trials += len(ledger)
             quarantined += ledger.quarantined
             findings += ledger.repairs
-    return LedgerCheck(len(folders), workloads, trials, findings, quarantined, unusable_targets)
+    return LedgerCheck(
+        targets=len(folders),
+        workloads=workloads,
+        trials=trials,
+        findings=findings,
+        quarantined=quarantined,
+        unusable_targets=unusable_targets,
+    )
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:

@@ -291,7 +291,9 @@ class DriftMonitor:
         self._last_check = measured
         mod, baseline = self._baseline
         repeats: list[Trial] = []
-        job = MeasureJob(baseline.id, mod, baseline.trace, None, self._seed)
+        job = MeasureJob(
+            id=baseline.id, mod=mod, trace=baseline.trace, best_s=None, seed=self._seed
+        )
         self._measurer.measure([job], lambda _, trial: repeats.append(trial))
         if repeats and repeats[0].run_secs:
             change = abs(repeats[0].seconds / baseline.seconds - 1)

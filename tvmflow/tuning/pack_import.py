@@ -263,11 +263,11 @@ def _read_workloads(path: Path, file: IO[bytes]) -> Iterator[ImportedWorkload]:
 
 def _start_workload(entry: Mapping[str, Json]) -> ImportedWorkload:
     return ImportedWorkload(
-        entry["target"],
-        entry["workload"],
-        WorkloadDescription.from_json(entry["about"]),
-        tuple(entry.get("exhausted", ())),
-        entry.get("kernel", ""),
+        target=entry["target"],
+        workload=entry["workload"],
+        description=WorkloadDescription.from_json(entry["about"]),
+        exhausted=tuple(entry.get("exhausted", ())),
+        kernel=entry.get("kernel", ""),
     )
 
 

@@ -91,7 +91,13 @@ def replay_ledger(
                 trials += applied
                 quarantined += failed
                 findings += ledger.repairs
-    return ReplayResult(workloads, trials, unknown, findings, quarantined)
+    return ReplayResult(
+        workloads=workloads,
+        trials=trials,
+        unknown=unknown,
+        findings=findings,
+        quarantined=quarantined,
+    )
 
 
 # ---------------------------------------------------------------- kernels

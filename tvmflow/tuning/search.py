@@ -129,13 +129,13 @@ class Tuning:
         )
         workloads = [self._result(task) for task in ordered]
         return TuningResult(
-            workloads,
-            stopped,
-            self._drift.drift,
-            self._repairs(),
-            self._starting_points.measured,
-            tuple(self._starting_points.targets),
-            round(self._spent_s(), 3),
+            workloads=workloads,
+            stopped=stopped,
+            drift=self._drift.drift,
+            repairs=self._repairs(),
+            starting_points=self._starting_points.measured,
+            near_targets=tuple(self._starting_points.targets),
+            spent_s=round(self._spent_s(), 3),
         )
 
     def _measure_untuned(self) -> dict[str, float]:
@@ -156,7 +156,10 @@ class Tuning:
                 self._trials[task.key].record_untuned(version, trial.seconds, least_s)
 
         # With 0 as the best time a kernel gets the first look alone: some take seconds.
-        jobs = [MeasureJob(task.key, task.mod, None, 0.0, self._options.seed) for task in missing]
+        jobs = [
+            MeasureJob(id=task.key, mod=task.mod, trace=None, best_s=0.0, seed=self._options.seed)
+            for task in missing
+        ]
         self._measurer.measure(jobs, record, self._has_time)
         return self._read_untuned()
 
@@ -188,7 +191,14 @@ class Tuning:
         shares = find_time_shares(tasks, self._trials, self._context.rules_version)
         for key, trials in self._trials.items():
             share = round(shares[key], 6)
-            end = SearchEnd(name, rules.trials, rules.minutes, share, len(trials), timestamp())
+            end = SearchEnd(
+                search=name,
+                limit=rules.trials,
+                minutes=rules.minutes,
+                share=share,
+                trials=len(trials),
+                when=timestamp(),
+            )
             trials.add([end])
 
     # ---------------------------------------------------------------- one round of the budget
@@ -281,7 +291,9 @@ class Tuning:
         known = [self._untuned.get(key), best[0].seconds if best else None]
         best_s = min((seconds for seconds in known if seconds is not None), default=None)
         mod = self._tasks[key].mod
-        return MeasureJob(candidate.id, mod, candidate.trace, best_s, self._options.seed)
+        return MeasureJob(
+            id=candidate.id, mod=mod, trace=candidate.trace, best_s=best_s, seed=self._options.seed
+        )
 
     def _proposals_for(self, key: str) -> Proposals:
         if key not in self._proposals:

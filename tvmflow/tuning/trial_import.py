@@ -321,11 +321,11 @@ def _read_workloads(folders: Iterable[TargetFolder]) -> Iterator[ImportedWorkloa
         for key, path in folder.workload_files() if folder.description else ():
             records, problems = read_records(path)
             yield ImportedWorkload(
-                folder.key,
-                key,
-                folder.ledger.description(key),
-                tuple(records.exhausted_searches()),
-                folder.ledger.kernel(key),
-                [*records.in_order(), *records.notes()],
-                Problems(problems),
+                target=folder.key,
+                workload=key,
+                description=folder.ledger.description(key),
+                exhausted=tuple(records.exhausted_searches()),
+                kernel=folder.ledger.kernel(key),
+                records=[*records.in_order(), *records.notes()],
+                invalid=Problems(problems),
             )

@@ -256,15 +256,22 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
     function = functions.get(name)
     if not isinstance(function, tvm.tirx.PrimFunc):
         key = hashlib.sha256(f"extern:{name}".encode()).hexdigest()
-        return Workload(key, (name,), calls, 0.0, "a library function that TVM only calls", "")
+        return Workload(
+            key=key,
+            names=(name,),
+            weight=calls,
+            flops=0.0,
+            untunable_reason="a library function that TVM only calls",
+            mod="",
+        )
     mod = normalize(function)
     return Workload(
-        workload_key(mod),
-        (name,),
-        calls,
-        _estimate_flops(mod),
-        _untunable_reason(function, mod),
-        tvm.ir.save_json(mod),
+        key=workload_key(mod),
+        names=(name,),
+        weight=calls,
+        flops=_estimate_flops(mod),
+        untunable_reason=_untunable_reason(function, mod),
+        mod=tvm.ir.save_json(mod),
     )
 
 

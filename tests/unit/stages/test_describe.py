@@ -24,8 +24,8 @@ from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.extract_tasks import ExtractTasksFacts
-from tvmflow.stages.lower import LowerFacts, Vectors
 from tvmflow.stages.join import JoinFacts
+from tvmflow.stages.lower import LowerFacts, Vectors
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup

@@ -57,7 +57,9 @@ class _BatchedMatmulPacker(MainRewriter):
             return rewritten
         left, right = operands
         depth = ir.known_shape(call.args[0])[-1]
-        product = BatchedProduct(math.prod(shape[:-2]), depth, left, right, shape)
+        product = BatchedProduct(
+            batch=math.prod(shape[:-2]), depth=depth, left=left, right=right, shape=shape
+        )
         arguments = [self.visit_expr(view.tensor) for view in views if view is not None]
         kernel = make_kernel(product, self._cpu)
         return self.call_function(kernel, "batched_matmul", arguments, shape)

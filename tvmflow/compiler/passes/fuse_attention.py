@@ -155,17 +155,17 @@ class _AttentionFuser(MainRewriter):
             return None
         known = [view for view in views if view is not None]
         kernel = Attention(
-            math.prod(batch),
-            queries,
-            keys,
-            ir.known_shape(product.args[0])[-1],
-            shape[-1],
-            tuple(_operand(view) for view in known),
-            tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
-            tuple(score_steps),
-            replacement,
-            tuple(shape[axis] for axis in order),
-            contiguous(shape, order),
+            batch=math.prod(batch),
+            queries=queries,
+            keys=keys,
+            depth=ir.known_shape(product.args[0])[-1],
+            values=shape[-1],
+            operands=tuple(_operand(view) for view in known),
+            factors=tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
+            steps=tuple(score_steps),
+            replacement=replacement,
+            out_shape=tuple(shape[axis] for axis in order),
+            out=contiguous(shape, order),
         )
         return kernel, known
 

@@ -70,7 +70,9 @@ class _GroupNormRewriter(MainRewriter):
         shape = None if division is None else ir.shape_of(division[0])
         if division is None or shape is None or not ir.is_float32(call):
             return None
-        return _GroupNorm(division[0], shape[1], division[1], None, None)
+        return _GroupNorm(
+            data=division[0], groups=shape[1], epsilon=division[1], scale=None, shift=None
+        )
 
     def match_group_norm(self, call: relax.Call) -> _GroupNorm | None:
         """Return the norm of groups before a reshape; None for others."""
@@ -95,7 +97,7 @@ class _GroupNormRewriter(MainRewriter):
             or not ir.is_float32(call)
         ):
             return None
-        return _GroupNorm(data, shape[1], epsilon, scale, shift)
+        return _GroupNorm(data=data, groups=shape[1], epsilon=epsilon, scale=scale, shift=shift)
 
     def _match_division(self, quotient: relax.Call) -> tuple[Any, Any] | None:
         """Return x and ε of (x − mean) / √(variance + ε) along all axes behind the channels; None for others."""

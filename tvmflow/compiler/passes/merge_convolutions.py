@@ -184,7 +184,14 @@ class _ConvolutionMerger(MainRewriter):
                 ):
                     data, scale = other, factor
         data = ir.resolve_alias(data, self.flow.values.get)
-        return _Term(None, scale, data, [0 for _ in axes], [1 for _ in axes], [1 for _ in axes])
+        return _Term(
+            conv=None,
+            scale=scale,
+            data=data,
+            begins=[0 for _ in axes],
+            sizes=[1 for _ in axes],
+            gaps=[1 for _ in axes],
+        )
 
     def _analyze_convolution(self, conv: Any) -> _Term | None:
         kind, shapes = ir.convolution_kind(conv), [ir.shape_of(operand) for operand in conv.args]
@@ -203,7 +210,7 @@ class _ConvolutionMerger(MainRewriter):
         ]
         begins = [-int(width) for width in list(attrs.padding)[: len(sizes)]]
         data = ir.resolve_alias(conv.args[0], self.flow.values.get)
-        return _Term(conv, None, data, begins, sizes, gaps)
+        return _Term(conv=conv, scale=None, data=data, begins=begins, sizes=sizes, gaps=gaps)
 
     def _is_quantized(self, weights: Any) -> bool:
         """Return whether weights are bytes in the library, of which a sum would be float32."""

@@ -48,7 +48,9 @@ class _RecurrentRewriter(MainRewriter):
         steps, batch = reversed(outer) if operator.is_batch_first else outer
         units = hidden if is_gpu else padded_units(hidden)
         lanes = units if is_gpu else self._choose_lanes(operator)
-        layer = RecurrentLayer(operator, steps, batch, hidden, units, lanes)
+        layer = RecurrentLayer(
+            operator=operator, steps=steps, batch=batch, hidden=hidden, units=units, lanes=lanes
+        )
         return _Lowering(self, layer, operands).lower(is_gpu)
 
     def _choose_lanes(self, operator: Recurrent) -> int:

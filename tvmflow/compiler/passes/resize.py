@@ -58,7 +58,11 @@ def as_resize(call: relax.Call) -> Resize | None:
     coordinates = attrs.coordinate_transformation_mode
     rounding = attrs.rounding_method or _DEFAULT_ROUNDING.get(coordinates, "floor")
     mode = Interpolation(
-        attrs.method, coordinates, rounding, float(attrs.cubic_alpha), bool(attrs.cubic_exclude)
+        method=attrs.method,
+        coordinates=coordinates,
+        rounding=rounding,
+        cubic_alpha=float(attrs.cubic_alpha),
+        excludes_outside=bool(attrs.cubic_exclude),
     )
     axes = tuple(axis for axis, extent in enumerate(target) if extent != source[axis])
     if not operators.is_supported(mode):

@@ -41,7 +41,11 @@ class _ScatterRewriter(MainRewriter):
         if not shape or not index_shape or 0 in (*shape, *index_shape):
             return rewritten
         described = Scatter(
-            shape, ir.dtype_of(data), index_shape, ir.dtype_of(indices), str(call.attrs.reduction)
+            shape=shape,
+            dtype=ir.dtype_of(data),
+            index_shape=index_shape,
+            index_dtype=ir.dtype_of(indices),
+            reduction=str(call.attrs.reduction),
         )
         is_supported = (
             described.index_dtype in _INDICES

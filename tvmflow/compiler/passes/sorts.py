@@ -51,17 +51,23 @@ def _as_sort(call: Any) -> Sort | None:
     if name != "relax.topk":
         index_dtype = str(attrs.dtype) if name == "relax.argsort" else None
         return Sort(
-            shape, dtype, axis, shape[axis], bool(attrs.descending), not index_dtype, index_dtype
+            shape=shape,
+            dtype=dtype,
+            axis=axis,
+            k=shape[axis],
+            descending=bool(attrs.descending),
+            has_values=not index_dtype,
+            index_dtype=index_dtype,
         )
     count, results = int(attrs.k), str(attrs.ret_type)
     return Sort(
-        shape,
-        dtype,
-        axis,
-        count if count > 0 else shape[axis],
-        bool(attrs.largest),
-        results != "indices",
-        None if results == "values" else str(attrs.dtype),
+        shape=shape,
+        dtype=dtype,
+        axis=axis,
+        k=count if count > 0 else shape[axis],
+        descending=bool(attrs.largest),
+        has_values=results != "indices",
+        index_dtype=None if results == "values" else str(attrs.dtype),
     )
 
 

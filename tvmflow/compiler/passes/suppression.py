@@ -462,12 +462,12 @@ def _make_onnx_kernel_for_gpu(operator: NonMaxSuppression, *operands: Any) -> An
             return tirx.all(is_high, tirx.Cast("int64", number) < limit[0])
 
         selection = _Groups(
-            batch * classes,
-            batch,
-            n,
-            box_of,
-            may_keep,
-            lambda image, one, other: overlap_of(boxes, image, one, other, overlap[0]),
+            groups=batch * classes,
+            images=batch,
+            boxes=n,
+            box=box_of,
+            may_keep=may_keep,
+            overlap=lambda image, one, other: overlap_of(boxes, image, one, other, overlap[0]),
         ).emit_selection()
         with launch_threads(operator.rows) as (row,):
             start = B.buffer_proxy(B.alloc_buffer((1,), "int32", scope="local"))
@@ -508,12 +508,12 @@ def _make_multibox_kernel_for_gpu(operator: MultiboxDetection, *operands: Any) -
                 out[b, i, c] = rows[b, place, c]
         if operator.suppresses:
             selection = _Groups(
-                batch,
-                batch,
-                n,
-                lambda b, i: order[b, i],
-                lambda b, i, _: i < kept_count(b),
-                overlap,
+                groups=batch,
+                images=batch,
+                boxes=n,
+                box=lambda b, i: order[b, i],
+                may_keep=lambda b, i, _: i < kept_count(b),
+                overlap=overlap,
             ).emit_selection()
             with launch_threads(batch, n) as (b, i), _when(i < selection.numbers[b]):
                 place = selection.kept[b, i]
@@ -538,12 +538,12 @@ def _make_box_kernel_for_gpu(operator: BoxNms, *operands: Any) -> Any:
             return tirx.all(_is_one_class(operator, read_one, read_other), overlaps)
 
         selection = _Groups(
-            batch,
-            batch,
-            n,
-            lambda b, i: order[b, i],
-            lambda b, i, _: i < tirx.min(count[b], operator.top),
-            overlap,
+            groups=batch,
+            images=batch,
+            boxes=n,
+            box=lambda b, i: order[b, i],
+            may_keep=lambda b, i, _: i < tirx.min(count[b], operator.top),
+            overlap=overlap,
         ).emit_selection()
         with launch_threads(batch, n, width) as (b, i, c):
             out[b, i, c] = tirx.const(-1, dtype)

@@ -138,7 +138,13 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         return None
     lengths = tuple(map(int, extents))
     rank = len(spatial)
-    return Block(handle, stmt, lengths[:rank], lengths[rank:], stmt.body.buffer)
+    return Block(
+        handle=handle,
+        stmt=stmt,
+        spatial_extents=lengths[:rank],
+        reduction_extents=lengths[rank:],
+        output=stmt.body.buffer,
+    )
 
 
 def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:

@@ -155,7 +155,9 @@ def _name_blocks(
     *before, main, final = blocks[:-1] if has_broadcast else blocks
     if len(before) > 1 or not _is_result(final, main):
         return None
-    return SingleReduction(before[0] if before else None, main, final, axes, broadcast)
+    return SingleReduction(
+        pad=before[0] if before else None, main=main, final=final, axes=axes, broadcast=broadcast
+    )
 
 
 def _is_read_once(block: Block, reader: Block) -> bool:
@@ -254,7 +256,7 @@ def _split_result(schedule: Schedule, reduction: SingleReduction, tile: Tile) ->
     vector = loops[last]
     if main.spatial_extents[last] > axes.lanes:
         outer[last], vector = schedule.split(vector, [None, axes.lanes])
-    split = _ResultLoops(outer, [], [], [], vector)
+    split = _ResultLoops(outer=outer, window=[], registers=[], stores=[], vector=vector)
     if final.spatial_extents[last] != main.spatial_extents[last]:
         # the last vector is stored in parts: those beyond the end are left out
         width = math.gcd(final.spatial_extents[last], axes.lanes)
@@ -536,12 +538,12 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     row, innermost = [None, None, *long_data][-2:]
     read = loads.vectors if has_scalars else []
     return ReductionAxes(
-        lanes,
-        long_weights[-1] if long_weights else None,
-        innermost,
-        row,
-        (*weights, last) if is_long else weights,
-        sum(4 * math.prod(int(n) for n in load.source.shape) for load in read),
+        lanes=lanes,
+        weight=long_weights[-1] if long_weights else None,
+        data=innermost,
+        row=row,
+        weights=(*weights, last) if is_long else weights,
+        weight_bytes=sum(4 * math.prod(int(n) for n in load.source.shape) for load in read),
     )
 
 

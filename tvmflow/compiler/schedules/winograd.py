@@ -90,7 +90,7 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
     for block in blocks[4:-1]:
         schedule.compute_inline(block.handle)
     pad, data, product, image = blocks[:4]
-    return _Blocks(pad, data, product, image, blocks[-1])
+    return _Blocks(pad=pad, data=data, product=product, image=image, final=blocks[-1])
 
 
 def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:

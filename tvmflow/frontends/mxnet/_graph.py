@@ -107,7 +107,9 @@ def build(
     )
     weights = {name: params[name] for name in param_vars}
     outputs, inner = outputs[:output_count], outputs[output_count:]
-    return LoadedModel(mod, weights, free, outputs, inner, nodes)
+    return LoadedModel(
+        mod=mod, params=weights, inputs=free, outputs=outputs, tensors=inner, nodes=nodes
+    )
 
 
 def _build_main(

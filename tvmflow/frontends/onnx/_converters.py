@@ -416,11 +416,11 @@ def _resize(node: NodeToConvert) -> Any:
     ):
         return node.convert_by_tvm(node.inputs)
     mode = Interpolation(
-        _METHODS[_text(attributes, "mode", "nearest")],
-        coordinates,
-        _text(attributes, "nearest_mode", "round_prefer_floor"),
-        float(attributes.get("cubic_coeff_a", -0.75)),
-        bool(attributes.get("exclude_outside", 0)),
+        method=_METHODS[_text(attributes, "mode", "nearest")],
+        coordinates=coordinates,
+        rounding=_text(attributes, "nearest_mode", "round_prefer_floor"),
+        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
+        excludes_outside=bool(attributes.get("exclude_outside", 0)),
     )
     if not resize.is_supported(mode):
         raise ValueError(f"the mode {coordinates} with a rounded size or axes is not supported")

@@ -76,7 +76,9 @@ def model_input(
     problem = "is not a tensor"
     if element_type is not None:
         problem = unsupported_dtype(name_of(element_type))
-    return ModelInput(name, dtype, dims, is_required, "" if dtype else problem)
+    return ModelInput(
+        name=name, dtype=dtype, dims=dims, is_required=is_required, problem="" if dtype else problem
+    )
 
 
 # ---------------------------------------------------------------- the header
@@ -326,11 +328,11 @@ def fields(data: mmap.mmap, position: int, end: int) -> Iterator[Field]:
             size, position = _varint(data, position, end)
             if position + size > end:
                 raise NotAModel("it is truncated")
-            yield Field(number, position, position + size, 0, begin)
+            yield Field(number=number, start=position, end=position + size, value=0, begin=begin)
             position += size
         elif kind == _VARINT:
             value, position = _varint(data, position, end)
-            yield Field(number, 0, 0, _signed(value), begin)
+            yield Field(number=number, start=0, end=0, value=_signed(value), begin=begin)
         elif kind in (_FIXED32, _FIXED64):
             position += 8 if kind == _FIXED64 else 4
         else:

@@ -350,7 +350,15 @@ class _Product(NamedTuple):
         summed = "".join(label for label in left if label not in result)
         if set(left) != set(batch + rows + summed) or set(right) != set(batch + columns + summed):
             return None
-        return cls(left, right, result, batch, rows, columns, summed)
+        return cls(
+            left=left,
+            right=right,
+            result=result,
+            batch=batch,
+            rows=rows,
+            columns=columns,
+            summed=summed,
+        )
 
 
 def _find_product(

@@ -109,7 +109,14 @@ def import_prepared(
     results = list(getattr(main.ret_ty, "fields", [main.ret_ty]))
     outputs = _specs(model.graph.output, results[: len(model.graph.output)], bounded)
     count = len(outputs) - inner_outputs
-    return LoadedModel(mod, params, inputs, outputs[:count], outputs[count:], nodes)
+    return LoadedModel(
+        mod=mod,
+        params=params,
+        inputs=inputs,
+        outputs=outputs[:count],
+        tensors=outputs[count:],
+        nodes=nodes,
+    )
 
 
 def _refuse_unsupported(model: ModelProto) -> None:
@@ -214,7 +221,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
         if op_name not in CONVERTERS:
             return convert_by_tvm(inputs)
-        node = NodeToConvert(self.bb, list(inputs), attrs, opset, convert_by_tvm, self._counts_rows)
+        node = NodeToConvert(
+            builder=self.bb,
+            inputs=list(inputs),
+            attributes=attrs,
+            opset=opset,
+            convert_by_tvm=convert_by_tvm,
+            counts_rows=self._counts_rows,
+        )
         return self.bb.normalize(CONVERTERS[op_name](node))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:

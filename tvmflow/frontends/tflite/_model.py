@@ -498,12 +498,12 @@ def _read_tensor(table: Table, buffers: Sequence[tuple[int, int] | None]) -> Ten
         raise NotAModel("one of its tensors has a type or data that do not exist")
     fixed, signature = (table.integers(number, "i", _MAX_RANK) for number in (0, 7))
     return Tensor(
-        table.text(3),
-        _DTYPES[kind],
-        signature or fixed,
-        buffers[buffer] if buffer else None,
-        _read_quantization(table.table(4)),
-        table.table(6) is not None,
+        name=table.text(3),
+        dtype=_DTYPES[kind],
+        dims=signature or fixed,
+        data=buffers[buffer] if buffer else None,
+        quantization=_read_quantization(table.table(4)),
+        is_sparse=table.table(6) is not None,
     )
 
 

@@ -137,7 +137,9 @@ class KernelCheck:
             is_rule_right = not self._find_mismatch(self._call(name, by_rule=True), plain)
             rule = self._rules.get(name, "")
             _log.debug("%s (%s) is wrong: %s", name, rule, mismatch)
-            self.wrong[name] = WrongKernel(name, call, rule, mismatch, is_rule_right)
+            self.wrong[name] = WrongKernel(
+                name=name, call=call, rule=rule, mismatch=mismatch, is_rule_right=is_rule_right
+            )
         # The kernels after a wrong one get the right numbers, so that all wrong ones show.
         for operand, right in zip(operands, plain, strict=True):
             if isinstance(right, tvm.runtime.Tensor):
@@ -215,7 +217,9 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
     build = BuildSettings.model_validate(payload["build"]) if payload["build"] else None
-    context = StageContext(inputs, work, work, work, work, lambda event: None)
+    context = StageContext(
+        inputs=inputs, out=work, work=work, ledger=work, locks=work, emit=lambda event: None
+    )
     size = inputs["import/params.safetensors"].stat().st_size
     if size > _MAX_WEIGHT_BYTES:
         limit = size_text(_MAX_WEIGHT_BYTES)

@@ -48,4 +48,6 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
         for spec, entry in zip(bound, signature.get("bound", ()), strict=True)
     }
     own = {role: path for role, path in files.items() if role.partition("/")[0] != DATA}
-    return ImportedModel(own, (*inputs, *bound), outputs, tensors, values)
+    return ImportedModel(
+        files=own, inputs=(*inputs, *bound), outputs=outputs, tensors=tensors, bound=values
+    )

@@ -92,7 +92,15 @@ def run_reference(
     if is_timed and timed is None:
         # inner tensors cost time
         timed = stack.enter_context(open_reference(settings, model._replace(tensors=()), context))
-    return ReferenceRun(name, note, results, tolerance, timed, model, indices)
+    return ReferenceRun(
+        name=name,
+        note=note,
+        results=results,
+        tolerance=tolerance,
+        timed=timed,
+        model=model,
+        indices=indices,
+    )
 
 
 def open_reference(

@@ -246,7 +246,14 @@ class ResultSender:
 
 
 def _make_action(key: str, record: ActionRecord) -> Action:
-    action = Action(key, record.files, record.facts, record.preimage, record.seconds, record.made)
+    action = Action(
+        key=key,
+        files=record.files,
+        facts=record.facts,
+        preimage=record.preimage,
+        seconds=record.seconds,
+        made=record.made,
+    )
     return action._replace(signatures=record.origin.signatures) if record.origin else action
 
 

@@ -131,7 +131,12 @@ class ResultReader:
         ]
         origin = Origin(self._connection.address, action.signatures, tuple(signers))
         record = ActionRecord(
-            action.files, action.facts, action.preimage, action.seconds, action.made, origin=origin
+            files=action.files,
+            facts=action.facts,
+            preimage=action.preimage,
+            seconds=action.seconds,
+            made=action.made,
+            origin=origin,
         )
         self._store.adopt(key, record)
         size = sum(blob.size for blob in tasks)

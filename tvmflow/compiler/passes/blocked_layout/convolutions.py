@@ -61,7 +61,13 @@ def rewrite_conv(
         )
     if quantized is not None:
         x, lanes = block_data(rewriter, quantized.integers)
-        reads = Groups(inputs // groups, outputs // groups, lanes, rewriter.block, groups)
+        reads = Groups(
+            inputs=inputs // groups,
+            outputs=outputs // groups,
+            lanes=lanes,
+            block=rewriter.block,
+            number=groups,
+        )
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
         return emit(rewriter, quantized, kernel, packed, window, reads, name)
@@ -87,7 +93,13 @@ def _emit_convolution(
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
         outputs, inputs = ir.known_shape(kernel)[:2]
-        reads = Groups(inputs, outputs // groups, lanes, rewriter.block, groups)
+        reads = Groups(
+            inputs=inputs,
+            outputs=outputs // groups,
+            lanes=lanes,
+            block=rewriter.block,
+            number=groups,
+        )
         packed = pack_kernel(rewriter, kernel, reads)
         return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
 

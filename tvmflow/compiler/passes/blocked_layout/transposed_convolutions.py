@@ -222,7 +222,14 @@ class _Convolution:
         inputs, outputs = (
             count // self._groups for count in (self._channels[0], ir.known_shape(kernel)[0])
         )
-        reads = Groups(inputs, outputs, self._lanes, rewriter.block, self._groups, phases or 1)
+        reads = Groups(
+            inputs=inputs,
+            outputs=outputs,
+            lanes=self._lanes,
+            block=rewriter.block,
+            number=self._groups,
+            phases=phases or 1,
+        )
         packed = convolutions.pack_kernel(rewriter, kernel, reads)
         if phases is not None:
             packed = _move_phases(rewriter, packed, self._geometry, 2)
@@ -254,7 +261,13 @@ def _analyze(
         count = max(-(-(out + offset) // step), size - skipped)
         axes.append((length, length - 1 - skipped, count - size + skipped, count, offset))
     inner_kernel, before, after, rows, offsets = map(list, zip(*axes, strict=True))
-    return _Geometry(window.strides, inner_kernel, before + after, rows, offsets)
+    return _Geometry(
+        strides=window.strides,
+        kernel=inner_kernel,
+        padding=before + after,
+        rows=rows,
+        offsets=offsets,
+    )
 
 
 def _flip_kernel(rewriter: LayoutRewriter, kernel: Any, geometry: _Geometry, groups: int) -> Any:

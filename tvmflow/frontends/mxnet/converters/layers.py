@@ -151,7 +151,7 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
         max((o - 1) * s + k - n - b, 0)
         for o, s, k, n, b in zip(out, stride, kernel, size, before, strict=True)
     )
-    windows = _Windows(size, kernel, stride, before, after, out)
+    windows = _Windows(size=size, kernel=kernel, stride=stride, before=before, after=after, out=out)
     kind = op.choice("pool_type", "max", tuple(pools))
     if kind != "lp":
         op.ignore("p_value")
