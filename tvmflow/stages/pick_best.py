@@ -425,11 +425,11 @@ def _compare(
 ) -> LibraryTimes:
     """Compare the libraries in a child that has the device alone."""
     from tvmflow.targets import devices
-    from tvmflow.tuning.untuned_comparison import COMPARE_LIBRARIES, LibraryTimes
+    from tvmflow.tuning.untuned_comparison import LibraryTimes, compare_libraries
 
     with devices.exclusive(context.locks, settings.device):
         outcome = fork_server.call(
-            COMPARE_LIBRARIES,
+            compare_libraries,
             dict(vars(request)),
             timeout_s=_TIMEOUT_S,
             log=context.work / LOG,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import StageError
-from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.fork_server import ChildFunction, ForkServer
 from tvmflow.core.formatting import count_text
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import Json
@@ -108,7 +108,7 @@ class DevicePool:
 
     def call(
         self,
-        function: str,
+        function: ChildFunction | str,
         payload: Mapping[str, Json],
         may_continue: MayContinue = lambda: True,
         sessions: int = 1,
@@ -116,7 +116,7 @@ class DevicePool:
         """Run a function with a device in a child; again on another device if the device fails.
 
         Args:
-            function: `module:name`; its payload gets the field `session`.
+            function: The function, or its `module:name`; its payload gets the field `session`.
             payload: The other fields.
             may_continue: Asked while it waits for a device.
             sessions: The time limit in numbers of sessions.
@@ -219,7 +219,11 @@ class DevicePool:
     # ---------------------------------------------------------------- children
 
     def call_here(
-        self, function: str, payload: Mapping[str, Json], timeout_s: float, server: str = ""
+        self,
+        function: ChildFunction | str,
+        payload: Mapping[str, Json],
+        timeout_s: float,
+        server: str = "",
     ) -> SessionResult:
         """Run a function in a child of this machine; `server` is the device that it uses, if any."""
         phases: list[str] = []

@@ -35,12 +35,6 @@ from tvmflow.tuning.measurer import (
 from tvmflow.tuning.trials import Trial
 from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
-BUILD_TRIAL: Final = f"{__name__}:build_trial"
-RUN_TRIAL: Final = f"{__name__}:run_trial"
-BUILD_FINALISTS: Final = f"{__name__}:build_finalists"
-RUN_FINALISTS: Final = f"{__name__}:run_finalists"
-"""The functions for the fork server."""
-
 # Larger arguments are filled on the device: the network is slow.
 _LARGE_BYTES: Final = 1 << 16
 _FILL_FUNCTION: Final = "tvm.contrib.random.random_fill_for_measure"
@@ -275,9 +269,9 @@ class RemoteMeasurer(Measurer):
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             request = self._request(job, str(Path(folder, "kernel.so"))).to_json()
             with self._building:
-                session = self._pool.call_here(BUILD_TRIAL, request, self._timeout_s)
+                session = self._pool.call_here(build_trial, request, self._timeout_s)
             if session.failure is None:
-                ran = self._pool.call(RUN_TRIAL, request, self._may_continue)
+                ran = self._pool.call(run_trial, request, self._may_continue)
                 if ran is None:
                     raise _OutOfTime
                 session = ran
@@ -308,11 +302,11 @@ def measure_finalists_remotely(
     """
     with tempfile.TemporaryDirectory(dir=folder) as libraries:
         payload = {**request.to_json(), "folder": libraries}
-        built = pool.call_here(BUILD_FINALISTS, payload, timeout_s)
+        built = pool.call_here(build_finalists, payload, timeout_s)
         if built.failure is not None:
             return FinalistTimes(error=built.failure.message)
         payload["libraries"] = built.value["libraries"]
-        result = pool.call(RUN_FINALISTS, payload, sessions=1 + len(payload["libraries"]))
+        result = pool.call(run_finalists, payload, sessions=1 + len(payload["libraries"]))
     if result is None or result.failure is not None:
         reason = result.failure.message if result and result.failure else "it was not begun"
         return FinalistTimes(error=reason)

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from tvmflow.runtime.module import Module
     from tvmflow.runtime.programs import Program
 
-COMPARE_LIBRARIES: Final = f"{__name__}:compare_libraries"
-"""The function for the fork server."""
-
 _PROFILE_ROUNDS: Final = MIN_PAIRS + 1
 _MIN_PROFILE_ROUNDS: Final = 3
 _SECONDS: Final = 20.0

@@ -23,7 +23,7 @@ from tvmflow.stages import extract_tasks, pick_best, tune
 from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker, split_address
 from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.rpc_device import RUN_TRIAL
+from tvmflow.tuning.rpc_device import run_trial
 from tvmflow.tuning.trials import Trial
 
 STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
@@ -267,7 +267,7 @@ def test_a_device_with_fewer_threads_than_the_target_is_refused(
     device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), workers, None)
     request = {"target": {**TARGET, "num-cores": 64}}
     with pytest.raises(StageError, match="with 2 threads, but the target is for 64 threads"):
-        device_pool.call(RUN_TRIAL, request)
+        device_pool.call(run_trial, request)
 
 
 @pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:0", "host:70000", "h:x"])
