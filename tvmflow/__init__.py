@@ -1,4 +1,4 @@
-"""tvmflow: from a trained model to tuned, verified, packaged libraries, redoing only what a change makes necessary."""
+"""tvmflow: from a trained model to tuned, verified, packaged libraries, redoing only what is needed."""
 
 from tvmflow.core.version import VERSION as __version__
 

@@ -1,4 +1,4 @@
-"""Messages for CI services: annotations of GitHub Actions, and logs that GitHub and GitLab fold. All on stderr."""
+"""Messages for CI services, on stderr: GitHub's annotations, and logs that GitHub and GitLab fold."""
 
 from __future__ import annotations
 

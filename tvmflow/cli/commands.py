@@ -72,7 +72,7 @@ _MODULES: Final = {
 
 
 class Command(NamedTuple):
-    """A command, or a subcommand: its name as it is typed, such as `cache gc`, and the function that runs it.
+    """A command or subcommand: its name as it is typed, such as `cache gc`, and the function that runs it.
 
     The function takes the options of the command, and returns the exit code.
     """

@@ -69,7 +69,7 @@ def terminal_width() -> int:
 
 
 def fill(text: str, width: int, indent: str = "") -> str:
-    """Wrap each line of a text; lines that are indented hold commands, and only their comments are wrapped."""
+    """Wrap each line of a text; indented lines hold commands, and only their comments are wrapped."""
     lines: list[str] = []
     for line in text.splitlines():
         content = line.lstrip()
@@ -84,7 +84,7 @@ def fill(text: str, width: int, indent: str = "") -> str:
 
 
 def wrap(text: str, width: int, margin: str = "") -> list[str]:
-    """Return the lines of a paragraph, each `margin` and at most `width` characters where words allow that."""
+    """Return the lines of a paragraph, each `margin` and at most `width` characters where words allow it."""
     lines: list[str] = []
     for word in text.split():
         if lines and len(lines[-1]) + 1 + len(word) <= width:

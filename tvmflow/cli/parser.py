@@ -98,7 +98,7 @@ class CommandParser(argparse.ArgumentParser):
         (file or sys.stdout).write(self.format_help())
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Return the value of a word. An empty one comes from a variable that is not set, and would be the current folder."""
+        """Return the value of a word. An empty one (from an unset variable) would mean the current folder."""
         if not arg_string and action.dest not in _MAY_BE_EMPTY:
             raise argparse.ArgumentError(action, "must not be empty")
         return super()._get_value(action, arg_string)

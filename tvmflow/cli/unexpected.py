@@ -1,4 +1,4 @@
-"""Exceptions that no command expects: a problem of the environment, or a bug, whose details go to a file."""
+"""Exceptions that no command expects: a problem of the environment, or a bug. Details go to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of imported models that Relax lacks: frontends emit calls of them, and passes lower these for the target.
+"""Operators that Relax lacks: frontends emit calls of them, and passes lower these for the target.
 
 The attributes of a call are the fields of the operator's class. TVM can load a stored model that
 calls them only after this module has registered them.

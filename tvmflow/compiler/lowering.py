@@ -137,7 +137,7 @@ def _cost_of_product(call: relax.Call, _: bool) -> _Cost:
 
 
 def _cost_of_recurrent(call: relax.Call, _: bool) -> _Cost:
-    """Return the cost of the product of all time steps with the weights; that with the state is alike for all widths."""
+    """Return the cost of the product of all steps with the weights; the state's is alike for all widths."""
     operands = RecurrentOperands(*call.args)
     steps, batch, size = ir.known_shape(operands.x)
     directions, gate_units, _size = ir.known_shape(operands.weights)
@@ -244,7 +244,7 @@ def load_ir(path: Path) -> tvm.IRModule:
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the weights that `import` wrote, by the names of the imported `main`'s parameters, mapped from the file."""
+    """Return the weights that `import` wrote, by parameter of the imported `main`, mapped from the file."""
     return read_safetensors(path)
 
 
@@ -287,7 +287,7 @@ def lower(
 
 
 def _name_in_code(name: str) -> str:
-    """Return a name as TVM's code generators take it: for C and CUDA they write others as they are (apache-tvm 0.27)."""
+    """Return a name that C and CUDA take: TVM's code generators write it as it is (apache-tvm 0.27)."""
     if _PLAIN_NAME.fullmatch(name):
         return name
     return "v_" + re.sub(r"\W", "_", name, flags=re.ASCII)
@@ -296,7 +296,7 @@ def _name_in_code(name: str) -> str:
 def compile_with_weights(
     mod: tvm.IRModule, weights: Sequence[np.ndarray[Any, Any]], target: tvm.target.Target
 ) -> relax.VMExecutable:
-    """Compile a lowered module to a library that contains its weights: `main` takes the model's inputs alone."""
+    """Compile a lowered module to a library that contains its weights: `main` takes only the inputs."""
     params = ir.list_weights(mod["main"])
     if len(params) != len(weights):
         raise AssertionError(f"main takes {len(params)} weights, but {len(weights)} were computed")

@@ -1,1 +1,1 @@
-"""The values and utilities that every layer shares: errors, types, keys, files, locks, text. Imports nothing else of tvmflow."""
+"""Values and utilities for all layers: errors, types, keys, files, locks, text. Imports none of them."""

@@ -31,7 +31,7 @@ def license_fields(expression: str) -> dict[str, Json]:
 
 
 def stated_license_fields(name: str) -> dict[str, Json]:
-    """Return the field `licenses` of a component under a license as others state it, an SPDX expression or not."""
+    """Return a component's field `licenses` for a license as others state it, an SPDX expression or not."""
     expression = license_expression(name) if name else ""
     if name and not expression:
         return {"licenses": [{"license": {"name": name}}]}

@@ -1,4 +1,4 @@
-"""Bounded calls: a time limit for what has none, such as looking up a host name or reading from a network disk."""
+"""Bounded calls: a time limit where there is none, as for looking up a host or reading a network disk."""
 
 from __future__ import annotations
 

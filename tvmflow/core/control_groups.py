@@ -1,4 +1,4 @@
-"""Control groups: the groups of Linux that this process is in, which may limit its CPUs and its memory.
+"""Control groups: the groups of Linux that this process is in; they may limit its CPUs and memory.
 
 Imported by runs that are up to date and by wheels, so it imports next to nothing.
 """

@@ -1,4 +1,4 @@
-"""Errors of disks and limits as messages: what is full or cannot be used, on which file system, and what to do.
+"""Errors of disks and limits as messages: what is full or unusable, on which file system, and the fix.
 
 Part of an up-to-date run: what only an error needs is imported when there is one.
 """
@@ -173,7 +173,7 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
 
 
 def _not_creatable(path: str | os.PathLike[str], error: FileNotFoundError, fix: str) -> StoreError:
-    """Return the problem of a file system that says of what is to be created that it does not exist, such as /proc."""
+    """Return the problem of a path that cannot be created: its file system, such as /proc, says ENOENT."""
     what = f"{shortest_path(os.fspath(path))} cannot be created: {error.strerror}"
     return StoreError(what, fix=fix)
 
@@ -244,7 +244,7 @@ def _full_disk(number: int, paths: list[str], needed: int) -> StoreError:
 
 
 def _nearest_folder(path: str) -> str:
-    """Return the folder above a path that exists: what may not be made there has no permissions of its own."""
+    """Return the nearest existing folder above a path: what does not exist has no permissions of its own."""
     while not os.path.lexists(path):
         path = os.path.dirname(os.path.abspath(path))
     return path
@@ -262,7 +262,7 @@ def _find(path: str) -> FileSystem:
 
 
 def describe_output() -> str:
-    """Return where standard output goes, for a message: a file and its file system; nothing for a terminal or a pipe."""
+    """Return where standard output goes: a file and its file system; nothing for a terminal or a pipe."""
     path = os.path.realpath("/proc/self/fd/1")
     return f" to {shortest_path(path)} ({_find(path)})" if os.path.isfile(path) else ""
 

@@ -1,4 +1,4 @@
-"""Recognizes the kind of a file by its content: models, recipes, what is delivered, and what people name in place of them.
+"""Kinds of files by their content: models, recipes, delivered files, and what is given in their place.
 
 Nothing is loaded: a pickle is code. Imports no framework. Only where the content does not tell, the
 name of a file counts.

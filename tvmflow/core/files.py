@@ -1,4 +1,4 @@
-"""Atomic files: a reader sees the whole new content or the whole old one, whatever happens to the writer."""
+"""Atomic files: a reader sees the whole new content or the whole old one, even if the writer dies."""
 
 import contextlib
 import errno

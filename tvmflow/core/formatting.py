@@ -75,7 +75,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a message of one or more lines as a terminal can show it: escaped, each line of limited length."""
+    """Return a message of one or more lines for a terminal: escaped, each line of limited length."""
     return "\n".join(_cut(printable(line), _MAX_LINE) for line in text.split("\n"))
 
 
@@ -87,7 +87,7 @@ def excerpt(text: str, limit: int = 120) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return text from a file on one line and of limited length, without its middle: the end of a name often tells most."""
+    """Return text of limited length on one line, without its middle: the end of a name often tells most."""
     short = printable(text)
     tail = 2 * limit // 3
     return short if len(short) <= limit else f"{short[: limit - tail - 1]}…{short[-tail:]}"

@@ -39,7 +39,7 @@ _MAX_NAMES = 6
 
 
 def group_files(files: Iterable[InputFile]) -> dict[str, list[InputFile]]:
-    """Return the files from outside the store that are part of a key, by the name that the key has for them.
+    """Return the files from outside the store that are part of a key, by the name that the key gives them.
 
     That is the role of a file, and `data/20 files` for many in one folder.
     """

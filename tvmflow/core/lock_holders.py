@@ -33,7 +33,7 @@ def describe_holders(status: os.stat_result) -> str | None:
 
 
 def _list_holders(status: os.stat_result) -> list[int]:
-    """Return the processes in Linux's table of locks, whose lines are `1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF`."""
+    """Return the processes in Linux's table of locks: `1: FLOCK ADVISORY WRITE PID DEVICE:INODE 0 EOF`."""
     pids = []
     with contextlib.suppress(OSError):
         for line in Path("/proc/locks").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Lines on a terminal about steps that take long the first time, so that nobody waits without knowing for what."""
+"""Lines on a terminal about steps that are slow the first time: what the user is waiting for."""
 
 from __future__ import annotations
 

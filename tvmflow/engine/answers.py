@@ -1,4 +1,4 @@
-"""Cached answers: what a command printed when everything was up to date, and the files that this depends on.
+"""Cached answers: what a command printed when all was up to date, and the files that it depends on.
 
 An answer is valid while no file that it depends on has changed since: tvmflow's own code, the
 recipes, the models, the installed tools, the results in the store, the delivered files. Only
@@ -90,7 +90,7 @@ def encode(
 
 
 def is_sealed(path: str, content: bytes) -> bool:
-    """Return whether this is the undamaged content of the file of an answer, of this version or an earlier one."""
+    """Return whether this is the undamaged content of an answer's file, of this version or an earlier one."""
     digest, _, body = content.decode(errors="surrogateescape").partition("\n")
     return digest in (_seal(path, body), _digest(body))
 

@@ -34,7 +34,7 @@ def delivered_paths(
 def list_files_to_copy(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Return the paths of the files that are missing or changed in `dist`, of all that may be delivered now."""
+    """Return the paths of missing or changed files in `dist`, of all that may be delivered now."""
     files = _list_files(plan, artifacts, store, dist)
     return [file.path for file in files if not file.is_delivered]
 

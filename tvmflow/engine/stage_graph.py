@@ -1,4 +1,4 @@
-"""Graphs of stages: that of a plan as Mermaid, as Graphviz's DOT and as SVG, and the drawing for reports."""
+"""Graphs of stages: that of a plan as Mermaid, Graphviz's DOT and SVG, and the drawing for reports."""
 
 from __future__ import annotations
 

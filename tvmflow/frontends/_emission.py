@@ -1,4 +1,4 @@
-"""What several frontends emit: names on bindings, results of a recipe's operators, hyperbolic functions."""
+"""Code that frontends share: names on bindings, results of a recipe's operators, hyperbolic functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`verify.data` as images: a folder with one folder for each class, a folder of images, or a table `file,label`."""
+"""`verify.data` as images: a folder of images or with one folder per class, or a table `file,label`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def is_table(data: str) -> bool:
 
 
 def list_folder(folder: Path) -> tuple[ImageList, list[Path]]:
-    """Return the images below a folder, and all folders that were read. Hidden files, and those that are no images, are left out.
+    """Return the images below a folder, and all folders that were read; skips hidden files and non-images.
 
     Raises:
         ValueError: when there is none, or when only some are in the folder of a class.

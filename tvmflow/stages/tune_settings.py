@@ -15,7 +15,7 @@ from tvmflow.tuning.ledger import target_key
 
 
 class TrialSettings(StageSettings):
-    """The machine that trials are measured on; `remote` is how its devices are reached where they are behind RPC.
+    """The machine that measures trials; `remote` is how to reach its devices where they are behind RPC.
 
     `threads` are those that kernels run with; none for code that uses no threads of the CPU.
     """
@@ -87,7 +87,7 @@ class TuneSettings(TrialSettings):
 
 
 class FinalistSettings(Settings):
-    """The options of measuring, and the least share of the time in kernels with a schedule; see `recipe.Tune`."""
+    """Options of measuring, and the least share of time in kernels with a schedule; see `recipe.Tune`."""
 
     number: int
     min_repeat_ms: int
@@ -119,7 +119,7 @@ NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
 
 
 def measured_threads(target: ResolvedTarget) -> int | None:
-    """Return the number of threads that the kernels of a target are measured with; None for those of a GPU."""
+    """Return the number of threads that a target's kernels are measured with; None for a GPU."""
     return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
 
 

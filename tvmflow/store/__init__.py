@@ -1,1 +1,1 @@
-"""Results that are kept: the local store, remote caches, downloads, and garbage collection. May import `core` alone."""
+"""Kept results: local store, remote caches, downloads, garbage collection. May import `core` alone."""

@@ -11,7 +11,7 @@ from tvmflow.store.disk import StoreFolder, is_damage
 
 
 class DamagedBlob(Exception):
-    """A blob is missing or has another digest than its name; it was set aside, and its stage must run again."""
+    """A missing blob, or one whose digest is not its name: it was set aside, and its stage must run again."""
 
     def __init__(self, digest: str, path: str) -> None:
         super().__init__(f"{path} does not have the digest {digest[:12]}…")

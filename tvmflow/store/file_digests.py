@@ -1,4 +1,4 @@
-"""Digests of files outside the store, remembered for as long as the file system says that they are unchanged.
+"""Digests of files outside the store, remembered while the file system says they are unchanged.
 
 A file counts as unchanged while its size, modification time, change time, inode and device are.
 The change time catches tools that restore the modification time. A file that was written in the

@@ -1,4 +1,4 @@
-"""The integrity check and the repair of a store: what does not match its name is set aside, or made good."""
+"""The integrity check and repair of a store: what does not match its name is set aside, or made good."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _find_missing_pinned(store: LocalStore, inventory: Inventory) -> Iterator[Fi
 
 
 def _set_aside_record(store: LocalStore, key: str) -> bool:
-    """Set aside the record of a key if it still is damaged when nobody can replace it; return whether it was."""
+    """Set aside a key's record if it is still damaged when nobody can replace it; return whether it was."""
     # by another object, whose list of damage has nothing else
     checked = LocalStore(store.root)
     with leases.use_lock(store.root, exclusive=True):
@@ -286,7 +286,7 @@ class DamagedFile(NamedTuple):
 def find_damaged_files(
     store: LocalStore, checks: Mapping[str, ContentCheck]
 ) -> Iterator[DamagedFile]:
-    """Yield what is not as it should be, apart from the contents of results, blobs and trials. Changes nothing.
+    """Yield what is damaged, apart from the contents of results, blobs and trials. Changes nothing.
 
     Args:
         store: The store.

@@ -165,7 +165,7 @@ class Budget:
 
     @property
     def finished(self) -> list[str]:
-        """The workloads that promise a gain and get no more, because they had their share in an earlier search."""
+        """The workloads that promise a gain, but had their share in an earlier search, and get no more."""
         return [
             key
             for key, history in self._histories.items()

@@ -1,4 +1,4 @@
-"""Finalists: the best trials of a workload, timed again in turns with each other and the untuned kernel.
+"""Finalists: a workload's best trials, timed again in turns with each other and the untuned kernel.
 
 Turns make a disturbance of the machine disturb all of them alike, and go on until it is decided
 whether the fastest one is faster than the untuned kernel.
@@ -237,7 +237,7 @@ def run_rounds(
 
 
 def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
-    """Return whether it is known that the fastest finalist is faster than the untuned kernel, or that it gains nothing."""
+    """Return whether it is known that the fastest finalist beats the untuned kernel, or gains nothing."""
     measured = [times for times in samples[1:] if times]
     if not measured:
         return True

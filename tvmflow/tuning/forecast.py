@@ -1,4 +1,4 @@
-"""The forecast of a search: the trials that its budget finds in the ledger, and those that are left to measure."""
+"""The forecast of a search: trials in its budget that the ledger has, and those left to measure."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def find_time_shares(
 
 
 def end_name(search: str, rules: BudgetRules) -> str:
-    """Return the name of a search in the ledger's note of its end: of all that shapes it, except its budget."""
+    """Return a search's name in the ledger's note of its end: of all that shapes it, except its budget."""
     limits = (rules.trials_per_task, rules.patience, rules.min_gain)
     return "/".join([search, *("-" if limit is None else f"{limit:g}" for limit in limits)])
 

@@ -120,7 +120,7 @@ def read_records(path: Path) -> RecordsFile:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, one at a time, of a damaged one in parts; none when there is no such file."""
+    """Yield the lines of a file one by one, those of a damaged file in parts; none without such a file."""
     if not path.is_file():
         # opening a pipe would wait forever
         return
@@ -202,7 +202,7 @@ def check_ledger(root: Path, targets: Sequence[str] = ()) -> LedgerCheck:
 
 
 def _find_irregular_files(folder: TargetFolder) -> list[str]:
-    """Return a sentence for each thing that has a workload's name and is not a file: nothing can be recorded there."""
+    """Return a sentence for each thing with a workload's name that is no file: it can hold no records."""
     return [
         f"{path}: it is not a regular file, and no tuning can use it; remove it"
         for path in sorted(folder.path.glob("*.jsonl"))

@@ -89,7 +89,7 @@ def _plain_json(value: Any) -> Json:
 
 
 def apply_trace(mod: tvm.IRModule, trace: Json) -> Any:
-    """Return TVM's schedule of a workload with a recorded trace applied: its `mod` is the scheduled workload.
+    """Return TVM's schedule of a workload with a recorded trace applied; `mod` is the scheduled workload.
 
     Raises:
         ValueError: No search can have made the trace.
@@ -197,7 +197,7 @@ def copy_to_device(arguments: Sequence[Any], target: Mapping[str, Json]) -> list
 
 
 def use_threads(target: Mapping[str, Json]) -> None:
-    """Run kernels with as many threads as they are tuned for. TVM reads the variables when its pool starts."""
+    """Run kernels with the threads that they are tuned for. TVM reads the variables when its pool starts."""
     os.environ.update(thread_variables(split_threads(target)[1] or count_usable_cpus()))
 
 

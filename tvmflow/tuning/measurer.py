@@ -1,4 +1,4 @@
-"""Measures candidates on this machine, each in a child: several are built at a time, and one runs at a time."""
+"""Measurement of candidates on this machine, each in a child: several are built at a time, one runs."""
 
 from __future__ import annotations
 

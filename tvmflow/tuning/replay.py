@@ -239,7 +239,7 @@ def quarantine_inapplicable(
 
 
 def _applied_before(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials without those that did not apply when they were measured: known failures, which stay."""
+    """Return the trials without those that did not apply when measured: known failures, which stay."""
     return [trial for trial in trials if not (trial.failure and trial.failure.phase == "apply")]
 
 

@@ -1,4 +1,4 @@
-"""What can be said of a trace without TVM: its form, and whether a search of this tvmflow can have made it.
+"""Checks of a trace without TVM: its form, and whether a search of this tvmflow can have made it.
 
 A trace is a program: TVM executes its instructions, and some of them carry code of their own, such as
 functions in LLVM's language or serialized expressions that call any function. Whoever sends a trace must

@@ -1,4 +1,4 @@
-"""The records of a ledger file, one a line: trials, and what else decides which schedule is tried or chosen.
+"""Records of a ledger file, one per line: trials, and what else decides the schedule tried or chosen.
 
 The format of a line is its field `v`. A ledger holds hours of tuning: what an earlier version
 wrote must stay readable, and what a later one wrote is left alone.
@@ -263,7 +263,7 @@ class SearchEnd(NamedTuple):
 
 
 class FileHeader(NamedTuple):
-    """The workload and the target that a file is about: a copy of it under another name is none of that one."""
+    """The workload and target that a file is about; a copy under another name is not that one's file."""
 
     workload: StrictStr
     target: StrictStr

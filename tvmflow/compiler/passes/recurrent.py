@@ -64,7 +64,7 @@ class _RecurrentRewriter(MainRewriter):
 
 
 class _Lowering:
-    """Lowers one layer. Letters: `d` directions, `g` gates, `h` hidden units, `u` those with padding, in tiles of lanes."""
+    """The lowering of a layer: `d` directions, `g` gates, `h` units, `u` with padding (tiles of lanes)."""
 
     def __init__(
         self, rewriter: MainRewriter, layer: RecurrentLayer, operands: RecurrentOperands
@@ -141,7 +141,7 @@ class _Lowering:
         return self._emit(relax.op.permute_dims(weights, [0, 2, 4, 1, 3]))
 
     def _biases(self) -> tuple[Any, Any]:
-        """Return the sum of the biases (d, g, tiles, lanes), and that of a GRU's product with its state (d, u)."""
+        """Return the sum of the biases (d, g, tiles, lanes), and a GRU's bias of the state's product (d, u)."""
         layer, operator = self._layer, self._operator
         directions, gates = operator.directions, operator.gates
         needs_product_bias = operator.kind == "GRU" and operator.resets_product
@@ -177,7 +177,7 @@ class _Lowering:
         return self._reshape(self._split_units(state, outer, []), [*outer, self._layer.units])
 
     def _split_units(self, tensor: Any, outer: Sequence[int], inner: Sequence[int]) -> Any:
-        """Return a tensor (outer·h, inner) as (outer, tiles, lanes, inner), with zeros for units that are missing."""
+        """Return a tensor (outer·h, inner) as (outer, tiles, lanes, inner), with zeros for missing units."""
         layer = self._layer
         tensor = self._reshape(self._cast(tensor), [*outer, layer.hidden, *inner])
         if missing := layer.units - layer.hidden:

@@ -411,7 +411,7 @@ def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:
 
 
 def _emit_merge(source: _Words, target: _Words, base: Any, run: int) -> None:
-    """Emit the merge of two adjacent runs: the smaller half from their begins, the greater from their ends."""
+    """Emit the merge of adjacent runs: the smaller half from their begins, the greater from their ends."""
     # how many words of either half come from the left run
     low, high = _Variable.allocate(_ZERO), _Variable.allocate(_ZERO)
     end = base + run - 1

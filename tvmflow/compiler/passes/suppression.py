@@ -1,4 +1,4 @@
-"""Lowers the selection of boxes that do not overlap: ONNX's NonMaxSuppression, and MXNet's box_nms and MultiBoxDetection.
+"""The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
 On a CPU, a kernel compares a box with those that are kept. On a GPU, the first launch compares all
 boxes with each other, a thread for 32 of them; then a thread for each class or image selects by the
@@ -108,7 +108,7 @@ def _shared_length(start: Any, end: Any, other_start: Any, other_end: Any, dtype
 
 
 def _multibox_overlap(one: Sequence[Any], other: Sequence[Any], operator: Any, dtype: str) -> Any:
-    """Return whether candidates (class, score, left, top, right, bottom) overlap, and are of one class where that matters."""
+    """Return whether rows (class, score, left, top, right, bottom) overlap, in one class if that matters."""
     w = _shared_length(one[2], one[4], other[2], other[4], dtype)
     h = _shared_length(one[3], one[5], other[3], other[5], dtype)
     areas = [(row[4] - row[2]) * (row[5] - row[3]) for row in (one, other)]

@@ -59,7 +59,7 @@ class RecurrentLayer(NamedTuple):
 
 
 class RecurrentInputs(NamedTuple):
-    """The arguments of the kernel. `d` are directions, `n` sequences, `units` hidden units padded to whole tiles.
+    """The kernel's arguments: `d` directions, `n` sequences, `units` hidden units padded to whole tiles.
 
     Attributes:
         projected: Inputs times weights, plus biases: (steps, n, d, tiles, gates, lanes).

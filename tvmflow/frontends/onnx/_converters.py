@@ -517,7 +517,7 @@ def _bit_cast(node: NodeToConvert) -> Any:
 
 
 def _non_max_suppression(node: NodeToConvert) -> Any:
-    """Convert to a kernel that counts what it selects, or to TVM's, whose result has that size when it runs.
+    """Convert to a kernel that counts what it selects, or to TVM's, with a result sized at run time.
 
     ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
     """

@@ -60,7 +60,7 @@ def convert(
 
 
 def _activations(kind: str, attributes: Mapping[str, Any]) -> tuple[tuple[Activation, ...], ...]:
-    """Return the activations of each direction; those of all directions stand one after the other in the attributes."""
+    """Return the activations of each direction; the attributes hold those of all directions in a row."""
     directions = len(_DIRECTIONS[_text(attributes.get("direction", "forward"))])
     count = len(_ACTIVATIONS[kind])
     names = [_text(name) for name in attributes.get("activations", ())]

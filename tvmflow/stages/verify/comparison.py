@@ -1,4 +1,4 @@
-"""Outputs of a library compared with those of the reference: errors, by element and on the whole, and accuracy."""
+"""Comparison of outputs with the reference's: errors, by element and on the whole, and accuracy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:
-    """Compare two tensors between kernels, in which infinities, such as those of a mask, are as good as numbers."""
+    """Compare two tensors between kernels, in which infinities (of a mask) are as good as numbers."""
     import numpy as np
 
     if expected.dtype.kind == "f" and actual.shape == expected.shape:
@@ -125,7 +125,7 @@ def _divide(error: float, size: float) -> float:
 
 
 def _best_class_agreement(actual: Array, expected: Array) -> float | None:
-    """Return the share of rows with the same largest element; None for an output that is no list of scores."""
+    """Return the share of rows with the same largest element; None if the output is no list of scores."""
     rows = expected.reshape(len(expected), -1) if expected.ndim > 1 and expected.size else None
     if rows is None or rows.shape[1] < 2 or rows.shape[1] not in expected.shape[1:]:
         return None

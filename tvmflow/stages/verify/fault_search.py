@@ -1,4 +1,4 @@
-"""The search for what is to blame where a library disagrees with its reference: a record, a rule, the lowering or the import.
+"""The search for the cause of a wrong library: a record, a rule, the lowering or the import.
 
 It runs only after `verify` has rejected a library, in a process of its own, and decides nothing:
 only a `verify` that passes makes a library that is delivered.
@@ -212,7 +212,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
-    """Return the faults as JSON; takes `verify`, `build` (settings, or null), `inputs`, `nodes`, and the `work` folder."""
+    """Return faults as JSON; takes `verify`, `build` (settings or null), `inputs`, `nodes`, folder `work`."""
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
@@ -347,7 +347,7 @@ class _Search:
         )
 
     def _run_reference(self) -> tuple[Feed, list[Array]]:
-        """Return the first batch that `verify` compares, and the reference's outputs of it, with what goes into an index."""
+        """Return the first batch of `verify`, and the reference's outputs of it and what goes into an index."""
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
         candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
@@ -394,7 +394,7 @@ class _Search:
     # ---------------------------------------------------------------- import and lowering
 
     def _find_import_fault(self) -> Fault | None:
-        """Return a fault if the imported model, lowered by TVM's own rules alone, disagrees with the reference."""
+        """Return a fault if the imported model, lowered by TVM's rules alone, disagrees with the reference."""
         if self._agrees(self._run_imported(self._load())):
             return None
         place = self._find_first_tensor(self._run_imported)
@@ -411,7 +411,7 @@ class _Search:
         )
 
     def _load(self, tensors: Sequence[str] | None = None) -> LoadedModel:
-        """Import the model once more, with inner tensors as further outputs: by default those that go into an index."""
+        """Import the model again with inner tensors as outputs: by default those that go into an index."""
         model = self._model
         names = [spec.name for spec in self._index_inputs] if tensors is None else tensors
         return self._frontend.load(model.files, model.inputs, tuple(names), model.bound)

@@ -74,7 +74,7 @@ def _list_wrong_layers(verdict: Verdict, reference: str) -> Iterator[str]:
 
 
 def describe_fix(verdict: Verdict) -> str:
-    """Return what to do about a rejected library: tolerances are of use only where outputs differ from the reference."""
+    """Return what to do about a rejected library: tolerances are of use only where outputs differ."""
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
     outputs = [output for library in libraries for output in library.get("outputs", {}).values()]
     outputs += verdict.get("index_inputs", {}).values()
@@ -95,7 +95,7 @@ def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
 
 
 def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
-    """Return a sentence for every output of which a wrong library could go undetected, and every runtime that differs."""
+    """Return a sentence for each output whose errors could go undetected, and each runtime that differs."""
     undetected = _list_undetected(verdict) if verdict["passed"] else ()
     return [
         *(f"{sentence}: {_advice(checks)}" for sentence in undetected),

@@ -1,4 +1,4 @@
-"""The imported model as other runtimes get it: its files, its tensors, and the inputs that it binds to constants."""
+"""The imported model as other runtimes get it: its files, its tensors, and inputs bound to constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into an index, compared with the reference: which of ten scores is the largest says little of the others."""
+"""Comparison of what goes into an index: which of ten scores is largest says little of the others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class IndexCheck:
         feed: dict[str, Array],
         context: StageContext,
     ) -> None:
-        """Look for the tensors in the memory of the delivered library, where they must be as it has the same kernels."""
+        """Look for the tensors in the delivered library's memory; with the same kernels, they must be there."""
         from tvmflow.compiler.lowering import LoweredModel
         from tvmflow.stages.verify.inner_tensors import find_in_memory
 
@@ -97,7 +97,7 @@ class IndexCheck:
                 self.tensors[name] |= {"passed": False, "is_missing": True}
 
     def settle(self, outputs: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        """Return a library's outputs, in which an index has the reference's value where the scores are equal but for their errors."""
+        """Return a library's outputs with the reference's index where scores tie within their errors."""
         batches = [dict(batch) for batch in outputs]
         for name, index in self._indices.items():
             for batch, own, right in zip(batches, self._computed, self._expected, strict=True):
@@ -107,7 +107,7 @@ class IndexCheck:
     def describe(
         self, outputs: Sequence[Mapping[str, Array]], verdict: Mapping[str, OutputComparison]
     ) -> None:
-        """Add to the verdict on outputs of how many elements they are an index, and how many indices were settled."""
+        """Add to the verdict how many elements an index chooses from, and how many indices were settled."""
         import numpy as np
 
         changed = self.settle(outputs)
@@ -124,7 +124,7 @@ def count_values(
     indices: Sequence[str],
     expected: Sequence[Mapping[str, Array]],
 ) -> None:
-    """Add to the verdict on outputs how many different values the reference gives of those that are indices."""
+    """Add to the verdict how many different values the reference gives of outputs that are indices."""
     for name in indices:
         values = {int(n) for batch in expected for n in batch[name].flat}
         verdict[name]["reached"] = len(values)

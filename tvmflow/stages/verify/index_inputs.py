@@ -93,7 +93,7 @@ def no_inner_reason(settings: VerifySettings) -> str:
 def list_clear_indices(
     indices: IndexInputs, expected: Sequence[Mapping[str, Array]], tolerance: Tolerance
 ) -> tuple[str, ...]:
-    """Return the outputs for which more inputs may be drawn: none where a tie of scores would look like an error.
+    """Return the outputs for which more inputs may be drawn: none if a tie would look like an error.
 
     Args:
         indices: The indices of the model.
@@ -147,7 +147,7 @@ def _is_index_of(indices: Array, scores: Array, index: Index) -> bool:
 
 
 def _place(indices: Array, scores: Array, axis: int) -> Array | None:
-    """Return indices in the shape that `take_along_axis` takes; None if they cannot be indices along the axis."""
+    """Return indices in the shape for `take_along_axis`; None if they cannot be indices along the axis."""
     import numpy as np
 
     length = scores.shape[axis]
@@ -179,7 +179,7 @@ def settle_ties(
     right: Mapping[str, Array],
     index: Index,
 ) -> Array:
-    """Return an index in which each element that is right for the library's own scores is that of the reference.
+    """Return an index with the reference's element wherever its own is right for the library's scores.
 
     Args:
         actual: The library's index.

@@ -1,4 +1,4 @@
-"""The imported model with inner tensors as further outputs, compiled as the delivered library is, and compared with the reference.
+"""The imported model with inner tensors as outputs, compiled as the delivered library and compared.
 
 The weights are those of the delivered library, and so are the schedules wherever a kernel is the same.
 """
@@ -45,7 +45,7 @@ def load_with_inner(
     files: Mapping[str, Path],
     dtypes: Sequence[str] = (),
 ) -> LoadedModel | None:
-    """Import a model once more, with what some variables hold as further outputs and the weights of the library.
+    """Import a model again, with some variables as further outputs and the weights of the library.
 
     Args:
         mod: The imported module.
@@ -84,7 +84,7 @@ def load_with_inner(
 
 
 def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
-    """Return a model in which all that follows an inner tensor reads an input in its place; None with control flow.
+    """Return a model that reads an input in place of each inner tensor; None with control flow.
 
     Each tensor is then computed from those before it as the reference has them: errors do not add up.
     """
@@ -164,7 +164,7 @@ class InnerLibrary:
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:
-        """Return the inner tensors that the delivered library computes, too, with the same kernels from the inputs on.
+        """Return the inner tensors that the delivered library computes by the same kernels from the inputs on.
 
         Others are no tensors there: they are computed within a larger kernel, or in another layout.
         """
@@ -204,7 +204,7 @@ def _list_kernels_before(main: relax.Function, var: Any) -> set[Any] | None:
 def find_in_memory(
     library: LocalLibrary, feed: Mapping[str, Array], tensors: Mapping[str, Array]
 ) -> set[str]:
-    """Return the tensors that a call of a library has in its memory, bit for bit, after one of its kernels.
+    """Return the tensors that a call of a library has in memory, bit for bit, after one of its kernels.
 
     Args:
         library: The library.

@@ -1,4 +1,4 @@
-"""The inputs that `verify` runs a library on: samples of the recipe, or random inputs that reach the outputs."""
+"""The inputs that `verify` uses: samples of the recipe, or random inputs that reach the outputs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def reach_more(
     indices: Sequence[str],
     settings: VerifySettings,
 ) -> ReferenceOutputs:
-    """Draw more random inputs for outputs that are indices, and add those that reach other elements than before.
+    """Draw more random inputs for outputs that are indices, and add those that reach new elements.
 
     Args:
         run: Runs the reference on one batch.
@@ -186,7 +186,7 @@ _log = logging.getLogger(__name__)
 def list_operator_mismatches(
     settings: VerifySettings, context: StageContext, tolerance: Tolerance
 ) -> list[str]:
-    """Return a sentence for every operator of the recipe whose implementation disagrees with its reference.
+    """Return a sentence for each operator of the recipe whose code disagrees with its reference.
 
     Each is compiled by itself, for the tensors that its reference was called with.
 
@@ -293,7 +293,7 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
 def with_images(
     images: Images, candidates: Iterator[tuple[str, Samples]], *, has_data: bool
 ) -> Iterator[tuple[str, Samples]]:
-    """Return what the library may be run on: images in place of random numbers from 0 to 1, or of a file of arrays."""
+    """Return what to run the library on: images in place of random numbers from 0 to 1, or of a data file."""
     if images.samples is None:
         return candidates
     # the first candidate reads the file, if there is one

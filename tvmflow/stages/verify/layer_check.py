@@ -1,4 +1,4 @@
-"""A quantized model layer by layer: the errors of many roundings in its outputs hide a wrong weight, those of one do not."""
+"""Layers of a quantized model, one by one: many roundings hide a wrong weight, a single one does not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_close(outputs: Iterable[OutputComparison]) -> bool:
 def compare_layers(
     library: Library, reference: ReferenceRun, settings: VerifySettings, context: StageContext
 ) -> LayersComparison:
-    """Compare each rounded tensor of a quantized model, computed from the reference's own tensors before it.
+    """Compare each rounded tensor of a quantized model, computed from the reference's tensors before it.
 
     Args:
         library: The delivered library.
@@ -80,7 +80,7 @@ def _is_reproduced(
     settings: VerifySettings,
     context: StageContext,
 ) -> bool:
-    """Return whether the library computes, bit for bit, what the same kernels do that are compiled once more.
+    """Return whether the library computes, bit for bit, what the same kernels do when compiled again.
 
     The layers are right in a library of almost the same kernels; this one must be made of them, too.
     """
@@ -170,7 +170,7 @@ def _compare_outputs(
     expected: Sequence[Mapping[str, Array]],
     settings: VerifySettings,
 ) -> dict[str, OutputComparison]:
-    """Compare the outputs of floats as those of a model that is not quantized: no rounding is left in them."""
+    """Compare outputs of floats as those of an unquantized model: no rounding is left in them."""
     import numpy as np
 
     arithmetic = _PRECISIONS.get(settings.precision, tolerances.FLOAT32)

@@ -1,4 +1,4 @@
-"""Other runtimes beside a library, and the reference, each in a process of its own: which, whether they agree, and by how much they are slower."""
+"""Other runtimes and the reference, each in its own process: agreement with a library, and slowdown."""
 
 from __future__ import annotations
 

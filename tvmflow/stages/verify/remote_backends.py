@@ -1,4 +1,4 @@
-"""Remote backends: where `verify` runs libraries that its own process cannot load: an emulator, devices behind RPC."""
+"""Remote backends, for libraries that `verify` cannot load itself: an emulator, devices behind RPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How closely outputs must agree with the reference's: by the arithmetic of the model, and by the size of each output."""
+"""Tolerances: how closely outputs must agree, by the model's arithmetic and the size of each output."""
 
 from __future__ import annotations
 

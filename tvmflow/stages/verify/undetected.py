@@ -1,4 +1,4 @@
-"""What a wrong library could do undetected: whether a comparison can tell it from a right one, by the reference alone."""
+"""Undetected faults: whether a comparison can tell a wrong library, by the reference alone."""
 
 from __future__ import annotations
 

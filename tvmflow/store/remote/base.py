@@ -55,7 +55,7 @@ class Corrupt(RemoteCacheError):
 
 
 class RemoteCache(Protocol):
-    """Files by path: actions as `ac/<key>` and blobs as `cas/<sha256>`. Keys and digests have 64 hex digits.
+    """Files by path: actions as `ac/<key>`, blobs as `cas/<sha256>`. Keys and digests have 64 hex digits.
 
     Safe to use from several threads. Every function may raise `Unreachable` or `Forbidden`.
     """

@@ -1,4 +1,4 @@
-"""The remote cache client: results that the remote cache has are fetched, results that are made here are uploaded.
+"""The remote cache client: fetches the results that the cache has, and uploads those made here.
 
 No failure of a remote cache fails a run. What cannot be fetched is made here; what cannot be
 uploaded is noted in the local store, and uploaded by a later run.
@@ -58,7 +58,7 @@ class Traffic(NamedTuple):
 
 
 class RemoteCacheClient:
-    """Fetches from and uploads to one remote cache for the length of a run. Safe to use from several threads.
+    """The client of one remote cache for the length of a run. Safe to use from several threads.
 
     Attributes:
         connection: The remote cache.

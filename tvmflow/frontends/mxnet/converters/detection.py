@@ -17,7 +17,7 @@ _FORMATS: Final = ("corner", "center")
 
 
 def _multibox_prior(op: Op) -> Expr:
-    """`MultiBoxPrior`: anchors of each position, all sizes with the first ratio, then the first size with the others."""
+    """Convert `MultiBoxPrior`: at each position, all sizes with ratio 0, then size 0 with the others."""
     height, width = op.shape()[2:4]
     sizes = np.array(op.numbers("sizes", (1.0,)), "float32")
     ratios = np.sqrt(np.array(op.numbers("ratios", (1.0,)), "float32"))
