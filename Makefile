@@ -21,7 +21,8 @@ test: $(VENV)/.ready-to-test
 test-slow: $(VENV)/.ready-to-test
 	$(PYTEST) -m 'slow and not nightly' -n 2 --dist worksteal
 
-# slow tests of which the others have one of a kind: every network of a zoo, every sanitizer, the pages of the first hour
+# the slow tests of which test-slow has some of a kind: all cases of one test, every network of a zoo, every sanitizer,
+# the pages of the first hour
 test-nightly: $(VENV)/.ready-to-test
 	$(PYTEST) -m nightly -n 2 --dist worksteal
 

@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 Count: TypeAlias = Callable[[str, int], None]
 """Adds a number to a count that is printed at the end: `count("kills", 20)`."""
 
+MANY_CASES = 12
+SLOW_CASES = 4
+"""The cases that `make test-slow` runs of a test with many, evenly spread."""
+
 # Workers import the tests' own support modules, wherever pytest was started.
 os.environ["PYTHONPATH"] = str(ROOT)
 # A shell that starts the tests in the background ignores SIGINT, and so would the commands that they interrupt.
@@ -41,6 +45,22 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = Path(base or tempfile.gettempdir())
     folders = dict.fromkeys((str(folder.absolute()), str(folder.resolve())))
     os.environ["GIT_CEILING_DIRECTORIES"] = os.pathsep.join(folders)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a slow unit test with many cases, leave a few to `make test-slow`, and the others to the night."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("nightly")
+        if is_slow and item.nodeid.startswith("tests/unit/"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for alike in cases.values():
+        number = len(alike)
+        kept = {index * number // SLOW_CASES for index in range(SLOW_CASES)}
+        for index, item in enumerate(alike):
+            if number >= MANY_CASES and index not in kept:
+                item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")
