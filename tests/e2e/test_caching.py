@@ -155,7 +155,7 @@ def test_a_lowering_that_gives_the_same_kernels_builds_nothing(finished_project:
     project.edit_recipe("recipe: 1\n", "recipe: 1\nkernels: {plain: [conv3d]}\n")
     again = project.run()
     assert again.ran == ["lower/host", "verify/host"]
-    assert again.stages["lower/host"]["reason"].startswith("lowering.plain ")
+    assert again.stages["lower/host"]["reason"].startswith("lower.lowering.plain ")
 
 
 def test_more_trials_measure_only_the_difference(finished_project: Project) -> None:

@@ -169,7 +169,7 @@ def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> 
     edit(project, "own_ops.py", "import numpy as np\n", "import numpy as np\n# a comment\n")
     assert project.run().ran == ["import", "verify/host"]
     edit(project, "pool.c", "y[i] = 0;", "y[i] = 0.0f;")
-    assert project.run().ran == ["import", "build/host", "export/host", "verify/host"]
+    assert project.run().ran == ["import", "lower/host", "build/host", "export/host", "verify/host"]
     edit(project, "tables.py", "0.5", "0.25")
     locked = project.tvmflow("run", "tiny.yaml", "--locked")
     assert locked.code == 2

@@ -132,8 +132,8 @@ def build_c_library(folder: str, tvm: str) -> None:
     """Import and build the digits as a C library for a target of TVM."""
     where = target()._replace(tvm=json.loads(tvm))
     made, exported = recipe("digits", "c-library"), Exported(Path(folder))
-    exported.stage("import", made, where)
-    exported.stage("build", made, where)
+    for stage in ("import", "lower", "build"):
+        exported.stage(stage, made, where)
 
 
 def held_out() -> tuple[Array, Array]:
@@ -251,8 +251,8 @@ def _make(folder: Path, name: str, bias: float, triple: str, outputs: list[str])
         (last,) = (key for key, value in params.items() if value.shape == (10,))
         params[last][0] += bias
         save_file(params, path)
-    exported.stage("build", made, where)
-    exported.stage("export", made, where)
+    for stage in ("lower", "build", "export"):
+        exported.stage(stage, made, where)
 
 
 if __name__ == "__main__":

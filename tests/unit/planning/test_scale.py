@@ -86,8 +86,9 @@ class UpToDateRun:
     def confirm(self) -> None:
         """Do what an up-to-date run does with its plan."""
         prepared = PreparedRun(self.plan, (), (), time.time_ns())
+        words = ["run", "--store", self.store.root]
         report = up_to_date.confirm_run(
-            ["run"], prepared, self.store, self.dist, as_json=False, quiet=False
+            words, prepared, self.store, self.dist, as_json=False, quiet=False
         )
         assert report is not None
         render(report, as_json=False)

@@ -55,11 +55,11 @@ TRANSFER = {"tensor": "y", "bytes": 12, "from": "a", "to": "b", "devices": ["cpu
 FACTS: dict[str, dict[str, Any]] = {
     "import": import_facts(nodes=["a", "b"], inputs=[TENSOR], outputs=[TENSOR]),
     "cut": import_facts(inputs=[{**TENSOR, "bounded_axis": 1}], outputs=[]),
+    "lower": {"kernels": 3, "vectors": {"bits": 256, "costs": {"256": 2.0, "512": 4.0}}},
     "extract_tasks": extract_tasks_facts(
         not_tunable={"sort": "it has a loop"},
         runtime="vm",
         needs_tvm_for="sort",
-        vectors={"bits": 256, "costs": {"256": 2.0, "512": 4.0}},
     ),
     "tune": tune_facts(
         workloads=[workload_facts("conv", seconds=2.0, at_roofline=True), workload_facts("dense")],

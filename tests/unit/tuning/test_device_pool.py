@@ -19,14 +19,19 @@ from tvmflow.cli import main
 from tvmflow.core import packages
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EnvironmentProblem, StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
-from tvmflow.stages import extract_tasks, pick_best, tune
+from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker, split_address
 from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.rpc_device import run_trial
 from tvmflow.tuning.trials import Trial
 
-STAGES: dict[str, Any] = {"extract_tasks": extract_tasks, "tune": tune, "pick_best": pick_best}
+STAGES: dict[str, Any] = {
+    "lower": lower,
+    "extract_tasks": extract_tasks,
+    "tune": tune,
+    "pick_best": pick_best,
+}
 DEVICE = {"kind": "rpc", "class": KEY}
 NOWHERE = f"{rpc.HOST}:1"
 # the kernel without a schedule is measured once, before the trials
@@ -111,8 +116,9 @@ def tuning(workers: ForkServer, tmp_path: Path) -> Tuning:
     folder = tmp_path / "stages"
     folder.mkdir()
     tuning_stages = Tuning(workers, folder)
-    outcome = tuning_stages("extract_tasks")
-    assert outcome.kind == "ok", outcome.message
+    for name in ("lower", "extract_tasks"):
+        outcome = tuning_stages(name)
+        assert outcome.kind == "ok", outcome.message
     return tuning_stages
 
 
