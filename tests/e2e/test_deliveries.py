@@ -19,6 +19,7 @@ SIDECAR_FILES = (
 )
 
 
+@pytest.mark.slow
 def test_every_form_is_delivered_and_one_more_builds_nothing(project: Project) -> None:
     """All together, folders too; then one fewer, one more, and a file that was removed."""
     project.edit_recipe("[shared-library, bundle]", f"[{', '.join(EXPORTERS)}]")

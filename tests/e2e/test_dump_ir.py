@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.project import Project
 
 
@@ -12,6 +14,7 @@ def passes_in(folder: Path) -> list[str]:
     return [path.stem.partition("-")[2] for path in sorted(folder.glob("*.py"))]
 
 
+@pytest.mark.slow
 def test_each_pass_leaves_its_ir_also_when_everything_is_up_to_date(project: Project) -> None:
     """The dump lowers and schedules again, runs no stage, and can be repeated; without it everything is up to date."""
     assert project.run().code == 0

@@ -77,6 +77,7 @@ def test_a_model_from_a_stranger_ends_in_a_sentence(project: Project) -> None:
     assert ran.outcome("verify/host") == "skipped"
 
 
+@pytest.mark.slow
 def test_independent_stages_continue_with_keep_going(project: Project) -> None:
     """With --keep-going, the target that works is delivered although the other one fails."""
     project.write_recipe(targets=["host", "x86-64-v2"])
@@ -112,6 +113,7 @@ def test_a_hang_ends_at_the_time_limit(project: Project) -> None:
     assert failed.stages["build/host"]["message"] == "took longer than 5 s and was stopped"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_and_the_run_can_be_repeated(project: Project) -> None:
     """The message names the disk, and finished stages are kept."""
     inject_fault(project, "export", "full-disk")
@@ -136,6 +138,7 @@ def test_a_library_that_fails_its_checks_is_not_delivered(project: Project) -> N
     assert project.run().outcome("verify/host") == "rejected"
 
 
+@pytest.mark.slow
 def test_two_concurrent_runs_run_each_stage_once(project: Project) -> None:
     """Two commands on one store share the work, and both succeed."""
     runs = [project.start(), project.start()]
@@ -168,6 +171,7 @@ def test_a_damaged_blob_is_named_and_made_again(finished_project: Project) -> No
     }
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_by_the_next(project: Project) -> None:
     """An interrupt has its own exit code, and no finished stage is lost."""
     inject_fault(project, "build", "hang")

@@ -56,6 +56,7 @@ def test_a_linker_without_space_is_told_from_a_linker_that_fails(
         assert project.run("--store", str(disk)).ran == last[last.index(blocked[0]) :]
 
 
+@pytest.mark.slow
 def test_whatever_writes_outside_the_store_names_the_full_disk(
     project: Project, tmp_path: Path
 ) -> None:

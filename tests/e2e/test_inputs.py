@@ -42,6 +42,7 @@ def switched() -> onnx.ModelProto:
     return model(nodes, inputs, [value("y", None)], weights)
 
 
+@pytest.mark.slow
 def test_open_sizes_are_printed_to_paste_and_values_leave_the_library(project: Project) -> None:
     """Two variants of one model, each with another value, agree with the framework, which gets it too."""
     (project.folder / "net.onnx").write_bytes(switched().SerializeToString())

@@ -133,6 +133,7 @@ def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
     }
 
 
+@pytest.mark.slow
 def test_new_weights_of_one_part_leave_the_other_as_it_was(project: Project, ran: Ran) -> None:
     """Also the library that nobody needs twice: a part whose weights are the same is not built again."""
     before = (project.folder / "tiny.onnx").read_bytes()

@@ -27,6 +27,7 @@ def other_onnx(project: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "onnx"
 
 
+@pytest.mark.slow
 def test_an_edit_of_a_tool_on_pythonpath_runs_what_depends_on_it(
     project: Project, other_onnx: Path
 ) -> None:
