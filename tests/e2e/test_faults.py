@@ -16,7 +16,8 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from tests.support.project import Project
-from tvmflow.compiler import ir, pipeline
+from tvmflow.compiler import ir, lowering, pipeline
+from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import faults
 from tvmflow.frontends import FRONTENDS
@@ -24,6 +25,7 @@ from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import prepare_run
 from tvmflow.planning.request import RunRequest
 from tvmflow.stages import build
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import fault_search
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning import measure, traces
@@ -178,7 +180,7 @@ def test_rules_passes_and_converters_are_told_apart(
         wrong_pass = pipeline._pass("wrong", wrong_relu)
         phases["layouts"] = (wrong_pass, *phases["layouts"])
         patch.setattr(pipeline, "GRAPH_PHASES", phases)
-        text = search(payload)
+        text = search(with_lowered(payload, tmp_path))
         assert "a pass of the lowering is to blame" in text
         assert "'c' of node relu" in text
 
@@ -188,9 +190,19 @@ def test_rules_passes_and_converters_are_told_apart(
         loaded = frontend.load({"model": project.folder / "tiny.onnx"}, ())
         path = tmp_path / "model.json"
         path.write_text(tvm.ir.save_json(loaded.mod))
-        text = search({**payload, "inputs": {**payload["inputs"], "import/model.json": str(path)}})
+        changed = {**payload, "inputs": {**payload["inputs"], "import/model.json": str(path)}}
+        text = search(with_lowered(changed, tmp_path))
         assert "the import differs from ONNX Runtime already" in text
         assert "'b' of node norm" in text
+
+
+def with_lowered(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return what the search gets where the model that was imported is lowered as it is now."""
+    path = folder / "lowered.json"
+    mod = lowering.load_ir(Path(payload["inputs"]["import/model.json"]))
+    target = lowering.make_target(payload["build"]["target"])
+    lowering.lower(mod, target, LoweringOptions()).write(path)
+    return {**payload, "inputs": {**payload["inputs"], LOWERED_ROLE: str(path)}}
 
 
 def with_epsilon(convert: Any, epsilon: float) -> Any:

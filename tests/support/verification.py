@@ -16,11 +16,13 @@ from safetensors.numpy import load_file, save_file
 from tvm import relax, tirx
 
 from tests.support.kernels import host_level
-from tvmflow.compiler import ir, lowering
+from tvmflow.compiler import ir
+from tvmflow.compiler.lowering import LoweredModel
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe import Recipe
 from tvmflow.stages import STAGES, build, verify
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import inner_tensors, latency
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.targets.resolve import ResolvedTarget
@@ -66,6 +68,7 @@ class Verified:
         self._target = ResolvedTarget("host", target or host_level(), 2, (), device, "")
         self._runs = 0
         self.imported = self._run("import", {})
+        self._lowered = self._run("lower", self.imported)
 
     @property
     def params(self) -> dict[str, Array]:
@@ -89,7 +92,7 @@ class Verified:
         Returns:
             The verdict, or the error with which it rejects the library.
         """
-        files = dict(self.imported)
+        files = {**self.imported, **self._lowered}
         if params is not None:
             path = self._next("params") / "params.safetensors"
             save_file(dict(params), path)
@@ -136,7 +139,7 @@ class Verified:
 
     def list_kernels(self) -> list[str]:
         """Return the names of the kernels that can be made wrong: those that store into results of a known shape."""
-        mod = self._lower()
+        mod = LoweredModel.read(self._lowered[LOWERED_ROLE]).mod
         return sorted(
             str(var.name_hint)
             for var, function in mod.functions_items()
@@ -144,11 +147,6 @@ class Verified:
             and find_result(function, _count_results(mod, var)) is not None
             and all(isinstance(size, tirx.IntImm) for size in function.params[-1].ty.shape)
         )
-
-    def _lower(self) -> tvm.IRModule:
-        mod = lowering.load_ir(self.imported["import/model.json"])
-        options = STAGES["build"].settings(self._recipe, self._target).lowering
-        return lowering.lower(mod, lowering.make_target(self._target.tvm), options).mod
 
 
 @contextlib.contextmanager
