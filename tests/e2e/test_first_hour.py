@@ -24,7 +24,7 @@ def test_a_new_user_gets_from_a_model_to_a_program() -> None:
     """Every command ends as the page says, with nothing but the wheel, a model and a compiler."""
     page = walk(DIGITS)
     assert "tune.trails: unknown field; did you mean 'trials'?" in page
-    assert "all 7 stages are up to date" in page
+    assert "all 8 stages are up to date" in page
     assert page.rstrip().removesuffix("```").rstrip().endswith("this is a 7")
 
 
@@ -35,4 +35,4 @@ def test_a_new_user_builds_a_detector_an_index_and_a_changed_network() -> None:
     page = walk(MODELS)
     assert "detections: float32" in page
     assert "class: int64" in page
-    assert "all 7 stages are up to date" in page
+    assert "all 8 stages are up to date" in page
