@@ -21,13 +21,13 @@ test: $(VENV)/.ready-to-test
 test-slow: $(VENV)/.ready-to-test
 	$(PYTEST) -m 'slow and not nightly' -n 2 --dist worksteal
 
-# the slow tests of which test-slow has some of a kind: all cases of one test, every network of a zoo, every sanitizer,
-# the pages of the first hour
+# what overlaps with the tests of test-slow and test-faults: all cases of one test, every network of a zoo, every
+# sanitizer, more stories of kills, the pages of the first hour
 test-nightly: $(VENV)/.ready-to-test
 	$(PYTEST) -m nightly -n 2 --dist worksteal
 
 test-faults: $(VENV)/.ready-to-test
-	$(PYTEST) -m faults -n 2 --dist worksteal
+	$(PYTEST) -m 'faults and not nightly' -n 2 --dist worksteal
 
 # thousands of mutated recipes, models, bundles, locks, trial packs and deliveries, and more random models
 test-fuzz: $(VENV)/.ready-to-test

@@ -23,5 +23,5 @@ def seeds(default: int, slow: int, fuzz: int) -> list[Any]:
 
 
 def one_of_many(case: Any, is_kept: bool) -> Any:
-    """Return a case of a slow test: only of those that are kept, the other suites find what all of them find."""
+    """Return a case of a long test: one that is not kept is for the night."""
     return case if is_kept else pytest.param(case, marks=pytest.mark.nightly)
