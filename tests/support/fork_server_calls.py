@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvmflow.core import fork_server_process
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.fork_server import ForkServer
 
@@ -109,3 +110,8 @@ def grow_in_a_child(megabytes: int, emit: Emit) -> int:
     """Return the exit status of a process that takes memory."""
     code = f"import time; held = bytearray({megabytes} << 20); held[::4096] = b'x' * len(held[::4096]); time.sleep(20)"
     return subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+def tell_whether_child(payload: Any, emit: Emit) -> bool:
+    """Say what a function called here sees of the process it runs in."""
+    return fork_server_process.is_child

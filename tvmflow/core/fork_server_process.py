@@ -203,4 +203,5 @@ def main(argv: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    # not this copy of the module: `is_child` is read in the one that others import
+    importlib.import_module("tvmflow.core.fork_server_process").main(sys.argv[1:])

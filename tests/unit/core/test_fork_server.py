@@ -53,6 +53,14 @@ def test_a_call_gives_its_value_and_its_events(fork_server: ForkServer) -> None:
     assert fork_server.call(fork_server_calls.add, [2, 2], timeout_s=10).value == 4
 
 
+def test_a_call_can_tell_that_it_is_in_a_child(fork_server: ForkServer) -> None:
+    """It is so whether the server was started or forked: a child does not ask for a process of its own."""
+    assert fork_server.call(fork_server_calls.tell_whether_child, None, timeout_s=10).value is True
+    with ForkServer.fork() as forked:
+        assert forked.call(fork_server_calls.tell_whether_child, None, timeout_s=10).value is True
+    assert not fork_server_process.is_child
+
+
 def test_a_segmentation_fault_is_a_result(fork_server: ForkServer, tmp_path: Path) -> None:
     """A crash in native code names its signal and leaves the stack in the log; the next call works."""
     log = tmp_path / "log"
