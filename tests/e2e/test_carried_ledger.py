@@ -50,6 +50,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, R
     yield project, ran
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("carry", [by_export, by_merge, by_remote_cache])
 def test_a_carried_ledger_measures_nothing_again(

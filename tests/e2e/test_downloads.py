@@ -33,6 +33,7 @@ def use(project: Project, web: Web, sha256: str) -> None:
     project.edit_recipe("onnx: tiny.onnx", f"onnx: {web.url}\n  sha256: {sha256}")
 
 
+@pytest.mark.slow
 def test_a_model_with_a_url_is_downloaded_once(project: Project, web: Web) -> None:
     """Planning downloads nothing; the first run does; later ones use its file."""
     assert project.tvmflow("plan", "tiny.yaml").code == 0

@@ -90,6 +90,7 @@ def test_independent_stages_continue_with_keep_going(project: Project) -> None:
     assert not (project.folder / "dist/tiny/x86-64-v2").exists()
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_too_much_memory_is_stopped(project: Project) -> None:
     """The message names the limit and what the stage did last; the limit is no part of a key."""
     inject_fault(project, "build", "memory")
@@ -104,6 +105,7 @@ def test_a_stage_that_takes_too_much_memory_is_stopped(project: Project) -> None
     assert again.ran == ["build/host"]
 
 
+@pytest.mark.slow
 def test_a_hang_ends_at_the_time_limit(project: Project) -> None:
     """A stage that takes too long is stopped, and the message says so."""
     # The limit is that of each stage, and loading TVM counts: the one that hangs is the first that runs.
@@ -124,6 +126,7 @@ def test_a_full_disk_is_reported_and_the_run_can_be_repeated(project: Project) -
     assert project.run().ran == ["export/host", "verify/host"]
 
 
+@pytest.mark.slow
 def test_a_library_that_fails_its_checks_is_not_delivered(project: Project) -> None:
     """Exit code 3, the verdict in dist, the library not; and the failure is not stored as a result."""
     project.write_recipe(rtol="0")
@@ -211,6 +214,7 @@ def kill_and_finish(project: Project, instants: list[float]) -> None:
         assert project.run().ran == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_is_resumed(project: Project) -> None:
     """After a SIGKILL, the next run has the same results and measures no trial twice."""

@@ -41,6 +41,7 @@ def assert_reported(ran: Ran, disk: Path) -> None:
     assert "no space left on the disk of" in messages(ran)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [340 << 10, 400 << 10])
 def test_a_linker_without_space_is_told_from_a_linker_that_fails(
     size: int, project: Project, tmp_path: Path

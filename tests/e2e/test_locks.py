@@ -201,6 +201,7 @@ def contents_below(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_locked_release_has_the_same_files_and_bytes_as_the_one_that_made_the_lock(
     project: Project, tmp_path: Path
@@ -350,6 +351,7 @@ def test_host_is_one_build_whatever_cpus_the_shell_leaves(project: Project, tmp_
     assert delivered(other) == delivered(project)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_reproducibility_check_builds_again_and_names_the_first_difference(
     project: Project,

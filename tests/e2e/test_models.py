@@ -50,6 +50,7 @@ def load(project: Project, *, code: str) -> str:
     ).stdout  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.models
 @pytest.mark.slow
 @needs_models

@@ -149,6 +149,7 @@ def test_a_remote_gpu_tunes_and_verifies(
     assert verdict["latency"]["library"]["median"] > 0
 
 
+@pytest.mark.nightly
 def test_an_unusable_gpu_fails_no_trial(with_gpu: Project) -> None:
     """Another process has its memory: the run fails, and the ledger records nothing."""
     project = with_gpu

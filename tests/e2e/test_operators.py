@@ -289,6 +289,7 @@ def test_other_systems_hold_the_operators(project: Project, system: str) -> None
     assert ran.code == 0, ran.out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bev_pool", "bev_pool_c"])
 def test_the_bird_s_eye_view_in_a_cpp_program(project: Project, tmp_path: Path, name: str) -> None:

@@ -149,6 +149,7 @@ def test_a_mistake_in_a_pipeline_is_reported_with_its_position(
     assert message in wrong.err, wrong.err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_tuning_budget_is_spent_on_all_recipes_and_can_be_locked(project: Project) -> None:
     project.spend_whole_budget()

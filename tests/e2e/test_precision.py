@@ -18,6 +18,7 @@ def verdict(project: Project, target: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_precision_for_one_target_and_then_another_model(project: Project) -> None:
     """Each target has the tolerance of its precision, and `explain` names it; the recipe's own tolerance has priority."""

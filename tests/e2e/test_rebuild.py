@@ -56,12 +56,14 @@ def make_materials(project: Project, folder: Path) -> Path:
     return materials
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_untuned_library_is_rebuilt_from_its_statement(project: Project, tmp_path: Path) -> None:
     assert project.run("--pipeline", "compile").code == 0
     check_rebuilt(project, make_materials(project, tmp_path), tmp_path)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_tuned_library_is_rebuilt_from_its_statement_and_its_schedules(
     project: Project, tmp_path: Path

@@ -15,6 +15,7 @@ CONV = "fused_conv2d_NCHWc_add_relu"
 NO_SUCH_BLOCK = [[["GetSBlock", [], ["b99", "main"], ["b0"]]], []]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_trials_of_another_store_are_not_measured_again(project: Project) -> None:
     """A run uses the trials that another store measured and exported; kernels have names."""

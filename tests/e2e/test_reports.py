@@ -74,6 +74,7 @@ def browse(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly
 def test_the_pages_have_what_there_is_to_see(pages: dict[str, Path]) -> None:
     """Also of the search; and none is large."""
     run, release = (pages[name].read_text() for name in ("run", "measurements"))

@@ -74,6 +74,7 @@ def manifest(project: Project, path: str) -> dict[str, Any]:
         return fields
 
 
+@pytest.mark.slow
 def test_import_runs_once_for_each_variant_and_equal_targets_are_built_once(ran: Ran) -> None:
     """The twin has the code of the first target; either may be built first."""
     stages = outcomes(ran)

@@ -101,6 +101,7 @@ def write_chain(project: Project, kernels: Sequence[int]) -> None:
     onnx.save(model, str(project.folder / "tiny.onnx"))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ten_workloads_are_tuned_once_each(project: Project) -> None:
     """Twice the budget measures the other half, another name nothing, one other layer no layer that was tuned."""
@@ -295,6 +296,7 @@ def trials_of(project: Project) -> dict[str, int]:
     return {name: names.count(name) for name in names}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_minutes_of_a_changed_layer_go_to_that_layer(project: Project) -> None:
     """A kernel that stays has no further trial, and the same recipe again measures nothing."""
@@ -337,6 +339,7 @@ def delivered_files(project: Project) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".jsonl"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_long_search_delivers_before_it_ends(project: Project) -> None:
     """First untuned, then the best so far; the end is the same as without, to the byte."""
@@ -359,6 +362,7 @@ def test_a_long_search_delivers_before_it_ends(project: Project) -> None:
     assert delivered_files(project) == files
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_interrupted_search_leaves_a_library_and_names_the_next_command(
     project: Project,

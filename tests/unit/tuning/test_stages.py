@@ -164,6 +164,7 @@ def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
     assert {name: count for name, count in measured.items() if count} == {"softmax": 3}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_new_shape_starts_from_related_workloads(pipeline: Pipeline) -> None:
     """The first trials of a convolution are the best schedules of one in another size."""

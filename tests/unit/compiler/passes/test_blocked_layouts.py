@@ -111,6 +111,7 @@ def test_convolutions_of_every_shape(case: tuple[tuple[int, ...], Layer], mcpu: 
     check_alike(model(layer, biased, relu, shape=shape), level(mcpu))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @SLOWLY
 @given(
@@ -154,6 +155,7 @@ def transposed_convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], Layer]:
     return shape, transposed(out, (kernel[0], kernel[1]), **options)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @SLOWLY
 @given(transposed_convolutions(), st.sampled_from(LEVELS_HERE))

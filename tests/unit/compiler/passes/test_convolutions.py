@@ -45,6 +45,7 @@ def convolutions(draw: st.DrawFn) -> Case:
     return (draw(st.integers(1, 2)), groups * per_group, *size), convolution(out, kernel, **options)
 
 
+@pytest.mark.nightly
 @MANY
 @pytest.mark.slow
 @given(convolutions(), st.sampled_from(LEVELS_HERE))
@@ -69,6 +70,7 @@ def dilated_convolutions(draw: st.DrawFn) -> Case:
     return (1, draw(st.sampled_from([3, 16, 20])), *size), convolution(18, kernel, **options)
 
 
+@pytest.mark.nightly
 @MANY
 @pytest.mark.slow
 @given(dilated_convolutions())
