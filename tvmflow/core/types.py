@@ -15,21 +15,56 @@ STATEMENT_SUFFIX = ".intoto.jsonl"
 """The end of the name of a statement of provenance, which is beside the files that it is about."""
 
 
+Size = int | str
+"""A size of a tensor: a number, or an expression of dimensions such as `2 * seq + 1` (see `core.dimensions`)."""
+
+
+class Dimension(NamedTuple):
+    """A size that each call of a library chooses.
+
+    Attributes:
+        name: Its name, an identifier.
+        min: Its smallest size.
+        max: Its largest size.
+        multiple_of: The number that divides all of its sizes; `min` and `max` are such multiples.
+        tune_at: The sizes at which kernels are tuned.
+    """
+
+    name: str
+    min: int
+    max: int
+    multiple_of: int = 1
+    tune_at: tuple[int, ...] = ()
+
+    def find_problem(self, size: int) -> str:
+        """Return why it cannot have a size, or an empty string."""
+        if not self.min <= size <= self.max:
+            return (
+                f"the dimension {self.name} is {size}, and its sizes are {self.min} to {self.max}"
+            )
+        if size % self.multiple_of:
+            return f"the dimension {self.name} is {size}, and its sizes are multiples of {self.multiple_of}"
+        return ""
+
+
 class TensorSpec(NamedTuple):
     """One input or output of a model.
 
     Attributes:
         name: Its name.
-        shape: Its shape.
+        shape: Its shape; where sizes are open, the largest one.
         dtype: Its dtype.
         bounded_axis: The axis whose size is known only after a call, and at most that of the shape; only
             axes of one element are before it. None for a tensor of a fixed shape.
+        sizes: The sizes where some are open, those of an input numbers or names of dimensions; empty for
+            a fixed shape.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     bounded_axis: int | None = None
+    sizes: tuple[Size, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -42,13 +77,17 @@ class TensorSpec(NamedTuple):
         document = {**self._asdict(), "shape": list(self.shape)}
         if self.bounded_axis is None:
             del document["bounded_axis"]
+        document["sizes"] = list(self.sizes)
+        if not self.sizes:
+            del document["sizes"]
         return document
 
     @classmethod
     def from_json(cls, value: Json) -> "TensorSpec":
         """Return the tensor that `to_json` wrote."""
         shape = tuple(value["shape"])
-        return cls(value["name"], shape, value["dtype"], value.get("bounded_axis"))
+        sizes = tuple(value.get("sizes", ()))
+        return cls(value["name"], shape, value["dtype"], value.get("bounded_axis"), sizes)
 
 
 def shape_text(tensor: Json) -> str:
@@ -60,7 +99,7 @@ def shape_text(tensor: Json) -> str:
     bounded = tensor.get("bounded_axis")
     sizes = [
         f"at most {size}" if axis == bounded else str(size)
-        for axis, size in enumerate(tensor["shape"])
+        for axis, size in enumerate(tensor.get("sizes") or tensor["shape"])
     ]
     return f"[{', '.join(sizes)}]"
 

@@ -153,7 +153,7 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
         ImportFailed: with all inputs that are missing, unknown, or do not fit.
     """
     model_inputs = [_model_input(value) for value in model.graph.input]
-    check_inputs(model_inputs, [InputRequest(*spec) for spec in inputs])
+    check_inputs(model_inputs, [InputRequest(spec.name, spec.shape, spec.dtype) for spec in inputs])
     specs = {spec.name: spec for spec in inputs}
     for value in model.graph.input:
         if value.name in specs:

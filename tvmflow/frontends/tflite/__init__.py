@@ -144,7 +144,10 @@ class TfliteFrontend(OneFileFrontend):
         with files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        requests, known = [InputRequest(*spec) for spec in inputs], self.read_inputs(files)
+        requests, known = (
+            [InputRequest(spec.name, spec.shape, spec.dtype) for spec in inputs],
+            self.read_inputs(files),
+        )
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)
         converted, inner_outputs = convert(model, data, specs, tensors, bound)

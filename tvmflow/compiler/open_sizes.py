@@ -1,0 +1,137 @@
+"""Open sizes in a model's IR: the dimensions of `main`, and sizes that are expressions of them.
+
+A dimension is a variable in the shapes of the inputs, named like it. `main` carries the dimensions in an
+attribute, so that all passes know the ranges.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvmflow.core.dimensions import choose_representative, evaluate
+from tvmflow.core.types import Dimension, Size
+
+DIMENSIONS: Final = "tvmflow.dimensions"
+"""The attribute of `main`: for each dimension its name, then minimum, maximum, multiple, and sizes to tune at."""
+
+IrSize = Any
+"""An int, or an expression of TIR over the dimensions."""
+
+_OPERATORS: Final[Mapping[type, str]] = {
+    tirx.Add: "({} + {})",
+    tirx.Sub: "({} - {})",
+    tirx.Mul: "({} * {})",
+    tirx.FloorDiv: "({} // {})",
+    tirx.FloorMod: "({} % {})",
+    tirx.Min: "min({}, {})",
+    tirx.Max: "max({}, {})",
+}
+
+
+class NoSize(ValueError):
+    """An expression of TIR is no size that depends on dimensions alone."""
+
+
+def with_dimensions(function: relax.Function, dimensions: Iterable[Dimension]) -> relax.Function:
+    """Return `main` with its dimensions; the same function where there are none."""
+    entries = {entry.name: [*entry[1:4], *entry.tune_at] for entry in dimensions}
+    return function.with_attr(DIMENSIONS, entries) if entries else function
+
+
+def read_dimensions(function: relax.Function) -> tuple[Dimension, ...]:
+    """Return the dimensions of `main`, in the order of their names; none for a model of fixed sizes."""
+    entries = (function.attrs or {}).get(DIMENSIONS, {})
+    values = {str(name): tuple(map(int, numbers)) for name, numbers in entries.items()}
+    return tuple(
+        Dimension(
+            name=name,
+            min=values[name][0],
+            max=values[name][1],
+            multiple_of=values[name][2],
+            tune_at=values[name][3:],
+        )
+        for name in sorted(values)
+    )
+
+
+def sizes_of(expr: Any) -> tuple[IrSize, ...] | None:
+    """Return the sizes of a tensor, ints where they are fixed; None for one without a known rank."""
+    shape = getattr(getattr(expr, "ty", None), "shape", None)
+    return tuple(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else None
+
+
+def plain(size: Any) -> IrSize:
+    """Return a size as an int if it is fixed, else as it is."""
+    return int(size) if isinstance(size, int | tirx.IntImm) else size
+
+
+def is_open(size: IrSize) -> bool:
+    """Return whether a size depends on a dimension."""
+    return not isinstance(plain(size), int)
+
+
+def size_text(size: IrSize) -> Size:
+    """Return a size as `core.dimensions` reads it.
+
+    Raises:
+        NoSize: when it is not made of names, numbers, + - * // % min max.
+    """
+    size = plain(size)
+    if isinstance(size, int):
+        return size
+    # without parentheses that say nothing
+    return ast.unparse(ast.parse(_text(size), mode="eval"))
+
+
+def _text(size: Any) -> str:
+    if isinstance(size, tirx.IntImm):
+        return str(int(size))
+    if isinstance(size, tvm.ir.Var):
+        return str(size.name)
+    if isinstance(size, tirx.Cast):
+        return _text(size.value)
+    form = _OPERATORS.get(type(size))
+    if form is None:
+        raise NoSize(f"{size} is no size that depends on dimensions alone")
+    return form.format(_text(size.a), _text(size.b))
+
+
+class Representative:
+    """Numbers in place of open sizes, for decisions that one kernel makes for all sizes.
+
+    Args:
+        function: `main`, with its dimensions.
+    """
+
+    def __init__(self, function: relax.Function) -> None:
+        self._values = {
+            dimension.name: choose_representative(dimension)
+            for dimension in read_dimensions(function)
+        }
+
+    def size(self, size: IrSize) -> int:
+        """Return the number for a size.
+
+        Raises:
+            NoSize: when it does not depend on the dimensions alone.
+        """
+        return evaluate(size_text(size), self._values)
+
+    def shape(self, expr: Any) -> tuple[int, ...] | None:
+        """Return the shape of a tensor with numbers in place of open sizes; None where `sizes_of` has none."""
+        sizes = sizes_of(expr)
+        return None if sizes is None else tuple(map(self.size, sizes))
+
+
+def list_symbols(size: IrSize) -> list[Any]:
+    """Return the variables in a size, each once."""
+    found: list[Any] = []
+    if is_open(size):
+        tvm_ffi.structural_walk(size, ((tvm.ir.Var, found.append),))
+    return list(dict.fromkeys(found))

@@ -1,0 +1,243 @@
+"""Dimensions: sizes that each call of a library chooses, and sizes of tensors as expressions of them.
+
+>>> sizes = derive_sizes(
+...     (Dimension("batch", 1, 8), Dimension("seq", 1, 512)),
+...     {"x": ("batch", "seq", 384)},
+...     {"x": (2, 100, 384)},
+... )
+>>> sizes, evaluate("2 * seq + 1", sizes)
+({'batch': 2, 'seq': 100}, 201)
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.types import Dimension, Size
+
+# An expression of a model has some tens of characters; one of a stranger's bundle may have any number.
+_MAX_TEXT: Final = 2_000
+_MAX_VALUE: Final = 2**62
+
+_OPERATORS: Final[Mapping[type, str]] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+}
+_FUNCTIONS: Final = ("min", "max")
+_COMPUTED: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "min": min,
+    "max": max,
+}
+
+
+class WrongSize(ValueError):
+    """A size that a dimension cannot have, or an expression that is none; the message names it."""
+
+
+class Language(NamedTuple):
+    """The forms of a programming language for what Python writes otherwise.
+
+    Attributes:
+        name: Returns the code for the size of a dimension, by its name.
+        divide: The code of a division rounded down, with `{a}` and `{b}`.
+        remainder: The code of its remainder.
+        least: The code of the smaller one of two numbers.
+        largest: The code of the larger one.
+    """
+
+    name: Callable[[str], str]
+    divide: str
+    remainder: str
+    least: str
+    largest: str
+
+
+def evaluate(size: Size, sizes: Mapping[str, int]) -> int:
+    """Return a size for some sizes of the dimensions.
+
+    Args:
+        size: A number, or an expression: names of dimensions, whole numbers, + - * // % min max.
+        sizes: The size of each dimension by name.
+
+    Raises:
+        WrongSize: when it is no such expression, has no value, or is beyond 2^62.
+    """
+    return size if isinstance(size, int) else _evaluate(_parse(size), sizes, size)
+
+
+def evaluate_shape(shape: Sequence[Size], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape for some sizes of the dimensions; errors are those of `evaluate`."""
+    return tuple(evaluate(size, sizes) for size in shape)
+
+
+def list_names(size: Size) -> list[str]:
+    """Return the names of the dimensions that a size depends on, in their order.
+
+    >>> list_names("seq + past - 1"), list_names(7)
+    (['seq', 'past'], [])
+    """
+    if isinstance(size, int):
+        return []
+    nodes = ast.walk(_parse(size))
+    names = (n.id for n in nodes if isinstance(n, ast.Name) and n.id not in _FUNCTIONS)
+    return list(dict.fromkeys(names))
+
+
+def write_code(size: Size, language: Language) -> str:
+    """Return a size as an expression of another language, in parentheses where it is not one word."""
+    return str(size) if isinstance(size, int) else _write(_parse(size), language)
+
+
+def derive_sizes(
+    dimensions: Iterable[Dimension],
+    inputs: Mapping[str, Sequence[Size]],
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, int]:
+    """Return the size of each dimension from the shapes of inputs.
+
+    Args:
+        dimensions: The dimensions.
+        inputs: The sizes of each input, each a number or the name of a dimension.
+        shapes: The shapes that a caller gives, of all inputs.
+
+    Raises:
+        WrongSize: when a size is out of its range, differs between inputs, or is not the model's.
+    """
+    ranges = {dimension.name: dimension for dimension in dimensions}
+    found: dict[str, tuple[int, str]] = {}
+    for name, sizes in inputs.items():
+        shape = shapes[name]
+        if len(shape) != len(sizes):
+            raise WrongSize(
+                f"input {quoted(name)} has {len(shape)} dimensions, and the model's has {len(sizes)}: "
+                f"[{', '.join(map(str, sizes))}]"
+            )
+        for axis, (size, actual) in enumerate(zip(sizes, shape, strict=True)):
+            place = f"size {axis} of input {quoted(name)}"
+            if isinstance(size, int):
+                if actual != size:
+                    raise WrongSize(f"{place} is {actual}, and the model's is {size}")
+                continue
+            before, where = found.setdefault(size, (int(actual), place))
+            if actual != before:
+                raise WrongSize(
+                    f"the dimension {size} has two sizes: {place} is {actual}, and {where} is {before}"
+                )
+            if problem := ranges[size].find_problem(int(actual)):
+                raise WrongSize(f"{problem} ({place})")
+    return {name: size for name, (size, _) in found.items()}
+
+
+def choose_representative(dimension: Dimension) -> int:
+    """Return the size for which decisions are made that hold for all sizes.
+
+    It is the largest to tune at, or the geometric middle.
+
+    >>> choose_representative(Dimension("seq", 1, 512)), choose_representative(Dimension("h", 32, 512, 32))
+    (23, 128)
+    """
+    if dimension.tune_at:
+        return max(dimension.tune_at)
+    middle = math.isqrt(dimension.min * dimension.max) + 1
+    rounded = middle // dimension.multiple_of * dimension.multiple_of
+    return min(max(rounded, dimension.min), dimension.max)
+
+
+# ---------------------------------------------------------------- expressions
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    """Return the syntax tree of an expression.
+
+    Raises:
+        WrongSize: when it is none.
+    """
+    if len(text) > _MAX_TEXT:
+        raise WrongSize(f"a size has {len(text):,} characters, and the limit is {_MAX_TEXT:,}")
+    try:
+        tree = ast.parse(text, mode="eval").body
+        _check(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise WrongSize(f"{excerpt(text)} is no expression of sizes") from error
+    return tree
+
+
+def _check(node: ast.AST) -> None:
+    """Raise ValueError for what is no expression of sizes."""
+    match node:
+        case ast.Name():
+            return
+        case ast.Constant(value=int(value)) if not isinstance(value, bool) and value <= _MAX_VALUE:
+            return
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+            parts = [left, right]
+        case ast.Call(func=ast.Name(id=name), args=[left, right], keywords=[]) if (
+            name in _FUNCTIONS
+        ):
+            parts = [left, right]
+        case _:
+            raise ValueError(ast.dump(node))
+    for part in parts:
+        _check(part)
+
+
+def _evaluate(node: Any, sizes: Mapping[str, int], text: str) -> int:
+    if isinstance(node, ast.Constant):
+        return _number(node)
+    if isinstance(node, ast.Name):
+        if node.id not in sizes:
+            raise WrongSize(f"{excerpt(text)} is about an unknown dimension, {excerpt(node.id)}")
+        return sizes[node.id]
+    word, left, right = _parts(node)
+    values = _evaluate(left, sizes, text), _evaluate(right, sizes, text)
+    try:
+        value = _COMPUTED[word](*values)
+    except ZeroDivisionError as error:
+        raise WrongSize(f"{excerpt(text)} divides by 0") from error
+    if abs(value) > _MAX_VALUE:
+        raise WrongSize(f"{excerpt(text)} is beyond 2^62")
+    return value
+
+
+def _write(node: Any, language: Language) -> str:
+    if isinstance(node, ast.Constant):
+        return str(_number(node))
+    if isinstance(node, ast.Name):
+        return language.name(node.id)
+    word, left, right = _parts(node)
+    codes = {
+        "//": language.divide,
+        "%": language.remainder,
+        "min": language.least,
+        "max": language.largest,
+    }
+    code = codes.get(word, f"({{a}} {word} {{b}})")
+    return code.format(a=_write(left, language), b=_write(right, language))
+
+
+def _number(node: Any) -> int:
+    return int(node.value)
+
+
+def _parts(node: Any) -> tuple[str, Any, Any]:
+    """Return the operator or function of an expression, and its operands."""
+    if isinstance(node, ast.Call):
+        function: Any = node.func
+        left, right = node.args
+        return str(function.id), left, right
+    return _OPERATORS[type(node.op)], node.left, node.right
