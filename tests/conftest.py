@@ -23,7 +23,11 @@ Count: TypeAlias = Callable[[str, int], None]
 
 MANY_CASES = 12
 SLOW_CASES = 4
-"""The cases that `make test-slow` runs of a test with many, evenly spread."""
+"""The cases that `make test-slow` runs of a slow unit test with many, evenly spread."""
+COMPILING = ("tests/unit/compiler/", "tests/unit/frontends/")
+"""The tests of which most cases compile a model: of many, `make test` runs one in `SPREAD`."""
+SPREAD = 4
+OTHER_SUITES = ("faults", "fuzz", "cross", "cuda", "pytorch", "nightly")
 
 # Workers import the tests' own support modules, wherever pytest was started.
 os.environ["PYTHONPATH"] = str(ROOT)
@@ -49,18 +53,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a slow unit test with many cases, leave a few to `make test-slow`, and the others to the night."""
-    cases: dict[str, list[pytest.Item]] = {}
+    """Of a unit test with many cases, leave some to slower suites.
+
+    Of a slow one, a few are left to `make test-slow`, and the others to the night. Of one that compiles,
+    most are left to `make test-slow`.
+    """
+    cases: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
-        is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("nightly")
-        if is_slow and item.nodeid.startswith("tests/unit/"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for alike in cases.values():
+        name, is_slow = item.nodeid.partition("[")[0], bool(item.get_closest_marker("slow"))
+        is_divided = name.startswith("tests/unit/" if is_slow else COMPILING)
+        if is_divided and not any(map(item.get_closest_marker, OTHER_SUITES)):
+            cases.setdefault((name, is_slow), []).append(item)
+    for (_, is_slow), alike in cases.items():
         number = len(alike)
-        kept = {index * number // SLOW_CASES for index in range(SLOW_CASES)}
+        if number < MANY_CASES:
+            continue
+        kept = SLOW_CASES if is_slow else -(-number // SPREAD)
+        places = {index * number // kept for index in range(kept)}
         for index, item in enumerate(alike):
-            if number >= MANY_CASES and index not in kept:
-                item.add_marker(pytest.mark.nightly)
+            if index not in places:
+                item.add_marker(pytest.mark.nightly if is_slow else pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

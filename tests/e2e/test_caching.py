@@ -138,6 +138,7 @@ def test_a_model_saved_again_runs_import_and_nothing_after_it(finished_project: 
     assert again.stages["import"]["reason"].startswith("the content of file 'model' changed")
 
 
+@pytest.mark.slow
 def test_new_weights_build_again_and_measure_nothing(finished_project: Project) -> None:
     """A retrained model of the same architecture keeps its tuning."""
     project = finished_project
@@ -158,6 +159,7 @@ def test_a_lowering_that_gives_the_same_kernels_builds_nothing(finished_project:
     assert again.stages["lower/host"]["reason"].startswith("lower.lowering.plain ")
 
 
+@pytest.mark.slow
 def test_more_trials_measure_only_the_difference(finished_project: Project) -> None:
     """4 trials and then 7 are 7 measured trials."""
     project = finished_project

@@ -72,6 +72,7 @@ def test_a_library_is_verified_on_a_device(board: Project, pool: rpc.DevicePool)
     assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
 
 
+@pytest.mark.slow
 def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> None:
     """The device refuses one for another architecture, with a message and no stack trace."""
     board.write_recipe(targets=[BOARD.replace(NATIVE, FOREIGN)])

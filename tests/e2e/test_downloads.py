@@ -57,6 +57,7 @@ def test_a_wrong_digest_is_reported_with_the_actual_one(project: Project, web: W
     assert "import                       BLOCKED" in failed.out
 
 
+@pytest.mark.slow
 def test_an_interrupted_download_is_resumed(project: Project, web: Web) -> None:
     """Ctrl-C during the download: exit code 130 at once; the next run requests only the rest."""
     web.body += bytes(16 << 20)

@@ -27,6 +27,7 @@ def remove_fault(project: Project) -> None:
     project.environment["INJECTED_FAULT"] = ""
 
 
+@pytest.mark.slow
 def test_a_crash_in_native_code_fails_its_stage_and_names_the_log(project: Project) -> None:
     """A segmentation fault is reported with the log that has its stack; finished stages are kept."""
     inject_fault(project, "build", "segfault")

@@ -146,6 +146,7 @@ def test_a_checkpoint_with_a_custom_operator(project: Project) -> None:
     assert second.outcome("verify/host") == "rejected"
 
 
+@pytest.mark.slow
 def test_a_model_with_operators_of_its_own(project: Project, tmp_path: Path) -> None:
     """It is built, verified with the recipe's numpy functions, traced to all its files, and locked with them."""
     write(project)

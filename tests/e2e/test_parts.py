@@ -60,6 +60,7 @@ def feed() -> dict[str, Any]:
     return {"data": np.random.default_rng(0).uniform(size=(1, 3, 8, 8)).astype(np.float32)}
 
 
+@pytest.mark.slow
 def test_all_is_delivered_together(project: Project, split: Path) -> None:
     """The whole as bundle, wheel, C++ project and archive, which holds the rest; a library for each part."""
     names = {name for name in files_below(split) if not name.startswith("tiny-cpp/")}
@@ -236,6 +237,7 @@ def test_a_wrong_cut_is_reported(project: Project, ran: Ran) -> None:
     assert "Traceback" not in done.out + done.err
 
 
+@pytest.mark.slow
 def test_a_part_for_another_machine_is_rejected_where_it_would_run(project: Project) -> None:
     """The message names the part's target and the remedy."""
     text = RECIPE.replace("preset: x86-64-v2", "preset: cortex-a72")

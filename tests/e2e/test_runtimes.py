@@ -55,6 +55,7 @@ def test_a_bundle_runs_where_no_tvm_is(project: Project) -> None:
     assert done.stdout.strip() == "[True]", done.stderr
 
 
+@pytest.mark.slow
 def test_the_virtual_machine_runs_what_asks_for_it(project: Project) -> None:
     project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [bundle]\nruntime: vm")
     assert project.run().code == 0

@@ -232,6 +232,7 @@ def check(ended: Ended, number: int) -> None:
             }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "number"), CHEAP, ids=lambda value: str(value))
 def test_a_run_ends_at_a_signal(project: Project, name: str, number: int) -> None:
     """While it waits for a device, for a server, and while its workers start."""

@@ -91,6 +91,7 @@ TARGETS = ("x86-64-v2", "twin", "board")
 DESCRIBED = ("intoto.jsonl", "cdx.json", "measurements.intoto.jsonl")
 
 
+@pytest.mark.slow
 def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project, ran: Ran) -> None:
     """`dist/<recipe>-<variant>/<target>`; files have the variant's name."""
     assert sorted(ran.events[-1]["delivered"]) == sorted(
@@ -127,6 +128,7 @@ def test_the_board_gets_a_library_of_its_own(project: Project, ran: Ran) -> None
     assert "it is for aarch64" in verdict["not_run"]
 
 
+@pytest.mark.slow
 def test_an_edit_of_one_variant_rebuilds_that_variant_alone(project: Project, ran: Ran) -> None:
     """Another shape for one variant leaves the others alone; `--variant` and `--target` choose."""
     assert project.run("--jobs", "2").ran == []

@@ -422,6 +422,7 @@ def test_a_quiet_command_that_did_its_work_prints_nothing(line: str, project: Pr
     assert project.tvmflow(*again).out
 
 
+@pytest.mark.slow
 def test_verbose_runs_log_decisions_with_their_reasons(project: Project) -> None:
     """To stderr; -v is answered with the decisions even when everything is up to date."""
     command = ("run", "tiny.yaml", "--until", "import")

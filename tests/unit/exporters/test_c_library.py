@@ -334,7 +334,14 @@ int main(void) {
 """
 
 
-@pytest.mark.parametrize("language", [("cc", "c", "-std=c99"), ("c++", "cpp", "-std=c++17")])
+# zig compiles its C++ library first
+@pytest.mark.parametrize(
+    "language",
+    [
+        ("cc", "c", "-std=c99"),
+        pytest.param(("c++", "cpp", "-std=c++17"), marks=pytest.mark.slow),
+    ],
+)
 def test_inputs_may_be_constant(tmp_path: Path, language: tuple[str, str, str]) -> None:
     """Without a cast and a warning, in C and C++; programs for buffers alone still compile."""
     compiler, suffix, standard = language

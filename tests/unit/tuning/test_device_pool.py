@@ -158,6 +158,7 @@ def test_trials_in_the_ledger_need_no_tracker(pool: rpc.DevicePool, tuning: Tuni
     assert (again.value["measured"], again.value["reused"]) == (0, 6)
 
 
+@pytest.mark.slow
 def test_a_device_that_dies_costs_no_trial(own_pool: rpc.DevicePool, tuning: Tuning) -> None:
     """Its trial is measured on the other device; none is lost or repeated."""
     dies, lives = own_pool.servers
@@ -191,6 +192,7 @@ def test_a_device_that_hangs_costs_time_but_no_trial(
     assert count_sessions(own_pool) == 10 + UNTUNED + 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_too_long_fails_and_frees_its_device(
     pool: rpc.DevicePool, tuning: Tuning
 ) -> None:

@@ -153,6 +153,7 @@ def test_a_second_run_measures_nothing_and_gives_the_same_records(pipeline: Pipe
         assert Path(files[name]).read_bytes() == Path(same[name]).read_bytes()
 
 
+@pytest.mark.slow
 def test_only_the_changed_layer_is_tuned_again(pipeline: Pipeline) -> None:
     """A model with one other layer measures that layer's workload and no other."""
     pipeline(model(conv(8), relu, conv(4), relu, shape=IMAGE), recipe(trials=6), until="tune")

@@ -106,6 +106,7 @@ def test_unusual_convolutions_are_blocked(name: str) -> None:
     check_alike(mod, host_level())
 
 
+@pytest.mark.slow
 @MANY
 @given(
     *(st.integers(1, 40) for _ in range(3)), st.sampled_from([1, 4, 16]), st.sampled_from([4, 16])

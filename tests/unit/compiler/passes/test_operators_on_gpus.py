@@ -133,6 +133,7 @@ def run_threads_in_turn(mod: tvm.IRModule) -> tvm.IRModule:
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_threads_compute_what_the_kernels_of_cpus_do(name: str, tmp_path: Path) -> None:
     """Without a GPU: a CPU runs the threads of each launch one after the other."""
