@@ -23,7 +23,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
-from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.options import LoweringOptions, VectorWidth
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.passes.recurrent import padded_units
@@ -44,27 +44,9 @@ from tvmflow.runtime.weights import read_safetensors
 _MIN_LANES: Final = 4
 # Narrow vectors must save this share: all that is not counted takes longer with them.
 _MIN_SAVING: Final = 0.1
-_BITS: Final = 32
 
 _Cost = Callable[[int], int]
 """Number of lanes -> products of vectors."""
-
-
-class VectorWidth(NamedTuple):
-    """The vectors of a model's code.
-
-    Attributes:
-        lanes: How many float32 values a vector has.
-        costs: For each number of lanes, the products of vectors, weighted by their time; empty where nothing was estimated.
-    """
-
-    lanes: int
-    costs: Mapping[int, float]
-
-    def to_json(self) -> Json:
-        """Return the width and the costs by width in bits."""
-        costs = {str(lanes * _BITS): cost for lanes, cost in self.costs.items()}
-        return {"bits": self.lanes * _BITS, "costs": costs}
 
 
 def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> VectorWidth:
@@ -76,7 +58,8 @@ def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> V
         bits: The width that the recipe asks for; None to choose it.
     """
     if bits is not None:
-        return VectorWidth(min(bits // _BITS, cpu.lanes), {})
+        widest = VectorWidth.of_lanes(cpu.lanes, {})
+        return VectorWidth(min(bits, widest.bits), {})
     operators = list(_list_costs(mod))
     widths = [cpu.lanes >> shift for shift in range(3) if cpu.lanes >> shift >= _MIN_LANES]
     costs = {lanes: float(sum(cost(lanes) for cost in operators)) for lanes in widths}
@@ -86,7 +69,7 @@ def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> V
     if costs[best] > (1 - _MIN_SAVING) * costs[cpu.lanes]:
         best = cpu.lanes
     _log.debug("vectors of %d float32; estimated products of vectors: %s", best, costs)
-    return VectorWidth(best, costs)
+    return VectorWidth.of_lanes(best, costs)
 
 
 def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
@@ -174,7 +157,7 @@ class LoweredModel:
         mod: The kernels, and `main`, which calls them and takes the computed weights after its inputs.
         weight_names: The names of the imported model's weights, in the order of its `main`.
         weight_mod: A module whose `main` computes the weights; None if they are used as they are.
-        width: The vectors of the code; None where no CPU model chose them.
+        width: The vectors of the code; None where no CPU model chose them. Files do not have it: it is in the kernels.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
     """
 
@@ -216,7 +199,6 @@ class LoweredModel:
             "mod": self.mod,
             "weight_names": self.weight_names,
             "weight_mod": self.weight_mod,
-            "width": self.width and [self.width.lanes, dict(self.width.costs)],
             "kernel_nodes": dict(self.kernel_nodes),
         }
         path.write_text(tvm.ir.save_json(tvm_ffi.convert(document)))
@@ -225,12 +207,10 @@ class LoweredModel:
     def read(cls, path: Path) -> LoweredModel:
         """Return the model that `write` wrote."""
         document = tvm.ir.load_json(path.read_text())
-        width = document["width"]
         return cls(
             mod=document["mod"],
             weight_names=tuple(map(str, document["weight_names"])),
             weight_mod=document["weight_mod"],
-            width=VectorWidth(int(width[0]), dict(width[1])) if width is not None else None,
             kernel_nodes={
                 str(name): [list(map(int, call)) for call in calls]
                 for name, calls in document["kernel_nodes"].items()

@@ -5,9 +5,9 @@ Both are part of the settings, and so of the key, of every stage that they shape
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from tvmflow.core.types import Json
 
@@ -22,6 +22,32 @@ SCHEDULES_VERSION: Final = 12
 
 NO_SCHEDULES: Final = 0
 """In place of the version if untuned kernels have no schedule."""
+
+
+_FLOAT_BITS: Final = 32
+
+
+class VectorWidth(NamedTuple):
+    """The vectors of a model's code.
+
+    Attributes:
+        bits: Their width.
+        costs: For each width, the operations on vectors, weighted by their time; empty where nothing was estimated.
+    """
+
+    bits: int
+    costs: Mapping[int, float]
+
+    @property
+    def lanes(self) -> int:
+        """The number of float32 values in a vector."""
+        return self.bits // _FLOAT_BITS
+
+    @classmethod
+    def of_lanes(cls, lanes: int, costs: Mapping[int, float]) -> VectorWidth:
+        """Return the width of vectors of so many float32 values, with costs by their number."""
+        bits = {count * _FLOAT_BITS: cost for count, cost in costs.items()}
+        return cls(lanes * _FLOAT_BITS, bits)
 
 
 @dataclass(frozen=True, kw_only=True)

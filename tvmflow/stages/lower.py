@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.compiler.options import lowering_options
-from tvmflow.core.codec import from_json, without_empty
+from tvmflow.compiler.options import VectorWidth, lowering_options
+from tvmflow.core.codec import without_empty
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
@@ -71,13 +71,6 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
     return LowerSettings(target=target.tvm, lowering=lowering_options(recipe))
 
 
-class Vectors(NamedTuple):
-    """The width of vectors in bits, and the estimate for each width; none where the recipe sets it."""
-
-    bits: int
-    costs: Mapping[int, float]
-
-
 class LowerFacts(NamedTuple):
     """The facts of a lowered model.
 
@@ -87,7 +80,7 @@ class LowerFacts(NamedTuple):
     """
 
     kernels: int
-    vectors: Vectors | None = None
+    vectors: VectorWidth | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts as plain JSON."""
@@ -102,7 +95,7 @@ def run(settings: LowerSettings, context: StageContext) -> LowerFacts:
     model.write(context.out / LOWERED)
     return LowerFacts(
         kernels=len(lowering.list_kernels(model.mod)),
-        vectors=from_json(Vectors, model.width.to_json()) if model.width else None,
+        vectors=model.width,
     )
 
 
@@ -126,7 +119,7 @@ def explain(facts: LowerFacts) -> list[str]:
     return _describe_vectors(facts.vectors, always=True)
 
 
-def _describe_vectors(vectors: Vectors | None, *, always: bool) -> list[str]:
+def _describe_vectors(vectors: VectorWidth | None, *, always: bool) -> list[str]:
     """Return the width of vectors, with estimates; nothing of the widest unless asked for always."""
     if vectors is None:
         return []

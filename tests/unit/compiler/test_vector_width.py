@@ -13,7 +13,8 @@ from tests.support import tuning
 from tests.support.kernels import FAST, host_level, run
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.lowering import VectorWidth, choose_vector_width
+from tvmflow.compiler.lowering import choose_vector_width
+from tvmflow.compiler.options import VectorWidth
 
 AVX512 = CpuModel(16, 32, 1 << 20, 4, has_broadcast_loads=True)
 X86 = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
@@ -38,18 +39,15 @@ def test_the_estimate_counts_products_of_whole_vectors() -> None:
     """8 channels to 8 in 144 points and 9 taps: each of 8 or 16 inputs meets one vector, or two; the first reads plain data."""
     width = choose_vector_width(convolutions(8, 8), AVX512, None)
     products = {16: 9 * 144 * (8 + 16), 8: 9 * 144 * 16, 4: 9 * 144 * 32}
-    assert width == VectorWidth(8, products)
-    assert width.to_json() == {
-        "bits": 256,
-        "costs": {str(lanes * 32): cost for lanes, cost in products.items()},
-    }
+    assert width == VectorWidth.of_lanes(8, products)
+    assert (width.bits, width.lanes) == (256, 8)
 
 
 def test_matrix_products_count_as_well() -> None:
     """Narrow vectors would halve a product of many columns; with few columns both widths take as many operations."""
     columns = tuning.model(tuning.dense(512), tuning.relu, tuning.dense(8), shape=(64, 256))
     products = {16: 64 * (256 * 32 + 512), 8: 64 * (256 * 64 + 512), 4: 64 * (256 * 128 + 1024)}
-    assert choose_vector_width(columns, AVX512, None) == VectorWidth(16, products)
+    assert choose_vector_width(columns, AVX512, None) == VectorWidth.of_lanes(16, products)
 
 
 def test_a_product_of_two_vectors_has_no_columns() -> None:
@@ -58,7 +56,7 @@ def test_a_product_of_two_vectors_has_no_columns() -> None:
     builder = relax.BlockBuilder()
     with builder.function("main", [data], {"num_input": 1}):
         builder.emit_func_output(builder.emit(relax.op.matmul(data, data)))
-    assert choose_vector_width(builder.get(), AVX512, None) == VectorWidth(
+    assert choose_vector_width(builder.get(), AVX512, None) == VectorWidth.of_lanes(
         16, {16: 40, 8: 40, 4: 40}
     )
 
@@ -78,10 +76,10 @@ def test_a_cpu_that_slows_down_with_wide_vectors_prefers_narrow_ones(cpu: str, c
 def test_a_recipe_may_set_the_width() -> None:
     """At most the target's: a library for NEON has no wider vectors."""
     mod = convolutions(8, 8)
-    assert choose_vector_width(mod, AVX512, 512) == VectorWidth(16, {})
-    assert choose_vector_width(mod, NEON, 512) == VectorWidth(4, {})
+    assert choose_vector_width(mod, AVX512, 512) == VectorWidth.of_lanes(16, {})
+    assert choose_vector_width(mod, NEON, 512) == VectorWidth.of_lanes(4, {})
     lowered = lowering.lower(mod, lowering.make_target(X86), replace(FAST, vector_bits=128))
-    assert lowered.width == VectorWidth(4, {})
+    assert lowered.width == VectorWidth.of_lanes(4, {})
 
 
 def test_a_model_of_few_channels_is_as_exact_with_any_width() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.facts import kernel_facts, pick_best_facts, tune_facts, workload_facts
+from tvmflow.compiler.options import VectorWidth
 from tvmflow.core.codec import from_json
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.stages import (
@@ -25,7 +26,7 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.extract_tasks import ExtractTasksFacts
 from tvmflow.stages.join import JoinFacts
-from tvmflow.stages.lower import LowerFacts, Vectors
+from tvmflow.stages.lower import LowerFacts
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.verify.latency import make_latency, make_speedup
@@ -413,17 +414,17 @@ def test_the_vector_width_is_told_where_it_is_not_the_widest() -> None:
     """With the estimate behind it; `explain` has it for every width. A GPU has none."""
     costs = {512: 24.0, 256: 16.0, 128: 32.0}
     facts = LowerFacts(kernels=1)
-    narrow = facts._replace(vectors=Vectors(256, costs))
+    narrow = facts._replace(vectors=VectorWidth(256, costs))
     line = (
         "vectors of 256 bits by the channels of the model; weighted operations on vectors: "
         "1.50 times as many with 512, 2.00 times as many with 128"
     )
     assert lower.describe(narrow, KnownFacts()) == ["1 kernel", line]
     assert lower.explain(narrow) == [line]
-    wide = facts._replace(vectors=Vectors(512, {**costs, 512: 12.0}))
+    wide = facts._replace(vectors=VectorWidth(512, {**costs, 512: 12.0}))
     assert lower.describe(wide, KnownFacts()) == ["1 kernel"]
     assert lower.explain(wide)[0].startswith("vectors of 512 bits by the channels")
-    fixed = facts._replace(vectors=Vectors(128, {}))
+    fixed = facts._replace(vectors=VectorWidth(128, {}))
     assert lower.explain(fixed) == ["vectors of 128 bits, as kernels.vector_bits says"]
     assert lower.explain(facts) == []
 
