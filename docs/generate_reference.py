@@ -35,6 +35,8 @@ inputs:                              # what the model leaves open: see inputs.md
     range: [0.0, 1.0]                # of random inputs, when verify has no data
     image: {resize: [8, 8], colour: GRAY, scale: 1/255}   # how an image becomes this input
     # value: 16000                   # or a constant, which removes the input from the library
+# dimensions:                        # sizes that each call chooses: names in the shapes of an ONNX model's inputs
+#   batch: {min: 1, max: 8}
 labels: models/digits-labels.txt     # names of the classes, one per line
 
 variants:                            # other shapes or precisions: digits-one, digits-eight, digits-half
@@ -145,6 +147,7 @@ You can run a pipeline that lists recipes by itself, `tvmflow run pipelines/rele
 """
 
 _REMARKS: Final[Mapping[str, str]] = {
+    "dimensions": "One field for each dimension, with its name; each has these fields:",
     "inputs": "One field for each input, with the name of the input; each has these fields:",
     "variants": "One field for each variant, with its name; each has these fields:",
     "targets": "[targets.md](targets.md) has more about targets. Presets:",

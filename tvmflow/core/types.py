@@ -36,6 +36,18 @@ class Dimension(NamedTuple):
     multiple_of: int = 1
     tune_at: tuple[int, ...] = ()
 
+    def to_json(self) -> Json:
+        """Return the dimension as plain JSON."""
+        document = {**self._asdict(), "tune_at": list(self.tune_at)}
+        if not self.tune_at:
+            del document["tune_at"]
+        return document
+
+    @classmethod
+    def from_json(cls, value: Json) -> "Dimension":
+        """Return the dimension that `to_json` wrote."""
+        return cls(**{**value, "tune_at": tuple(value.get("tune_at", ()))})
+
     def find_problem(self, size: int) -> str:
         """Return why it cannot have a size, or an empty string."""
         if not self.min <= size <= self.max:

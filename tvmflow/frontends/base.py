@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,12 +119,14 @@ class InputRequest(NamedTuple):
 
     Attributes:
         name: Its name.
-        shape: Its shape.
+        shape: Its shape; where sizes are open, the largest one.
         dtype: Its dtype.
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.
         image: How an image becomes this input.
+        sizes: Its sizes where some are open, each a number or the name of a dimension; else empty.
+        dimensions: The dimensions that its sizes name.
     """
 
     name: str
@@ -133,6 +135,8 @@ class InputRequest(NamedTuple):
     value: Json = None
     range: tuple[float, float] | None = None
     image: Json = None
+    sizes: tuple[Size, ...] = ()
+    dimensions: tuple[Dimension, ...] = ()
 
 
 class InputProblem(NamedTuple):

@@ -20,7 +20,7 @@ from tvmflow.core.file_kinds import ZIP, FileKind, recognize
 from tvmflow.core.formatting import last_line, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.schema import field_error
-from tvmflow.core.types import InputFile, Json, TensorSpec
+from tvmflow.core.types import Dimension, InputFile, Json, TensorSpec
 from tvmflow.frontends.base import (
     LoadedModel,
     MissingFile,
@@ -53,6 +53,10 @@ Specs = tuple[TensorSpec, ...]
 """Names, shapes and dtypes of tensors."""
 
 
+NO_DIMENSIONS: Final = "are imported with fixed sizes alone"
+NO_DIMENSIONS_FIX: Final = "leave `dimensions` out and use `variants`, a library for each size, or export the model to ONNX"
+
+
 class ReferenceCall(NamedTuple):
     """The arguments of `Frontend.reference`."""
 
@@ -76,6 +80,7 @@ class Frontend(ABC):
         SOURCE: The fields of a recipe that name a model of this framework.
         TOOLS: Distributions whose code can change what `load` returns; they enter the key of `import`.
         REQUIRES_INPUTS: True if a recipe must give the input shapes, because the files do not have them.
+        TAKES_DIMENSIONS: Whether its models keep open sizes.
         REFERENCE: The framework as the reference.
         WORKER: The module that runs as the reference.
         MODULE: The module without which there is no reference; empty where its process says so.
@@ -87,6 +92,7 @@ class Frontend(ABC):
     SOURCE: ClassVar[type[SourceFields]]
     TOOLS: ClassVar[tuple[str, ...]]
     REQUIRES_INPUTS: ClassVar[bool] = False
+    TAKES_DIMENSIONS: ClassVar[bool] = False
     REFERENCE: ClassVar[ReferenceTraits]
     WORKER: ClassVar[str]
     MODULE: ClassVar[str] = ""
@@ -161,6 +167,7 @@ class Frontend(ABC):
         inputs: Specs,
         tensors: Sequence[str] = (),
         bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+        dimensions: Sequence[Dimension] = (),
     ) -> LoadedModel:
         """Import the model for these input shapes.
 
@@ -169,13 +176,16 @@ class Frontend(ABC):
             inputs: The inputs; those of which the model tells everything may be missing.
             tensors: Names of inner tensors that the module returns after its outputs.
             bound: The constants of those inputs that are no inputs of the library.
+            dimensions: The dimensions that inputs have in their sizes.
 
         Raises:
             ImportFailed: with operator and node, or with the name that is not a tensor of the model.
             EnvironmentProblem: when a tool that imports it is not installed.
         """
+        if dimensions and not self.TAKES_DIMENSIONS:
+            raise ImportFailed(f"{self.MODELS} {NO_DIMENSIONS}", fix=NO_DIMENSIONS_FIX)
         with _importing():
-            return self._load(files, inputs, tensors, bound)
+            return self._load(files, inputs, tensors, bound, dimensions)
 
     @abstractmethod
     def _load(
@@ -184,6 +194,7 @@ class Frontend(ABC):
         inputs: Specs,
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
+        dimensions: Sequence[Dimension],
     ) -> LoadedModel:
         """Import the model: see `load`, which explains errors of libraries."""
 

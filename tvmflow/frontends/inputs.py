@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import comment, find_name_problem, yaml_key
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Json, TensorSpec
-from tvmflow.frontends.base import MAX_ELEMENTS, InputProblem, InputRequest, ModelInput
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.frontends.base import MAX_ELEMENTS, InputProblem, InputRequest, Limits, ModelInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,8 +129,14 @@ def resolve_inputs(
         shape = _requested_shape(request)
         if shape is None:
             shape = tuple(int(size) for size in value.dims or ())
-        specs.append(TensorSpec(value.name, shape, _dtype_of(value, request)))
-    return tuple(sorted(specs))
+        dtype = _dtype_of(value, request)
+        specs.append(TensorSpec(value.name, shape, dtype, sizes=request.sizes))
+    return tuple(sorted(specs, key=lambda spec: spec.name))
+
+
+def request_of(spec: TensorSpec) -> InputRequest:
+    """Return the request for an input as it was resolved."""
+    return InputRequest(name=spec.name, shape=spec.shape, dtype=spec.dtype, sizes=spec.sizes)
 
 
 def array_of(spec: TensorSpec, value: Json) -> np.ndarray[Any, Any]:
@@ -223,43 +229,78 @@ def _shape_problem(value: ModelInput, request: InputRequest) -> str:
     if dims is not None and 0 in dims:
         return f"input {name} has shape {dimensions_text(dims)}, which is empty: export the model with another size"
     if shape is not None:
+        sizes = request.sizes or shape
         fits = dims is None or (
-            len(dims) == len(shape)
-            and all(_is_free(size) or size == new for size, new in zip(dims, shape, strict=True))
+            len(dims) == len(sizes)
+            and all(_is_free(size) or size == new for size, new in zip(dims, sizes, strict=True))
         )
-        return "" if fits else _mismatch_text(value, request, shape)
-    sizes = [size for size in dims or () if isinstance(size, int) and size > 0]
-    if math.prod(sizes) > MAX_ELEMENTS:
-        return f"input {name} has shape {dimensions_text(sizes)}, which has more than 2^31 elements"
+        return "" if fits else _mismatch_text(value, request, sizes)
+    known = [size for size in dims or () if isinstance(size, int) and size > 0]
+    if math.prod(known) > MAX_ELEMENTS:
+        return f"input {name} has shape {dimensions_text(known)}, which has more than 2^31 elements"
     return ""
 
 
 def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator[InputProblem]:
     """Give the free dimensions whose sizes exceed their limits, or differ between inputs."""
-    sizes: dict[str, tuple[str, int]] = {}
+    first: dict[str, tuple[str, Size]] = {}
     for value, request in pairs:
-        dims, shape = value.dims or (), _requested_shape(request) or ()
-        for axis, (dim, size) in enumerate(zip(dims, shape, strict=False)):
-            if not isinstance(dim, str) or dim not in value.limits:
+        shape = _requested_shape(request) or ()
+        ranges = {entry.name: entry for entry in request.dimensions}
+        for axis, (dim, size) in enumerate(
+            zip(value.dims or (), request.sizes or shape, strict=False)
+        ):
+            if not isinstance(dim, str) or not (dim in value.limits or _is_shared(dim)):
                 continue
             text = f"dimension {axis} ({quoted(dim)}) of input {quoted(value.name)} is {size}"
-            other, same = sizes.setdefault(dim, (value.name, size))
-            smallest, largest = value.limits[dim]
+            other, same = first.setdefault(dim, (value.name, size))
+            if dim not in value.limits and not isinstance(size, str) and not isinstance(same, str):
+                # sizes of an ONNX model with a name that may be no more than a word
+                continue
             if same != size:
                 text += f", and that of input {quoted(other)} is {same}: they are one dimension"
-            elif smallest is not None and size < smallest:
-                text += f", and the model was exported for a size of at least {smallest}"
-            elif largest is not None and size > largest:
-                text += f", and the model was exported for a size of at most {largest}"
+            elif problem := _limits_problem(value.limits.get(dim, (None, None)), size, ranges):
+                text += problem
             else:
                 continue
             yield InputProblem(value.name, "shape", text)
 
 
-def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[int]) -> str:
+def _is_shared(dim: str) -> bool:
+    """Return whether equal names of sizes say that these are equal; some exporters write a word for all unknown ones."""
+    return dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
+
+
+def _limits_problem(limits: Limits, size: Size, ranges: Mapping[str, Dimension]) -> str:
+    """Return how a size, or the range of a dimension, exceeds the limits of the model."""
+    smallest, largest = limits
+    if isinstance(size, str):
+        if size not in ranges:
+            # planning has compared the range
+            return ""
+        low, high = ranges[size].min, ranges[size].max
+    else:
+        low = high = size
+    if smallest is not None and low < smallest:
+        reason = f"the model was exported for a size of at least {smallest}"
+    elif largest is not None and high > largest:
+        reason = f"the model was exported for a size of at most {largest}"
+    else:
+        return ""
+    return f" ({low} to {high}), and {reason}" if isinstance(size, str) else f", and {reason}"
+
+
+def _mismatch_text(value: ModelInput, request: InputRequest, shape: Sequence[Size]) -> str:
     text = f"input {quoted(value.name)} has shape {dimensions_text(value.dims or ())}, "
     if request.value is None or request.shape is not None:
-        return f"{text}which {list(shape)} does not fit"
+        sizes = f"[{', '.join(map(str, shape))}]"
+        fixed = [
+            f"`{size}`"
+            for dim, size in zip(value.dims or (), shape, strict=False)
+            if isinstance(size, str) and not _is_free(dim)
+        ]
+        advice = f": export it with open sizes for {names_text(fixed)}" if fixed else ""
+        return f"{text}which {sizes} does not fit{advice}"
     advice = "" if shape else "; a number fills the `shape` that stands beside it"
     return f"{text}and the value has shape {list(shape)}{advice}"
 

@@ -321,7 +321,7 @@ def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:
         # the import says it of a model that has yet to be downloaded
         return
     files = {file.role: Path(file.path) for file in planned.model_files}
-    requests = [spec.request(name) for name, spec in recipe.inputs.items()]
+    requests = recipe.list_requests()
     frontend = FRONTENDS[recipe.model.kind]
     inputs = frontend.read_inputs(files)
     for text in find_output_problems(frontend.read_outputs(files)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvmflow.recipe._model import InputSpec, ModelSource
+from tvmflow.recipe._model import DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
 from tvmflow.recipe.release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
 from tvmflow.recipe.targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
@@ -14,6 +14,7 @@ __all__ = [
     "NO_RELEASE",
     "OUTPUT_NAMES",
     "BuildTarget",
+    "DimensionSpec",
     "Gates",
     "InputSpec",
     "Kernels",

@@ -1,19 +1,30 @@
-"""`model` and `inputs`: where the model comes from, and its inputs."""
+"""`model`, `dimensions` and `inputs`: where the model comes from, its open sizes, and its inputs."""
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
+from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, to_tuple
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
-from tvmflow.frontends.inputs import scalars_of, shape_of_value
+from tvmflow.frontends.inputs import SIZE, scalars_of, shape_of_value
 from tvmflow.runtime.images import COLOURS, LAYOUTS, MAX_SIZE, ImageMismatch, Preprocessing
 from tvmflow.runtime.resampling import INTERPOLATIONS
 
@@ -63,6 +74,132 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
         return self
 
 
+# ---------------------------------------------------------------- dimensions
+
+
+_MAX_SIZE: Final = (1 << 31) - 1
+_MAX_DIMENSION_NAME: Final = 64
+_DIMENSION_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+
+
+def is_dimension_name(name: str) -> bool:
+    """Return whether a dimension can have a name: an identifier that no expression reads otherwise."""
+    is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
+    is_identifier = bool(re.fullmatch(_DIMENSION_PATTERN, name))
+    return is_identifier and not is_reserved and len(name) <= _MAX_DIMENSION_NAME
+
+
+def _check_dimension_name(name: str) -> str:
+    if not is_dimension_name(name):
+        raise field_error(
+            "must start with a letter or _, contain only letters, digits and _, have at most "
+            f"{_MAX_DIMENSION_NAME} characters, and be no word of Python's, nor `min`, `max` or `{SIZE}`"
+        )
+    return name
+
+
+DimensionName = Annotated[str, AfterValidator(_check_dimension_name)]
+"""The name of a dimension."""
+
+_Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(to_tuple)]
+
+
+class DimensionSpec(ClosedModel):
+    """A size that each call of the library chooses. Its name stands in the shapes of inputs."""
+
+    min: int = Field(
+        default=1,
+        ge=1,
+        examples=[1],
+        description="The smallest size. Default: that of `multiple_of`.",
+    )
+    max: int = Field(ge=1, le=_MAX_SIZE, examples=[512], description="The largest size.")
+    multiple_of: int = Field(
+        default=1,
+        ge=1,
+        examples=[8],
+        description="The number that divides every size, also `min` and `max`.",
+    )
+    tune_at: _Sizes = Field(
+        default=(),
+        max_length=16,
+        examples=[[16, 128, 512]],
+        description="The sizes at which kernels are tuned and checked. Default: one in the middle of the range.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_min(cls, value: Any) -> Any:
+        """Let the smallest size be the smallest multiple, where the recipe does not name one."""
+        if isinstance(value, dict) and "min" not in value:
+            multiple = value.get("multiple_of")
+            if type(multiple) is int and multiple >= 1:
+                return {**value, "min": multiple}
+        return value
+
+    @model_validator(mode="after")
+    def _check_range(self) -> DimensionSpec:
+        multiple = self.multiple_of
+        for field in ("min", "max"):
+            size = getattr(self, field)
+            if size % multiple:
+                near = size // multiple * multiple
+                choices = " or ".join(str(n) for n in (near, near + multiple) if n)
+                raise field_error(
+                    f"is {size}, which is no multiple of {multiple} (`multiple_of`); write {choices}",
+                    field,
+                )
+        if self.min > self.max:
+            raise field_error(f"is {self.min}, which is larger than `max`, {self.max}", "min")
+        if self.min == self.max:
+            text = f"is the same as `min`: write {self.max} in the shapes, in place of a dimension"
+            raise field_error(text, "max")
+        for index, size in enumerate(self.tune_at):
+            if size in self.tune_at[:index]:
+                raise field_error(f"{size} is there twice", "tune_at", index)
+            if not self.min <= size <= self.max:
+                text = f"is {size}, and the sizes are {self.min} to {self.max}"
+                raise field_error(text, "tune_at", index)
+            if size % multiple:
+                text = f"is {size}, which is no multiple of {multiple} (`multiple_of`)"
+                raise field_error(text, "tune_at", index)
+        return self
+
+    def named(self, name: str) -> Dimension:
+        """Return the dimension."""
+        return Dimension(
+            name=name,
+            min=self.min,
+            max=self.max,
+            multiple_of=self.multiple_of,
+            tune_at=tuple(sorted(self.tune_at)),
+        )
+
+
+def _read_size(value: Any) -> Any:
+    """Return a size of an input: a number, or the name of a dimension."""
+    if isinstance(value, str) and is_dimension_name(value):
+        return value
+    if type(value) is not int:
+        raise PydanticKnownError("int_type")
+    if value < 1:
+        raise PydanticKnownError("greater_than_equal", {"ge": 1})
+    return value
+
+
+_SIZE_SCHEMA: Final = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1},
+        {"type": "string", "pattern": f"^{_DIMENSION_PATTERN}$"},
+    ]
+}
+# A union of types would report each mistake once for each of them.
+_InputSize = Annotated[Any, BeforeValidator(_read_size), WithJsonSchema(_SIZE_SCHEMA)]
+
+
+# ---------------------------------------------------------------- inputs
+
+
 def _to_tuples(value: Any) -> Any:
     return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
 
@@ -70,12 +207,11 @@ def _to_tuples(value: Any) -> Any:
 class InputSpec(ClosedModel):
     """One input of the model. Fields that are left out stay as in the model."""
 
-    shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(to_tuple)] = (
-        Field(
-            default=None,
-            examples=[[1, 3, 224, 224]],
-            description="Size of each dimension, including the batch. Default: as in the model, which may leave sizes open.",
-        )
+    shape: Annotated[tuple[_InputSize, ...] | None, BeforeValidator(to_tuple)] = Field(
+        default=None,
+        examples=[[1, 3, 224, 224]],
+        description="Size of each axis, including the batch: a number, or a name under `dimensions`. Default: as in the "
+        "model, which may leave sizes open.",
     )
     dtype: _Dtype | None = Field(
         default=None,
@@ -98,22 +234,32 @@ class InputSpec(ClosedModel):
         description="How an image becomes this input: see [images.md](images.md).",
     )
 
-    def request(self, name: str) -> InputRequest:
-        """Return what the recipe says of the input of this name."""
+    def request(self, name: str, dimensions: Mapping[str, DimensionSpec]) -> InputRequest:
+        """Return what the recipe says of the input of this name, with the dimensions of the recipe."""
         image = self.image.model_dump(mode="json", exclude_unset=True) if self.image else None
+        used = tuple(dimensions[size].named(size) for size in self.dimension_names)
+        largest = {dimension.name: dimension.max for dimension in used}
         return InputRequest(
             name=name,
-            shape=self.shape,
+            shape=None if self.shape is None else evaluate_shape(self.shape, largest),
             dtype=self.dtype,
             value=self.value,
             range=self.range,
             image=image,
+            sizes=self.shape or () if used else (),
+            dimensions=used,
         )
+
+    @property
+    def dimension_names(self) -> list[str]:
+        """The names of dimensions in its shape, each once."""
+        return list(dict.fromkeys(size for size in self.shape or () if isinstance(size, str)))
 
     @field_validator("shape")
     @classmethod
-    def _check_size(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and math.prod(value) > MAX_ELEMENTS:
+    def _check_size(cls, value: tuple[Size, ...] | None) -> tuple[Size, ...] | None:
+        sizes = [size for size in value or () if isinstance(size, int)]
+        if math.prod(sizes) > MAX_ELEMENTS:
             raise field_error("has more than 2^31 elements")
         return value
 
@@ -155,6 +301,12 @@ class InputSpec(ClosedModel):
         for field, noun in (("range", "random inputs"), ("image", "images")):
             if getattr(self, field) is not None:
                 raise field_error(f"is for {noun}, and the input has a value", field)
+        for axis, size in enumerate(self.shape or ()):
+            if isinstance(size, str):
+                text = (
+                    f"is the dimension {size}, and an input with a value has sizes that are numbers"
+                )
+                raise field_error(text, "shape", axis)
         shape = shape_of_value(self.value)
         if self.shape is not None and shape not in ((), self.shape):
             text = f"has the shape {list(shape)}, and `shape` is {list(self.shape)}"
@@ -165,7 +317,13 @@ class InputSpec(ClosedModel):
 
     @model_validator(mode="after")
     def _check_image(self) -> InputSpec:
-        if self.image is not None and self.shape is not None and self.dtype is not None:
+        is_open = bool(self.dimension_names)
+        if (
+            self.image is not None
+            and self.shape is not None
+            and self.dtype is not None
+            and not is_open
+        ):
             spec = TensorSpec("", self.shape, self.dtype)
             try:
                 Preprocessing.of(self.image.to_fields(), spec)

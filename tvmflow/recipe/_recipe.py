@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import (
@@ -27,10 +29,12 @@ from tvmflow.core.schema import (
     published_schema,
     to_tuple,
 )
-from tvmflow.core.text import parse_size
+from tvmflow.core.text import did_you_mean, parse_size
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
-from tvmflow.recipe._model import InputSpec, ModelSource
+from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
+from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe.release import ReleaseVersion
 from tvmflow.recipe.targets import (
     BuildTarget,
@@ -42,8 +46,10 @@ from tvmflow.recipe.targets import (
 )
 from tvmflow.recipe.tune import Kernels, Runtime, Tune
 from tvmflow.recipe.verify import Verify, VerifyOverrides
+from tvmflow.runtime.images import ImageMismatch, Preprocessing
 
 _MAX_VARIANT_NAME: Final = 50
+_MAX_DIMENSIONS: Final = 16
 _Section = TypeVar("_Section", bound=ClosedModel)
 
 
@@ -71,6 +77,11 @@ class Variant(ClosedModel):
         examples=[{"data": {"shape": [8, 3, 224, 224]}}],
         description="Overrides of the recipe's inputs, field by field.",
     )
+    dimensions: dict[DimensionName, DimensionSpec] = Field(
+        default={},
+        examples=[{"seq": {"min": 1, "max": 128}}],
+        description="Further dimensions, or others in place of the recipe's.",
+    )
     kernels: Kernels | None = Field(
         default=None,
         examples=[{"precision": "mixed"}],
@@ -81,6 +92,53 @@ class Variant(ClosedModel):
         examples=[{"rtol": 0.01}],
         description="Overrides of `verify` for this variant.",
     )
+
+
+def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
+    """Check that there are few dimensions, and that names differ in more than case: constants in C are upper-case."""
+    if len(dimensions) > _MAX_DIMENSIONS:
+        text = f"has {len(dimensions)} dimensions, and a library has at most {_MAX_DIMENSIONS}"
+        raise field_error(text, *loc)
+    names: dict[str, str] = {}
+    for name in dimensions:
+        other = names.setdefault(name.upper(), name)
+        if other != name:
+            text = f"differs only in case from '{other}'; choose another name"
+            raise field_error(text, *loc, name)
+
+
+def _check_open_shape(spec: InputSpec, dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
+    """Check the names in a shape, the number of elements at their largest sizes, and images of such a shape."""
+    for axis, size in enumerate(spec.shape or ()):
+        if isinstance(size, str) and size not in dimensions:
+            hint = did_you_mean(size, dimensions)
+            advice = (
+                f"write a number, or define it under `dimensions`, such as `{size}: {{max: 512}}`"
+            )
+            text = f"there is no dimension '{size}'{hint} ({advice})"
+            raise field_error(text, *loc, "shape", axis)
+    request = spec.request(loc[-1], dimensions)
+    if not request.sizes:
+        return
+    if math.prod(request.shape or ()) > MAX_ELEMENTS:
+        names = " and ".join(f"{d.name} at {d.max}" for d in request.dimensions)
+        raise field_error(f"has more than 2^31 elements with {names}", *loc, "shape")
+    if spec.image is not None:
+        _check_open_image(spec, request, *loc)
+
+
+def _check_open_image(spec: InputSpec, request: InputRequest, *loc: str) -> None:
+    """Check that images become an input whose batch alone is open."""
+    if any(isinstance(size, str) for size in request.sizes[1:]):
+        text = "makes images of one size, and the input has an open one besides its batch: leave one of them out"
+        raise field_error(text, *loc, "image")
+    if spec.image is not None and spec.dtype is not None:
+        try:
+            tensor = TensorSpec("", request.shape or (), spec.dtype)
+            Preprocessing.of(spec.image.to_fields(), tensor)
+        except ImageMismatch as error:
+            path = filter(None, ["image", error.field])
+            raise field_error(str(error), *loc, *path) from None
 
 
 def _override(section: _Section, overrides: ClosedModel | None) -> _Section:
@@ -139,6 +197,12 @@ class Recipe(ClosedModel):
         examples=[{"data": {"shape": [1, 3, 224, 224], "dtype": "float32"}}],
         description="Inputs of the model by name: what the model leaves open, and what you want to change. See "
         "[inputs.md](inputs.md).",
+    )
+    dimensions: dict[DimensionName, DimensionSpec] = Field(
+        default={},
+        examples=[{"seq": {"min": 1, "max": 512}}],
+        description="Sizes that each call chooses, by the names that stand in the shapes of inputs: one library for all "
+        "of them. See [inputs.md](inputs.md).",
     )
     operators: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(to_tuple)
@@ -279,6 +343,45 @@ class Recipe(ClosedModel):
         return self
 
     @model_validator(mode="after")
+    def _check_dimensions(self) -> Recipe:
+        used = self._check_open_shapes((), self.inputs)
+        for name, variant in self.variants.items():
+            used |= self.for_variant(name)._check_open_shapes(("variants", name), variant.inputs)
+        sections: dict[tuple[str, ...], Mapping[str, DimensionSpec]] = {
+            ("dimensions",): self.dimensions
+        }
+        for name, variant in self.variants.items():
+            sections["variants", name, "dimensions"] = variant.dimensions
+        for loc, dimensions in sections.items():
+            for name in dimensions:
+                if name not in used:
+                    text = "is in no input's shape: write its name in place of a size there, or leave it out"
+                    raise field_error(text, *loc, name)
+        for index, target in enumerate(self.targets if used else ()):
+            if target.parts:
+                text = f"'{target.name}' is in parts, which need fixed sizes: leave `dimensions` out, and use `variants`"
+                raise field_error(text, "targets", index)
+        return self
+
+    def _check_open_shapes(
+        self, owner: tuple[str, ...], overrides: Mapping[str, InputSpec]
+    ) -> set[str]:
+        """Check the dimensions and the shapes with names, and return the names that shapes have.
+
+        Args:
+            owner: The path of the recipe, or of the variant that this is.
+            overrides: Its own inputs.
+        """
+        _check_dimension_names(self.dimensions, *owner, "dimensions")
+        used = set[str]()
+        for name, spec in self.inputs.items():
+            own = overrides.get(name)
+            is_own = own is not None and "shape" in own.model_fields_set
+            _check_open_shape(spec, self.dimensions, *(owner if is_own else ()), "inputs", name)
+            used.update(spec.dimension_names)
+        return used
+
+    @model_validator(mode="after")
     def _check_min_speedup(self) -> Recipe:
         for index, target in enumerate(self.targets):
             owner, tune = self._min_speedup_owner(index, target)
@@ -366,6 +469,15 @@ class Recipe(ClosedModel):
         }
         return "c" if self.runtime == "auto" and C_LIBRARY in forms else self.runtime
 
+    def list_requests(self) -> list[InputRequest]:
+        """Return what the recipe says of each input."""
+        return [spec.request(name, self.dimensions) for name, spec in self.inputs.items()]
+
+    def list_dimensions(self) -> list[Dimension]:
+        """Return the dimensions that inputs have in their shapes, in the order of their names."""
+        used = {name for spec in self.inputs.values() for name in spec.dimension_names}
+        return [self.dimensions[name].named(name) for name in sorted(used)]
+
     def for_variant(self, name: str) -> Recipe:
         """Return the recipe with the overrides of a variant, and a name of its own."""
         variant = self.variants[name]
@@ -375,6 +487,7 @@ class Recipe(ClosedModel):
         overrides = {
             "name": f"{self.name}-{name}",
             "inputs": inputs,
+            "dimensions": {**self.dimensions, **variant.dimensions},
             "kernels": _override(self.kernels, variant.kernels),
             "verify": _override(self.verify, variant.verify),
         }

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pydantic import Field
+
 from tvmflow.core.codec import without_empty
+from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.generated_text import find_name_problem
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest
 from tvmflow.frontends.frontend import Frontend
@@ -63,17 +66,26 @@ NODES: Final = "nodes.json"
 class InputSettings(Settings):
     """An input of the model, as far as the recipe describes it."""
 
-    shape: tuple[int, ...] | None = None
+    shape: tuple[Size, ...] | None = None
     dtype: str | None = None
     value: Json = None
 
 
+class DimensionSettings(Settings):
+    """The range of a dimension. The sizes that kernels are tuned at do not change what is imported."""
+
+    min: int
+    max: int
+    multiple_of: int = 1
+
+
 class ImportSettings(StageSettings):
-    """The source's kind (not its path), the inputs, and the tensors at which the model is cut."""
+    """The source's kind (not its path), inputs and dimensions, and the tensors at which the model is cut."""
 
     model: dict[str, Json]
     inputs: dict[str, InputSettings]
     tensors: tuple[str, ...] = ()
+    dimensions: dict[str, DimensionSettings] = Field(default={})
 
 
 def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings:
@@ -82,6 +94,10 @@ def settings(recipe: Recipe, target: PartitionedTarget | None) -> ImportSettings
         model={"kind": recipe.model.kind},
         inputs={name: _input_settings(spec) for name, spec in recipe.inputs.items()},
         tensors=target.cut_tensors if target else (),
+        dimensions={
+            entry.name: DimensionSettings.model_validate(entry)
+            for entry in recipe.list_dimensions()
+        },
     )
 
 
@@ -103,6 +119,7 @@ class ImportFacts(NamedTuple):
         outputs: The outputs.
         tensors: The inner tensors at which the model can be cut.
         bound: The inputs that are bound to a value, with that value.
+        dimensions: The sizes that each call of its library chooses.
     """
 
     weights: int = 0
@@ -113,45 +130,76 @@ class ImportFacts(NamedTuple):
     outputs: tuple[TensorSpec, ...] = ()
     tensors: tuple[TensorSpec, ...] = ()
     bound: tuple[Json, ...] = ()
+    dimensions: tuple[Dimension, ...] = ()
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("tensors", "bound"))
+        return without_empty(self._asdict(), ("tensors", "bound", "dimensions"))
 
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
     """Import the model, and write it in several files, so that later stages can need only one of them."""
     frontend = FRONTENDS[settings.model["kind"]]
-    specs = _resolve_inputs(frontend, settings, context.inputs)
+    dimensions = _list_dimensions(settings)
+    specs = _resolve_inputs(frontend, settings, dimensions, context.inputs)
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
-    loaded = frontend.load(context.inputs, specs, settings.tensors, arrays)
+    loaded = frontend.load(context.inputs, specs, settings.tensors, arrays, dimensions)
+    _add_dimensions(loaded.mod, dimensions)
     _check_sizes(loaded.mod, loaded.nodes)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
     constants = [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
-    return write_model(context.out, loaded.mod, loaded.params, signature, loaded.nodes, constants)
+    return write_model(
+        context.out, loaded.mod, loaded.params, signature, loaded.nodes, constants, dimensions
+    )
+
+
+def _list_dimensions(settings: ImportSettings) -> tuple[Dimension, ...]:
+    """Return the dimensions in the order of their names."""
+    entries = sorted(settings.dimensions.items())
+    return tuple(Dimension(name, e.min, e.max, e.multiple_of) for name, e in entries)
+
+
+def _add_dimensions(mod: tvm.IRModule, dimensions: Sequence[Dimension]) -> None:
+    """Let `main` carry the dimensions."""
+    if dimensions:
+        from tvmflow.compiler.open_sizes import with_dimensions
+
+        main = mod.get_global_var("main")
+        mod.update_func(main, with_dimensions(mod[main], dimensions))
 
 
 def _resolve_inputs(
-    frontend: Frontend, settings: ImportSettings, files: Mapping[str, Path]
+    frontend: Frontend,
+    settings: ImportSettings,
+    dimensions: Sequence[Dimension],
+    files: Mapping[str, Path],
 ) -> tuple[TensorSpec, ...]:
     """Return all inputs with shapes and dtypes, also those that have a value.
 
     Raises:
         ImportFailed: when the recipe's inputs do not fit a model that planning could not read.
     """
-    requests = [
-        InputRequest(
-            name, spec.shape, None if spec.dtype == DEFAULT_DTYPE else spec.dtype, spec.value
-        )
-        for name, spec in settings.inputs.items()
-    ]
+    requests = [_request_of(name, spec, dimensions) for name, spec in settings.inputs.items()]
     inputs = frontend.read_inputs(files)
     check_inputs(inputs, requests)
     return resolve_inputs(inputs, requests)
+
+
+def _request_of(name: str, spec: InputSettings, dimensions: Sequence[Dimension]) -> InputRequest:
+    used = tuple(entry for entry in dimensions if entry.name in (spec.shape or ()))
+    largest = {entry.name: entry.max for entry in used}
+    return InputRequest(
+        name=name,
+        shape=None if spec.shape is None else evaluate_shape(spec.shape, largest),
+        dtype=None if spec.dtype == DEFAULT_DTYPE else spec.dtype,
+        value=spec.value,
+        sizes=spec.shape or () if used else (),
+        dimensions=used,
+    )
 
 
 def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
@@ -166,18 +214,47 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
     """
     from tvmflow.compiler import ir
 
+    sizes = _list_extremes(mod)
     bindings = ir.list_bindings(mod["main"].body)
     for binding, node in zip(bindings, nodes or [""] * len(bindings), strict=True):
-        shape = ir.shape_of(binding.var) or ()
         operator = ir.operator_name(binding.value)
-        is_window = operator.startswith(_WINDOWS) and bool(shape) and shape[0] > 0
-        if min(shape, default=0) < 0 or (is_window and 0 in shape[2:]):
-            place = f" (node {excerpt(node)})" if node else ""
-            raise ImportFailed(
-                f"the inputs are too small for the model: the result of a {operator.rpartition('.')[2]}{place} "
-                f"would have the shape {list(shape)}",
-                fix="set larger shapes under `inputs` in the recipe",
-            )
+        for known, text in sizes.items():
+            shape = _shape_at(binding.var, dict(known))
+            is_window = operator.startswith(_WINDOWS) and bool(shape) and shape[0] > 0
+            if min(shape, default=0) < 0 or (is_window and 0 in shape[2:]):
+                place = f" (node {excerpt(node)})" if node else ""
+                raise ImportFailed(
+                    f"the inputs are too small for the model: the result of a {operator.rpartition('.')[2]}{place} "
+                    f"would have the shape {list(shape)}{text}",
+                    fix="set a larger `min` under `dimensions` in the recipe"
+                    if text
+                    else "set larger shapes under `inputs` in the recipe",
+                )
+
+
+def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
+    """Return the smallest and the largest sizes of the dimensions, each with a text; one without any for fixed sizes."""
+    from tvmflow.compiler.open_sizes import read_dimensions
+
+    dimensions = read_dimensions(mod["main"])
+    extremes = {}
+    for sizes in ([(d.name, d.min) for d in dimensions], [(d.name, d.max) for d in dimensions]):
+        names = ", ".join(f"{name} = {size}" for name, size in sizes)
+        extremes[tuple(sizes)] = f" at {names}" if names else ""
+    return extremes
+
+
+def _shape_at(var: Any, known: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of a tensor at sizes of the dimensions; empty for one that depends on more."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
+
+    if not known:
+        return ir.shape_of(var) or ()
+    try:
+        return evaluate_shape(tuple(map(size_text, sizes_of(var) or ())), known)
+    except (NoSize, WrongSize):
+        return ()
 
 
 def write_model(
@@ -187,6 +264,7 @@ def write_model(
     signature: Mapping[str, Sequence[TensorSpec]],
     nodes: Sequence[str],
     constants: Sequence[Json] = (),
+    dimensions: Sequence[Dimension] = (),
 ) -> ImportFacts:
     """Write a model's IR, its weights, its signature and the names of its nodes, and return facts of them.
 
@@ -198,6 +276,7 @@ def write_model(
             that `main` also returns, at which the model can be cut.
         nodes: The name of the node that each binding of `main` came from; may be empty.
         constants: The inputs of the framework's model that are bound to a value, with that value.
+        dimensions: The sizes that each call chooses.
 
     Raises:
         ImportFailed: when generated code does not hold the name of one of the tensors.
@@ -210,6 +289,8 @@ def write_model(
     document = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
     if constants:
         document["bound"] = list(constants)
+    if dimensions:
+        document["dimensions"] = [entry.to_json() for entry in dimensions]
     (out / MODEL).write_text(tvm.ir.save_json(mod))
     save_file(dict(params), out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
@@ -220,6 +301,7 @@ def write_model(
         operators=_count_operators(mod),
         nodes=tuple(nodes),
         bound=tuple(constants),
+        dimensions=tuple(dimensions),
         **{kind: tuple(specs) for kind, specs in signature.items()},
     )
 

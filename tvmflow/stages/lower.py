@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from pydantic import Field
+
 from tvmflow.compiler.options import VectorWidth, lowering_options
 from tvmflow.core.codec import without_empty
 from tvmflow.core.fork_server import Emit
@@ -60,15 +62,20 @@ LOWERED_ROLE: Final = f"{NAME}/{LOWERED}"
 
 
 class LowerSettings(StageSettings):
-    """The target, and how the model is lowered."""
+    """The target, how the model is lowered, and the sizes that each dimension is tuned at."""
 
     target: dict[str, Json]
     lowering: Lowering
+    tune_at: dict[str, tuple[int, ...]] = Field(default={})
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
     """Return what the model is lowered for."""
-    return LowerSettings(target=target.tvm, lowering=lowering_options(recipe))
+    return LowerSettings(
+        target=target.tvm,
+        lowering=lowering_options(recipe),
+        tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at},
+    )
 
 
 class LowerFacts(NamedTuple):
@@ -103,9 +110,13 @@ def _lower(
     settings: LowerSettings, inputs: Mapping[str, Path], dump: IRDump | None = None
 ) -> LoweredModel:
     from tvmflow.compiler import lowering
+    from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 
     target = lowering.make_target(settings.target)
     mod = lowering.load_ir(inputs["import/model.json"])
+    if dimensions := read_dimensions(mod["main"]):
+        tuned = [d._replace(tune_at=settings.tune_at.get(d.name, ())) for d in dimensions]
+        mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
     return lowering.lower(mod, target, settings.lowering, dump)
 
 

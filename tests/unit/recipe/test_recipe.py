@@ -20,11 +20,14 @@ from pydantic import BaseModel
 from tests.support.recipes import RECIPE, ROOT, edited, lay_out, write
 from tvmflow import exporters, frontends, recipe, stages
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import Dimension
+from tvmflow.frontends.base import InputRequest
 from tvmflow.frontends.mxnet import MxnetCheckpoint
 from tvmflow.planning.pipelines import PipelineFile, load_pipeline
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import (
     BuildTarget,
+    DimensionSpec,
     InputSpec,
     Kernels,
     ModelSource,
@@ -154,6 +157,40 @@ def test_host_has_no_tvm_target_until_it_is_detected() -> None:
     assert load(edited(("- host", "- {name: here, preset: host}"))).targets == (
         TargetSpec(name="here", preset="host"),
     )
+
+
+def test_inputs_have_the_largest_sizes_of_their_dimensions() -> None:
+    """A variant has dimensions of its own, and only those that its inputs have in their shapes."""
+    recipe = load("""\
+recipe: 1
+name: net
+model: {onnx: m.onnx}
+dimensions:
+  seq: {max: 512, multiple_of: 8, tune_at: [128, 16]}
+  batch: {max: 4}
+inputs:
+  ids: {shape: [batch, seq], dtype: int64}
+  scale: {shape: [3]}
+variants:
+  open: {}
+  short: {dimensions: {seq: {max: 64}}}
+  fixed: {inputs: {ids: {shape: [1, 16]}}}
+""")
+    batch = Dimension("batch", 1, 4)
+    seq = Dimension(name="seq", min=8, max=512, multiple_of=8, tune_at=(16, 128))
+    assert recipe.for_variant("open").list_dimensions() == [batch, seq]
+    assert recipe.for_variant("short").list_dimensions() == [batch, Dimension("seq", 1, 64)]
+    assert recipe.for_variant("fixed").list_dimensions() == []
+    ids = InputRequest(
+        name="ids",
+        shape=(4, 512),
+        dtype="int64",
+        sizes=("batch", "seq"),
+        dimensions=(batch, seq),
+    )
+    assert recipe.list_requests() == [ids, InputRequest("scale", (3,))]
+    fixed = InputRequest("ids", (1, 16), "int64")
+    assert recipe.for_variant("fixed").list_requests()[0] == fixed
 
 
 def test_the_tvm_target_is_a_copy() -> None:
@@ -398,7 +435,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 15
+    assert len(parts) == 16
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False
@@ -441,6 +478,7 @@ def test_the_schema_lists_all_choices() -> None:
         Recipe,
         ModelSource,
         MxnetCheckpoint,
+        DimensionSpec,
         InputSpec,
         TargetSpec,
         Remote,
@@ -467,6 +505,9 @@ def test_examples_of_fields_are_valid(part: type[BaseModel]) -> None:
             continue
         without = {"tvm": {"preset"}, "parts": {"preset", "threads"}}.get(name, set())
         fields_of_part = {**required, name: value}
+        if part is Recipe and name == "dimensions":
+            # which an input must have in its shape
+            fields_of_part["inputs"] = {"x": {"shape": [*value]}}
         part.model_validate({k: v for k, v in fields_of_part.items() if k not in without})
 
 

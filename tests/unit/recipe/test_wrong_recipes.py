@@ -45,7 +45,7 @@ WRONG = [
     wrong(
         "unknown field",
         ("pipeline: tune", "brush: red"),
-        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, operators, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
+        "15:1: brush: unknown field (valid: recipe, name, version, license, model, inputs, dimensions, operators, labels, variants, targets, kernels, tune, outputs, runtime, verify, pipeline, stage_memory)",
     ),
     wrong(
         "field of tune at the top",
@@ -337,7 +337,13 @@ WRONG = [
     wrong(
         "dimension with a name",
         ("[1, 3, 8, 8]", "[1, 3, n, 8]"),
-        "6:24: inputs.data.shape.2: must be an integer, such as 224, not the string 'n'",
+        "6:24: inputs.data.shape.2: there is no dimension 'n' (write a number, or define it under `dimensions`, such as "
+        "`n: {max: 512}`)",
+    ),
+    wrong(
+        "dimension with an expression",
+        ("[1, 3, 8, 8]", "[1, 3, 2*n, 8]"),
+        "6:24: inputs.data.shape.2: must be an integer, such as 224, not the string '2*n'",
     ),
     wrong(
         "dimension empty",
@@ -946,6 +952,137 @@ WRONG = [
     ),
 ]
 
+
+def wrong_dimension(name: str, dimensions: str, shape: str, *problems: str) -> Any:
+    """The recipe with open sizes, and all that is wrong with them."""
+    edit = ("  data: {shape: [1, 3, 8, 8],", f"  data: {{shape: {shape},")
+    return (
+        wrong(name, edit, *problems)
+        if not dimensions
+        else pytest.param(
+            edited(edit, ("targets:", f"dimensions: {dimensions}\ntargets:")),
+            list(problems),
+            id=name,
+        )
+    )
+
+
+WRONG_DIMENSIONS = [
+    wrong_dimension(
+        "dimension that is misspelt",
+        "{seq: {max: 8}}",
+        "[1, sek]",
+        "6:21: inputs.data.shape.1: there is no dimension 'sek'; did you mean 'seq'? (write a number, or define it under "
+        "`dimensions`, such as `sek: {max: 512}`)",
+    ),
+    wrong_dimension(
+        "dimension without a maximum",
+        "{seq: {min: 8}}",
+        "[1, seq]",
+        "7:19: dimensions.seq.max: is missing; write `max: 512`",
+    ),
+    wrong_dimension(
+        "dimension whose range is empty",
+        "{seq: {min: 9, max: 8}}",
+        "[1, seq]",
+        "7:25: dimensions.seq.min: is 9, which is larger than `max`, 8",
+    ),
+    wrong_dimension(
+        "dimension of one size",
+        "{seq: {min: 8, max: 8}}",
+        "[1, seq]",
+        "7:33: dimensions.seq.max: is the same as `min`: write 8 in the shapes, in place of a dimension",
+    ),
+    wrong_dimension(
+        "maximum that is no multiple",
+        "{seq: {multiple_of: 8, max: 500}}",
+        "[1, seq]",
+        "7:41: dimensions.seq.max: is 500, which is no multiple of 8 (`multiple_of`); write 496 or 504",
+    ),
+    wrong_dimension(
+        "minimum that is no multiple",
+        "{seq: {min: 1, multiple_of: 8, max: 512}}",
+        "[1, seq]",
+        "7:25: dimensions.seq.min: is 1, which is no multiple of 8 (`multiple_of`); write 8",
+    ),
+    wrong_dimension(
+        "tuned size out of range",
+        "{seq: {max: 64, tune_at: [16, 128]}}",
+        "[1, seq]",
+        "7:43: dimensions.seq.tune_at.1: is 128, and the sizes are 1 to 64",
+    ),
+    wrong_dimension(
+        "tuned size that is no multiple",
+        "{seq: {multiple_of: 8, max: 64, tune_at: [12]}}",
+        "[1, seq]",
+        "7:55: dimensions.seq.tune_at.0: is 12, which is no multiple of 8 (`multiple_of`)",
+    ),
+    wrong_dimension(
+        "tuned size twice",
+        "{seq: {max: 64, tune_at: [16, 16]}}",
+        "[1, seq]",
+        "7:43: dimensions.seq.tune_at.1: 16 is there twice",
+    ),
+    wrong_dimension(
+        "dimension without an input",
+        "{seq: {max: 8}, batch: {max: 2}}",
+        "[1, seq]",
+        "7:36: dimensions.batch: is in no input's shape: write its name in place of a size there, or leave it out",
+    ),
+    wrong_dimension(
+        "dimension with a word of Python's as its name",
+        "{for: {max: 8}}",
+        "[1, 8]",
+        "7:19: dimensions.for: must start with a letter or _, contain only letters, digits and _, have at most 64 "
+        "characters, and be no word of Python's, nor `min`, `max` or `SIZE`",
+    ),
+    wrong_dimension(
+        "dimensions that differ in case",
+        "{seq: {max: 8}, SEQ: {max: 2}}",
+        "[SEQ, seq]",
+        "7:34: dimensions.SEQ: differs only in case from 'seq'; choose another name",
+    ),
+    wrong_dimension(
+        "huge open shape",
+        "{seq: {max: 2000000000}}",
+        "[3, seq]",
+        "6:17: inputs.data.shape: has more than 2^31 elements with seq at 2000000000",
+    ),
+    wrong_dimension(
+        "value of an open shape",
+        "{seq: {max: 8}}",
+        "[3, seq], value: 1",
+        "6:21: inputs.data.shape.1: is the dimension seq, and an input with a value has sizes that are numbers",
+    ),
+    wrong_dimension(
+        "images of an open size",
+        "{h: {max: 80}, w: {max: 80}}",
+        "[1, 3, h, w], image: {}",
+        "6:38: inputs.data.image: makes images of one size, and the input has an open one besides its batch: leave one of "
+        "them out",
+    ),
+    wrong_dimension(
+        "images for an input without channels",
+        "{batch: {max: 8}}",
+        "[batch, 5, 8, 8], image: {}",
+        "6:42: inputs.data.image: no dimension for channels in the shape [8, 5, 8, 8] is 1 or 3",
+    ),
+    pytest.param(
+        edited(
+            ("[1, 3, 8, 8]", "[batch, 3, 8, 8]"),
+            ("targets:\n  - host", "dimensions: {batch: {max: 8}}\ntargets:\n  - name: two\n    parts:\n"
+             "      - {name: a, preset: host, until: [t]}\n      - {name: b, preset: host}"),
+        ),
+        ["9:5: targets.0: 'two' is in parts, which need fixed sizes: leave `dimensions` out, and use `variants`"],
+        id="parts of an open model",
+    ),
+    pytest.param(
+        edited(("targets:", "variants:\n  a: {dimensions: {n: {max: 4}}, inputs: {data: {shape: [n, m]}}}\ntargets:")),
+        ["8:61: variants.a.inputs.data.shape.1: there is no dimension 'm' (write a number, or define it under "
+         "`dimensions`, such as `m: {max: 512}`)"],
+        id="unknown dimension of a variant",
+    ),
+]  # fmt: skip
 NOT_RECIPES = [
     alone("empty file", "", "1:1: the file is empty"),
     alone("blank lines", "\n\n", "1:1: the file is empty"),
@@ -1033,7 +1170,7 @@ NOT_RECIPES = [
 ]
 
 
-@pytest.mark.parametrize(("content", "problems"), WRONG + NOT_RECIPES)
+@pytest.mark.parametrize(("content", "problems"), WRONG + WRONG_DIMENSIONS + NOT_RECIPES)
 def test_wrong_recipes(content: str | bytes, problems: list[str]) -> None:
     """All problems are reported in the order of their positions, in one RecipeError."""
     assert problems_in(write(Path("r.yaml"), content)) == problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from onnx import helper
 
 from tests.support.onnx_models import model, save, value
+from tvmflow.compiler import lowering
+from tvmflow.compiler.open_sizes import read_dimensions
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.types import Json
-from tvmflow.recipe import InputSpec, ModelSource, Recipe
+from tvmflow.core.types import Dimension, Json
+from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model
 from tvmflow.stages.base import StageContext, parse_settings
 
@@ -47,6 +51,69 @@ def test_only_new_fields_change_the_key() -> None:
     }
     new = settings_of(a=InputSpec(), b=InputSpec(value=16000), c=InputSpec(value=((1, 2),)))
     assert new["inputs"] == {"a": {}, "b": {"value": 16000}, "c": {"value": [[1, 2]]}}
+
+
+def open_recipe(**fields: Any) -> Recipe:
+    """A recipe with an open size."""
+    return Recipe(
+        recipe=1,
+        name="net",
+        model=ModelSource(onnx="m.onnx"),
+        inputs={"x": InputSpec(shape=("time",)), "shift": InputSpec(value=2)},
+        dimensions={"time": DimensionSpec(**{"max": 8, **fields})},
+    )
+
+
+def test_ranges_of_dimensions_change_the_key_and_sizes_to_tune_at_do_not() -> None:
+    """What is imported is the same wherever it is tuned."""
+    of = {
+        **settings_of(),
+        "inputs": {"x": {"shape": ["time"], "dtype": "float32"}, "shift": {"value": 2}},
+    }
+    assert import_model.settings(open_recipe(), None).to_json() == {
+        **of,
+        "dimensions": {"time": {"min": 1, "max": 8}},
+    }
+    tuned = import_model.settings(open_recipe(tune_at=(4,)), None).to_json()
+    assert tuned == import_model.settings(open_recipe(), None).to_json()
+    multiple = import_model.settings(open_recipe(multiple_of=4), None).to_json()
+    assert multiple["dimensions"] == {"time": {"min": 4, "max": 8, "multiple_of": 4}}
+
+
+def test_an_open_size_is_in_signature_facts_and_ir(tmp_path: Path) -> None:
+    """Shapes have the largest sizes, so that code without dimensions sees an upper bound."""
+    settings = import_model.settings(open_recipe(), None).to_json()
+    files = save(shifted(), tmp_path)
+    assert run(settings, files, tmp_path) == {
+        "inputs": [{"name": "x", "shape": [8], "dtype": "int64", "sizes": ["time"]}],
+        "outputs": [{"name": "y", "shape": [8], "dtype": "int64", "sizes": ["time"]}],
+        "bound": [{"name": "shift", "shape": [], "dtype": "int64", "value": 2}],
+        "dimensions": [{"name": "time", "min": 1, "max": 8, "multiple_of": 1}],
+    }
+    context = StageContext(files, tmp_path, tmp_path, tmp_path, tmp_path, lambda _: None)
+    facts = import_model.run(parse_settings(import_model.run, settings), context)
+    assert facts.dimensions == (Dimension("time", 1, 8),)
+    assert from_json(import_model.ImportFacts, to_json(facts)) == facts
+    mod = lowering.load_ir(tmp_path / import_model.MODEL)
+    assert read_dimensions(mod["main"]) == facts.dimensions
+
+
+def test_a_window_that_is_too_large_for_the_smallest_size_is_named(tmp_path: Path) -> None:
+    """At the largest one there would be room."""
+    nodes = [helper.make_node("MaxPool", ["x"], ["y"], name="last", kernel_shape=[4])]
+    made = model(nodes, [value("x", [1, 2, "time"])], [value("y", None)])
+    text = r"too small .* max_pool1d \(node last\) would have the shape \[1, 2, 0\] at time = 3"
+    for least in (3, 4):
+        recipe = Recipe(
+            recipe=1,
+            name="net",
+            model=ModelSource(onnx="m.onnx"),
+            inputs={"x": InputSpec(shape=(1, 2, "time"))},
+            dimensions={"time": DimensionSpec(min=least, max=8)},
+        )
+        settings = import_model.settings(recipe, None).to_json()
+        with pytest.raises(ImportFailed, match=text) if least < 4 else nullcontext():
+            run(settings, save(made, tmp_path), tmp_path)
 
 
 def test_a_dtype_and_an_input_with_a_value_come_from_the_model(tmp_path: Path) -> None:

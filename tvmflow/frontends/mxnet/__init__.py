@@ -17,7 +17,7 @@ from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.processes import code_command
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import InputFile, Json
+from tvmflow.core.types import Dimension, InputFile, Json
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import (
     LoadedModel,
@@ -222,6 +222,7 @@ class MxnetFrontend(Frontend):
         inputs: Specs,
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
+        dimensions: Sequence[Dimension],
     ) -> LoadedModel:
         from tvmflow.frontends.mxnet._checkpoint import read_params
         from tvmflow.frontends.mxnet._graph import build

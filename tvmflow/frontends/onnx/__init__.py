@@ -17,7 +17,7 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
 from tvmflow.core.packages import install_command
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import InputFile
+from tvmflow.core.types import Dimension, InputFile
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends.frontend import (
@@ -62,6 +62,7 @@ class OnnxFrontend(OneFileFrontend):
     KIND = "onnx"
     MODELS = "ONNX models"
     SOURCE = OnnxSource
+    TAKES_DIMENSIONS = True
     TOOLS = ("apache-tvm", "numpy", "onnx")
     REFERENCE = ReferenceTraits(
         name="ONNX Runtime",
@@ -126,6 +127,7 @@ class OnnxFrontend(OneFileFrontend):
         inputs: Specs,
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
+        dimensions: Sequence[Dimension],
     ) -> LoadedModel:
         from tvmflow.frontends.onnx._own_operators import OwnNodes
         from tvmflow.frontends.onnx.graph import node_labels
@@ -140,7 +142,8 @@ class OnnxFrontend(OneFileFrontend):
         inner_outputs = add_outputs(model, tensors)
         own.mark(model)
         labels = node_labels(model)
-        return import_prepared(prepare(model, inputs, bound, own), inner_outputs, own, labels)
+        prepared = prepare(model, inputs, bound, own)
+        return import_prepared(prepared, inner_outputs, own, labels, dimensions)
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         from tvmflow.frontends.onnx.model_files import link_files, save_with_outputs

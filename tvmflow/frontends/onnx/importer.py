@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -19,10 +19,12 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
+from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends.base import LoadedModel
@@ -32,6 +34,7 @@ from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
+from tvmflow.frontends.onnx._sizes import Sizes
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
@@ -49,6 +52,9 @@ _log = logging.getLogger(__name__)
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
+_OPEN_FIX: Final = (
+    "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
+)
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
        from tvmflow.operators import operator
@@ -64,6 +70,7 @@ def import_prepared(
     inner_outputs: int = 0,
     own: OwnNodes = NO_OPERATORS,
     labels: Mapping[str, str] = MappingProxyType({}),
+    dimensions: Sequence[Dimension] = (),
 ) -> LoadedModel:
     """Import a model that `prepare` returned.
 
@@ -72,12 +79,14 @@ def import_prepared(
         inner_outputs: How many of its outputs, the last ones, are inner tensors.
         own: The nodes of the recipe's own operators.
         labels: The label of the user's node that computes each tensor.
+        dimensions: The dimensions that inputs have in their shapes.
 
     Raises:
         ImportFailed: with operator and node.
     """
     _refuse_unsupported(model)
-    importer = _Importer(model, own, labels)
+    largest = {entry.name: entry.max for entry in dimensions}
+    importer = _Importer(model, own, labels, dimensions)
     mod = importer.import_model()
     try:
         counted = count_outputs(mod)
@@ -88,7 +97,7 @@ def import_prepared(
     except MixedRows as error:
         # TVM's runtime knows the sizes of tensors
         _log.debug("the sizes of tensors are not counted: %s", error.message)
-        importer = _Importer(model, own, labels, counts_rows=False)
+        importer = _Importer(model, own, labels, dimensions, counts_rows=False)
         mod = importer.import_model()
         main = mod.get_global_var("main")
         mod[main] = mod[main].with_attr(SIZES_NEEDED, error.message)
@@ -105,9 +114,9 @@ def import_prepared(
     nodes = importer.nodes.take(mod)
     main = mod["main"]
     kinds = [var.ty for var in main.params[: int(main.attrs["num_input"])]]
-    inputs = _specs(model.graph.input, kinds)
+    inputs = _specs(model.graph.input, kinds, largest)
     results = list(getattr(main.ret_ty, "fields", [main.ret_ty]))
-    outputs = _specs(model.graph.output, results[: len(model.graph.output)], bounded)
+    outputs = _specs(model.graph.output, results[: len(model.graph.output)], largest, bounded)
     count = len(outputs) - inner_outputs
     return LoadedModel(
         mod=mod,
@@ -169,6 +178,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         model: ModelProto,
         own: OwnNodes,
         labels: Mapping[str, str],
+        dimensions: Sequence[Dimension],
         *,
         counts_rows: bool = True,
     ) -> None:
@@ -185,6 +195,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             node.input[0] for node in _all_nodes(model) if node.op_type == "DequantizeLinear"
         }
         self.weights: dict[str, tuple[relax.Var, np.ndarray[Any, Any]]] = {}
+        self._sizes: Sizes | None = None
+        if dimensions:
+            self._sizes = Sizes(self.bb, self._nodes, self.weights, dimensions)
 
     def import_model(self) -> tvm.IRModule:
         """Import the model, every expression with a variable."""
@@ -240,19 +253,36 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             single = onnx.GraphProto()
             single.node.append(node)
             try:
-                if is_if(node):
+                if self._sizes and self._construct_sizes(node, self._sizes):
+                    pass
+                elif is_if(node):
                     self._construct_if(node)
                 elif node.domain == OWN_DOMAIN:
                     self._construct_own(node)
                 else:
                     super()._construct_nodes(single)
+                if self._sizes:
+                    self._sizes.check_results(node)
             except StageError:
                 raise
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
                 text = f"{name} cannot be imported: {last_line(error)}"
-                raise ImportFailed(text, fix=_FIX) from error
+                raise ImportFailed(text, fix=_OPEN_FIX if self._sizes else _FIX) from error
             self._name_results(node)
+        if self._sizes:
+            self._sizes.materialize([value.name for value in graph.output])
+
+    def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
+        """Convert a node that computes sizes, or takes them; return whether that is done."""
+        if sizes.evaluate(node):
+            return True
+        result = sizes.convert(node)
+        if result is None:
+            sizes.materialize([*node.input, *sorted(captured_names(node))])
+            return False
+        self._nodes[node.output[0]] = self.bb.emit(self.bb.normalize(result))
+        return True
 
     def _name_results(self, node: NodeProto) -> None:
         """Give what was emitted the label of the node; what `prepare` added belongs to the node that reads it."""
@@ -296,7 +326,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         body = self.bb.emit(results[0] if len(results) == 1 else relax.Tuple(results))
         block = self.bb._end_block()
         self.bb.end_scope()
-        self._nodes = outer
+        # in place: others hold it
+        self._nodes.clear()
+        self._nodes.update(outer)
         return relax.SeqExpr([block], body)
 
 
@@ -344,22 +376,29 @@ def _drop_unused_weights(
     return mod, {var.name: weights[var.name][1] for var in kept}
 
 
-def _spec(name: str, kind: Any) -> TensorSpec:
+def _spec(name: str, kind: Any, largest: Mapping[str, int]) -> TensorSpec:
+    sizes = sizes_of(SimpleNamespace(ty=kind))
     try:
-        shape = tuple(int(size) for size in kind.shape.values if kind.shape is not None)
-    except (TypeError, AttributeError):
+        texts = tuple(map(size_text, sizes)) if sizes is not None else None
+        shape = texts if texts is None else evaluate_shape(texts, largest)
+    except (NoSize, WrongSize):
+        shape = None
+    if texts is None or shape is None:
         raise ImportFailed(
             f"{quoted(name)} has no fixed shape after import",
             fix="set all input shapes in the recipe; shapes that depend on values are not supported",
         ) from None
-    return TensorSpec(name, shape, str(kind.dtype))
+    return TensorSpec(name, shape, str(kind.dtype), sizes=() if texts == shape else texts)
 
 
 def _specs(
-    values: Iterable[onnx.ValueInfoProto], kinds: Iterable[Any], counts: Sequence[OutputCount] = ()
+    values: Iterable[onnx.ValueInfoProto],
+    kinds: Iterable[Any],
+    largest: Mapping[str, int],
+    counts: Sequence[OutputCount] = (),
 ) -> tuple[TensorSpec, ...]:
     """Return ONNX values with the shapes and dtypes of their Relax types, and their counted axes."""
-    specs = [_spec(value.name, kind) for value, kind in zip(values, kinds, strict=True)]
+    specs = [_spec(value.name, kind, largest) for value, kind in zip(values, kinds, strict=True)]
     for entry in counts:
         specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)
     return tuple(specs)

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 
-from tvmflow.core.types import TensorSpec
-from tvmflow.frontends.base import InputRequest, ModelInput
-from tvmflow.frontends.inputs import check_inputs
+from tvmflow.core.types import Size, TensorSpec
+from tvmflow.frontends.base import ModelInput
+from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 from tvmflow.frontends.onnx._header import model_input
 from tvmflow.frontends.onnx._loops import (
@@ -153,20 +153,25 @@ def _set_input_shapes(model: ModelProto, inputs: tuple[TensorSpec, ...]) -> None
         ImportFailed: with all inputs that are missing, unknown, or do not fit.
     """
     model_inputs = [_model_input(value) for value in model.graph.input]
-    check_inputs(model_inputs, [InputRequest(spec.name, spec.shape, spec.dtype) for spec in inputs])
+    check_inputs(model_inputs, list(map(request_of, inputs)))
     specs = {spec.name: spec for spec in inputs}
     for value in model.graph.input:
         if value.name in specs:
             shape = value.type.tensor_type.shape
             shape.ClearField("dim")
-            shape.dim.extend(
-                TensorShapeProto.Dimension(dim_value=n) for n in specs[value.name].shape
-            )
+            spec = specs[value.name]
+            shape.dim.extend(map(_size, spec.sizes or spec.shape))
     # Shapes that were inferred from other input shapes would contradict the new ones.
     for graph in all_graphs(model.graph):
         del graph.value_info[:]
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
+
+
+def _size(size: Size) -> TensorShapeProto.Dimension:
+    if isinstance(size, str):
+        return TensorShapeProto.Dimension(dim_param=size)
+    return TensorShapeProto.Dimension(dim_value=size)
 
 
 def _model_input(value: ValueInfoProto) -> ModelInput:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import PT2
+from tvmflow.core.types import Dimension
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits
 from tvmflow.frontends.frontend import (
@@ -63,6 +64,7 @@ class PytorchFrontend(OneFileFrontend):
     KIND = "pytorch"
     MODELS = "PyTorch archives"
     SOURCE = PytorchSource
+    TAKES_DIMENSIONS = True
     TOOLS = (*OnnxFrontend.TOOLS, *_EXPORTER)
     REFERENCE = ReferenceTraits(
         name="PyTorch",
@@ -87,6 +89,7 @@ class PytorchFrontend(OneFileFrontend):
         inputs: Specs,
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
+        dimensions: Sequence[Dimension],
     ) -> LoadedModel:
         from tvmflow.frontends.pytorch.export import export_to_onnx
 
@@ -94,7 +97,7 @@ class PytorchFrontend(OneFileFrontend):
             archive = read_archive(files[MODEL])
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
             exported = export_to_onnx(archive, files[MODEL], tensors, Path(folder))
-            loaded = OnnxFrontend().load(exported.files, inputs, bound=bound)
+            loaded = OnnxFrontend().load(exported.files, inputs, bound=bound, dimensions=dimensions)
         count = len(loaded.outputs) - exported.inner_outputs
         outputs, inner = loaded.outputs[:count], loaded.outputs[count:]
         return loaded._replace(outputs=outputs, tensors=inner)

@@ -15,9 +15,9 @@ from pydantic import Field
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
+from tvmflow.core.types import Dimension
 from tvmflow.frontends._reading import read_in_worker, read_once
 from tvmflow.frontends.base import (
-    InputRequest,
     LoadedModel,
     ModelFacts,
     ModelInput,
@@ -33,7 +33,7 @@ from tvmflow.frontends.frontend import (
     ReferenceCall,
     Specs,
 )
-from tvmflow.frontends.inputs import check_inputs, resolve_inputs
+from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
 from tvmflow.frontends.onnx import OnnxFrontend
 from tvmflow.frontends.tflite._model import (
     FIX,
@@ -133,6 +133,7 @@ class TfliteFrontend(OneFileFrontend):
         inputs: Specs,
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
+        dimensions: Sequence[Dimension],
     ) -> LoadedModel:
         from tvmflow.frontends.onnx.importer import import_prepared
         from tvmflow.frontends.onnx.prepare import prepare
@@ -144,10 +145,7 @@ class TfliteFrontend(OneFileFrontend):
         with files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        requests, known = (
-            [InputRequest(spec.name, spec.shape, spec.dtype) for spec in inputs],
-            self.read_inputs(files),
-        )
+        requests, known = list(map(request_of, inputs)), self.read_inputs(files)
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)
         converted, inner_outputs = convert(model, data, specs, tensors, bound)

@@ -1,0 +1,345 @@
+"""Models whose sizes stay open: graphs as torch.onnx exports them, compared with ONNX Runtime at several sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import helper
+from tvm import relax
+
+from tests.support.kernels import host_level
+from tests.support.onnx_models import draw, frontend, model, open_session, save, value
+from tvmflow.compiler import lowering
+from tvmflow.compiler.open_sizes import with_dimensions
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.frontends.base import LoadedModel
+
+node = helper.make_node
+BATCH = Dimension("batch", 1, 8)
+SEQ = Dimension("seq", 1, 64)
+H = Dimension(name="h", min=32, max=160, multiple_of=8)
+W = Dimension(name="w", min=32, max=160, multiple_of=8)
+
+
+def load_open(made: onnx.ModelProto, folder: Path, dimensions: Sequence[Dimension]) -> LoadedModel:
+    """Import a model with the dimensions that its inputs name."""
+    largest = {entry.name: entry.max for entry in dimensions}
+    specs = []
+    for entry in made.graph.input:
+        kind = entry.type.tensor_type
+        sizes: tuple[Size, ...] = tuple(d.dim_param or d.dim_value for d in kind.shape.dim)
+        dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        is_open = any(isinstance(size, str) for size in sizes)
+        shape = evaluate_shape(sizes, largest)
+        specs.append(TensorSpec(entry.name, shape, dtype, sizes=sizes if is_open else ()))
+    loaded = frontend.load(save(made, folder), tuple(specs), dimensions=dimensions)
+    main = loaded.mod.get_global_var("main")
+    loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
+    return loaded
+
+
+def compile_open(loaded: LoadedModel) -> Callable[..., Any]:
+    library = lowering.compile_untuned(
+        loaded.mod, loaded.params, host_level(), LoweringOptions(), 1
+    )
+    machine = relax.VirtualMachine(library, tvm.cpu())
+    return lambda *arrays: machine["main"](*map(tvm.runtime.tensor, arrays))
+
+
+def agree_at(
+    made: onnx.ModelProto,
+    folder: Path,
+    dimensions: Sequence[Dimension],
+    sizes: Sequence[Mapping[str, int]],
+) -> LoadedModel:
+    """Compile a model once; at all sizes its outputs, and the shapes that are said of them, are those of ONNX Runtime."""
+    loaded = load_open(made, folder, dimensions)
+    run, session = compile_open(loaded), open_session(made)
+    random = np.random.default_rng(0)
+    for known in sizes:
+        feed = {}
+        for spec in loaded.inputs:
+            shape = evaluate_shape(spec.sizes or spec.shape, known)
+            if spec.dtype == "float32":
+                feed[spec.name] = random.normal(size=shape).astype(np.float32)
+            else:
+                feed[spec.name] = random.integers(0, 2, shape).astype(spec.dtype)
+        result = run(*feed.values())
+        results = [result] if hasattr(result, "numpy") else list(result)
+        for spec, actual, expected in zip(
+            loaded.outputs, results, session.run(None, feed), strict=True
+        ):
+            assert evaluate_shape(spec.sizes or spec.shape, known) == expected.shape
+            np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
+    return loaded
+
+
+def integers(*values: int) -> Any:
+    return np.array(values, np.int64)
+
+
+class Graph:
+    """The nodes and weights of a graph, with names for what is computed in between."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: dict[str, Any] = {}
+
+    def add(self, kind: str, *inputs: Any, **attributes: Any) -> str:
+        """Add a node; an input that is an array becomes a weight."""
+        name = f"n{len(self.nodes)}"
+        names = [entry if isinstance(entry, str) else self.weight(entry) for entry in inputs]
+        self.nodes.append(node(kind, names, [name], name=f"{kind}_{len(self.nodes)}", **attributes))
+        return name
+
+    def weight(self, array: Any) -> str:
+        """Add a weight."""
+        name = f"w{len(self.weights)}"
+        self.weights[name] = array
+        return name
+
+    def size(self, of: str, axis: int) -> str:
+        """Return one size as a scalar, as exporters write it."""
+        return self.add("Gather", self.add("Shape", of), np.array(axis, np.int64), axis=0)
+
+    def shape(self, *sizes: Any) -> str:
+        """Return sizes as one vector: a name of a scalar, or a number."""
+        parts = [
+            self.add("Unsqueeze", size, integers(0)) if isinstance(size, str) else integers(size)
+            for size in sizes
+        ]
+        return self.add("Concat", *parts, axis=0)
+
+    def linear(self, x: str, inputs: int, outputs: int) -> str:
+        """Return a dense layer."""
+        seed = len(self.weights)
+        product = self.add("MatMul", x, draw(inputs, outputs, seed=seed) / np.float32(inputs**0.5))
+        return self.add("Add", product, draw(outputs, seed=seed + 1))
+
+    def made(
+        self,
+        inputs: Mapping[str, tuple[Sequence[int | str], str]],
+        outputs: Mapping[str, str],
+        opset: int = 17,
+    ) -> onnx.ModelProto:
+        """Return the model."""
+        results = []
+        for name, source in outputs.items():
+            self.nodes.append(node("Identity", [source], [name]))
+            results.append(value(name, None))
+        given = [value(name, shape, dtype) for name, (shape, dtype) in inputs.items()]
+        return model(self.nodes, given, results, self.weights, opset=opset)
+
+
+def attention(g: Graph, x: str, batch: str, seq: str, mask: Any, width: int = 32) -> str:
+    """Return attention of four heads over tokens, as exporters write it."""
+    heads, size = 4, width // 4
+    parts = []
+    for axes in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3)):
+        shape = g.shape(batch, seq, heads, size)
+        parts.append(
+            g.add("Transpose", g.add("Reshape", g.linear(x, width, width), shape), perm=axes)
+        )
+    query, key, keyed = parts
+    scores = g.add("Div", g.add("MatMul", query, key), np.float32(size**0.5))
+    weights = g.add("Softmax", g.add("Add", scores, mask), axis=-1)
+    mixed = g.add("Transpose", g.add("MatMul", weights, keyed), perm=[0, 2, 1, 3])
+    joined = g.add("Reshape", mixed, g.shape(batch, seq, width))
+    return g.add("Add", x, g.linear(joined, width, width))
+
+
+def bert() -> onnx.ModelProto:
+    """A BERT with token types and a mask, whose positions are a slice of a constant table."""
+    g = Graph()
+    batch, seq = g.size("input_ids", 0), g.size("input_ids", 1)
+    words = g.add("Gather", draw(50, 32), "input_ids")
+    table = np.arange(64).reshape(1, 64).astype(np.int64)
+    until = g.add("Unsqueeze", seq, integers(0))
+    places = g.add("Slice", table, integers(0), until, integers(1), integers(1))
+    positions = g.add("Gather", draw(64, 32, seed=3), places)
+    x = g.add("Add", words, positions)
+    mask = g.add("Unsqueeze", g.add("Unsqueeze", "attention_mask", integers(1)), integers(2))
+    inverse = g.add("Sub", np.float32(1), g.add("Cast", mask, to=1))
+    x = attention(g, x, batch, seq, g.add("Mul", inverse, np.float32(-10000)))
+    pooled = g.add("Gather", x, np.array(0, np.int64), axis=1)
+    inputs = {n: (["batch", "seq"], "int64") for n in ("input_ids", "attention_mask")}
+    return g.made(inputs, {"tokens": x, "pooled": pooled})
+
+
+def expanded_bert() -> onnx.ModelProto:
+    """A BERT as newer exports have it: positions by Range, and masks by Expand to a shape with -1 replaced."""
+    g = Graph()
+    batch, seq = g.size("input_ids", 0), g.size("input_ids", 1)
+    zero, one = np.array(0, np.int64), np.array(1, np.int64)
+    places = g.add("Unsqueeze", g.add("Range", zero, seq, one), integers(0))
+    wanted = g.shape(batch, seq)
+    rank = g.add("Shape", wanted)
+    ones = g.add(
+        "ConstantOfShape", rank, value=helper.make_tensor("v", onnx.TensorProto.INT64, [1], [1])
+    )
+    unknown = g.add("Mul", ones, np.array(-1, np.int64))
+    shape = g.add("Where", g.add("Equal", wanted, unknown), ones, wanted)
+    places = g.add("Expand", places, shape)
+    x = g.add(
+        "Add",
+        g.add("Gather", draw(50, 32), "input_ids"),
+        g.add("Gather", draw(64, 32, seed=3), places),
+    )
+    mask = g.add("Unsqueeze", "attention_mask", integers(1, 2))
+    wide = g.add("Expand", mask, g.shape(batch, 1, seq, seq))
+    inverse = g.add("Sub", np.float32(1), g.add("Cast", wide, to=1))
+    hidden = g.add("Cast", inverse, to=9)
+    mask = g.add("Where", hidden, np.float32(-3.4e38), inverse)
+    x = attention(g, x, batch, seq, mask)
+    inputs = {n: (["batch", "seq"], "int64") for n in ("input_ids", "attention_mask")}
+    return g.made(inputs, {"tokens": x})
+
+
+def gpt() -> onnx.ModelProto:
+    """A decoder with a causal mask by a comparison of Ranges, and the logits of the last token."""
+    g = Graph()
+    batch, seq = g.size("input_ids", 0), g.size("input_ids", 1)
+    zero, one = np.array(0, np.int64), np.array(1, np.int64)
+    places = g.add("Range", zero, seq, one)
+    x = g.add(
+        "Add",
+        g.add("Gather", draw(50, 32), "input_ids"),
+        g.add("Gather", draw(64, 32, seed=3), places),
+    )
+    rows = g.add("Reshape", places, g.shape(seq, 1))
+    seen = g.add("LessOrEqual", g.add("Unsqueeze", places, integers(0)), rows)
+    mask = g.add("Where", seen, np.float32(0), np.float32(-1e9))
+    x = attention(g, x, batch, seq, g.add("Unsqueeze", mask, integers(0, 1)))
+    last = g.add("Gather", x, g.add("Sub", seq, one), axis=1)
+    tail = g.add("Slice", x, integers(-1), integers(2**63 - 1), integers(1))
+    inputs = {"input_ids": (["batch", "seq"], "int64")}
+    return g.made(inputs, {"tokens": x, "logits": g.linear(last, 32, 50), "tail": tail})
+
+
+def triangle() -> onnx.ModelProto:
+    """A decoder whose causal mask is a slice of a constant triangle."""
+    g = Graph()
+    batch, seq = g.size("x", 0), g.size("x", 1)
+    table = np.tril(np.ones((1, 1, 64, 64), bool))
+    until = g.add("Unsqueeze", seq, integers(0))
+    part = g.add("Slice", table, integers(0), until, integers(2), integers(1))
+    part = g.add("Slice", part, integers(0), until, integers(3), integers(1))
+    mask = g.add("Where", part, np.float32(0), np.float32(-1e9))
+    x = attention(g, "x", batch, seq, mask)
+    return g.made({"x": (["batch", "seq", 32], "float32")}, {"tokens": x})
+
+
+def vit() -> onnx.ModelProto:
+    """A ViT with a class token that is expanded to the batch, whose patches a convolution makes."""
+    g = Graph()
+    patches = g.add("Conv", "image", draw(32, 3, 8, 8) / 14, kernel_shape=[8, 8], strides=[8, 8])
+    batch = g.size("image", 0)
+    flat = g.add("Reshape", patches, g.shape(batch, 32, -1))
+    tokens = g.add("Transpose", flat, perm=[0, 2, 1])
+    token = g.add("Expand", draw(1, 1, 32), g.shape(batch, 1, 1))
+    x = g.add("Concat", token, tokens, axis=1)
+    x = g.add("Add", x, draw(1, 17, 32, seed=5))
+    x = attention(g, x, batch, g.size(x, 1), np.zeros((1, 1, 1, 1), np.float32))
+    cls = g.add("Gather", x, np.array(0, np.int64), axis=1)
+    return g.made({"image": (["batch", 3, 32, 32], "float32")}, {"scores": g.linear(cls, 32, 10)})
+
+
+def convolution(g: Graph, x: str, inputs: int, outputs: int, stride: int = 1) -> str:
+    weights = draw(outputs, inputs, 3, 3, seed=outputs) / np.float32((9 * inputs) ** 0.5)
+    made = g.add("Conv", x, weights, kernel_shape=[3, 3], strides=[stride] * 2, pads=[1, 1, 1, 1])
+    return g.add("Relu", made)
+
+
+def segmentation() -> onnx.ModelProto:
+    """A segmentation head whose result has the size of the image, by Resize to sizes from its Shape."""
+    g = Graph()
+    x = convolution(g, "image", 3, 8, 2)
+    deep = convolution(g, x, 8, 16, 2)
+    up = g.add(
+        "Resize",
+        deep,
+        "",
+        integers_of_scale(2),
+        mode="nearest",
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )
+    x = g.add("Concat", x, up, axis=1)
+    x = g.add("Conv", x, draw(4, 24, 1, 1), kernel_shape=[1, 1])
+    size = g.add("Slice", g.add("Shape", "image"), integers(2), integers(4), integers(0))
+    front = g.add("Slice", g.add("Shape", x), integers(0), integers(2), integers(0))
+    wanted = g.add("Concat", front, size, axis=0)
+    y = g.add(
+        "Resize", x, "", "", wanted, mode="linear", coordinate_transformation_mode="half_pixel"
+    )
+    return g.made({"image": (["batch", 3, "h", "w"], "float32")}, {"classes": y})
+
+
+def integers_of_scale(scale: float) -> Any:
+    return np.array([1, 1, scale, scale], np.float32)
+
+
+def classifier() -> onnx.ModelProto:
+    """A convolutional network with an open image, a global average and Flatten."""
+    g = Graph()
+    x = convolution(g, "image", 3, 8, 2)
+    x = g.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = g.add("Flatten", g.add("GlobalAveragePool", convolution(g, x, 8, 16)))
+    return g.made({"image": (["batch", 3, "h", "w"], "float32")}, {"scores": g.linear(x, 16, 10)})
+
+
+def tiled() -> onnx.ModelProto:
+    """Tile and ConstantOfShape by the batch, a Reshape with 0 and -1, and arithmetic of sizes in floats."""
+    g = Graph()
+    batch, seq = g.size("x", 0), g.size("x", 1)
+    token = g.add("Tile", draw(1, 1, 4), g.shape(batch, 1, 1))
+    zeros = g.add("ConstantOfShape", g.shape(batch, 2, 4))
+    x = g.add("Concat", token, "x", zeros, axis=1)
+    half = g.add("Mul", g.add("Cast", seq, to=1), np.float32(0.5))
+    count = g.add("Cast", g.add("Floor", half), to=7)
+    cut = g.add(
+        "Slice",
+        x,
+        integers(1),
+        g.add("Unsqueeze", g.add("Add", count, np.array(1, np.int64)), integers(0)),
+        integers(1),
+    )
+    flat = g.add("Reshape", x, integers(0, -1))
+    scaled = g.add("Div", "x", g.add("Sqrt", g.add("Cast", seq, to=1)))
+    return g.made(
+        {"x": (["batch", "seq", 4], "float32")},
+        {"x4": x, "cut": cut, "flat": flat, "scaled": scaled},
+    )
+
+
+TEXT_SIZES = [{"batch": b, "seq": s} for b, s in ((1, 1), (2, 17), (8, 64), (3, 5), (1, 64))]
+IMAGE_SIZES = [
+    {"batch": b, "h": h, "w": w} for b, h, w in ((1, 32, 32), (3, 40, 72), (2, 160, 136))
+]
+
+
+@pytest.mark.parametrize("make", [bert, expanded_bert, gpt, triangle, tiled])
+def test_text_models_follow_batch_and_length(
+    make: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    agree_at(make(), tmp_path, (BATCH, SEQ), TEXT_SIZES)
+
+
+@pytest.mark.parametrize("make", [segmentation, classifier])
+def test_image_models_follow_height_and_width(
+    make: Callable[[], onnx.ModelProto], tmp_path: Path
+) -> None:
+    agree_at(make(), tmp_path, (BATCH, H, W), IMAGE_SIZES)
+
+
+def test_a_vision_transformer_follows_the_batch(tmp_path: Path) -> None:
+    loaded = agree_at(vit(), tmp_path, (BATCH,), [{"batch": n} for n in (1, 3, 8)])
+    assert [spec.sizes for spec in loaded.outputs] == [("batch", 10)]

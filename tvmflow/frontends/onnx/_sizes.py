@@ -1,0 +1,921 @@
+"""Sizes in a graph with dimensions: values that are computed from shapes, and operators that take them.
+
+An exporter computes shapes in the graph: `Shape`, then `Gather`, `Concat` and the like. Here such values are
+numbers and expressions of the dimensions, so that what they shape keeps its sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from onnx import NodeProto
+from tvm import relax, te, tirx
+
+from tvmflow.compiler.open_sizes import list_symbols, plain
+from tvmflow.core.formatting import names_text
+from tvmflow.core.types import Dimension
+from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
+
+_MAX_ELEMENTS: Final = 1024
+_Array = np.ndarray[Any, Any]
+# What ends a Slice that has no end.
+_NO_END: Final = 1 << 31
+
+
+class SizeValue(NamedTuple):
+    """A small tensor of numbers and expressions of the dimensions.
+
+    Attributes:
+        values: The elements: an array of objects, each an int, an expression, or a `_Quotient`.
+        dtype: The dtype that the graph gives it.
+    """
+
+    values: _Array
+    dtype: str
+
+
+class _Quotient(NamedTuple):
+    """A multiple of an expression that is no whole number: between a Cast to float and one back, or Floor."""
+
+    expr: Any
+    factor: Fraction
+
+
+class _Unknown(Exception):
+    """A value cannot be told from the dimensions."""
+
+
+class Sizes:
+    """The values of a graph that follow from the dimensions.
+
+    Args:
+        builder: The builder of the model.
+        nodes: The results of the importer by name; what is needed as a tensor is added to it.
+        weights: The weights, with their values.
+        dimensions: The dimensions.
+    """
+
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        nodes: dict[str, Any],
+        weights: Mapping[str, tuple[Any, _Array]],
+        dimensions: Sequence[Dimension],
+    ) -> None:
+        self._builder = builder
+        self._nodes = nodes
+        self._weights = weights
+        self._dimensions = {entry.name: entry for entry in dimensions}
+        self._known: dict[str, SizeValue] = {}
+        self._analyzer = tvm.sym.Analyzer()
+        # knows each dimension as a multiple of a number
+        self._by_multiples = tvm.sym.Analyzer()
+        self._bound = set[str]()
+        self._seen: list[Any] = []
+
+    # ------------------------------------------------------------ values
+
+    def evaluate(self, node: NodeProto) -> bool:
+        """Return whether the results of a node are such values; they are remembered."""
+        rule = _RULES.get(node.op_type)
+        if rule is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+            return False
+        reads_shape = node.op_type in ("Shape", "Size")
+        if not reads_shape and not any(name in self._known for name in node.input):
+            return False
+        try:
+            operands = [
+                None if not name else self._shape_value(name) if reads_shape else self._value(name)
+                for name in node.input
+            ]
+            result = rule(_Call(node, operands, attributes_of(node), self))
+        except (_Unknown, IndexError, ValueError, TypeError, ZeroDivisionError):
+            return False
+        if result.values.size > _MAX_ELEMENTS:
+            return False
+        self._known[node.output[0]] = result
+        return True
+
+    def find(self, name: str) -> SizeValue | None:
+        """Return a value that is known; None for others."""
+        try:
+            return self._value(name)
+        except _Unknown:
+            return None
+
+    def materialize(self, names: Sequence[str]) -> None:
+        """Let these values be tensors of the model, as operators read them that compute with data."""
+        for name in names:
+            if name in self._known and name not in self._nodes:
+                self._nodes[name] = self.tensor(self._known[name])
+
+    def check_results(self, node: NodeProto) -> None:
+        """Check that the sizes of a node's results follow from the dimensions, and remember them.
+
+        Raises:
+            ValueError: otherwise.
+        """
+        for name in node.output:
+            kind = getattr(self._nodes.get(name), "ty", None)
+            if not isinstance(kind, relax.TensorType):
+                continue
+            if not isinstance(kind.shape, relax.ShapeExpr):
+                raise ValueError(self._unknown_text(node))
+            for size in self.shape_of(self._nodes[name]):
+                symbols = [var.name for var in list_symbols(size)]
+                if not all(symbol in self._dimensions for symbol in symbols):
+                    raise ValueError(self._unknown_text(node))
+
+    def _unknown_text(self, node: NodeProto) -> str:
+        """Return why the result of a node has unknown sizes."""
+        shapes = []
+        for name in node.input:
+            shape = getattr(getattr(self._nodes.get(name), "ty", None), "shape", None)
+            if isinstance(shape, relax.ShapeExpr):
+                shapes.append(f"[{', '.join(str(self.simplify(n)) for n in shape.values)}]")
+        names = names_text(sorted(self._dimensions))
+        return f"its sizes do not follow from {names}; its operands have the shapes {' and '.join(shapes)}"
+
+    def simplify(self, size: Any) -> Any:
+        """Return a size in its simplest form; an int where it is one."""
+        if isinstance(size, int | np.integer):
+            return int(size)
+        for var in list_symbols(size):
+            self._bind(var)
+        simple = self._analyzer.simplify(size)
+        return int(simple) if isinstance(simple, tirx.IntImm) else simple
+
+    def is_certain(self, condition: Any) -> bool:
+        """Return whether a condition holds for all sizes."""
+        if isinstance(condition, bool | np.bool_):
+            return bool(condition)
+        for var in list_symbols(condition):
+            self._bind(var)
+        return bool(self._analyzer.can_prove(condition))
+
+    def is_equal(self, one: Any, other: Any) -> bool:
+        """Return whether two sizes are the same for all sizes of the dimensions."""
+        difference = self.simplify(one - other)
+        if not isinstance(difference, int):
+            # what only sizes that are multiples have in common
+            difference = plain(self._by_multiples.simplify(difference))
+        return isinstance(difference, int) and difference == 0
+
+    def as_seen(self, size: Any) -> Any:
+        """Return the size of an earlier tensor that is the same as this one, so that both fit; else this one."""
+        size = self.simplify(size)
+        if isinstance(size, int):
+            return size
+        return next((seen for seen in self._seen if self.is_equal(seen, size)), size)
+
+    def shape_of(self, expr: Any) -> list[Any]:
+        """Return the sizes of a tensor.
+
+        Raises:
+            ValueError: when they are not known.
+        """
+        shape = getattr(expr.ty, "shape", None)
+        if not isinstance(shape, relax.ShapeExpr):
+            raise ValueError("the shape of its operand is known only when the model runs")
+        sizes = [self.simplify(size) for size in shape.values]
+        for size in sizes:
+            if not isinstance(size, int) and not any(map(size.same_as, self._seen)):
+                self._seen.append(size)
+        return sizes
+
+    def _bind(self, var: Any) -> None:
+        """Let the analyzer know the range of a dimension."""
+        dimension = self._dimensions.get(var.name)
+        if dimension is None or var.name in self._bound:
+            return
+        self._bound.add(var.name)
+        step, dtype = dimension.multiple_of, str(var.ty)
+        count = tirx.Var(f"{var.name}_count", dtype)
+        self._analyzer.bind(var, _range(dimension.min, dimension.max, dtype))
+        least, largest = dimension.min // step, dimension.max // step
+        self._by_multiples.bind(count, _range(least, largest, dtype))
+        self._by_multiples.bind(var, count * step)
+
+    def _value(self, name: str) -> SizeValue:
+        if name in self._known:
+            return self._known[name]
+        node = self._nodes.get(name)
+        if isinstance(node, tvm.ir.Constant):
+            array = node.value.numpy()
+        elif name in self._weights:
+            array = self._weights[name][1]
+        else:
+            raise _Unknown
+        if array.size > _MAX_ELEMENTS or array.dtype.kind not in "iubf":
+            raise _Unknown
+        values = np.empty(array.shape, object)
+        for place, value in np.ndenumerate(array):
+            values[place] = _from_number(value.item())
+        return SizeValue(values, str(array.dtype))
+
+    def _shape_value(self, name: str) -> SizeValue:
+        if name in self._known:
+            return SizeValue(_objects(list(self._known[name].values.shape)), "int64")
+        try:
+            return SizeValue(_objects(self.shape_of(self._nodes[name])), "int64")
+        except (ValueError, KeyError, AttributeError):
+            raise _Unknown from None
+
+    def tensor(self, value: SizeValue) -> Any:
+        """Return a value as a tensor, which a kernel computes if it is not constant."""
+        shape, dtype = value.values.shape, value.dtype
+        elements = value.values.ravel().tolist()
+        if all(isinstance(element, int | bool) for element in elements):
+            return relax.const(np.array(elements, dtype).reshape(shape), dtype)
+
+        def fill(*sizes: Any) -> Any:
+            def element(*place: Any) -> Any:
+                flat: Any = 0
+                for index, extent in zip(place, shape, strict=True):
+                    flat = flat * extent + index
+                result = _cast(sizes[-1], dtype)
+                for at in range(len(sizes) - 2, -1, -1):
+                    result = tirx.Select(tirx.EQ(flat, at), _cast(sizes[at], dtype), result)
+                return result
+
+            return te.compute(shape, element, name="sizes")
+
+        parts = [_plain_expr(element, dtype) for element in elements]
+        return self._builder.emit_te(fill, *parts, primfunc_name_hint="sizes")
+
+    # ------------------------------------------------------------ operators that take sizes
+
+    def convert(self, node: NodeProto) -> Any:
+        """Return the result of an operator that takes sizes; None for one that the importer converts as always.
+
+        Raises:
+            ValueError: when its sizes do not follow from the dimensions.
+        """
+        converter = _CONVERTERS.get(node.op_type)
+        if converter is None or node.domain not in ("", "ai.onnx"):
+            return None
+        return converter(self, node)
+
+    def operand(self, node: NodeProto, position: int) -> list[Any] | None:
+        """Return the sizes that a node takes; None for an operand that is missing.
+
+        Raises:
+            ValueError: when they do not follow from the dimensions.
+        """
+        name = node.input[position] if position < len(node.input) else ""
+        if not name:
+            return None
+        value = self.find(name)
+        if value is None:
+            raise ValueError("its sizes depend on values, and not on the dimensions alone")
+        return [self.simplify(size) for size in value.values.ravel().tolist()]
+
+    def data(self, name: str) -> Any:
+        """Return an operand as a tensor with a type."""
+        self.materialize([name])
+        return self._builder.normalize(self._nodes[name])
+
+    def emit(self, expr: Any) -> Any:
+        """Return an expression with a type."""
+        return self._builder.normalize(expr)
+
+    def is_open(self, expr: Any) -> bool:
+        """Return whether a tensor has sizes that depend on dimensions."""
+        return not all(isinstance(size, int) for size in self.shape_of(expr))
+
+
+def _range(least: int, largest: int, dtype: str) -> Any:
+    extent = tirx.IntImm(dtype, largest - least + 1)
+    return tvm.ir.Range.from_min_extent(tirx.IntImm(dtype, least), extent)
+
+
+def _objects(values: Sequence[Any]) -> _Array:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _from_number(number: Any) -> Any:
+    """Return a constant: an int, or a quotient of ints."""
+    if isinstance(number, float):
+        if not math.isfinite(number):
+            raise _Unknown
+        if number.is_integer():
+            return int(number)
+        fraction = Fraction(number).limit_denominator(1 << 20)
+        if not math.isclose(fraction, number, rel_tol=1e-6):
+            raise _Unknown
+        return _Quotient(1, fraction)
+    return number
+
+
+def _plain_expr(element: Any, dtype: str) -> Any:
+    if isinstance(element, _Quotient):
+        if "float" not in dtype:
+            raise ValueError("a size is no whole number")
+        whole = element.expr * element.factor.numerator
+        as_float = tirx.Cast(dtype, tirx.convert(whole))
+        return as_float / tirx.FloatImm(dtype, element.factor.denominator)
+    return tirx.IntImm("int64", int(element)) if isinstance(element, int) else element
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    return tirx.Cast(dtype, value) if str(value.ty) != dtype else value
+
+
+# ---------------------------------------------------------------- rules of values
+
+
+class _Call(NamedTuple):
+    """A node to evaluate, with its operands and attributes."""
+
+    node: NodeProto
+    operands: Sequence[SizeValue | None]
+    attributes: Mapping[str, Any]
+    sizes: Sizes
+
+    def array(self, position: int) -> _Array:
+        """Return the elements of an operand that is there."""
+        operand = self.operands[position] if position < len(self.operands) else None
+        if operand is None:
+            raise _Unknown
+        return operand.values
+
+    def dtype(self, position: int = 0) -> str:
+        """Return the dtype of an operand."""
+        operand = self.operands[position]
+        if operand is None:
+            raise _Unknown
+        return operand.dtype
+
+    def integers(self, position: int, attribute: str = "") -> list[int] | None:
+        """Return an operand, or an attribute, that is constant; None where it is missing."""
+        if attribute in self.attributes:
+            return [int(n) for n in np.atleast_1d(self.attributes[attribute])]
+        if position >= len(self.operands) or self.operands[position] is None:
+            return None
+        values = self.array(position).ravel().tolist()
+        if not all(isinstance(value, int) for value in values):
+            raise _Unknown
+        return list(values)
+
+
+def _shape(call: _Call) -> SizeValue:
+    shape = call.array(0)
+    end = call.attributes.get("end", len(shape))
+    return SizeValue(shape[call.attributes.get("start", 0) : end], "int64")
+
+
+def _size(call: _Call) -> SizeValue:
+    total: Any = 1
+    for size in call.array(0):
+        total = total * size
+    return _scalar(call.sizes.simplify(total), "int64")
+
+
+def _scalar(value: Any, dtype: str) -> SizeValue:
+    array = np.empty((), object)
+    array[()] = value
+    return SizeValue(array, dtype)
+
+
+def _gather(call: _Call) -> SizeValue:
+    data, indices = call.array(0), np.array(call.array(1).tolist(), np.int64)
+    axis = int(call.attributes.get("axis", 0))
+    return SizeValue(_keep(np.take(data, indices, axis)), call.dtype())
+
+
+def _keep(values: Any) -> _Array:
+    """Return an element that NumPy took out of its array as an array again."""
+    return values if isinstance(values, np.ndarray) else _scalar(values, "").values
+
+
+def _concat(call: _Call) -> SizeValue:
+    parts = [call.array(position) for position in range(len(call.operands))]
+    return SizeValue(np.concatenate(parts, int(call.attributes["axis"])), call.dtype())
+
+
+def _slice(call: _Call) -> SizeValue:
+    data = call.array(0)
+    starts, ends = call.integers(1, "starts"), call.integers(2, "ends")
+    if starts is None or ends is None:
+        raise _Unknown
+    axes = call.integers(3, "axes") or range(len(starts))
+    steps = call.integers(4) or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        stop = None if step < 0 and end < -data.shape[axis] else end
+        cut = [slice(None)] * data.ndim
+        cut[axis] = slice(start, stop, step)
+        data = data[tuple(cut)]
+    return SizeValue(data, call.dtype())
+
+
+def _unsqueeze(call: _Call) -> SizeValue:
+    axes = call.integers(1, "axes")
+    if axes is None:
+        raise _Unknown
+    return SizeValue(np.expand_dims(call.array(0), tuple(axes)), call.dtype())
+
+
+def _squeeze(call: _Call) -> SizeValue:
+    axes = call.integers(1, "axes")
+    squeezed = np.squeeze(call.array(0), None if axes is None else tuple(axes))
+    return SizeValue(_keep(squeezed), call.dtype())
+
+
+def _reshape(call: _Call) -> SizeValue:
+    shape = call.integers(1)
+    if shape is None:
+        raise _Unknown
+    data = call.array(0)
+    shape = [data.shape[axis] if size == 0 else size for axis, size in enumerate(shape)]
+    return SizeValue(data.reshape(shape), call.dtype())
+
+
+def _cast_value(call: _Call) -> SizeValue:
+    dtype = dtype_of(call.attributes["to"])
+    if dtype == "bool":
+        raise _Unknown
+    if "int" in dtype:
+        return _each(call, lambda value: _floor(call.sizes, value), dtype)
+    return SizeValue(call.array(0), dtype)
+
+
+def _floor_value(call: _Call) -> SizeValue:
+    return _each(call, lambda value: _floor(call.sizes, value), call.dtype())
+
+
+def _ceil_value(call: _Call) -> SizeValue:
+    def ceil(value: Any) -> Any:
+        if not isinstance(value, _Quotient):
+            return value
+        negative = _Quotient(value.expr, -value.factor)
+        return call.sizes.simplify(0 - _floor(call.sizes, negative))
+
+    return _each(call, ceil, call.dtype())
+
+
+def _floor(sizes: Sizes, value: Any) -> Any:
+    if not isinstance(value, _Quotient):
+        return value
+    whole = value.expr * value.factor.numerator
+    if isinstance(whole, int):
+        return whole // value.factor.denominator
+    return sizes.simplify(tirx.floordiv(whole, value.factor.denominator))
+
+
+def _each(call: _Call, function: Callable[[Any], Any], dtype: str) -> SizeValue:
+    data = call.array(0)
+    result = np.empty(data.shape, object)
+    for place, value in np.ndenumerate(data):
+        result[place] = function(value)
+    return SizeValue(result, dtype)
+
+
+def _pairs(call: _Call, function: Callable[[Any, Any], Any]) -> _Array:
+    if len(call.operands) != 2:
+        raise _Unknown
+    left, right = np.broadcast_arrays(call.array(0), call.array(1))
+    result = np.empty(left.shape, object)
+    for place in np.ndindex(left.shape):
+        result[place] = function(left[place], right[place])
+    return result
+
+
+def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[_Call], SizeValue]:
+    def evaluate(call: _Call) -> SizeValue:
+        def compute(left: Any, right: Any) -> Any:
+            if isinstance(left, _Quotient) or isinstance(right, _Quotient):
+                raise _Unknown
+            return call.sizes.simplify(function(left, right))
+
+        return SizeValue(_pairs(call, compute), call.dtype())
+
+    return evaluate
+
+
+def _multiply(call: _Call) -> SizeValue:
+    def compute(left: Any, right: Any) -> Any:
+        left_expr, left_factor = _split(left)
+        right_expr, right_factor = _split(right)
+        expr = call.sizes.simplify(left_expr * right_expr)
+        return _joined(call.sizes, expr, left_factor * right_factor)
+
+    return SizeValue(_pairs(call, compute), call.dtype())
+
+
+def _divide(call: _Call) -> SizeValue:
+    is_float = "float" in call.dtype()
+
+    def compute(left: Any, right: Any) -> Any:
+        if is_float:
+            expr, factor = _split(left)
+            divisor, right_factor = _split(right)
+            if isinstance(divisor, int):
+                return _joined(call.sizes, expr, factor / (right_factor * divisor))
+            if call.sizes.is_equal(expr, divisor):
+                return _joined(call.sizes, 1, factor / right_factor)
+            raise _Unknown
+        if isinstance(left, int) and isinstance(right, int):
+            return math.trunc(Fraction(left, right))
+        # sizes, which are not negative
+        if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
+            raise _Unknown
+        return call.sizes.simplify(tirx.floordiv(left, right))
+
+    return SizeValue(_pairs(call, compute), call.dtype())
+
+
+def _split(value: Any) -> tuple[Any, Fraction]:
+    if isinstance(value, _Quotient):
+        return value.expr, value.factor
+    return value, Fraction(1)
+
+
+def _joined(sizes: Sizes, expr: Any, factor: Fraction) -> Any:
+    if isinstance(expr, int):
+        factor, expr = factor * expr, 1
+    if factor.denominator == 1:
+        return sizes.simplify(expr * factor.numerator)
+    return _Quotient(expr, factor)
+
+
+def _modulo(call: _Call) -> SizeValue:
+    def compute(left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            return left % right
+        if not call.sizes.is_certain(left >= 0) or not call.sizes.is_certain(right > 0):
+            raise _Unknown
+        return call.sizes.simplify(tirx.floormod(left, right))
+
+    return SizeValue(_pairs(call, compute), call.dtype())
+
+
+def _extreme(is_max: bool) -> Callable[[_Call], SizeValue]:
+    def compute(left: Any, right: Any) -> Any:
+        if isinstance(left, int) and isinstance(right, int):
+            return max(left, right) if is_max else min(left, right)
+        return tirx.max(left, right) if is_max else tirx.min(left, right)
+
+    return _arithmetic(compute)
+
+
+def _compare(call: _Call) -> SizeValue:
+    operator = call.node.op_type
+
+    def compute(left: Any, right: Any) -> Any:
+        if isinstance(left, _Quotient) or isinstance(right, _Quotient):
+            raise _Unknown
+        if operator == "Equal" and call.sizes.is_equal(left, right):
+            return True
+        holds, opposites = {
+            "Equal": (False, (left < right, left > right)),
+            "Less": (left < right, (left >= right,)),
+            "Greater": (left > right, (left <= right,)),
+            "LessOrEqual": (left <= right, (left > right,)),
+            "GreaterOrEqual": (left >= right, (left < right,)),
+        }[operator]
+        if call.sizes.is_certain(holds):
+            return True
+        if any(map(call.sizes.is_certain, opposites)):
+            return False
+        raise _Unknown
+
+    return SizeValue(_pairs(call, compute), "bool")
+
+
+def _not(call: _Call) -> SizeValue:
+    return _each(call, lambda value: not value, "bool")
+
+
+def _where(call: _Call) -> SizeValue:
+    condition, one, other = np.broadcast_arrays(*(call.array(n) for n in range(3)))
+    result = np.empty(condition.shape, object)
+    for place in np.ndindex(condition.shape):
+        result[place] = one[place] if condition[place] else other[place]
+    return SizeValue(result, call.dtype(1))
+
+
+def _constant_of_shape(call: _Call) -> SizeValue:
+    from onnx import numpy_helper
+
+    shape = call.integers(0)
+    if shape is None or math.prod(shape) > _MAX_ELEMENTS:
+        raise _Unknown
+    value = call.attributes.get("value")
+    array = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    result = np.empty(shape, object)
+    result[...] = _from_number(array.ravel()[0].item())
+    return SizeValue(result, str(array.dtype))
+
+
+def _expand_value(call: _Call) -> SizeValue:
+    shape = call.integers(1)
+    if shape is None or math.prod(shape) > _MAX_ELEMENTS:
+        raise _Unknown
+    data = call.array(0)
+    return SizeValue(
+        np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(shape))), call.dtype()
+    )
+
+
+def _product(call: _Call) -> SizeValue:
+    axes = call.integers(1, "axes")
+    data = call.array(0)
+    if data.ndim != 1 or axes not in (None, [0], [-1]):
+        raise _Unknown
+    total: Any = 1
+    for size in data:
+        total = total * size
+    result = _scalar(call.sizes.simplify(total), call.dtype())
+    keeps = call.attributes.get("keepdims", 1)
+    return result._replace(values=result.values.reshape(1)) if keeps else result
+
+
+def _same(call: _Call) -> SizeValue:
+    return SizeValue(call.array(0), call.dtype())
+
+
+def _negate(call: _Call) -> SizeValue:
+    return _each(call, lambda value: call.sizes.simplify(0 - value), call.dtype())
+
+
+_RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
+    "Add": _arithmetic(lambda left, right: left + right),
+    "Cast": _cast_value,
+    "Ceil": _ceil_value,
+    "Concat": _concat,
+    "ConstantOfShape": _constant_of_shape,
+    "Div": _divide,
+    "Equal": _compare,
+    "Expand": _expand_value,
+    "Floor": _floor_value,
+    "Gather": _gather,
+    "Greater": _compare,
+    "GreaterOrEqual": _compare,
+    "Identity": _same,
+    "Less": _compare,
+    "LessOrEqual": _compare,
+    "Max": _extreme(is_max=True),
+    "Min": _extreme(is_max=False),
+    "Mod": _modulo,
+    "Mul": _multiply,
+    "Neg": _negate,
+    "Not": _not,
+    "ReduceProd": _product,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Size": _size,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Sub": _arithmetic(lambda left, right: left - right),
+    "Unsqueeze": _unsqueeze,
+    "Where": _where,
+}
+"""Operator -> its result for numbers and expressions."""
+
+
+# ---------------------------------------------------------------- operators that take sizes
+
+
+def _convert_reshape(sizes: Sizes, node: NodeProto) -> Any:
+    data = sizes.data(node.input[0])
+    old, new = sizes.shape_of(data), sizes.operand(node, 1)
+    if new is None or all(isinstance(size, int) for size in [*old, *new]):
+        return None
+    if not attributes_of(node).get("allowzero", 0):
+        new = [old[axis] if _is(size, 0) else size for axis, size in enumerate(new)]
+    total: Any = 1
+    for size in old:
+        total = total * size
+    for axis, size in enumerate(new):
+        if _is(size, -1):
+            rest: Any = 1
+            for other in [*new[:axis], *new[axis + 1 :]]:
+                rest = rest * other
+            new[axis] = _quotient(sizes, sizes.simplify(total), sizes.simplify(rest))
+    return relax.op.reshape(data, _shape_expr(new))
+
+
+def _quotient(sizes: Sizes, total: Any, rest: Any) -> Any:
+    if isinstance(total, int) and isinstance(rest, int):
+        return total // rest
+    return sizes.simplify(tirx.floordiv(tirx.convert(total), tirx.convert(rest)))
+
+
+def _is(size: Any, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+def _shape_expr(sizes: Sequence[Any]) -> relax.ShapeExpr:
+    return relax.ShapeExpr([tirx.IntImm("int64", s) if isinstance(s, int) else s for s in sizes])
+
+
+def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
+    data = sizes.data(node.input[0])
+    old, new = sizes.shape_of(data), sizes.operand(node, 1)
+    if new is None or all(isinstance(size, int) for size in [*old, *new]):
+        return None
+    rank = max(len(old), len(new))
+    old, new = [1] * (rank - len(old)) + old, [1] * (rank - len(new)) + new
+    shape = [
+        size
+        if _is(other, 1) or _is(other, -1)
+        else other
+        if _is(size, 1) or sizes.is_equal(size, other)
+        else _broadcast(sizes, size, other)
+        for size, other in zip(old, new, strict=True)
+    ]
+    return relax.op.broadcast_to(data, _shape_expr(shape))
+
+
+def _broadcast(sizes: Sizes, size: Any, other: Any) -> Any:
+    raise ValueError(
+        f"a size of {size} cannot become one of {other} for all sizes of the dimensions"
+    )
+
+
+def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
+    from onnx import numpy_helper
+
+    shape = sizes.operand(node, 0)
+    if shape is None or all(isinstance(size, int) for size in shape):
+        return None
+    value = attributes_of(node).get("value")
+    array = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
+    return relax.op.full(
+        _shape_expr(shape), relax.const(array.ravel()[0], str(array.dtype)), str(array.dtype)
+    )
+
+
+def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
+    bounds = [sizes.find(name) for name in node.input]
+    if any(bound is None for bound in bounds):
+        raise ValueError("its bounds depend on values, and not on the dimensions alone")
+    dtype = next(bound.dtype for bound in bounds if bound is not None)
+    start, limit, step = (bound.values.item() for bound in bounds if bound is not None)
+    if all(isinstance(value, int) for value in (start, limit, step)):
+        return None
+    if not isinstance(step, int) or any(isinstance(v, _Quotient) for v in (start, limit)):
+        raise ValueError("its step is no whole number")
+    distance = limit - start if step > 0 else start - limit
+    count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
+    if not sizes.is_certain(tirx.convert(count) >= 0):
+        count = sizes.simplify(tirx.max(tirx.convert(count), tirx.IntImm("int64", 0)))
+    places = sizes.emit(relax.op.arange(0, _plain_expr(count, "int64"), 1, "int64"))
+    if step != 1:
+        places = sizes.emit(relax.op.multiply(places, relax.const(step, "int64")))
+    if not _is(start, 0):
+        first = sizes.tensor(_scalar(start, "int64"))
+        places = sizes.emit(relax.op.add(places, first))
+    return places if dtype == "int64" else relax.op.astype(places, dtype)
+
+
+def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
+    data = sizes.data(node.input[0])
+    shape = sizes.shape_of(data)
+    starts, ends, axes, steps = (sizes.operand(node, position) for position in (1, 2, 3, 4))
+    if starts is None or ends is None:
+        return None
+    places = range(len(starts)) if axes is None else [axis % len(shape) for axis in axes]
+    steps = [1] * len(starts) if steps is None else steps
+    relevant = [*starts, *ends, *(shape[axis] for axis in places)]
+    if all(isinstance(size, int) for size in relevant):
+        return None
+    begins, stops = [], []
+    for start, end, axis, step in zip(starts, ends, places, steps, strict=True):
+        extent = shape[axis]
+        if not isinstance(step, int) or step < 1:
+            if step == -1 and isinstance(extent, int):
+                return None
+            raise ValueError("a step below 1 of an open size is not supported")
+        begin = _clamp(sizes, start, extent)
+        begins.append(begin)
+        stops.append(_at_least(sizes, _clamp(sizes, end, extent), begin))
+    return relax.op.strided_slice(
+        data, list(places), _exprs(begins), _exprs(stops), list(steps), assume_inbound=True
+    )
+
+
+def _exprs(values: Sequence[Any]) -> list[Any]:
+    return [_plain_expr(value, "int64") for value in values]
+
+
+def _clamp(sizes: Sizes, place: Any, extent: Any) -> Any:
+    """Return a place within an axis; a negative one counts from its end."""
+    if isinstance(place, int):
+        if place >= _NO_END:
+            return extent
+        if place < -_NO_END:
+            return 0
+        is_negative = place < 0
+    elif sizes.is_certain(place >= 0):
+        is_negative = False
+    elif sizes.is_certain(place < 0):
+        is_negative = True
+    else:
+        raise ValueError(f"the place {place} is on neither side of 0 for all sizes")
+    if is_negative:
+        return _at_least(sizes, sizes.simplify(extent + place), 0)
+    if isinstance(place, int) and isinstance(extent, int):
+        return min(place, extent)
+    if sizes.is_certain(place <= extent):
+        return place
+    if sizes.is_certain(place >= extent):
+        return extent
+    return sizes.simplify(tirx.min(tirx.convert(place), tirx.convert(extent)))
+
+
+def _at_least(sizes: Sizes, place: Any, least: Any) -> Any:
+    if isinstance(place, int) and isinstance(least, int):
+        return max(place, least)
+    if sizes.is_certain(place >= least):
+        return place
+    return sizes.simplify(tirx.max(tirx.convert(place), tirx.convert(least)))
+
+
+def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
+    data = sizes.data(node.input[0])
+    shape, repeats = sizes.shape_of(data), sizes.operand(node, 1)
+    if repeats is None or all(isinstance(size, int) for size in repeats):
+        return None
+    split = [size for extent in shape for size in (1, extent)]
+    wide = [
+        size for repeat, extent in zip(repeats, shape, strict=True) for size in (repeat, extent)
+    ]
+    whole = [sizes.simplify(repeat * extent) for repeat, extent in zip(repeats, shape, strict=True)]
+    data = sizes.emit(relax.op.reshape(data, _shape_expr(split)))
+    data = sizes.emit(relax.op.broadcast_to(data, _shape_expr(wide)))
+    return relax.op.reshape(data, _shape_expr(whole))
+
+
+_COORDINATES: Final = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
+_METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+_ROUNDING: Final = {
+    "round_prefer_floor": "round_prefer_floor",
+    "round_prefer_ceil": "round_prefer_ceil",
+    "floor": "floor",
+    "ceil": "ceil",
+}
+
+
+def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
+    """Convert a Resize of open height and width to sizes that follow from the dimensions."""
+    data = sizes.data(node.input[0])
+    shape = sizes.shape_of(data)
+    lengths = sizes.operand(node, 3)
+    if lengths is None:
+        value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if value is None:
+            raise ValueError("its scales depend on values, and not on the dimensions alone")
+        factors = value.values.ravel().tolist()
+        lengths = [
+            _floor(
+                sizes, _joined(sizes, sizes.simplify(_split(factor)[0] * extent), _split(factor)[1])
+            )
+            for factor, extent in zip(factors, shape, strict=True)
+        ]
+    if all(isinstance(size, int) for size in [*shape, *lengths]):
+        return None
+    lengths = list(map(sizes.as_seen, lengths))
+    attributes = attributes_of(node)
+    coordinates = _text(attributes, "coordinate_transformation_mode", "half_pixel")
+    is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
+    odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
+    if not is_image or odd or coordinates not in _COORDINATES:
+        raise ValueError("only height and width of images can be resized where sizes are open")
+    method = _METHODS[_text(attributes, "mode", "nearest")]
+    return relax.op.image.resize2d(
+        data,
+        _shape_expr(lengths[2:]),
+        layout="NCHW",
+        method=method,
+        coordinate_transformation_mode=coordinates,
+        rounding_method=_ROUNDING[_text(attributes, "nearest_mode", "round_prefer_floor")]
+        if method == "nearest_neighbor"
+        else "",
+        cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
+        cubic_exclude=int(attributes.get("exclude_outside", 0)),
+    )
+
+
+def _text(attributes: Mapping[str, Any], name: str, default: str) -> str:
+    value = attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+_CONVERTERS: Final[Mapping[str, Callable[[Sizes, NodeProto], Any]]] = {
+    "ConstantOfShape": _convert_constant_of_shape,
+    "Expand": _convert_expand,
+    "Range": _convert_range,
+    "Reshape": _convert_reshape,
+    "Resize": _convert_resize,
+    "Slice": _convert_slice,
+    "Tile": _convert_tile,
+}
+"""Operator -> its converter; None from one leaves the node to the importer."""
