@@ -25,6 +25,7 @@ from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
 from tvmflow.compiler.cpu_model import converts_float16, is_cpu
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
+from tvmflow.compiler.open_tiles import split_open_tiles
 
 # ---------------------------------------------------------------- strided loads
 # Loads of every second, third or fourth number, or of each number twice: whole vectors of which
@@ -597,6 +598,7 @@ CPU_PASSES: Final = (
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
     _simplify_predicates,
+    lambda: split_open_tiles(_may_repeat),
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
     s_tir.transform.LowerMatchBuffer,

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvmflow.compiler import ir, pipeline, schedules
+from tvmflow.compiler import ir, open_sizes, pipeline, schedules
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
@@ -258,7 +258,7 @@ def lower(
     with target, tvm.transform.PassContext(opt_level=3):
         kernels = pipeline.run_phases(pipeline.KERNEL_PHASES, graph, context, tracker, dump)
     return LoweredModel(
-        mod=kernels,
+        mod=open_sizes.with_numbers(kernels),
         weight_names=names,
         weight_mod=split_weights(graph),
         width=width,

@@ -2,6 +2,9 @@
 
 A dimension is a variable in the shapes of the inputs, named like it. `main` carries the dimensions in an
 attribute, so that all passes know the ranges.
+
+A kernel has variables of its own. `with_numbers` gives each kernel an attribute with numbers for them, by
+which schedule rules estimate; what these generate holds for all sizes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
 """The attribute of `main`: for each dimension its name, then minimum, maximum, multiple, and sizes to tune at."""
+
+OPEN_SIZES: Final = "tvmflow.open_sizes"
+"""The attribute of a kernel with open sizes: a number for each variable in its shapes, for decisions."""
 
 IrSize = Any
 """An int, or an expression of TIR over the dimensions."""
@@ -135,3 +141,39 @@ def list_symbols(size: IrSize) -> list[Any]:
     if is_open(size):
         tvm_ffi.structural_walk(size, ((tvm.ir.Var, found.append),))
     return list(dict.fromkeys(found))
+
+
+def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a lowered module whose kernels with open sizes have numbers for them in an attribute."""
+    main = mod["main"]
+    if not read_dimensions(main):
+        return mod
+    representative = Representative(main)
+    numbers: dict[Any, dict[str, int]] = {}
+
+    def visit(call: tvm.ir.Call) -> None:
+        if str(getattr(call.op, "name", "")) != "relax.call_tir":
+            return
+        kernel, arguments, *sizes = call.args
+        found = numbers.setdefault(kernel, {})
+        params = list(mod[kernel].params)
+        results = [call.ty_args[0]] if call.ty_args else []
+        kinds = [argument.ty for argument in arguments]
+        kinds += [kind for result in results for kind in getattr(result, "fields", [result])]
+        pairs = [
+            pair
+            for param, kind in zip(params, kinds, strict=False)
+            for pair in zip(param.ty.shape, kind.shape.values, strict=True)
+        ]
+        pairs += zip(params[len(kinds) :], sizes[0].values if sizes else (), strict=False)
+        for variable, size in pairs:
+            if isinstance(variable, tvm.ir.Var):
+                name = str(variable.name)
+                found[name] = max(found.get(name, 1), representative.size(size))
+
+    relax.analysis.post_order_visit(main, lambda node: isinstance(node, tvm.ir.Call) and visit(node))
+    made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
+    for kernel, found in numbers.items():
+        if found:
+            made[kernel] = mod[kernel].with_attr(OPEN_SIZES, found)
+    return made

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -13,7 +14,8 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import MIN_LANES
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
+from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
@@ -25,6 +27,9 @@ _MOVABLE_CALLS: Final = {
 _MOVABLE_FUNCTIONS: Final = frozenset(
     f"tirx.{name}" for name in ("exp", "log", "pow", "sigmoid", "tanh", "erf", "sin", "cos")
 )
+# Open sizes of which nothing is known, and the least that rules see.
+_UNKNOWN_SIZE: Final = 31
+_MIN_OPEN_LENGTH: Final = 17
 # Fewer numbers are not worth it to compute the indices of no vectors.
 _MIN_READERS: Final = 8
 _MAX_REPEATS: Final = 8
@@ -40,9 +45,11 @@ class Block(NamedTuple):
     Attributes:
         handle: The schedule's reference to the block.
         stmt: The block's statement in TIR.
-        spatial_extents: The lengths of the spatial axes, outermost first.
-        reduction_extents: The lengths of the reduction axes, outermost first.
+        spatial_extents: The lengths of the spatial axes, outermost first; a prime number for an open one.
+        reduction_extents: The lengths of the reduction axes, outermost first; likewise.
         output: The buffer that the block writes.
+        open_axes: The positions of the axes whose lengths each call chooses.
+        sizes: Numbers for the variables of open sizes (`read_sizes`).
     """
 
     handle: Any
@@ -50,6 +57,8 @@ class Block(NamedTuple):
     spatial_extents: tuple[int, ...]
     reduction_extents: tuple[int, ...]
     output: Any
+    open_axes: frozenset[int] = frozenset()
+    sizes: Mapping[Any, int] = MappingProxyType({})
 
     @property
     def is_reduction(self) -> bool:
@@ -123,6 +132,8 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     extents = [axis.dom.extent for axis in axes]
     realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
+    sizes = read_sizes(schedule)
+    lengths = tuple(_choose_length(extent, sizes) for extent in extents)
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
     is_simple = (
@@ -130,21 +141,83 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         and spatial + reduction == axes
         and len(loop_vars) == len(axes)
         and _are_same(bindings, loop_vars)
-        and all(isinstance(extent, tirx.IntImm) and int(extent) > 0 for extent in extents)
+        and all(length > 0 for length in lengths)
         and isinstance(stmt.body, tirx.BufferStore)
         and _are_shifted(stmt.body, [axis.var for axis in spatial])
     )
     if not is_simple:
         return None
-    lengths = tuple(map(int, extents))
     rank = len(spatial)
+    is_open = [not isinstance(extent, tirx.IntImm) for extent in extents]
     return Block(
         handle=handle,
         stmt=stmt,
         spatial_extents=lengths[:rank],
         reduction_extents=lengths[rank:],
         output=stmt.body.buffer,
+        open_axes=frozenset(position for position, value in enumerate(is_open) if value),
+        sizes=sizes,
     )
+
+
+# ---------------------------------------------------------------- open sizes
+# Rules decide by numbers. A prime number in place of an open length lets none of them take for
+# granted what holds for some sizes only: that vectors or tiles divide it.
+
+
+def read_sizes(schedule: Schedule) -> dict[Any, int]:
+    """Return a prime number for each variable in the shapes of a kernel with open sizes."""
+    function = schedule.mod["main"]
+    known = (function.attrs or {}).get(OPEN_SIZES, {})
+    variables: list[Any] = []
+    for param in function.params:
+        shape = getattr(param.ty, "shape", None)
+        sizes = [param] if shape is None else list(shape)
+        variables += [var for size in sizes for var in list_symbols(size)]
+    return {
+        var: _prime_up_to(int(known.get(str(var.name), _UNKNOWN_SIZE)))
+        for var in dict.fromkeys(variables)
+    }
+
+
+def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
+    """Return the length of an axis; a prime number if it is open, and 0 if it is not known at all."""
+    if isinstance(extent, tirx.IntImm):
+        return int(extent)
+    length = evaluate_size(extent, sizes)
+    return 0 if length is None else _prime_up_to(length)
+
+
+def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
+    """Return a size with numbers in place of its variables; None if it depends on others."""
+    if sizes and not isinstance(size, tirx.IntImm):
+        numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+        size = tvm.sym.Analyzer().simplify(replace_variables(size, numbers))
+    return int(size) if isinstance(size, int | tirx.IntImm) else None
+
+
+def _prime_up_to(size: int) -> int:
+    """Return the largest prime number up to a size, but no small one, by which decisions would be odd."""
+    return next(
+        number
+        for number in range(max(size, _MIN_OPEN_LENGTH), 1, -1)
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+    )
+
+
+def loop_length(schedule: Schedule, loop: Any) -> int:
+    """Return the number of iterations of a loop; a representative one if it is open."""
+    extent = schedule.get(loop).extent
+    length = evaluate_size(extent, {} if isinstance(extent, tirx.IntImm) else read_sizes(schedule))
+    return _UNKNOWN_SIZE if length is None else length
+
+
+def is_open_loop(schedule: Schedule, loop: Any) -> bool:
+    """Return whether each call chooses the number of iterations of a loop."""
+    return not isinstance(schedule.get(loop).extent, tirx.IntImm)
+
+
+# ---------------------------------------------------------------- memory accesses
 
 
 def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -240,7 +313,7 @@ def _uses(expr: Any, axis: Any) -> bool:
 def is_contiguous(block: Block, axis: Any) -> bool:
     """Return whether every load has stride 1 along an axis, or does not move along it."""
     return all(
-        not depends_on(load, axis) or element_stride(load, block.axes, axis) == 1
+        not depends_on(load, axis) or element_stride(load, block, axis) == 1
         for load in list_loads(block)
     )
 
@@ -252,16 +325,16 @@ def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
     """
     return all(
         not depends_on(load, axis)
-        or linear_stride(load, block.axes, axis, extent) in range(1, MAX_STRIDE + 1)
-        or _repeats_numbers(load, block.axes, axis, extent)
+        or linear_stride(load, block, axis, extent) in range(1, MAX_STRIDE + 1)
+        or _repeats_numbers(load, block, axis, extent)
         for load in list_loads(block)
     )
 
 
-def _repeats_numbers(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> bool:
+def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
     """Return whether a load reads each number as many times, 2, 4 or 8, before the next one."""
     steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
-    distances = {step: _distance(load, axes, axis, step) for step in steps}
+    distances = {step: _distance(load, block, axis, step) for step in steps}
     return any(
         all(distance == step // count for step, distance in distances.items())
         for count in (2, 4, _MAX_REPEATS)
@@ -276,16 +349,16 @@ def narrow_vectors(lanes: int, fits: Callable[[int], bool]) -> int:
     return lanes if lanes >= MIN_LANES else 0
 
 
-def element_stride(load: Any, axes: Sequence[Any], axis: Any) -> int | None:
+def element_stride(load: Any, block: Block, axis: Any) -> int | None:
     """Return by how many elements a load moves when `axis` goes from 0 to 1 and all other axes are 0.
 
     Returns:
         The stride in elements; None if it depends on data or conditions.
     """
-    return _distance(load, axes, axis, 1)
+    return _distance(load, block, axis, 1)
 
 
-def linear_stride(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> int | None:
+def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None:
     """Return the stride of a load along a whole axis.
 
     None if the stride changes, or depends on data or conditions.
@@ -293,21 +366,25 @@ def linear_stride(load: Any, axes: Sequence[Any], axis: Any, extent: int) -> int
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:
-        distance = _distance(load, axes, axis, step)
+        distance = _distance(load, block, axis, step)
         strides.add(None if distance is None or distance % step else distance // step)
     return strides.pop() if len(strides) == 1 else None if strides else 0
 
 
-def _distance(load: Any, axes: Sequence[Any], axis: Any, step: int) -> int | None:
+def _distance(load: Any, block: Block, axis: Any, step: int) -> int | None:
     """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0."""
     distance = 0
     for index, extent in zip(load.indices, load.source.shape, strict=True):
-        distance *= int(extent)
+        length = evaluate_size(extent, block.sizes)
+        if length is None:
+            return None
+        distance *= length
         # An index that does not depend on the axis may depend on data.
         if _uses(index, axis):
             if find_nodes(index, tvm.ir.Call):
                 return None
-            index_map = tirx.IndexMap(list(axes), [index], None)
+            axes = block.axes
+            index_map = tirx.IndexMap(axes, [_with_numbers(index, block)], None)
             ends = [
                 index_map.map_indices(
                     [tirx.IntImm("int64", value if other.same_as(axis) else 0) for other in axes]
@@ -318,3 +395,11 @@ def _distance(load: Any, axes: Sequence[Any], axis: Any, step: int) -> int | Non
                 return None
             distance += int(ends[1]) - int(ends[0])
     return distance
+
+
+def _with_numbers(expr: Any, block: Block) -> Any:
+    """Return an expression with numbers in place of open sizes."""
+    if not block.sizes:
+        return expr
+    numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in block.sizes.items()}
+    return replace_variables(expr, numbers)

@@ -32,10 +32,12 @@ from tvmflow.compiler.schedules.blocks import (
     find_loads,
     has_computed_indices,
     has_slow_operations,
+    is_open_loop,
     is_contiguous,
     linear_stride,
     list_intermediate_buffers,
     list_loads,
+    loop_length,
     narrow_vectors,
     reads_vectors,
 )
@@ -127,7 +129,7 @@ def parallelize(schedule: Schedule, loops: list[Any], is_worthwhile: bool, cpu: 
         return
     parts, count = 1, 0
     while count < len(loops) and parts < PARTS_PER_CORE * cpu.cores:
-        parts *= int(schedule.get(loops[count]).extent)
+        parts *= loop_length(schedule, loops[count])
         count += 1
     fuse_and_parallelize(schedule, loops[:count], is_worthwhile, cpu)
 
@@ -165,20 +167,22 @@ def _vectorize(schedule: Schedule, block: Block, loops: list[Any], cpu: CpuModel
 def vectorize_loop(schedule: Schedule, loop: Any, cpu: CpuModel) -> None:
     """Vectorize a loop of any length.
 
-    What is left after the last whole vector is computed element by element.
+    What is left after the last whole vector is computed element by element. The pass
+    `split_open_tiles` finds it for an open loop.
     """
-    extent = int(schedule.get(loop).extent)
-    if extent % cpu.lanes and has_computed_indices(schedule):
+    is_open = is_open_loop(schedule, loop)
+    extent = loop_length(schedule, loop)
+    if not is_open and extent % cpu.lanes and has_computed_indices(schedule):
         lanes = _divisor(extent, cpu.lanes)
         cpu = cpu._replace(lanes=lanes) if lanes >= MIN_LANES else cpu
     for vectors in _split_vectors(schedule, loop, cpu):
-        if extent % cpu.lanes:
+        if extent % cpu.lanes and not is_open:
             peel_last_iteration(schedule, vectors)
 
 
 def _split_vectors(schedule: Schedule, loop: Any, cpu: CpuModel) -> list[Any]:
     """Vectorize a loop; return the loop over vectors, if there is one."""
-    if int(schedule.get(loop).extent) <= cpu.lanes:
+    if not is_open_loop(schedule, loop) and loop_length(schedule, loop) <= cpu.lanes:
         schedule.vectorize(loop)
         return []
     vectors, vector = schedule.split(loop, [None, cpu.lanes])
@@ -200,6 +204,9 @@ def count_fused_axes(block: Block, lanes: int) -> int:
     axes, extents = block.spatial_axes, block.spatial_extents
     count = 1
     while math.prod(extents[-count:]) % lanes and count < len(extents):
+        if len(extents) - count in block.open_axes:
+            # TVM does not simplify the indices of loops that are fused by open lengths
+            break
         if not _follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
             break
         count += 1
@@ -212,8 +219,8 @@ def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[i
         return True
     store = tirx.BufferLoad(block.output, list(block.stmt.body.indices))
     for load in (*list_loads(block), store):
-        first = linear_stride(load, block.axes, outer, extents[0])
-        second = linear_stride(load, block.axes, inner, extents[1])
+        first = linear_stride(load, block, outer, extents[0])
+        second = linear_stride(load, block, inner, extents[1])
         if first is None or second is None or first != second * extents[1]:
             return False
     return True
@@ -227,6 +234,9 @@ def _move_inside(schedule: Schedule, block: Block, loops: list[Any], position: i
     extent = block.spatial_extents[position]
     rows = _divisor(extent, CACHED_LINES)
     outer = list(loops)
+    if position in block.open_axes:
+        schedule.reorder(*loops[:position], *loops[position + 1 :], loops[position])
+        return [*loops[:position], *loops[position + 1 :]]
     outer[position], inner = schedule.split(
         loops[position], [None, rows if rows >= LINE_FLOATS else extent]
     )
@@ -244,7 +254,7 @@ def _tile_transposition(
     """
     axes, extents = block.spatial_axes, block.spatial_extents
     strides = {
-        load: linear_stride(load, block.axes, axes[-1], extents[-1])
+        load: linear_stride(load, block, axes[-1], extents[-1])
         for load in list_loads(block)
         if depends_on(load, axes[-1])
     }
@@ -264,10 +274,12 @@ def _tile_transposition(
     outer[position], row = schedule.split(outer[position], [None, _choose_rows(extents[position])])
     vectors = _split_vectors(schedule, fuse(schedule, loops[-count:]), cpu)
     schedule.reorder(*outer, *vectors, row, schedule.get_loops(block.handle)[-1])
-    if math.prod(int(schedule.get(loop).extent) for loop in outer) < cpu.cores:
+    if math.prod(loop_length(schedule, loop) for loop in outer) < cpu.cores:
         # The loop over vectors runs in parallel, so it stays whole.
         return [*outer, *vectors]
-    for loop in vectors if math.prod(extents[-count:]) % cpu.lanes else ():
+    is_open = any(axis in block.open_axes for axis in range(len(extents) - count, len(extents)))
+    is_ragged = math.prod(extents[-count:]) % cpu.lanes > 0 and not is_open
+    for loop in vectors if is_ragged else ():
         peel_last_iteration(schedule, loop)
     return outer
 
@@ -286,11 +298,13 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     """
     extents, last = block.spatial_extents, block.spatial_axes[-1]
     outer = list(loops)
-    rows, columns = _divisor(extents[position], LINE_FLOATS), _divisor(extents[-1], CACHED_LINES)
+    is_open = [axis in block.open_axes for axis in (position, len(extents) - 1)]
+    rows = LINE_FLOATS if is_open[0] else _divisor(extents[position], LINE_FLOATS)
+    columns = CACHED_LINES if is_open[1] else _divisor(extents[-1], CACHED_LINES)
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
-    read_stride = max(abs(element_stride(load, block.axes, last) or 0) for load in loads)
+    read_stride = max(abs(element_stride(load, block, last) or 0) for load in loads)
     write_stride = math.prod(extents[position + 1 :])
     tile = (row, column) if read_stride <= write_stride else (column, row)
     schedule.reorder(*outer, *tile)
@@ -301,7 +315,7 @@ def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:
     """Return the position of an axis, but the last, along which all loads are contiguous."""
     for position in reversed(range(len(block.spatial_extents) - 1)):
         axis, extent = block.spatial_axes[position], block.spatial_extents[position]
-        if extent > 1 and all(element_stride(load, block.axes, axis) == 1 for load in loads):
+        if extent > 1 and all(element_stride(load, block, axis) == 1 for load in loads):
             return position
     return None
 
@@ -412,7 +426,7 @@ def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
 
     They are whole axes where there would be too many.
     """
-    axes = [(axis, span.extent) for axis, span in zip(block.spatial_axes, piece, strict=True)]
+    axes = list(zip(block.spatial_axes, _list_lengths(block, piece), strict=True))
     value = block.stmt.body.value
     last = block.spatial_axes[-1]
     repeats = _list_periods(value) and is_contiguous(block, last)
@@ -426,10 +440,11 @@ def _list_spans(block: Block, piece: Sequence[_Span]) -> list[list[_Span]]:
         changes = {
             change for condition in conditions for change in _find_changes(condition, axis, axes)
         }
-        if repeats and axis.same_as(last):
+        if repeats and axis.same_as(last) and isinstance(extent, int):
             changes |= _find_wraps(value, axis, extent)
-        ends = sorted({0, extent, *changes})
+        ends = sorted({0, whole.extent, *changes})
         parts = [_Span(whole.start + start, end - start) for start, end in itertools.pairwise(ends)]
+        parts = parts if isinstance(extent, int) else [whole]
         is_few = math.prod(map(len, spans)) * len(parts) <= _MAX_PIECES
         spans.append(parts if is_few else [whole])
     return spans[::-1]
@@ -440,7 +455,7 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     shifted = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
     places = dict(zip(block.axes, shifted, strict=True))
     value = replace_variables(block.stmt.body.value, places)
-    extents = [(axis, span.extent) for axis, span in zip(axes, spans, strict=True)]
+    extents = list(zip(axes, _list_lengths(block, spans), strict=True))
     # a kernel binds each variable once
     return tvm_ffi.structural_map(_make_analyzer(extents).simplify(value), (tirx.Let, _rename))
 
@@ -452,10 +467,19 @@ def _rename(let: Any) -> Any:
     return tirx.Let(own, let.value, body)
 
 
-def _make_analyzer(axes: Sequence[tuple[Any, int]]) -> Any:
+def _list_lengths(block: Block, spans: Sequence[_Span]) -> list[Any]:
+    """Return the lengths of a piece: numbers, and the expressions of open axes, which are whole."""
+    return [
+        block.stmt.iter_vars[position].dom.extent if position in block.open_axes else span.extent
+        for position, span in enumerate(spans)
+    ]
+
+
+def _make_analyzer(axes: Sequence[tuple[Any, Any]]) -> Any:
     analyzer = tvm.sym.Analyzer()
     for axis, extent in axes:
-        analyzer.bind(axis, tvm.ir.Range(0, tirx.IntImm(axis.ty.dtype, extent)))
+        length = tirx.IntImm(axis.ty.dtype, extent) if isinstance(extent, int) else extent
+        analyzer.bind(axis, tvm.ir.Range(0, length))
     return analyzer
 
 
@@ -469,13 +493,16 @@ def _list_conditions(value: Any) -> list[Any]:
     ]
 
 
-def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, int]]) -> set[int]:
+def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, Any]]) -> set[int]:
     """Return the indices of an axis from which on a comparison holds, fails, or depends on axes within it.
 
     Args:
         condition: The comparison.
         axis: The axis.
         axes: All axes and their lengths, outermost first.
+
+    Returns:
+        The indices; none along an open axis.
     """
     others = find_nodes(condition, tirx.FloorMod, tirx.FloorDiv, tvm.ir.Call, tvm.ir.TensorLoad)
     variables = set(find_nodes(condition, tirx.Var))
@@ -491,7 +518,7 @@ def _find_changes(condition: Any, axis: Any, axes: Sequence[tuple[Any, int]]) ->
         return bool(decided) if isinstance(decided, tirx.IntImm) else None
 
     extent = next(length for other, length in axes if other.same_as(axis))
-    return _find_ends(decide, extent)
+    return _find_ends(decide, extent) if isinstance(extent, int) else set()
 
 
 def _find_ends(decide: Callable[[int], bool | None], extent: int) -> set[int]:
@@ -540,9 +567,13 @@ def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:
     value = _shift(block, axes, spans)
     places = [axis + span.start for axis, span in zip(axes, spans, strict=True)]
     body = tirx.BufferStore(block.output, value, places)
+    lengths = [
+        tirx.IntImm(dtype, length) if isinstance(length, int) else length
+        for length in _list_lengths(block, spans)
+    ]
     iterations = [
-        tirx.IterVar(tvm.ir.Range(0, tirx.IntImm(dtype, span.extent)), axis, tirx.IterVar.DataPar)
-        for axis, span in zip(axes, spans, strict=True)
+        tirx.IterVar(tvm.ir.Range(0, length), axis, tirx.IterVar.DataPar)
+        for axis, length in zip(axes, lengths, strict=True)
     ]
     unread = SBlock(iterations, [], [], block.stmt.name_hint, body)
     buffers = [block.output, *(load.source for load in find_loads(value))]
@@ -550,6 +581,6 @@ def _make_nest(block: Block, spans: Sequence[_Span]) -> Any:
     stmt: Any = SBlockRealize(
         loops, True, SBlock(iterations, reads, writes, block.stmt.name_hint, body)
     )
-    for loop, span in zip(reversed(loops), reversed(spans), strict=True):
-        stmt = tirx.For(loop, 0, tirx.IntImm(dtype, span.extent), tirx.ForKind.SERIAL, stmt)
+    for loop, length in zip(reversed(loops), reversed(lengths), strict=True):
+        stmt = tirx.For(loop, 0, length, tirx.ForKind.SERIAL, stmt)
     return stmt

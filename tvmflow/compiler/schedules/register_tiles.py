@@ -38,6 +38,7 @@ from tvmflow.compiler.schedules.blocks import (
     is_padded,
     linear_stride,
     list_loads,
+    loop_length,
     narrow_vectors,
 )
 from tvmflow.compiler.schedules.elementwise import (
@@ -183,6 +184,8 @@ def _merge_axes(schedule: Schedule, blocks: Sequence[Block], cpu: CpuModel) -> l
     """
     count = min(count_fused_axes(block, cpu.lanes) for block in blocks)
     main, final = blocks
+    if main.open_axes:
+        return list(blocks)
     rank, extents = len(main.spatial_extents), main.spatial_extents
     while extents[rank - count] == 1 and count > 1:
         count -= 1
@@ -389,11 +392,11 @@ def _move_outside(
 
     At most `movable` loops are moved.
     """
-    count = math.prod(int(schedule.get(loop).extent) for loop in around)
+    count = math.prod(loop_length(schedule, loop) for loop in around)
     for _ in range(movable):
         if count >= parts:
             break
-        count *= int(schedule.get(within[0]).extent)
+        count *= loop_length(schedule, within[0])
         around.append(within.pop(0))
 
 
@@ -528,7 +531,7 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
     has_data = bool(long_data) and not loads.has_products
     lanes = _choose_lanes(extents[last], cpu, has_scalars=has_scalars, has_data=has_data)
     axis = block.spatial_axes[last]
-    lanes = _limit_to_blocks(lanes, loads.vectors, block.axes, axis, loads.strides)
+    lanes = _limit_to_blocks(lanes, loads.vectors, block, axis, loads.strides)
     is_long = extents[last] > lanes
     if lanes < 2 or (last == 0 and not is_long):
         # The result is one vector: there is no loop around a tile.
@@ -555,7 +558,7 @@ def _classify_loads(block: Block) -> _Loads | None:
     products = dot_products.find_products(block)
     # All terms of one sum lie between the weights of two sums.
     strides = _STRIDES if not scalars else (products.terms if products is not None else 1,)
-    vectors = [load for load in loads if element_stride(load, block.axes, last) in strides]
+    vectors = [load for load in loads if element_stride(load, block, last) in strides]
     if not vectors or len(vectors) + len(scalars) != len(loads):
         return None
     return _Loads(vectors, scalars, strides, products is not None)
@@ -581,7 +584,7 @@ def has_partial_vectors(block: Block, cpu: CpuModel) -> bool:
     """Return whether a reduction reads nothing but vectors along its last axis, which they do not divide."""
     last = block.spatial_axes[-1]
     loads = list_loads(block)
-    is_vector = all(element_stride(load, block.axes, last) in _STRIDES for load in loads)
+    is_vector = all(element_stride(load, block, last) in _STRIDES for load in loads)
     return is_vector and bool(loads) and block.spatial_extents[-1] % cpu.lanes > 0
 
 
@@ -603,7 +606,7 @@ def _choose_lanes(extent: int, cpu: CpuModel, *, has_scalars: bool, has_data: bo
 
 
 def _limit_to_blocks(
-    lanes: int, vectors: Sequence[Any], axes: Sequence[Any], axis: Any, strides: Sequence[int]
+    lanes: int, vectors: Sequence[Any], block: Block, axis: Any, strides: Sequence[int]
 ) -> int:
     """Return the lanes of vectors that stay within blocks of packed weights.
 
@@ -612,13 +615,13 @@ def _limit_to_blocks(
     Args:
         lanes: The lanes of the vectors along an axis.
         vectors: What loads vectors.
-        axes: All axes of the reduction.
+        block: The reduction.
         axis: The axis.
         strides: The strides that vectors may have.
     """
 
     def fits(count: int) -> bool:
-        return all(linear_stride(load, axes, axis, count) in strides for load in vectors)
+        return all(linear_stride(load, block, axis, count) in strides for load in vectors)
 
     return narrow_vectors(lanes, fits) or lanes
 
@@ -656,8 +659,11 @@ def _estimate_shapes(
     for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
         for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
             if cpu.holds_sums(vectors, points):
-                useful = _useful_share(max_vectors, vectors) * _useful_share(max_points, points)
-                sizes = (vectors, points, max_vectors, max_points)
+                # the last tile of an open axis is a smaller one, and no tile is tested
+                whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
+                whole_points = points if axes.data in block.open_axes else max_points
+                useful = _useful_share(whole_vectors, vectors) * _useful_share(whole_points, points)
+                sizes = (vectors, points, whole_vectors, whole_points)
                 read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
                 stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls

@@ -54,17 +54,14 @@ def test_strides_are_those_of_numpy(shape: list[int], data: st.DataObject) -> No
     strides = np.empty([extents[axis] for axis in order], np.uint8).strides
     for axis, var in enumerate(block.spatial_axes):
         expected = strides[order.index(axis)] * steps[axis]
-        assert element_stride(load, block.spatial_axes, var) == expected
+        assert element_stride(load, block, var) == expected
         assert depends_on(load, var) == bool(steps[axis])
 
 
 def test_a_load_at_an_address_from_data_has_no_stride() -> None:
     index, table = te.placeholder((8,), "int32", "index"), te.placeholder((100,), name="table")
     (block,) = list_blocks(index, table, te.compute((8,), lambda i: table[index[i]] * 2.0))
-    strides = [
-        element_stride(load, block.spatial_axes, block.spatial_axes[0])
-        for load in list_loads(block)
-    ]
+    strides = [element_stride(load, block, block.spatial_axes[0]) for load in list_loads(block)]
     assert sorted(strides, key=str) == [1, None]
 
 

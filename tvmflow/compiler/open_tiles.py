@@ -1,0 +1,359 @@
+"""Tiles and vectors of loops whose lengths each call chooses: whole ones have no condition, the last one is cut.
+
+A schedule splits an open loop into tiles, and a condition leaves out what is beyond the end of the last
+one: TVM computes vectors with a condition number by number, and tests each row of a tile in all of them.
+Here whole tiles are told from the last one before either begins. What is left is computed by a smaller
+tile, or by one whose rows beyond the end read the last row and store nothing; the last vector of a row
+ends where the row ends if that changes nothing, else its numbers are computed one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock, SBlockRealize
+
+from tvmflow.compiler.ir import find_nodes, replace_variables
+
+MayRepeat = Callable[[tirx.BufferStore, Sequence[tirx.For], Mapping[Any, set[Any]]], bool]
+
+
+class _Condition(NamedTuple):
+    """A condition `place < end` by which a tile or a vector is cut.
+
+    Attributes:
+        term: The condition.
+        variables: The variables of the loops within a tile that it depends on, and their lengths.
+        is_whole: Whether it holds for all of them: the tile is whole.
+        rest: How many numbers or rows are left from the first one of the tile on.
+        decided_at: The loop variables outside of the tile that it depends on.
+    """
+
+    term: Any
+    variables: dict[Any, int]
+    is_whole: Any
+    rest: Any
+    decided_at: frozenset[Any]
+
+
+def split_open_tiles(may_repeat: MayRepeat) -> tvm.transform.Pass:
+    """Return a pass that tells whole tiles of open loops from the last one.
+
+    Args:
+        may_repeat: Whether the numbers that a store computes may be computed twice, by the store, the
+            loops over its vectors, and the loops within which each buffer is allocated.
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        loops = find_nodes(function.body, tirx.For)
+        variables = {loop.loop_var for loop in loops}
+        realizes = find_nodes(function.body, SBlockRealize)
+        if not any(_is_open(term, variables) for r in realizes for term in _terms(r.predicate)):
+            return function
+        splitter = _Splitter(function, may_repeat)
+        body = tvm_ffi.structural_map(function.body, (tirx.For, splitter.split))
+        made = tvm.IRModule({"kernel": function.with_body(body)})
+        # each copy of a loop or a buffer has a variable of its own
+        return tirx.transform.ConvertSSA()(made)["kernel"]
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitOpenTiles")
+
+
+def _terms(condition: Any) -> list[Any]:
+    if isinstance(condition, tirx.And):
+        return [*_terms(condition.a), *_terms(condition.b)]
+    return [condition]
+
+
+def _is_open(term: Any, loop_vars: set[Any]) -> bool:
+    """Return whether a condition compares with a size that each call chooses."""
+    used = find_nodes(term, tirx.Var)
+    return isinstance(term, tirx.LT) and any(var not in loop_vars for var in used)
+
+
+class _Splitter:
+    """Splits the loops of one kernel, the innermost first."""
+
+    def __init__(self, function: tirx.PrimFunc, may_repeat: MayRepeat) -> None:
+        self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+        self._may_repeat = may_repeat
+        self._scopes: dict[Any, set[Any]] = {}
+        for block in find_nodes(function.body, SBlock):
+            inner = {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
+            self._scopes.update(dict.fromkeys(block.alloc_buffers, inner))
+
+    def split(self, loop: tirx.For) -> Any:
+        """Return a loop, or two, in which whole tiles have no condition."""
+        if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
+            return loop
+        found = self._find_conditions(loop)
+        if not found:
+            return loop
+        whole = _copy(_without(loop.body, [condition.term for condition in found]))
+        tests = _unique(condition.is_whole for condition in found)
+        cut = self._cut(loop, found) if len(tests) == 1 else loop.body
+        count = _count_whole(loop, found[0]) if len(tests) == 1 else None
+        if count is None:
+            test = functools.reduce(tirx.And, tests)
+            return _with_body(loop, tirx.IfThenElse(test, whole, cut))
+        first = _with_body(loop, whole, extent=count)
+        last = tirx.Var(f"{loop.loop_var.name}_last", loop.loop_var.ty.dtype)
+        rest = tvm.sym.Analyzer().simplify(loop.extent - count)
+        body = replace_variables(cut, {loop.loop_var: last + count})
+        return tirx.SeqStmt([first, tirx.For(last, loop.min, rest, loop.kind, body)])
+
+    def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
+        """Return the conditions on tiles that this loop decides."""
+        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
+        found = []
+        for realize in find_nodes(loop.body, SBlockRealize):
+            for term in _terms(realize.predicate):
+                if _is_open(term, self._loop_vars):
+                    condition = _analyze(term, inner)
+                    if condition is not None and loop.loop_var in find_nodes(term, tirx.Var):
+                        found.append(condition)
+        return found
+
+    def _cut(self, loop: tirx.For, found: Sequence[_Condition]) -> Any:
+        """Return the body of a loop for the last tile."""
+        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
+        tile_loops = [inner[var] for condition in found for var in condition.variables]
+        if any(len(condition.variables) != 1 for condition in found):
+            return loop.body
+        terms = [condition.term for condition in found]
+        if any(not _holds_everywhere(tile_loop, terms) for tile_loop in tile_loops):
+            return loop.body
+        if all(tile_loop.kind == tirx.ForKind.VECTORIZED for tile_loop in tile_loops):
+            return self._cut_vectors(loop, found, inner)
+        if all(tile_loop.kind == tirx.ForKind.UNROLLED for tile_loop in tile_loops):
+            return _cut_rows(loop, found)
+        return loop.body
+
+    def _cut_vectors(
+        self, loop: tirx.For, found: Sequence[_Condition], inner: Mapping[Any, tirx.For]
+    ) -> Any:
+        """Return the body of a loop over vectors for the last one."""
+        lanes = {var: condition for condition in found for var in condition.variables}
+
+        def cut(lane: tirx.For) -> Any:
+            condition = lanes.get(lane.loop_var)
+            if condition is None:
+                return lane
+            body = _without(lane.body, [condition.term])
+            numbers = tirx.For(lane.loop_var, lane.min, condition.rest, tirx.ForKind.SERIAL, body)
+            overlapping = self._overlap(loop, lane, condition, body)
+            if overlapping is None:
+                return numbers
+            end = tvm.sym.Analyzer().simplify(condition.term.b)
+            is_long = tirx.GE(end, tirx.IntImm(end.ty.dtype, int(lane.extent)))
+            return tirx.IfThenElse(is_long, overlapping, numbers)
+
+        return tvm_ffi.structural_map(loop.body, (tirx.For, cut))
+
+    def _overlap(
+        self, loop: tirx.For, lane: tirx.For, condition: _Condition, body: Any
+    ) -> tirx.For | None:
+        """Return the last vector, which ends where the row ends; None if numbers may not be computed twice."""
+        if not isinstance(body, SBlockRealize) or not isinstance(body.block.body, tirx.BufferStore):
+            return None
+        if not isinstance(condition.term.b, tirx.Var | tirx.Add | tirx.Mul | tirx.Sub):
+            return None
+        if not self._may_repeat(body.block.body, [loop], self._scopes):
+            return None
+        back = condition.rest - tirx.IntImm(condition.rest.ty.dtype, int(lane.extent))
+        moved = _simplify_indices(replace_variables(body, {lane.loop_var: lane.loop_var + back}))
+        return tirx.For(lane.loop_var, lane.min, lane.extent, lane.kind, moved)
+
+
+def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
+    """Return a condition on a tile; None if not only the loops within a tile are inside of the loop around it."""
+    used = [var for var in dict.fromkeys(find_nodes(term, tirx.Var)) if var in inner]
+    tile_kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+    lengths: dict[Any, int] = {}
+    for var in used:
+        loop = inner[var]
+        if loop.kind not in tile_kinds or not isinstance(loop.extent, tirx.IntImm):
+            return None
+        lengths[var] = int(loop.extent)
+    simplify = tvm.sym.Analyzer().simplify
+    rest = term.b - term.a
+    for var in used:
+        step = simplify(rest - replace_variables(rest, {var: var + 1}))
+        if not isinstance(step, tirx.IntImm) or int(step) < 1:
+            return None
+    last = {var: tirx.IntImm(var.ty.dtype, length - 1) for var, length in lengths.items()}
+    first = {var: tirx.IntImm(var.ty.dtype, 0) for var in lengths}
+    return _Condition(
+        term=term,
+        variables=lengths,
+        is_whole=simplify(replace_variables(term, last)),
+        rest=simplify(replace_variables(rest, first)),
+        decided_at=frozenset(),
+    )
+
+
+def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
+    """Return how many first iterations of a serial loop are whole tiles; None if that is not known."""
+    if loop.kind != tirx.ForKind.SERIAL or not isinstance(condition.is_whole, tirx.LT):
+        return None
+    analyzer = tvm.sym.Analyzer()
+    var = loop.loop_var
+    # whole as long as 0 < slack
+    slack = condition.is_whole.b - condition.is_whole.a
+    step = analyzer.simplify(slack - replace_variables(slack, {var: var + 1}))
+    if not isinstance(step, tirx.IntImm) or int(step) < 1:
+        return None
+    at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
+    count = tirx.floordiv(at_first + (int(step) - 1), int(step))
+    count = tirx.max(tirx.min(count, loop.extent), tirx.IntImm(count.ty.dtype, 0))
+    for size in set(find_nodes(count, tirx.Var)):
+        analyzer.bind(size, tvm.ir.Range(0, tirx.IntImm(size.ty.dtype, 1 << 30)))
+    return analyzer.simplify(count)
+
+
+def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
+    """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough."""
+    rest = found[0].rest
+    size = max(length for condition in found for length in condition.variables.values())
+    terms = {
+        var: (condition.term, rest) for condition in found for var in condition.variables
+    }
+    body = _with_rows(loop.body, terms, size)
+    for rows in sorted({1, size // 4, size // 2} - {0, size}, reverse=True):
+        smaller = _copy(_with_rows(loop.body, terms, rows))
+        test = tirx.LE(rest, tirx.IntImm(rest.ty.dtype, rows))
+        body = tirx.IfThenElse(test, smaller, body)
+    return body
+
+
+def _with_rows(body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int) -> Any:
+    """Return the body of a tile with so many rows, of which those beyond the end read the last one."""
+
+    def shorten(loop: tirx.For) -> tirx.For:
+        if loop.loop_var not in terms:
+            return loop
+        term, rest = terms[loop.loop_var]
+        within = _without(loop.body, [term]) if rows == 1 else _clamp(loop, term, rest)
+        extent = tirx.IntImm(loop.extent.ty.dtype, rows)
+        return tirx.For(loop.loop_var, loop.min, extent, loop.kind, within)
+
+    return tvm_ffi.structural_map(body, (tirx.For, shorten))
+
+
+def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
+    """Return the body of a loop over rows in which only stores to results are conditional."""
+    row = loop.loop_var
+    last = tirx.Cast(row.ty.dtype, rest) if rest.ty.dtype != row.ty.dtype else rest
+    clamped = tirx.min(row, last - 1)
+
+    def rewrite(realize: SBlockRealize) -> SBlockRealize:
+        others = [other for other in _terms(realize.predicate) if not _same(other, term)]
+        store = realize.block.body
+        if not isinstance(store, tirx.BufferStore) or str(store.buffer.scope()) != "local":
+            return realize
+
+        def read(load: Any) -> Any:
+            if load.source.same_as(store.buffer):
+                return load
+            indices = [replace_variables(index, {row: clamped}) for index in load.indices]
+            return tirx.BufferLoad(load.source, indices)
+
+        value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, read))
+        block = realize.block
+        made = SBlock(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            block.name_hint,
+            tirx.BufferStore(store.buffer, value, store.indices),
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+        return SBlockRealize(realize.iter_values, _all(others), made)
+
+    return tvm_ffi.structural_map(loop.body, (SBlockRealize, rewrite))
+
+
+def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
+    """Return whether each block in a loop has one of some conditions on its variable."""
+    own = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
+    leaves = [
+        realize
+        for realize in find_nodes(loop.body, SBlockRealize)
+        if not find_nodes(realize.block.body, SBlockRealize)
+    ]
+    return bool(leaves) and all(
+        any(_same(term, other) for term in _terms(realize.predicate) for other in own)
+        for realize in leaves
+    )
+
+
+def _without(body: Any, terms: Sequence[Any]) -> Any:
+    """Return a statement whose blocks do not have some conditions."""
+
+    def rewrite(realize: SBlockRealize) -> SBlockRealize:
+        kept = [
+            term
+            for term in _terms(realize.predicate)
+            if not any(_same(term, other) for other in terms)
+        ]
+        return SBlockRealize(realize.iter_values, _all(kept), realize.block)
+
+    return tvm_ffi.structural_map(body, (SBlockRealize, rewrite))
+
+
+def _all(terms: Iterable[Any]) -> Any:
+    return functools.reduce(tirx.And, terms) if terms else tirx.const(True, "bool")
+
+
+def _copy(body: Any) -> Any:
+    """Return a copy of a statement with buffers of its own."""
+    buffers = [buffer for block in find_nodes(body, SBlock) for buffer in block.alloc_buffers]
+    own = {
+        buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope())
+        for buffer in buffers
+    }
+    return replace_variables(body, own) if own else body
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(tvm_ffi.structural_equal(left, right))
+
+
+def _unique(exprs: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for expr in exprs:
+        if not any(_same(expr, other) for other in found):
+            found.append(expr)
+    return found
+
+
+def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent if extent is None else extent,
+        loop.kind,
+        body,
+        annotations=loop.annotations,
+    )
+
+
+def _simplify_indices(realize: Any) -> Any:
+    simplify = tvm.sym.Analyzer().simplify
+
+    def simplify_load(load: Any) -> Any:
+        return tirx.BufferLoad(load.source, list(map(simplify, load.indices)))
+
+    def simplify_store(store: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(store.buffer, store.value, list(map(simplify, store.indices)))
+
+    rules = ((tvm.ir.TensorLoad, simplify_load), (tirx.BufferStore, simplify_store))
+    return tvm_ffi.structural_map(realize, rules)
