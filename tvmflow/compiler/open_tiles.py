@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -19,6 +19,12 @@ from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from tvmflow.compiler.ir import find_nodes, replace_variables
+
+# Of so small tiles, there is one for each number of rows that may be left.
+_MAX_EXACT_ROWS: Final = 4
+
+# More than any tile has along one axis.
+_LOCAL_LENGTH: Final = 1 << 12
 
 MayRepeat = Callable[[tirx.BufferStore, Sequence[tirx.For], Mapping[Any, set[Any]]], bool]
 
@@ -53,10 +59,12 @@ def split_open_tiles(may_repeat: MayRepeat) -> tvm.transform.Pass:
         loops = find_nodes(function.body, tirx.For)
         variables = {loop.loop_var for loop in loops}
         realizes = find_nodes(function.body, SBlockRealize)
+        function = function.with_body(_with_local_lengths(function.body))
         if not any(_is_open(term, variables) for r in realizes for term in _terms(r.predicate)):
             return function
         splitter = _Splitter(function, may_repeat)
-        body = tvm_ffi.structural_map(function.body, (tirx.For, splitter.split))
+        bound = tvm_ffi.structural_map(function.body, (tirx.For, _bind_divisions))
+        body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
         made = tvm.IRModule({"kernel": function.with_body(body)})
         # each copy of a loop or a buffer has a variable of its own
         return tirx.transform.ConvertSSA()(made)["kernel"]
@@ -72,8 +80,51 @@ def _terms(condition: Any) -> list[Any]:
 
 def _is_open(term: Any, loop_vars: set[Any]) -> bool:
     """Return whether a condition compares with a size that each call chooses."""
-    used = find_nodes(term, tirx.Var)
-    return isinstance(term, tirx.LT) and any(var not in loop_vars for var in used)
+    if not isinstance(term, tirx.LT):
+        return False
+    return any(var not in loop_vars for var in find_nodes(term.b, tirx.Var))
+
+
+def _with_local_lengths(body: Any) -> Any:
+    """Return a statement whose registers have known lengths.
+
+    CompactBufferAllocation cuts each to what a tile uses of it, but not where that may be more than all.
+    """
+    blocks = find_nodes(body, SBlock)
+    own = {}
+    for buffer in (buffer for block in blocks for buffer in block.alloc_buffers):
+        known = [size if isinstance(size, tirx.IntImm) else _LOCAL_LENGTH for size in buffer.shape]
+        if str(buffer.scope()) == "local" and any(isinstance(size, int) for size in known):
+            own[buffer] = tirx.decl_buffer(known, buffer.dtype, buffer.name, scope="local")
+    return replace_variables(body, own) if own else body
+
+
+def _bind_divisions(loop: tirx.For) -> tirx.For:
+    """Return a parallel loop that divides its variable by open lengths once.
+
+    Loops of open lengths that are fused have such indices.
+    """
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    bound: list[tuple[Any, Any]] = []
+
+    def bind(division: Any) -> Any:
+        used = find_nodes(division, tirx.Var)
+        own = {loop.loop_var, *(var for var, _ in bound)}
+        is_open = not isinstance(division.b, tirx.IntImm)
+        if not is_open or any(var in inner for var in used) or own.isdisjoint(used):
+            return division
+        for var, value in bound:
+            if _same(value, division):
+                return var
+        var = tirx.Var(f"{loop.loop_var.name}_{len(bound)}", division.ty.dtype)
+        bound.append((var, division))
+        return var
+
+    inner = {other.loop_var for other in find_nodes(loop.body, tirx.For)}
+    body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
+    binds = [tirx.Bind(var, value) for var, value in bound]
+    return _with_body(loop, tirx.SeqStmt([*binds, body])) if binds else loop
 
 
 class _Splitter:
@@ -100,7 +151,7 @@ class _Splitter:
         count = _count_whole(loop, found[0]) if len(tests) == 1 else None
         if count is None:
             test = functools.reduce(tirx.And, tests)
-            return _with_body(loop, tirx.IfThenElse(test, whole, cut))
+            return _with_body(loop, _choose(loop.body, test, whole, cut))
         first = _with_body(loop, whole, extent=count)
         last = tirx.Var(f"{loop.loop_var.name}_last", loop.loop_var.ty.dtype)
         rest = tvm.sym.Analyzer().simplify(loop.extent - count)
@@ -110,12 +161,13 @@ class _Splitter:
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
         """Return the conditions on tiles that this loop decides."""
         inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
+        own = {loop.loop_var, *(bind.var for bind in find_nodes(loop.body, tirx.Bind))}
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
             for term in _terms(realize.predicate):
                 if _is_open(term, self._loop_vars):
                     condition = _analyze(term, inner)
-                    if condition is not None and loop.loop_var in find_nodes(term, tirx.Var):
+                    if condition is not None and not own.isdisjoint(find_nodes(term, tirx.Var)):
                         found.append(condition)
         return found
 
@@ -216,19 +268,42 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     return analyzer.simplify(count)
 
 
+def _choose(body: Any, test: Any, whole: Any, cut: Any) -> Any:
+    """Return a statement that does one of two forms of a body, after the variables that both begin with."""
+    binds = []
+    if isinstance(body, tirx.SeqStmt):
+        binds = [stmt for stmt in body.seq if isinstance(stmt, tirx.Bind)]
+    if not binds:
+        return tirx.IfThenElse(test, whole, cut)
+    callbacks = ((tirx.SeqStmt, _without_binds),)
+    forms = [tvm_ffi.structural_map(form, callbacks) for form in (whole, cut)]
+    return tirx.SeqStmt([*binds, tirx.IfThenElse(test, *forms)])
+
+
+def _without_binds(sequence: tirx.SeqStmt) -> Any:
+    kept = [stmt for stmt in sequence.seq if not isinstance(stmt, tirx.Bind)]
+    return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
+
+
 def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
     """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough."""
     rest = found[0].rest
     size = max(length for condition in found for length in condition.variables.values())
-    terms = {
-        var: (condition.term, rest) for condition in found for var in condition.variables
-    }
-    body = _with_rows(loop.body, terms, size)
-    for rows in sorted({1, size // 4, size // 2} - {0, size}, reverse=True):
+    terms = {var: (condition.term, rest) for condition in found for var in condition.variables}
+    *smaller_sizes, largest = _list_rows(size)
+    body = _with_rows(loop.body, terms, largest)
+    for rows in reversed(smaller_sizes):
         smaller = _copy(_with_rows(loop.body, terms, rows))
         test = tirx.LE(rest, tirx.IntImm(rest.ty.dtype, rows))
         body = tirx.IfThenElse(test, smaller, body)
     return body
+
+
+def _list_rows(size: int) -> list[int]:
+    """Return the rows of the tiles that compute the last rows, fewer than `size`."""
+    if size <= _MAX_EXACT_ROWS:
+        return list(range(1, size))
+    return sorted({1, size // 4, size // 2, size * 3 // 4, size - 1})
 
 
 def _with_rows(body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int) -> Any:

@@ -460,6 +460,8 @@ _COPY_COST: Final = 3
 # The relative cost of testing each row where the last window is not full.
 _PARTIAL_WINDOW_COST: Final = 1.1
 _MAX_WINDOW_HEIGHTS: Final = 4
+# The most points of a tile along an open axis.
+_MAX_OPEN_POINTS: Final = 8
 # Pooling reads vectors of numbers with so small a stride.
 _STRIDES: Final = range(1, MAX_STRIDE + 1)
 # The first axes of a convolution's data and result are images and channels.
@@ -656,6 +658,9 @@ def _estimate_shapes(
     max_vectors = 1 if axes.weight is None else extents[axes.weight]
     max_vectors = max_vectors // axes.lanes if axes.weight == last else max_vectors
     max_points = 1 if axes.data is None else extents[axes.data]
+    if axes.data in block.open_axes:
+        # code grows with the tiles that compute the last rows
+        max_points = min(max_points, _MAX_OPEN_POINTS)
     for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
         for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
             if cpu.holds_sums(vectors, points):
