@@ -25,7 +25,11 @@ from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
 from tvmflow.compiler.cpu_model import converts_float16, is_cpu
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
-from tvmflow.compiler.open_tiles import split_open_tiles
+from tvmflow.compiler.open_tiles import (
+    PARTITION_HINT,
+    begin_open_reductions,
+    split_open_tiles,
+)
 
 # ---------------------------------------------------------------- strided loads
 # Loads of every second, third or fourth number, or of each number twice: whole vectors of which
@@ -440,8 +444,6 @@ _MAX_GROUPS: Final = 16
 _MAX_STACK_BYTES: Final = 4096
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
 _ON_STACK: Final = "disable_lower_builtin"
-# The attribute of a loop whose first or last iterations LoopPartition takes apart.
-_PARTITION_HINT: Final = "pragma_loop_partition_hint"
 
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -510,7 +512,7 @@ def _renew_partition_hints() -> tvm.transform.Pass:
     """
 
     def renew(hint: tirx.AttrStmt) -> tirx.AttrStmt:
-        if hint.attr_key != _PARTITION_HINT or not isinstance(hint.body, tirx.For):
+        if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
             return hint
         return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
 
@@ -594,11 +596,12 @@ CPU_PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
+    begin_open_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,
     _simplify_predicates,
-    lambda: split_open_tiles(_may_repeat),
+    split_open_tiles,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
     s_tir.transform.LowerMatchBuffer,

@@ -171,7 +171,9 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                 name = str(variable.name)
                 found[name] = max(found.get(name, 1), representative.size(size))
 
-    relax.analysis.post_order_visit(main, lambda node: isinstance(node, tvm.ir.Call) and visit(node))
+    relax.analysis.post_order_visit(
+        main, lambda node: isinstance(node, tvm.ir.Call) and visit(node)
+    )
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     for kernel, found in numbers.items():
         if found:

@@ -10,7 +10,7 @@ ends where the row ends if that changes nothing, else its numbers are computed o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -23,10 +23,11 @@ from tvmflow.compiler.ir import find_nodes, replace_variables
 # Of so small tiles, there is one for each number of rows that may be left.
 _MAX_EXACT_ROWS: Final = 4
 
+PARTITION_HINT: Final = "pragma_loop_partition_hint"
+"""The attribute of a loop whose first or last iterations LoopPartition takes apart."""
+
 # More than any tile has along one axis.
 _LOCAL_LENGTH: Final = 1 << 12
-
-MayRepeat = Callable[[tirx.BufferStore, Sequence[tirx.For], Mapping[Any, set[Any]]], bool]
 
 
 class _Condition(NamedTuple):
@@ -37,32 +38,25 @@ class _Condition(NamedTuple):
         variables: The variables of the loops within a tile that it depends on, and their lengths.
         is_whole: Whether it holds for all of them: the tile is whole.
         rest: How many numbers or rows are left from the first one of the tile on.
-        decided_at: The loop variables outside of the tile that it depends on.
     """
 
     term: Any
     variables: dict[Any, int]
     is_whole: Any
     rest: Any
-    decided_at: frozenset[Any]
 
 
-def split_open_tiles(may_repeat: MayRepeat) -> tvm.transform.Pass:
-    """Return a pass that tells whole tiles of open loops from the last one.
-
-    Args:
-        may_repeat: Whether the numbers that a store computes may be computed twice, by the store, the
-            loops over its vectors, and the loops within which each buffer is allocated.
-    """
+def split_open_tiles() -> tvm.transform.Pass:
+    """Return a pass that tells whole tiles of open loops from the last one."""
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         loops = find_nodes(function.body, tirx.For)
         variables = {loop.loop_var for loop in loops}
-        realizes = find_nodes(function.body, SBlockRealize)
-        function = function.with_body(_with_local_lengths(function.body))
-        if not any(_is_open(term, variables) for r in realizes for term in _terms(r.predicate)):
+        if all(var in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var)):
+            # no length is open
             return function
-        splitter = _Splitter(function, may_repeat)
+        function = function.with_body(_with_local_lengths(function.body))
+        splitter = _Splitter(function)
         bound = tvm_ffi.structural_map(function.body, (tirx.For, _bind_divisions))
         body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
         made = tvm.IRModule({"kernel": function.with_body(body)})
@@ -70,6 +64,76 @@ def split_open_tiles(may_repeat: MayRepeat) -> tvm.transform.Pass:
         return tirx.transform.ConvertSSA()(made)["kernel"]
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitOpenTiles")
+
+
+def begin_open_reductions() -> tvm.transform.Pass:
+    """Return a pass that lets all lanes of partial sums begin before an open row is read.
+
+    A row that is shorter than one vector does not reach the others.
+    """
+    return tirx.transform.prim_func_pass(_begin, opt_level=0, name="BeginOpenReductions")
+
+
+def _begin(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+    loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+
+    def begin(loop: tirx.For) -> Any:
+        lane = loop.body
+        if not isinstance(lane, tirx.For) or lane.kind != tirx.ForKind.VECTORIZED:
+            return loop
+        realize = lane.body
+        if not isinstance(realize, SBlockRealize) or realize.block.init is None:
+            return loop
+        terms = _terms(realize.predicate)
+        cut = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
+        if not any(_is_open(term, loop_vars) for term in cut):
+            return loop
+        kept = [term for term in terms if not any(term.same_as(other) for other in cut)]
+        first = _with_body(lane, _make_initial(realize, kept))
+        own = tirx.Var(f"{lane.loop_var.name}_first", lane.loop_var.ty.dtype)
+        body = replace_variables(first.body, {lane.loop_var: own})
+        first = tirx.For(own, lane.min, lane.extent, lane.kind, body)
+        update = SBlockRealize(
+            realize.iter_values, realize.predicate, _with_parts(realize.block, realize.block.body)
+        )
+        return tirx.SeqStmt([first, _with_body(loop, _with_body(lane, update))])
+
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, begin)))
+
+
+def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
+    """Return the block that sets the first values of a reduction, under some conditions."""
+    block = realize.block
+    pairs = [
+        (axis, value)
+        for axis, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        if axis.iter_type == tirx.IterVar.DataPar
+    ]
+    own = {axis.var: tirx.Var(axis.var.name, axis.var.ty.dtype) for axis, _ in pairs}
+    axes = [tirx.IterVar(axis.dom, own[axis.var], axis.iter_type) for axis, _ in pairs]
+    made = SBlock(
+        axes,
+        [],
+        [replace_variables(write, own) for write in block.writes],
+        f"{block.name_hint}_init",
+        replace_variables(block.init, own),
+    )
+    return SBlockRealize([value for _, value in pairs], _all(terms), made)
+
+
+def _with_parts(block: SBlock, body: Any) -> SBlock:
+    """Return a block with another body, and no first values."""
+    return SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        None,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
 
 
 def _terms(condition: Any) -> list[Any]:
@@ -130,19 +194,23 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
 class _Splitter:
     """Splits the loops of one kernel, the innermost first."""
 
-    def __init__(self, function: tirx.PrimFunc, may_repeat: MayRepeat) -> None:
+    def __init__(self, function: tirx.PrimFunc) -> None:
         self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
-        self._may_repeat = may_repeat
-        self._scopes: dict[Any, set[Any]] = {}
-        for block in find_nodes(function.body, SBlock):
-            inner = {loop.loop_var for loop in find_nodes(block.body, tirx.For)}
-            self._scopes.update(dict.fromkeys(block.alloc_buffers, inner))
+        blocks = find_nodes(function.body, SBlock)
+        self._own = {buffer for block in blocks for buffer in block.alloc_buffers}
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
         if loop.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.PARALLEL):
             return loop
         found = self._find_conditions(loop)
+        # LoopPartition mixes the types of open lengths and others (apache-tvm 0.27)
+        annotations = {
+            key: value for key, value in loop.annotations.items() if key != PARTITION_HINT
+        }
+        loop = tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations
+        )
         if not found:
             return loop
         whole = _copy(_without(loop.body, [condition.term for condition in found]))
@@ -162,10 +230,11 @@ class _Splitter:
         """Return the conditions on tiles that this loop decides."""
         inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
         own = {loop.loop_var, *(bind.var for bind in find_nodes(loop.body, tirx.Bind))}
+        is_hinted = PARTITION_HINT in loop.annotations
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
             for term in _terms(realize.predicate):
-                if _is_open(term, self._loop_vars):
+                if _is_open(term, self._loop_vars) or (is_hinted and isinstance(term, tirx.LT)):
                     condition = _analyze(term, inner)
                     if condition is not None and not own.isdisjoint(find_nodes(term, tirx.Var)):
                         found.append(condition)
@@ -215,11 +284,25 @@ class _Splitter:
             return None
         if not isinstance(condition.term.b, tirx.Var | tirx.Add | tirx.Mul | tirx.Sub):
             return None
-        if not self._may_repeat(body.block.body, [loop], self._scopes):
+        if not self._may_repeat(body.block.body, loop, lane.loop_var):
             return None
         back = condition.rest - tirx.IntImm(condition.rest.ty.dtype, int(lane.extent))
         moved = _simplify_indices(replace_variables(body, {lane.loop_var: lane.loop_var + back}))
         return tirx.For(lane.loop_var, lane.min, lane.extent, lane.kind, moved)
+
+    def _may_repeat(self, store: tirx.BufferStore, loop: tirx.For, lane: Any) -> bool:
+        """Return whether numbers may be computed twice, the second time after all vectors of a loop."""
+        target = store.buffer
+        loads = find_nodes(store.value, tvm.ir.TensorLoad)
+        others = [
+            other
+            for other in find_nodes(loop.body, tirx.BufferStore)
+            if other.buffer.same_as(target) and not other.same_as(store)
+        ]
+        # buffers that are no parameters may share their memory, if the numbers of one are read but once
+        read = [load for load in loads if lane in find_nodes(list(load.indices), tirx.Var)]
+        is_kept = target not in self._own or not any(load.source in self._own for load in read)
+        return is_kept and not others and not any(load.source.same_as(target) for load in loads)
 
 
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
@@ -245,7 +328,6 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
         variables=lengths,
         is_whole=simplify(replace_variables(term, last)),
         rest=simplify(replace_variables(rest, first)),
-        decided_at=frozenset(),
     )
 
 
@@ -339,18 +421,8 @@ def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
             return tirx.BufferLoad(load.source, indices)
 
         value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, read))
-        block = realize.block
-        made = SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            tirx.BufferStore(store.buffer, value, store.indices),
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
+        body = tirx.BufferStore(store.buffer, value, store.indices)
+        made = _with_parts(realize.block, body)
         return SBlockRealize(realize.iter_values, _all(others), made)
 
     return tvm_ffi.structural_map(loop.body, (SBlockRealize, rewrite))
@@ -384,7 +456,7 @@ def _without(body: Any, terms: Sequence[Any]) -> Any:
     return tvm_ffi.structural_map(body, (SBlockRealize, rewrite))
 
 
-def _all(terms: Iterable[Any]) -> Any:
+def _all(terms: Sequence[Any]) -> Any:
     return functools.reduce(tirx.And, terms) if terms else tirx.const(True, "bool")
 
 

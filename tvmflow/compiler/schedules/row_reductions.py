@@ -83,9 +83,10 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
     Returns:
         The handle of the block of partial sums; None if the reduction does not allow it.
     """
+    is_open = len(block.axes) - 1 in block.open_axes
     if (
         not block.is_reduction
-        or block.reduction_extents[-1] <= cpu.lanes
+        or (block.reduction_extents[-1] <= cpu.lanes and not is_open)
         or not is_contiguous(block, block.axes[-1])
     ):
         return None
@@ -94,6 +95,6 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
     partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
     *_, vectors, lanes = schedule.get_loops(partial_sums)
     schedule.vectorize(lanes)
-    if block.reduction_extents[-1] % cpu.lanes:
+    if not is_open and block.reduction_extents[-1] % cpu.lanes:
         peel_last_iteration(schedule, vectors)
     return partial_sums
