@@ -57,7 +57,8 @@ def split_open_tiles() -> tvm.transform.Pass:
             return function
         function = function.with_body(_with_local_lengths(function.body))
         splitter = _Splitter(function)
-        bound = tvm_ffi.structural_map(function.body, (tirx.For, _bind_divisions))
+        body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
+        bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
         body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
         made = tvm.IRModule({"kernel": function.with_body(body)})
         # each copy of a loop or a buffer has a variable of its own
@@ -173,6 +174,9 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     bound: list[tuple[Any, Any]] = []
 
     def bind(division: Any) -> Any:
+        if division.a.same_as(loop.loop_var) and _same(division.b, loop.extent):
+            is_modulo = isinstance(division, tirx.FloorMod)
+            return loop.loop_var if is_modulo else tirx.IntImm(division.ty.dtype, 0)
         used = find_nodes(division, tirx.Var)
         own = {loop.loop_var, *(var for var, _ in bound)}
         is_open = not isinstance(division.b, tirx.IntImm)
@@ -188,7 +192,20 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     inner = {other.loop_var for other in find_nodes(loop.body, tirx.For)}
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
     binds = [tirx.Bind(var, value) for var, value in bound]
-    return _with_body(loop, tirx.SeqStmt([*binds, body])) if binds else loop
+    return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
+
+
+def _normalize(realize: SBlockRealize) -> SBlockRealize:
+    """Return a block whose conditions all have the form `place < end`."""
+    simplify = tvm.sym.Analyzer().simplify
+
+    def normalize(term: Any) -> Any:
+        if isinstance(term, tirx.LE):
+            return tirx.LT(simplify(term.a), simplify(term.b + 1))
+        return tirx.LT(simplify(term.a), simplify(term.b)) if isinstance(term, tirx.LT) else term
+
+    terms = list(map(normalize, _terms(realize.predicate)))
+    return SBlockRealize(realize.iter_values, _all(terms), realize.block)
 
 
 class _Splitter:
@@ -213,6 +230,9 @@ class _Splitter:
         )
         if not found:
             return loop
+        limited = _limit(loop, found)
+        if limited is not None:
+            return limited
         whole = _copy(_without(loop.body, [condition.term for condition in found]))
         tests = _unique(condition.is_whole for condition in found)
         cut = self._cut(loop, found) if len(tests) == 1 else loop.body
@@ -326,9 +346,29 @@ def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
     return _Condition(
         term=term,
         variables=lengths,
-        is_whole=simplify(replace_variables(term, last)),
+        is_whole=tirx.LT(simplify(replace_variables(term.a, last)), term.b),
         rest=simplify(replace_variables(rest, first)),
     )
+
+
+def _limit(loop: tirx.For, found: Sequence[_Condition]) -> tirx.For | None:
+    """Return a serial loop that ends where a condition on its variable does; None for other conditions."""
+    rests = _unique(condition.rest for condition in found)
+    if (
+        loop.kind != tirx.ForKind.SERIAL
+        or len(rests) > 1
+        or any(condition.variables for condition in found)
+        or not _holds_everywhere(loop, [condition.term for condition in found])
+    ):
+        return None
+    var = loop.loop_var
+    simplify = tvm.sym.Analyzer().simplify
+    step = simplify(rests[0] - replace_variables(rests[0], {var: var + 1}))
+    if not isinstance(step, tirx.IntImm) or int(step) != 1:
+        return None
+    rest = simplify(replace_variables(rests[0], {var: tirx.IntImm(var.ty.dtype, 0)}))
+    body = _without(loop.body, [condition.term for condition in found])
+    return _with_body(loop, body, extent=tirx.min(loop.extent, rest))
 
 
 def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
@@ -403,29 +443,27 @@ def _with_rows(body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int) -> An
 
 
 def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
-    """Return the body of a loop over rows in which only stores to results are conditional."""
+    """Return the body of a loop over rows in which all rows beyond the end are the last one.
+
+    They compute and store the same numbers as it does.
+    """
     row = loop.loop_var
     last = tirx.Cast(row.ty.dtype, rest) if rest.ty.dtype != row.ty.dtype else rest
-    clamped = tirx.min(row, last - 1)
+    clamped = {row: tirx.min(row, last - 1)}
 
-    def rewrite(realize: SBlockRealize) -> SBlockRealize:
-        others = [other for other in _terms(realize.predicate) if not _same(other, term)]
-        store = realize.block.body
-        if not isinstance(store, tirx.BufferStore) or str(store.buffer.scope()) != "local":
-            return realize
+    def clamp(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        # registers have no computed index
+        is_local = str(buffer.scope()) == "local"
+        return [index if is_local else replace_variables(index, clamped) for index in indices]
 
-        def read(load: Any) -> Any:
-            if load.source.same_as(store.buffer):
-                return load
-            indices = [replace_variables(index, {row: clamped}) for index in load.indices]
-            return tirx.BufferLoad(load.source, indices)
+    def read(load: Any) -> Any:
+        return tirx.BufferLoad(load.source, clamp(load.source, load.indices))
 
-        value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, read))
-        body = tirx.BufferStore(store.buffer, value, store.indices)
-        made = _with_parts(realize.block, body)
-        return SBlockRealize(realize.iter_values, _all(others), made)
+    def write(store: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(store.buffer, store.value, clamp(store.buffer, store.indices))
 
-    return tvm_ffi.structural_map(loop.body, (SBlockRealize, rewrite))
+    rules = ((tvm.ir.TensorLoad, read), (tirx.BufferStore, write))
+    return tvm_ffi.structural_map(_without(loop.body, [term]), rules)
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:

@@ -742,12 +742,16 @@ def _choose_window_heights(
     outer_parts = math.prod(outer)
     row_work = block.work // height // outer_parts
     costs = []
+    # a window of an open axis ends with the image
+    is_open = axes.row in block.open_axes
     for rows in range(1, height + 1):
         window = (rows * step + halo) * row_elements
         if 4 * window > cpu.cached_data_bytes:
             break
         parts = outer_parts * math.ceil(height / rows)
         balance = math.ceil(parts / cpu.cores) * cpu.cores / parts
-        cost = (row_work + _COPY_COST * window / rows) * balance / _useful_share(height, rows)
-        costs.append((cost if height % rows == 0 else _PARTIAL_WINDOW_COST * cost, rows))
+        useful = 1.0 if is_open else _useful_share(height, rows)
+        cost = (row_work + _COPY_COST * window / rows) * balance / useful
+        is_whole = is_open or height % rows == 0
+        costs.append((cost if is_whole else _PARTIAL_WINDOW_COST * cost, rows))
     return [rows for _, rows in sorted(costs)[:_MAX_WINDOW_HEIGHTS]] or [0]
