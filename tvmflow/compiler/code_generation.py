@@ -28,6 +28,7 @@ from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
     begin_open_reductions,
+    bind_open_lengths,
     split_open_tiles,
 )
 
@@ -604,6 +605,7 @@ CPU_PASSES: Final = (
     split_open_tiles,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
+    bind_open_lengths,
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
     s_tir.transform.AnnotateIrregularLoop,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -137,6 +138,44 @@ def _with_parts(block: SBlock, body: Any) -> SBlock:
     )
 
 
+def bind_open_lengths() -> tvm.transform.Pass:
+    """Return a pass that computes the open lengths of a kernel's own buffers once.
+
+    Each index repeats them otherwise, and TVM simplifies them in each.
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+        bound: list[tuple[Any, Any]] = []
+
+        def bind(size: Any) -> Any:
+            used = find_nodes(size, tirx.Var)
+            if isinstance(size, tirx.IntImm | tirx.Var) or not loop_vars.isdisjoint(used):
+                return size
+            for var, value in bound:
+                if _same(value, size):
+                    return var
+            var = tirx.Var(f"length_{len(bound)}", size.ty.dtype)
+            bound.append((var, size))
+            return var
+
+        own = {}
+        for block in find_nodes(function.body, SBlock):
+            for buffer in block.alloc_buffers:
+                shape = list(map(bind, buffer.shape))
+                if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
+                    name, scope = buffer.name, buffer.scope()
+                    own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
+        if not own:
+            return function
+        body = replace_variables(function.body, own)
+        return function.with_body(
+            tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
+        )
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="BindOpenLengths")
+
+
 def _terms(condition: Any) -> list[Any]:
     if isinstance(condition, tirx.And):
         return [*_terms(condition.a), *_terms(condition.b)]
@@ -240,11 +279,11 @@ class _Splitter:
         if count is None:
             test = functools.reduce(tirx.And, tests)
             return _with_body(loop, _choose(loop.body, test, whole, cut))
-        first = _with_body(loop, whole, extent=count)
-        last = tirx.Var(f"{loop.loop_var.name}_last", loop.loop_var.ty.dtype)
-        rest = tvm.sym.Analyzer().simplify(loop.extent - count)
-        body = replace_variables(cut, {loop.loop_var: last + count})
-        return tirx.SeqStmt([first, tirx.For(last, loop.min, rest, loop.kind, body)])
+        wholes = tirx.Var(f"{loop.loop_var.name}_wholes", loop.loop_var.ty.dtype)
+        first = _with_body(loop, whole, extent=wholes)
+        last = replace_variables(cut, {loop.loop_var: wholes})
+        is_cut = tirx.LT(wholes, loop.extent)
+        return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
 
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
         """Return the conditions on tiles that this loop decides."""
@@ -383,7 +422,10 @@ def _count_whole(loop: tirx.For, condition: _Condition) -> Any:
     if not isinstance(step, tirx.IntImm) or int(step) < 1:
         return None
     at_first = analyzer.simplify(replace_variables(slack, {var: tirx.IntImm(var.ty.dtype, 0)}))
-    count = tirx.floordiv(at_first + (int(step) - 1), int(step))
+    count = tirx.floordiv(analyzer.simplify(at_first + (int(step) - 1)), int(step))
+    if prod(condition.variables.values()) == int(step):
+        # tiles follow each other
+        return count
     count = tirx.max(tirx.min(count, loop.extent), tirx.IntImm(count.ty.dtype, 0))
     for size in set(find_nodes(count, tirx.Var)):
         analyzer.bind(size, tvm.ir.Range(0, tirx.IntImm(size.ty.dtype, 1 << 30)))
@@ -425,7 +467,7 @@ def _list_rows(size: int) -> list[int]:
     """Return the rows of the tiles that compute the last rows, fewer than `size`."""
     if size <= _MAX_EXACT_ROWS:
         return list(range(1, size))
-    return sorted({1, size // 4, size // 2, size * 3 // 4, size - 1})
+    return sorted({1, size // 2, size - 1})
 
 
 def _with_rows(body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int) -> Any:
