@@ -196,6 +196,12 @@ def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
 
+def count_elements(buffer: Any, block: Block) -> int:
+    """Return how many numbers a buffer holds that a block reads or writes; about, if its sizes are open."""
+    sizes = [evaluate_size(size, block.sizes) for size in buffer.shape]
+    return math.prod(_UNKNOWN_SIZE if size is None else size for size in sizes)
+
+
 def _prime_up_to(size: int) -> int:
     """Return the largest prime number up to a size, but no small one, by which decisions would be odd."""
     return next(

@@ -32,6 +32,7 @@ from tvmflow.compiler.schedules import dot_products
 from tvmflow.compiler.schedules.blocks import (
     Block,
     analyze_blocks,
+    count_elements,
     depends_on,
     element_stride,
     is_contiguous,
@@ -548,7 +549,7 @@ def analyze_axes(block: Block, cpu: CpuModel) -> ReductionAxes | None:
         data=innermost,
         row=row,
         weights=(*weights, last) if is_long else weights,
-        weight_bytes=sum(4 * math.prod(int(n) for n in load.source.shape) for load in read),
+        weight_bytes=sum(4 * count_elements(load.source, block) for load in read),
     )
 
 
