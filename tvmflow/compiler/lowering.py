@@ -23,6 +23,7 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
+from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
 from tvmflow.compiler.passes.constant_evaluation import evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
@@ -47,6 +48,8 @@ _MIN_SAVING: Final = 0.1
 
 _Cost = Callable[[int], int]
 """Number of lanes -> products of vectors."""
+_ShapeOf = Callable[[Any], tuple[int, ...]]
+"""A tensor -> its shape, with numbers in place of open sizes."""
 
 
 def choose_vector_width(mod: tvm.IRModule, cpu: CpuModel, bits: int | None) -> VectorWidth:
@@ -76,20 +79,26 @@ def _list_costs(mod: tvm.IRModule) -> Iterator[_Cost]:
     """Yield the cost of each convolution and matrix product whose shapes are known."""
     function = mod["main"]
     inputs = set(function.params)
-    flow = ir.DataFlow(function)
+    flow, numbers = ir.DataFlow(function), Representative(function)
+
+    def shape_of(expr: Any) -> tuple[int, ...]:
+        shape = numbers.shape(expr)
+        assert shape is not None, "the shape is known"
+        return shape
+
     for value in flow.values.values():
         rule = _RULES.get(ir.operator_name(value))
         if rule is None:
             continue
         tensors = [e for e in (value, *value.args) if isinstance(e.ty, relax.TensorType)]
-        if None not in map(ir.shape_of, tensors):
+        if None not in map(numbers.shape, tensors):
             data = ir.resolve_alias(value.args[0], flow.values.get)
-            yield rule(value, data in inputs)
+            yield rule(value, data in inputs, shape_of)
 
 
-def _cost_of_convolution(call: relax.Call, is_input: bool) -> _Cost:
+def _cost_of_convolution(call: relax.Call, is_input: bool, shape_of: _ShapeOf) -> _Cost:
     """Return the cost of a convolution; data that are an input and have few channels stay plain."""
-    data, weights, result = map(ir.known_shape, (*call.args[:2], call))
+    data, weights, result = map(shape_of, (*call.args[:2], call))
     out, inner, kernel = result[1], data[1], math.prod(weights[2:])
     # each element of data meets each weight once, as does each element of a result where nothing is transposed
     image = data if "transpose" in ir.operator_name(call) else result
@@ -112,24 +121,24 @@ def _cost_of_convolution(call: relax.Call, is_input: bool) -> _Cost:
     return cost
 
 
-def _cost_of_product(call: relax.Call, _: bool) -> _Cost:
+def _cost_of_product(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
     """Return the cost of a matrix product, whose columns are vectors."""
-    shape, depth = ir.known_shape(call), ir.known_shape(call.args[0])[-1]
+    shape, depth = shape_of(call), shape_of(call.args[0])[-1]
     rows, columns = math.prod(shape[:-1]), math.prod(shape[-1:])
     return lambda lanes: rows * depth * math.ceil(columns / lanes)
 
 
-def _cost_of_recurrent(call: relax.Call, _: bool) -> _Cost:
+def _cost_of_recurrent(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
     """Return the cost of the product of all steps with the weights; the state's is alike for all widths."""
     operands = RecurrentOperands(*call.args)
-    steps, batch, size = ir.known_shape(operands.x)
-    directions, gate_units, _size = ir.known_shape(operands.weights)
+    steps, batch, size = shape_of(operands.x)
+    directions, gate_units, _size = shape_of(operands.weights)
     gates = Recurrent.read(call).gates
     columns = directions * gates * padded_units(gate_units // gates)
     return lambda lanes: steps * batch * size * math.ceil(columns / lanes)
 
 
-_RULES: Final[Mapping[str, Callable[[relax.Call, bool], _Cost]]] = {
+_RULES: Final[Mapping[str, Callable[[relax.Call, bool, _ShapeOf], _Cost]]] = {
     **{f"relax.nn.conv{rank}d": _cost_of_convolution for rank in (1, 2, 3)},
     **{f"relax.nn.conv{rank}d_transpose": _cost_of_convolution for rank in (1, 2, 3)},
     "relax.matmul": _cost_of_product,

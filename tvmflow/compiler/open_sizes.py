@@ -10,7 +10,8 @@ which schedule rules estimate; what these generate holds for all sizes.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import tvm
@@ -130,9 +131,37 @@ class Representative:
         return evaluate(size_text(size), self._values)
 
     def shape(self, expr: Any) -> tuple[int, ...] | None:
-        """Return the shape of a tensor with numbers in place of open sizes; None where `sizes_of` has none."""
+        """Return the shape of a tensor with numbers in place of open sizes.
+
+        None where `sizes_of` has none, and where sizes depend on data.
+        """
         sizes = sizes_of(expr)
-        return None if sizes is None else tuple(map(self.size, sizes))
+        try:
+            return None if sizes is None else tuple(map(self.size, sizes))
+        except ValueError:
+            return None
+
+
+def same_size(size: IrSize, other: IrSize) -> bool:
+    """Return whether two sizes are the same whatever the dimensions are."""
+    if not is_open(size) and not is_open(other):
+        return int(size) == int(other)
+    return bool(tvm.sym.Analyzer().can_prove_equal(size, other))
+
+
+def same_sizes(sizes: Sequence[IrSize], others: Sequence[IrSize]) -> bool:
+    """Return whether two shapes are the same whatever the dimensions are."""
+    return len(sizes) == len(others) and all(map(same_size, sizes, others))
+
+
+def divide_up(size: IrSize, divisor: int) -> IrSize:
+    """Return a size divided by a number, rounded up."""
+    return (size + (divisor - 1)) // divisor
+
+
+def count_elements(sizes: Iterable[IrSize]) -> IrSize:
+    """Return the product of sizes."""
+    return plain(math.prod(sizes))
 
 
 def list_symbols(size: IrSize) -> list[Any]:

@@ -12,6 +12,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
+from tvmflow.compiler.open_sizes import is_open, sizes_of
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
     find_integer_weights,
@@ -53,7 +54,7 @@ class _MatmulPacker(MainRewriter):
         if is_wide and self._context.uses_bfloat16():
             return self._multiply_bfloat16(data, weights)
         dtype = integer_weight_dtype(self.flow, call.args[1]) or self._context.weight_dtype
-        rows, padded = self._pad_product(ir.known_shape(data)[-2], weights)
+        rows, padded = self._pad_product(call.args[0], weights)
         packed = self._pack(weights, padded, dtype)
         return self.kernel(blocked.dense, "dense_pack", data, packed, columns, rows)
 
@@ -125,18 +126,24 @@ class _MatmulPacker(MainRewriter):
     def _is_supported(self, call: Any) -> bool:
         data, weights = call.args
         return (
-            len(ir.shape_of(data) or ()) >= 2
+            len(self.numbers.shape(data) or ()) >= 2
             and len(ir.shape_of(weights) or ()) == 2
             and all(ir.is_float32(expr) for expr in (data, weights, call))
             and self.flow.is_weight(weights)
             and not self.flow.is_weight(data)
         )
 
-    def _pad_product(self, rows: int, weights: Any) -> tuple[int, int]:
-        """Return how many rows and columns are computed, so that tiles divide them."""
+    def _pad_product(self, data: Any, weights: Any) -> tuple[int | None, int]:
+        """Return how many rows and columns are computed, so that tiles divide them.
+
+        An open number of rows, for which None stands, is not padded.
+        """
         assert self._context.cpu is not None, "weights are packed for a CPU model"
-        depth, columns = ir.known_shape(weights)
-        return tiles.pad_product(rows, columns, depth, self._context.cpu)
+        (depth, columns), shape = ir.known_shape(weights), self.numbers.shape(data)
+        assert shape is not None, "the product is supported"
+        rows, padded = tiles.pad_product(shape[-2], columns, depth, self._context.cpu)
+        sizes = sizes_of(data)
+        return None if sizes is None or is_open(sizes[-2]) else rows, padded
 
     def _pack(self, weights: Any, padded_columns: int, dtype: str) -> Any:
         block = self._context.lanes

@@ -12,6 +12,7 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.open_sizes import same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _CONV2D: Final = "relax.nn.conv2d"
@@ -96,7 +97,7 @@ def find_quantized_data(flow: ir.DataFlow, data: Any) -> QuantizedData | None:
     if call is None or not ir.is_float32(call):
         return None
     integers, *parameters = call.args
-    if ir.dtype_of(integers) not in BYTES or ir.shape_of(integers) is None:
+    if ir.dtype_of(integers) not in BYTES or sizes_of(integers) is None:
         return None
     scale, zero_point = parameters
     if not isinstance(scale, tvm.ir.Constant) or scale.value.numpy().size > 1:
@@ -326,7 +327,7 @@ class _RequantizeFuser(MainRewriter):
 
         Their conversion would become part of the kernel that computes them.
         """
-        shape = ir.shape_of(call)
+        sizes = sizes_of(call)
         operands, parameters = [], []
         for argument in call.args:
             value = ir.as_call(self.flow.values.get(argument), "relax.dequantize")
@@ -335,7 +336,9 @@ class _RequantizeFuser(MainRewriter):
             if is_data and ir.is_float32(value) and not self._is_rounded(value):
                 known = _find_parameters(value)
             source = argument if known is None or value is None else value.args[0]
-            if shape is None or ir.shape_of(source) != shape or not ir.is_float32(argument):
+            own = sizes_of(source)
+            is_alike = sizes is not None and own is not None and same_sizes(own, sizes)
+            if not is_alike or not ir.is_float32(argument):
                 return None
             operands.append(self.visit_expr(source))
             parameters.append(known)

@@ -11,7 +11,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
+from tvmflow.compiler.open_sizes import IrSize, Representative
 from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
@@ -24,11 +26,13 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
 
     Attributes:
         flow: The data flow of the original `main`.
+        numbers: Numbers in place of its open sizes.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.flow = ir.DataFlow(mod["main"])
+        self.numbers = Representative(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()
 
@@ -66,12 +70,12 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         """Bind an expression to a new variable."""
         return self.builder_.emit(expr)
 
-    def reshape(self, tensor: Any, shape: Sequence[int]) -> Any:
+    def reshape(self, tensor: Any, shape: Sequence[IrSize]) -> Any:
         """Emit a tensor in another shape."""
         return self.emit(relax.op.reshape(tensor, relax.ShapeExpr(list(shape))))
 
     def rearrange(
-        self, tensor: Any, shape: Sequence[int], axes: Sequence[int], flipped: Sequence[int] = ()
+        self, tensor: Any, shape: Sequence[IrSize], axes: Sequence[int], flipped: Sequence[int] = ()
     ) -> Any:
         """Emit a tensor in another shape, with some axes of that shape reversed, then all in a new order."""
         tensor = self.reshape(tensor, shape)
@@ -151,12 +155,14 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         function: tvm.tirx.PrimFunc,
         name: str,
         args: Sequence[Any],
-        shape: Sequence[int],
+        shape: Sequence[IrSize],
         dtype: str = "float32",
     ) -> Any:
         """Emit a call of a function in TIR with one result."""
+        function, sizes = with_own_sizes(function)
         variable = self.builder_.add_func(function, name)
-        return self.emit(relax.call_tir(variable, list(args), relax.TensorType(shape, dtype)))
+        result = relax.TensorType(shape, dtype)
+        return self.emit(relax.call_tir(variable, [*args, *sizes], result))
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:

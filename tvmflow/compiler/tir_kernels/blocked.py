@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 
+from tvmflow.compiler.open_sizes import plain
+
 Sizes = Sequence[int]
 
 
@@ -303,21 +305,22 @@ def dense(x: Any, w: Any, columns: int, padded_rows: int | None = None) -> Any:
         x: The matrix.
         w: The packed weights.
         columns: The columns of the result.
-        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix.
+        padded_rows: How many rows are computed, the last one again where there are more; None for those of the matrix, whose number may be open.
     """
-    *outer, rows, depth = (int(extent) for extent in x.shape)
+    *outer, rows, depth = map(plain, x.shape)
     blocks, _, block = (int(extent) for extent in w.shape)
-    padded_rows = padded_rows or rows
+    is_padded = padded_rows not in (None, rows)
+    padded_rows = padded_rows if is_padded else rows
     k = te.reduce_axis((0, depth), "k")
 
     def element(*index: Any) -> Any:
         *batch, row, column = index
-        existing = row if padded_rows == rows else tirx.min(row, rows - 1)
+        existing = tirx.min(row, rows - 1) if is_padded else row
         weight = w[column // block, k, column % block].astype(x.dtype)
         return te.sum(x(*batch, existing, k) * weight, axis=[k])
 
     product = te.compute((*outer, padded_rows, blocks * block), element, name="dense")
-    if (padded_rows, blocks * block) == (rows, columns):
+    if not is_padded and blocks * block == columns:
         return product
     return te.compute((*outer, rows, columns), lambda *index: product(*index), name="unpadded")
 

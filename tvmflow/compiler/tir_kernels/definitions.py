@@ -7,8 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+import tvm
+import tvm_ffi
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain
 
 # Every GPU runs so many threads of a block.
 _BLOCK_THREADS: Final = 256
@@ -23,14 +28,34 @@ def define_kernel(name: str) -> Iterator[IRBuilder]:
         yield builder
 
 
-def declare_buffer(shape: Sequence[int], dtype: str) -> Any:
+def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
     """Return the declaration of a parameter."""
-    return T.Buffer(tuple(T.int64(n) for n in shape), dtype)
+    return T.Buffer(tuple(n if is_open(n) else T.int64(n) for n in shape), dtype)
 
 
-def flatten(buffer: Any, shape: Sequence[int], dtype: str) -> Any:
+def flatten(buffer: Any, shape: Sequence[IrSize], dtype: str) -> Any:
     """Emit another name for a buffer, with one index."""
     return T.decl_buffer((math.prod(shape),), dtype, data=buffer.data)
+
+
+def with_own_sizes(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Any]]:
+    """Return a kernel with variables of its own in place of a model's dimensions.
+
+    Returns:
+        The kernel, and the dimensions that it takes as arguments between its inputs and its result:
+        those that are no size of a tensor by themselves.
+    """
+    sizes = [plain(size) for param in function.params for size in param.ty.shape]
+    symbols = list(dict.fromkeys(symbol for size in sizes for symbol in list_symbols(size)))
+    if not symbols:
+        return function, []
+    own = {symbol: tirx.Var(symbol.name, symbol.ty.dtype) for symbol in symbols}
+    bound = {size for size in sizes if isinstance(size, tvm.ir.Var)}
+    taken = [symbol for symbol in symbols if symbol not in bound]
+    renamed = tvm_ffi.structural_map(function, (tvm.ir.Var, lambda var: own.get(var, var)))
+    *inputs, result = renamed.params
+    params = [*inputs, *(own[symbol] for symbol in taken), result]
+    return tirx.PrimFunc(params, renamed.body, renamed.ret_type, renamed.attrs), taken
 
 
 @contextmanager

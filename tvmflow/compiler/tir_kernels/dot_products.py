@@ -15,11 +15,14 @@ from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx
 
+from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
 from tvmflow.compiler.tir_kernels import bfloat16, blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
 
 _TILES: Final = range(5, 15)
 """How many points a tile of registers may have."""
+_OPEN_TILE: Final = 8
+"""How many rows of an open number make a tile."""
 
 
 class Products(NamedTuple):
@@ -91,7 +94,7 @@ def dense(products: Products, x: Any, w: Any, results: int) -> Any:
 
     Instructions add t products; n is `results`.
     """
-    *outer, rows, _ = (int(extent) for extent in x.shape)
+    *outer, rows, _ = map(plain, x.shape)
     blocks, depth, block, _ = (int(extent) for extent in w.shape)
     part, term = te.reduce_axis((0, depth), "kp"), te.reduce_axis((0, products.terms), "kt")
 
@@ -106,20 +109,22 @@ def dense(products: Products, x: Any, w: Any, results: int) -> Any:
     return _take((*outer, rows, results), sums)
 
 
-def _round_up(points: int) -> int:
+def _round_up(points: IrSize) -> IrSize:
     """Return the next number that tiles of registers divide: no instruction computes a part of a tile."""
+    if is_open(points):
+        return divide_up(points, _OPEN_TILE) * _OPEN_TILE
     if points <= max(_TILES):
         return points
     return next(n for n in itertools.count(points) if any(n % tile == 0 for tile in _TILES))
 
 
-def _limit(point: Any, points: int) -> Any:
+def _limit(point: Any, points: IrSize) -> Any:
     """Return a point that is among so many; points beyond are computed from the last one, and left out."""
-    return point if _round_up(points) == points else tirx.min(point, points - 1)
+    return point if same_size(_round_up(points), points) else tirx.min(point, points - 1)
 
 
-def _take(shape: Sequence[int], sums: Any) -> Any:
+def _take(shape: Sequence[IrSize], sums: Any) -> Any:
     """Return the first sums along each axis."""
-    if list(shape) == [int(extent) for extent in sums.shape]:
+    if same_sizes(shape, list(map(plain, sums.shape))):
         return sums
     return te.compute(shape, lambda *index: sums(*index), name="take")
