@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
 from tvmflow.compiler.tir_kernels.batches import Batches, Operand, contiguous, emit_batches
@@ -23,7 +24,9 @@ from tvmflow.compiler.tir_kernels.tiles import (
     Product,
     Workspace,
     choose_rows,
+    count_rows,
     iterate_vectors,
+    max_points_of,
     pack,
 )
 
@@ -46,31 +49,38 @@ class _BatchedMatmulPacker(MainRewriter):
         rewritten = super().visit_call_(call)
         if ir.operator_name(call) != "relax.matmul" or not self._is_ragged(call):
             return rewritten
-        shape = ir.known_shape(call)
+        shape = sizes_of(call) or ()
         views = [find_view(self.flow, argument, shape[:-2]) for argument in call.args]
         operands = [
-            Operand(ir.known_shape(view.tensor), "float32", view.matrices)
+            Operand(sizes_of(view.tensor) or (), "float32", view.matrices)
             for view in views
             if view is not None
         ]
         if len(operands) < 2:
             return rewritten
         left, right = operands
-        depth = ir.known_shape(call.args[0])[-1]
+        depth = (sizes_of(call.args[0]) or ())[-1]
         product = BatchedProduct(
-            batch=math.prod(shape[:-2]), depth=depth, left=left, right=right, shape=shape
+            batch=count_elements(shape[:-2]),
+            depth=depth,
+            left=left,
+            right=right,
+            shape=shape,
+            typical=(*(self.numbers.shape(call) or ()), self.numbers.size(depth)),
         )
         arguments = [self.visit_expr(view.tensor) for view in views if view is not None]
         kernel = make_kernel(product, self._cpu)
         return self.call_function(kernel, "batched_matmul", arguments, shape)
 
     def _is_ragged(self, call: Any) -> bool:
-        """Return whether a product has columns that are no multiple of a vector, and is none with weights."""
-        shapes = [ir.shape_of(expr) for expr in (*call.args, call)]
+        """Return whether a product has columns that may be no multiple of a vector, and is none with weights."""
+        shapes = [self.numbers.shape(expr) for expr in (*call.args, call)]
+        if not all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes):
+            return False
+        columns = (sizes_of(call) or ())[-1]
         return (
-            all(shape is not None and len(shape) >= 2 and 0 not in shape for shape in shapes)
-            and all(ir.is_float32(expr) for expr in (*call.args, call))
-            and ir.known_shape(call)[-1] % self._cpu.lanes != 0
+            all(ir.is_float32(expr) for expr in (*call.args, call))
+            and (is_open(columns) or columns % self._cpu.lanes != 0)
             and not any(map(self.flow.is_weight, call.args))
         )
 
@@ -91,13 +101,15 @@ class BatchedProduct(NamedTuple):
         left: The left matrices.
         right: The right matrices.
         shape: The shape of the result.
+        typical: The same with numbers in place of open sizes, and then the depth.
     """
 
-    batch: int
-    depth: int
+    batch: IrSize
+    depth: IrSize
     left: Operand
     right: Operand
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
+    typical: tuple[int, ...]
 
 
 def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
@@ -118,7 +130,10 @@ def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
 
 def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> None:
     rows, width = product.shape[-2:]
-    together, ((points, vectors),) = choose_rows(rows, (width,), _MAX_ROWS, cpu, cpu.lanes)
+    *outer, typical_rows, typical_width, typical_depth = product.typical
+    together, ((points, vectors),) = choose_rows(
+        typical_rows, (typical_width,), _MAX_ROWS, cpu, cpu.lanes, max_points_of(rows)
+    )
     columns = Columns(width, cpu.lanes, vectors)
     left, right = product.left.matrices, product.right.matrices
     out = contiguous(product.shape, range(len(product.shape)))
@@ -134,21 +149,28 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
     def multiply(matrix: Any, block: Any, packed: Sequence[Workspace], slot: Any) -> None:
         def source(row: Any, k: Any) -> Any:
             existing = block * together + row
-            if rows % together:
+            if is_open(rows) or rows % together:
                 existing = tirx.min(existing, rows - 1)
             return tirx.BufferLoad(buffers[0], [left.place(matrix, existing, k)])
 
         result = Workspace.allocate(together * columns.padded)
         base = slot * product.depth * columns.padded
-        Product(together, product.depth, columns, points).emit(source, packed[0], base, result)
+        computed = count_rows(rows, block * together, together, points)
+        Product(computed, product.depth, columns, points).emit(source, packed[0], base, result)
         with T.serial(together) as row, T.If(block * together + row < rows), T.Then():
             for column in iterate_vectors(width, cpu.lanes):
                 place = out.place(matrix, block * together + row, column)
                 T.buffer_store(buffers[2], result[row * columns.padded + column], [place])
 
-    work = product.batch * rows * width * product.depth
+    batches = Batches(
+        matrices=product.batch,
+        shared=right.repeats,
+        blocks=divide_up(rows, together),
+        typical=math.prod(outer),
+    )
+    work = batches.typical * typical_rows * typical_width * typical_depth
     emit_batches(
-        Batches(product.batch, right.repeats, -(-rows // together)),
+        batches,
         (product.depth * columns.padded,),
         cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1,
         pack_right,

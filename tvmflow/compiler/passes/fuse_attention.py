@@ -14,6 +14,15 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.open_sizes import (
+    IrSize,
+    count_elements,
+    divide_up,
+    is_open,
+    same_size,
+    same_sizes,
+    sizes_of,
+)
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
 from tvmflow.compiler.tir_kernels.batches import (
@@ -30,8 +39,10 @@ from tvmflow.compiler.tir_kernels.tiles import (
     Product,
     Workspace,
     choose_rows,
+    count_rows,
     iterate_pieces,
     iterate_vectors,
+    max_points_of,
     pack,
 )
 
@@ -59,7 +70,7 @@ class _Step(NamedTuple):
 
     name: str
     operands: tuple[Any, ...]
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
 
 
 class _Scores(NamedTuple):
@@ -110,7 +121,7 @@ class _AttentionFuser(MainRewriter):
         match = _match(self.flow, call)
         if match is None:
             return None
-        shape = ir.known_shape(call)
+        shape = sizes_of(call) or ()
         order = list(axes) if axes is not None else list(range(len(shape)))
         fused = self._make_kernel(match, order)
         if fused is None:
@@ -126,8 +137,11 @@ class _AttentionFuser(MainRewriter):
     ) -> tuple[Attention, list[MatrixView]] | None:
         """Return the kernel and what it reads."""
         product = match.scores.product
-        *batch, queries, keys = ir.known_shape(product)
-        shape = ir.known_shape(match.result)
+        *batch, queries, keys = sizes_of(product) or ()
+        shape = sizes_of(match.result) or ()
+        depth = (sizes_of(product.args[0]) or ())[-1]
+        if is_open(depth) or is_open(shape[-1]):
+            return None
         views = [
             find_view(self.flow, product.args[0], batch, with_factors=True),
             find_view(self.flow, product.args[1], batch, with_factors=True),
@@ -155,10 +169,15 @@ class _AttentionFuser(MainRewriter):
             return None
         known = [view for view in views if view is not None]
         kernel = Attention(
-            batch=math.prod(batch),
+            batch=count_elements(batch),
             queries=queries,
             keys=keys,
-            depth=ir.known_shape(product.args[0])[-1],
+            typical=Typical(
+                batch=self.numbers.size(count_elements(batch)),
+                queries=self.numbers.size(queries),
+                keys=self.numbers.size(keys),
+            ),
+            depth=depth,
             values=shape[-1],
             operands=tuple(_operand(view) for view in known),
             factors=tuple((3 + index, divides) for index, (_, divides) in enumerate(factors)),
@@ -170,23 +189,24 @@ class _AttentionFuser(MainRewriter):
         return kernel, known
 
     def _find_mask(
-        self, operand: Any, shape: Sequence[int], matrix: tuple[int, int]
+        self, operand: Any, shape: Sequence[IrSize], matrix: tuple[IrSize, IrSize]
     ) -> MatrixView | None:
         """Return the view of an operand of the scores, which have this shape.
 
         None if it is no batch of matrices.
         """
-        extents = ir.shape_of(operand)
-        if extents is None or tuple(shape[-2:]) != matrix or len(extents) > len(shape):
+        extents = sizes_of(operand)
+        is_matrix = same_sizes(shape[-2:], matrix)
+        if extents is None or not is_matrix or len(extents) > len(shape):
             return None
         if len(extents) >= 2:
             return find_view(self.flow, operand, shape[:-2])
-        column = 1 if extents and extents[0] > 1 else 0
+        column = 1 if extents and not same_size(extents[0], 1) else 0
         return MatrixView(operand, StridedMatrices(0, (), 0, column))
 
 
 def _operand(view: MatrixView) -> Operand:
-    return Operand(ir.known_shape(view.tensor), ir.dtype_of(view.tensor), view.matrices)
+    return Operand(sizes_of(view.tensor) or (), ir.dtype_of(view.tensor), view.matrices)
 
 
 def _as_factor(step: _Step) -> tuple[Any, bool] | None:
@@ -195,8 +215,8 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
         return None
     left, right = step.operands
     factor = left if right is None else right
-    is_scalar = math.prod(ir.known_shape(factor)) == 1
-    if not is_scalar or (step.name == "relax.divide" and right is None):
+    is_one = same_size(count_elements(sizes_of(factor) or ()), 1)
+    if not is_one or (step.name == "relax.divide" and right is None):
         return None
     return factor, step.name == "relax.divide"
 
@@ -204,7 +224,7 @@ def _as_factor(step: _Step) -> tuple[Any, bool] | None:
 def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
     """Return the parts of attention that ends with a product; None for other products."""
     weights, values = call.args
-    shape = ir.shape_of(call)
+    shape = sizes_of(call)
     if shape is None or not all(map(ir.is_float32, (weights, values, call))):
         return None
     value = _skip_reshapes(flow, weights)
@@ -212,20 +232,22 @@ def _match(flow: ir.DataFlow, call: Any) -> _Match | None:
     if replacement is not None:
         value = flow.value_if_used(weights, 2)
     softmax = ir.as_call(value, "relax.nn.softmax")
-    rows = ir.shape_of(call.args[0])
-    if softmax is None or rows is None or ir.shape_of(softmax) is None:
+    rows = sizes_of(call.args[0])
+    scored = sizes_of(softmax)
+    if softmax is None or rows is None or scored is None:
         return None
-    scored = ir.known_shape(softmax)
     if int(softmax.attrs.axis) % len(scored) != len(scored) - 1:
         return None
     scores = _match_scores(flow, softmax.args[0], scored[-1])
     if scores is None:
         return None
-    product = ir.known_shape(scores.product)
-    is_plain = product[-2:] == rows[-2:] == (shape[-2], product[-1]) and len(rows) >= 2
-    if not is_plain or math.prod(product[:-2]) != math.prod(shape[:-2]) or 0 in shape:
+    product = sizes_of(scores.product) or ()
+    matrix = (shape[-2], product[-1])
+    is_plain = same_sizes(product[-2:], rows[-2:]) and same_sizes(rows[-2:], matrix)
+    if not is_plain or len(rows) < 2 or any(same_size(size, 0) for size in shape):
         return None
-    if math.prod(rows[:-2]) != math.prod(shape[:-2]):
+    batches = [count_elements(sizes[:-2]) for sizes in (product, rows, shape)]
+    if not all(same_size(batch, batches[-1]) for batch in batches):
         return None
     return _Match(scores, values, replacement, call)
 
@@ -234,8 +256,8 @@ def _skip_reshapes(flow: ir.DataFlow, expr: Any) -> Any:
     """Return the value of a variable that is used once, before reshapes that keep its rows."""
     value = flow.value_if_used_once(expr)
     while ir.operator_name(value) == "relax.reshape":
-        shapes = [ir.shape_of(tensor) for tensor in (value, value.args[0])]
-        if None in shapes or len({shape[-1:] for shape in shapes if shape}) != 1:
+        shapes = [sizes_of(tensor) or () for tensor in (value, value.args[0])]
+        if not all(shapes) or not same_size(shapes[0][-1], shapes[1][-1]):
             break
         value = flow.value_if_used_once(value.args[0])
     return value
@@ -251,22 +273,23 @@ def _match_nan_guard(flow: ir.DataFlow, value: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _match_scores(flow: ir.DataFlow, expr: Any, keys: int) -> _Scores | None:
+def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
     """Return the product of matrices and the operations that give the scores; None for others."""
     value = flow.value_if_used_once(expr)
-    shape = None if value is None else ir.shape_of(value)
-    if shape is None or shape[-1:] != (keys,) or not ir.is_float32(value):
+    shape = None if value is None else sizes_of(value)
+    if not shape or not same_size(shape[-1], keys) or not ir.is_float32(value):
         return None
     name = ir.operator_name(value)
     if name == "relax.matmul":
-        known = all(ir.is_float32(arg) and len(ir.shape_of(arg) or ()) >= 2 for arg in value.args)
+        known = all(ir.is_float32(arg) and len(sizes_of(arg) or ()) >= 2 for arg in value.args)
         return _Scores(value, ()) if known and not any(map(flow.is_weight, value.args)) else None
     if name == "relax.reshape":
         return _match_scores(flow, value.args[0], keys)
     if name not in _STEPS:
         return None
     for position, argument in enumerate(value.args):
-        if ir.shape_of(argument) != shape:
+        sizes = sizes_of(argument)
+        if sizes is None or not same_sizes(sizes, shape):
             continue
         scores = _match_scores(flow, argument, keys)
         if scores is not None:
@@ -297,13 +320,22 @@ class ScoreStep(NamedTuple):
     operands: tuple[int | None, ...]
 
 
+class Typical(NamedTuple):
+    """The sizes for which a kernel is divided: the sizes themselves, or numbers in place of open ones."""
+
+    batch: int
+    queries: int
+    keys: int
+
+
 class Attention(NamedTuple):
     """The computation of an attention kernel.
 
     Attributes:
-        batch: The number of pairs of query and key matrices.
-        queries: The number of queries, N.
-        keys: The number of keys, M.
+        batch: The number of pairs of query and key matrices, which may be open.
+        queries: The number of queries, N, which may be open.
+        keys: The number of keys, M, which may be open.
+        typical: The same as numbers.
         depth: The length of a query, D.
         values: The length of a value, E.
         operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
@@ -314,16 +346,17 @@ class Attention(NamedTuple):
         out: Its matrices (N, E).
     """
 
-    batch: int
-    queries: int
-    keys: int
+    batch: IrSize
+    queries: IrSize
+    keys: IrSize
+    typical: Typical
     depth: int
     values: int
     operands: tuple[Operand, ...]
     factors: tuple[tuple[int, bool], ...]
     steps: tuple[ScoreStep, ...]
     replacement: int | None
-    out_shape: tuple[int, ...]
+    out_shape: tuple[IrSize, ...]
     out: StridedMatrices
 
 
@@ -339,11 +372,12 @@ class _Emitter:
         self._attention = attention
         self._cpu = cpu
         self._lanes = cpu.lanes
-        padded_keys = -(-attention.keys // cpu.lanes) * cpu.lanes
+        typical = attention.typical
+        padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
         max_rows = max(4, cpu.cached_data_bytes // 4 // padded_keys)
-        counts = (attention.keys, attention.values)
+        counts, points = (typical.keys, attention.values), max_points_of(attention.queries)
         self._rows, ((self._key_points, key_vectors), (self._value_points, value_vectors)) = (
-            choose_rows(attention.queries, counts, max_rows, cpu, cpu.lanes)
+            choose_rows(typical.queries, counts, max_rows, cpu, cpu.lanes, points)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
@@ -376,9 +410,14 @@ class _Emitter:
 
     def _emit_batches(self) -> None:
         a = self._attention
-        work = a.batch * a.queries * a.keys * (a.depth + a.values)
+        work = math.prod(a.typical) * (a.depth + a.values)
         emit_batches(
-            Batches(a.batch, self._shared, -(-a.queries // self._rows)),
+            Batches(
+                matrices=a.batch,
+                shared=self._shared,
+                blocks=divide_up(a.queries, self._rows),
+                typical=a.typical.batch,
+            ),
             (self._key_size, self._value_size),
             self._cpu.cores if work >= MIN_PARALLEL_PRODUCTS else 1,
             self._pack,
@@ -406,17 +445,19 @@ class _Emitter:
         totals = Workspace.allocate(rows)
         result = Workspace.allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
-        Product(rows, a.depth, self._keys, self._key_points).emit(
+        scored = count_rows(a.queries, first, rows, self._key_points)
+        Product(scored, a.depth, self._keys, self._key_points).emit(
             lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores
         )
-        with T.serial(rows) as row:
+        mixed = count_rows(a.queries, first, rows, self._value_points)
+        with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
-        Product(rows, a.keys, self._values, self._value_points).emit(
+        Product(mixed, a.keys, self._values, self._value_points).emit(
             lambda row, k: scores[row * self._keys.padded + k],
             *(values, slot * self._value_size, result),
         )
         with T.serial(rows) as row:
-            if a.queries % rows:
+            if is_open(a.queries) or a.queries % rows:
                 with T.If(first + row < a.queries), T.Then():
                     self._write(matrix, first, row, result, totals)
             else:
@@ -425,7 +466,8 @@ class _Emitter:
     def _clamp(self, row: Any) -> Any:
         """Return a row that exists: those beyond the end are computed, but not written."""
         queries = self._attention.queries
-        return tirx.min(row, queries - 1) if queries % self._rows else row
+        is_whole = not is_open(queries) and queries % self._rows == 0
+        return row if is_whole else tirx.min(row, queries - 1)
 
     def _copy_queries(self, matrix: Any, first: Any, queries: Workspace) -> None:
         """Emit the copy of a block of queries, multiplied with the factors of the scores."""
@@ -448,18 +490,17 @@ class _Emitter:
         with T.vectorized(lanes) as lane:
             T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
             T.buffer_store(total, T.float32(0), [lane])
-        if self._keys.padded > a.keys:
+        if is_open(a.keys):
+            self._score_open(matrix, query, row, scores, largest)
+        elif self._keys.padded > a.keys:
             # twice the lowest number is -∞, which TVM writes as C that compilers reject
             with T.vectorized(self._keys.padded - a.keys) as lane:
                 lowest = tirx.BufferLoad(largest, [lane])
                 scores[base + a.keys + lane] = lowest + lowest
-        for start, count in iterate_pieces(a.keys, lanes):
+        for start, count in iterate_pieces(a.keys, lanes) if not is_open(a.keys) else ():
             with T.vectorized(count) as lane:
                 place = base + start + lane
-                if a.steps:
-                    scores[place] = self._apply_steps(matrix, query, start + lane, scores[place])
-                value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
-                T.buffer_store(largest, value, [lane])
+                self._score(matrix, query, (start + lane, place), scores, (largest, lane))
         self._reduce(largest, tirx.max)
         with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
             place = base + vector * lanes + lane
@@ -473,6 +514,53 @@ class _Emitter:
                 with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
                     scores[base + vector * lanes + lane] = self._load(a.replacement, 0)(0, 0)
                 totals[row] = T.float32(1)
+
+    def _score_open(
+        self, matrix: Any, query: Any, row: Any, scores: Workspace, largest: Any
+    ) -> None:
+        """Emit the steps on a row of an open number of scores, and the largest of each lane."""
+        a, lanes, base = self._attention, self._lanes, row * self._keys.padded
+        whole = a.keys // lanes
+        with T.serial(whole) as vector, T.vectorized(lanes) as lane:
+            key = vector * lanes + lane
+            self._score(matrix, query, (key, base + key), scores, (largest, lane))
+        with T.serial(a.keys % lanes) as number:
+            # the steps read masks, of which there are no more numbers
+            if a.steps:
+                place = base + whole * lanes + number
+                key = whole * lanes + number
+                scores[place] = self._apply_steps(matrix, query, key, scores[place])
+        with T.If(a.keys % lanes > 0), T.Then(), T.vectorized(lanes) as lane:
+            place = base + whole * lanes + lane
+            lowest = tirx.min_value(FLOAT)
+            exists = lane < a.keys % lanes
+            # twice the lowest number is -∞, which TVM writes as C that compilers reject
+            scores[place] = tirx.Select(exists, scores[place], lowest + lowest)
+            value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
+            T.buffer_store(largest, value, [lane])
+
+    def _score(
+        self,
+        matrix: Any,
+        query: Any,
+        key: tuple[Any, Any],
+        scores: Workspace,
+        maximum: tuple[Any, Any],
+    ) -> None:
+        """Emit the steps on a score, and the largest score of its lane.
+
+        Args:
+            matrix: The matrix.
+            query: The query.
+            key: The key, and the place of its score.
+            scores: All scores.
+            maximum: The buffer of the largest scores, and the lane.
+        """
+        (number, place), (largest, lane) = key, maximum
+        if self._attention.steps:
+            scores[place] = self._apply_steps(matrix, query, number, scores[place])
+        value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
+        T.buffer_store(largest, value, [lane])
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, value: Any) -> Any:
         for step in self._attention.steps:

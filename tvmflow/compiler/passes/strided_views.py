@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.tir_kernels.batches import StridedMatrices, find_strides
+from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
+from tvmflow.compiler.tir_kernels.batches import StridedMatrices, StridedView, find_strides
 
 _Array = np.ndarray[Any, Any]
 
@@ -34,7 +35,7 @@ class MatrixView(NamedTuple):
 
 
 def find_view(
-    flow: ir.DataFlow, expr: Any, batch: Sequence[int], *, with_factors: bool = False
+    flow: ir.DataFlow, expr: Any, batch: Sequence[IrSize], *, with_factors: bool = False
 ) -> MatrixView | None:
     """Return the tensor that is farthest up from an expression, and can be read in its place.
 
@@ -53,11 +54,101 @@ def find_view(
         chain.append(expr)
         counts.append(len(factors))
     for position in reversed(range(len(chain))):
-        places = _follow(flow, chain[position], calls[:position])
-        matrices = None if places is None else find_strides(places, batch)
+        matrices = _find_matrices(flow, chain[position], calls[:position], batch)
         if matrices is not None:
             return MatrixView(chain[position], matrices, tuple(factors[: counts[position]]))
     return None
+
+
+def _find_matrices(
+    flow: ir.DataFlow, tensor: Any, calls: Sequence[Any], batch: Sequence[IrSize]
+) -> StridedMatrices | None:
+    """Return how matrices lie in a tensor; None if they have no strides, arguments as of `_follow`."""
+    shapes = [sizes_of(expr) for expr in (tensor, *calls) if expr is not None]
+    if None in shapes or not any(is_open(n) for shape in (batch, *shapes) for n in shape or ()):
+        places = _follow(flow, tensor, calls)
+        return None if places is None else find_strides(places, batch)
+    view = _follow_open(flow, tensor, calls)
+    return view.matrices(batch) if view is not None and len(view.axes) > 1 else None
+
+
+def _follow_open(flow: ir.DataFlow, tensor: Any, calls: Sequence[Any]) -> StridedView | None:
+    """Return a view of a tensor with open sizes; None if it is not known, arguments as of `_follow`."""
+    view: StridedView | None = StridedView.of_tensor(sizes_of(tensor) or ())
+    before = sizes_of(tensor)
+    for call in reversed(calls):
+        if call is None:
+            continue
+        after = sizes_of(call)
+        if view is None or before is None or after is None:
+            return None
+        view = _view_of_call(flow, call, view, before, after)
+        before = after
+    return view
+
+
+def _view_of_call(
+    flow: ir.DataFlow,
+    call: Any,
+    view: StridedView,
+    before: Sequence[IrSize],
+    after: Sequence[IrSize],
+) -> StridedView | None:
+    """Return what a call makes of a view, whose sizes are known before and after it."""
+    if isinstance(call, relax.TupleGetItem):
+        split: Any = flow.values[call.tuple_value]
+        return _cut(
+            view,
+            before,
+            int(split.attrs.axis),
+            lambda places: read_split(split, places, call.index),
+        )
+    match ir.operator_name(call).removeprefix("relax."):
+        case "permute_dims":
+            axes = call.attrs.axes
+            order = reversed(range(len(before))) if axes is None else map(int, axes)
+            return view.permute(list(order))
+        case "broadcast_to":
+            return view.broadcast(after)
+        case "take":
+            index = _find_integer(flow, call.args[1])
+            if index is None or call.attrs.axis is None:
+                return None
+            axis = int(call.attrs.axis)
+            part = _cut(view, before, axis, lambda places: np.take(places, [index], axis))
+            return None if part is None else part.reshape(after)
+        case "strided_slice":
+            axes = [_integer(field) for field in getattr(call.args[1], "fields", ())]
+            if len(axes) != 1 or axes[0] is None:
+                return None
+            return _cut(view, before, axes[0], lambda places: read_slice(call, places))
+        case _:
+            return view.reshape(after)
+
+
+def _cut(
+    view: StridedView,
+    sizes: Sequence[IrSize],
+    axis: int,
+    read: Callable[[_Array], _Array | None],
+) -> StridedView | None:
+    """Return the places along an axis of fixed size that a function selects; None for others."""
+    axis %= len(sizes)
+    if is_open(sizes[axis]):
+        return None
+    line = np.arange(sizes[axis]).reshape([-1 if n == axis else 1 for n in range(len(sizes))])
+    try:
+        places = read(line)
+    except IndexError:
+        return None
+    if places is None or not places.size:
+        return None
+    places = places.reshape(-1)
+    steps = np.unique(np.diff(places))
+    if len(steps) > 1:
+        return None
+    step = int(steps[0]) if len(steps) else 1
+    return view.cut(axis, int(places[0]), step, len(places))
 
 
 def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
@@ -82,7 +173,12 @@ def _find_source(flow: ir.DataFlow, expr: Any, with_factors: bool) -> Any:
         data, factor = value.args
         if name == "relax.multiply" and is_scalar(data):
             data, factor = factor, data
-        if is_scalar(factor) and ir.shape_of(data) == ir.shape_of(value):
+        shapes = sizes_of(data), sizes_of(value)
+        if (
+            is_scalar(factor)
+            and None not in shapes
+            and same_sizes(shapes[0] or (), shapes[1] or ())
+        ):
             return data, None, (factor, name == "relax.divide")
     return None
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
+import tvm
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import BATCHES_PER_CORE
+from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
 from tvmflow.compiler.tir_kernels.tiles import Workspace
 
 
@@ -23,7 +25,7 @@ class Operand(NamedTuple):
         matrices: The matrices of the batch in it.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
     dtype: str
     matrices: StridedMatrices
 
@@ -35,16 +37,18 @@ class Batches(NamedTuple):
         matrices: The number of matrices of the result.
         shared: How many consecutive ones share the packed matrices.
         blocks: The blocks of rows of each of them.
+        typical: About how many matrices there are, where their number is open.
     """
 
-    matrices: int
+    matrices: IrSize
     shared: int
-    blocks: int
+    blocks: IrSize
+    typical: int
 
 
 def emit_batches(
     batches: Batches,
-    sizes: Sequence[int],
+    sizes: Sequence[IrSize],
     cores: int,
     pack: Callable[[Any, Sequence[Workspace], Any], None],
     compute: Callable[[Any, Any, Sequence[Workspace], Any], None],
@@ -59,7 +63,7 @@ def emit_batches(
         compute: Emits a block of rows of a matrix, with the packed matrices in a slot of buffers.
     """
     groups, is_parallel = batches.matrices // batches.shared, cores > 1
-    if not is_parallel or groups >= BATCHES_PER_CORE * cores:
+    if not is_parallel or batches.typical // batches.shared >= BATCHES_PER_CORE * cores:
         with _loop(groups, is_parallel) as group:
             packed = [Workspace.allocate(size) for size in sizes]
             pack(group, packed, 0)
@@ -74,7 +78,7 @@ def emit_batches(
         compute(matrix, part % batches.blocks, packed, matrix // batches.shared)
 
 
-def _loop(extent: int, is_parallel: bool) -> AbstractContextManager[Any]:
+def _loop(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(extent)
     return loop
 
@@ -83,10 +87,14 @@ def _loop(extent: int, is_parallel: bool) -> AbstractContextManager[Any]:
 # How a kernel reads a tensor through reshapes, transposes, slices and broadcasts.
 
 _Array = np.ndarray[Any, Any]
+Digit = tuple[IrSize, IrSize]
+"""A length and a stride."""
 
 
 class StridedMatrices(NamedTuple):
     """The place of each element of a batch of matrices, in elements from the start of a buffer.
+
+    All lengths and strides may be open.
 
     Attributes:
         offset: The place of the first element.
@@ -95,28 +103,28 @@ class StridedMatrices(NamedTuple):
         column: The distance of columns.
     """
 
-    offset: int
-    digits: tuple[tuple[int, int], ...]
-    row: int
-    column: int
+    offset: IrSize
+    digits: tuple[Digit, ...]
+    row: IrSize
+    column: IrSize
 
     def place(self, matrix: Any, row: Any, column: Any) -> Any:
         """Return the place of an element; the arguments are numbers or TIR expressions."""
         place, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
-            digit = matrix // divisor if divisor > 1 else matrix
+            digit = matrix // divisor if is_open(divisor) or divisor > 1 else matrix
             if position < len(self.digits) - 1:
                 digit = digit % length
-            if stride:
+            if is_open(stride) or stride:
                 place = place + digit * stride
             divisor *= length
         return place
 
     @property
     def repeats(self) -> int:
-        """The number of consecutive matrices that are the same one."""
+        """The number of consecutive matrices that are known to be the same one."""
         length, stride = self.digits[0] if self.digits else (1, 1)
-        return length if stride == 0 else 1
+        return int(length) if not is_open(length) and same_size(stride, 0) else 1
 
 
 def find_strides(places: _Array, batch: Sequence[int]) -> StridedMatrices | None:
@@ -162,14 +170,130 @@ def _repeats(table: _Array, step: int) -> bool:
     return bool((table == table[:, :1] + step * np.arange(table.shape[1])).all())
 
 
-def contiguous(shape: Sequence[int], axes: Sequence[int]) -> StridedMatrices:
+class StridedView(NamedTuple):
+    """How a tensor with open sizes is read: axes whose digits each have a stride in the buffer.
+
+    Attributes:
+        offset: The place of the first element.
+        axes: For each axis its digits, the highest first; none for an axis of length 1.
+    """
+
+    offset: IrSize
+    axes: tuple[tuple[Digit, ...], ...]
+
+    @classmethod
+    def of_tensor(cls, shape: Sequence[IrSize]) -> StridedView:
+        """Return the view of a whole tensor."""
+        axes: list[tuple[Digit, ...]] = []
+        stride: IrSize = 1
+        for size in reversed(shape):
+            axes.insert(0, () if same_size(size, 1) else ((size, stride),))
+            stride = stride * size
+        return cls(0, tuple(axes))
+
+    def reshape(self, shape: Sequence[IrSize]) -> StridedView | None:
+        """Return the view in another shape; None if that is no view."""
+        digits = [digit for axis in self.axes for digit in axis]
+        axes = []
+        for size in shape:
+            taken = _take_digits(digits, size)
+            if taken is None:
+                return None
+            axes.append(taken)
+        return None if digits else self._replace(axes=tuple(axes))
+
+    def permute(self, order: Sequence[int]) -> StridedView:
+        """Return the view with its axes in another order."""
+        return self._replace(axes=tuple(self.axes[axis] for axis in order))
+
+    def broadcast(self, shape: Sequence[IrSize]) -> StridedView:
+        """Return the view with its axes of length 1, and new axes before them, repeated."""
+        missing = ((),) * (len(shape) - len(self.axes))
+        axes = (
+            axis or (() if same_size(size, 1) else ((size, 0),))
+            for axis, size in zip((*missing, *self.axes), shape, strict=True)
+        )
+        return self._replace(axes=tuple(axes))
+
+    def cut(self, axis: int, begin: int, step: int, length: int) -> StridedView | None:
+        """Return some places along an axis of one digit; None for other axes."""
+        if len(self.axes[axis]) != 1:
+            return self if not self.axes[axis] and (begin, length) == (0, 1) else None
+        [(_, stride)] = self.axes[axis]
+        axes = list(self.axes)
+        axes[axis] = ((length, stride * step),) if length > 1 else ()
+        return StridedView(self.offset + begin * stride, tuple(axes))
+
+    def matrices(self, batch: Sequence[IrSize]) -> StridedMatrices | None:
+        """Return the matrices of the last two axes; None where an axis of these has no stride.
+
+        Args:
+            batch: The shape of the batch of matrices, to which the outer axes are broadcast.
+        """
+        *outer, rows, columns = map(_merge_digits, self.axes)
+        if max(len(rows), len(columns)) > 1:
+            return None
+        row, column = (axis[0][1] if axis else 0 for axis in (rows, columns))
+        spread = StridedView(0, tuple(outer)).broadcast(batch)
+        digits = _merge_digits(digit for axis in spread.axes for digit in axis)
+        return StridedMatrices(self.offset, digits[::-1], row, column)
+
+
+def _take_digits(digits: list[Digit], size: IrSize) -> tuple[Digit, ...] | None:
+    """Remove the highest digits whose lengths have a product, and return them.
+
+    None if there are none; a digit may be divided.
+    """
+    taken: list[Digit] = []
+    while not same_size(size, 1):
+        if not digits:
+            return None
+        length, stride = digits.pop(0)
+        if (rest := _divide(size, length)) is not None:
+            taken.append((length, stride))
+            size = rest
+        elif (inner := _divide(length, size)) is not None:
+            taken.append((size, stride * inner))
+            digits.insert(0, (inner, stride))
+            size = 1
+        else:
+            return None
+    return tuple(taken)
+
+
+def _divide(size: IrSize, divisor: IrSize) -> IrSize | None:
+    """Return a quotient that is whole whatever the dimensions are; None for others."""
+    analyzer = tvm.sym.Analyzer()
+    quotient = size // divisor
+    quotient = plain(analyzer.simplify(quotient)) if is_open(quotient) else quotient
+    return quotient if same_size(quotient * divisor, size) else None
+
+
+def _merge_digits(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    """Return as few digits as read the same places; the highest come first."""
+    merged: list[Digit] = []
+    for length, stride in digits:
+        if merged and same_size(merged[-1][1], stride * length):
+            merged[-1] = (merged[-1][0] * length, stride)
+        else:
+            merged.append((length, stride))
+    return tuple(merged)
+
+
+def contiguous(shape: Sequence[IrSize], axes: Sequence[int]) -> StridedMatrices:
     """Return the places of matrices whose axes are written in another order.
 
     Args:
         shape: The shape of the matrices with all outer axes.
         axes: The axes in the order of memory.
     """
-    places = np.arange(math.prod(shape)).reshape([shape[axis] for axis in axes])
+    written = [shape[axis] for axis in axes]
+    order = [int(axis) for axis in np.argsort(axes)]
+    if any(map(is_open, shape)):
+        open_strides = StridedView.of_tensor(written).permute(order).matrices(shape[:-2])
+        assert open_strides is not None, "a permuted tensor has strides"
+        return open_strides
+    places = np.arange(math.prod(shape)).reshape(written)
     strides = find_strides(places.transpose(np.argsort(axes)), shape[:-2])
     assert strides is not None, "a permuted tensor has strides"
     return strides

@@ -22,6 +22,7 @@ from tvmflow.compiler.cpu_model import (
     CpuModel,
     estimate_weight_time,
 )
+from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""
@@ -33,6 +34,7 @@ _MIN_USEFUL_VECTORS: Final = 16
 # One row may be added for so many rows, and no more than so many.
 _MIN_USEFUL_ROWS: Final = 4
 _MAX_ADDED_ROWS: Final = 7
+_MAX_OPEN_POINTS: Final = 6
 # The relative time of tiles of which the last is tested vector by vector.
 _PARTIAL_TILE_COST: Final = 1.7
 
@@ -41,30 +43,52 @@ class Columns(NamedTuple):
     """The columns of a packed matrix, in tiles of vectors.
 
     Attributes:
-        size: The number of columns.
+        size: The number of columns, which may be open.
         lanes: The columns of a vector.
         vectors: The vectors of a tile; the last tile may have fewer.
     """
 
-    size: int
+    size: IrSize
     lanes: int
     vectors: int
 
     @property
-    def padded(self) -> int:
+    def padded(self) -> IrSize:
         """The number of columns in whole vectors."""
-        return -(-self.size // self.lanes) * self.lanes
+        return divide_up(self.size, self.lanes) * self.lanes
 
-    def iterate(self) -> Iterator[tuple[Any, int]]:
+    def iterate(self) -> Iterator[tuple[Any, IrSize]]:
         """Emit the loop over all tiles; yield the first column of a tile and how many it has."""
         return iterate_pieces(self.size, self.vectors * self.lanes)
 
+    def iterate_tiles(self) -> Iterator[tuple[Any, int]]:
+        """Emit the loop over all tiles; yield the first column of a tile and how many vectors it has.
 
-def iterate_pieces(length: int, size: int) -> Iterator[tuple[Any, int]]:
+        Where the number of columns is open, the last tile is one of several that are emitted.
+        """
+        if not is_open(self.size):
+            for start, count in self.iterate():
+                yield start, divide_up(count, self.lanes)
+            return
+        size = self.vectors * self.lanes
+        whole, rest = self.size // size, divide_up(self.size % size, self.lanes)
+        with T.serial(whole) as tile:
+            yield tile * size, self.vectors
+        for vectors in range(1, self.vectors + 1):
+            with T.If(tirx.EQ(rest, tirx.const(vectors, rest.ty.dtype))), T.Then():
+                yield whole * size, vectors
+
+
+def iterate_pieces(length: IrSize, size: int) -> Iterator[tuple[Any, IrSize]]:
     """Emit the loop over pieces of a range; yield the start and the length of each.
 
-    The last piece may be shorter.
+    The last piece may be shorter; that of an open range may have no elements.
     """
+    if is_open(length):
+        with T.serial(length // size) as piece:
+            yield piece * size, size
+        yield length // size * size, length % size
+        return
     whole = length // size
     if whole > 1:
         with T.serial(whole) as piece:
@@ -75,10 +99,13 @@ def iterate_pieces(length: int, size: int) -> Iterator[tuple[Any, int]]:
         yield whole * size, length % size
 
 
-def iterate_vectors(length: int, lanes: int) -> Iterator[Any]:
-    """Emit vector loops over a range; yield the index. The last vector may be shorter."""
+def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
+    """Emit vector loops over a range; yield the index.
+
+    The last vector may be shorter; that of an open range is a loop over its numbers.
+    """
     for start, count in iterate_pieces(length, lanes):
-        with T.vectorized(count) as lane:
+        with T.serial(count) if is_open(count) else T.vectorized(count) as lane:
             yield start + lane
 
 
@@ -88,7 +115,7 @@ class Workspace(NamedTuple):
     buffer: Any
 
     @classmethod
-    def allocate(cls, size: int) -> Workspace:
+    def allocate(cls, size: IrSize) -> Workspace:
         """Emit an allocation."""
         return cls(T.alloc_buffer((size,), FLOAT))
 
@@ -100,7 +127,12 @@ class Workspace(NamedTuple):
 
 
 def pack(
-    source: Element, is_contiguous: bool, depth: int, columns: Columns, packed: Workspace, base: Any
+    source: Element,
+    is_contiguous: bool,
+    depth: IrSize,
+    columns: Columns,
+    packed: Workspace,
+    base: Any,
 ) -> None:
     """Emit the packing of a matrix (depth, columns) into tiles, padded with zeros to whole vectors.
 
@@ -113,7 +145,7 @@ def pack(
         base: The place of its first tile.
     """
     for start, count in columns.iterate():
-        width = -(-count // columns.lanes) * columns.lanes
+        width = divide_up(count, columns.lanes) * columns.lanes
         tile = base + start * depth
         if is_contiguous:
             with T.serial(depth) as k:
@@ -123,8 +155,9 @@ def pack(
             # reads along the memory: rows of data may be apart by a multiple of the cache's sets
             with T.serial(count) as column, T.serial(depth) as k:
                 packed[tile + k * width + column] = source(k, start + column)
-        if width > count:
-            with T.serial(depth) as k, T.vectorized(width - count) as lane:
+        if is_open(count) or width > count:
+            loop = T.serial if is_open(count) else T.vectorized
+            with T.serial(depth) as k, loop(width - count) as lane:
                 packed[tile + k * width + count + lane] = T.float32(0)
 
 
@@ -132,14 +165,14 @@ class Product(NamedTuple):
     """A product of some rows and a packed matrix.
 
     Attributes:
-        rows: The number of rows.
-        depth: The length of a sum.
+        rows: The number of rows, a multiple of `points`.
+        depth: The length of a sum, which may be open.
         columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
-        points: The rows of a tile, which divide `rows`.
+        points: The rows of a tile.
     """
 
-    rows: int
-    depth: int
+    rows: IrSize
+    depth: IrSize
     columns: Columns
     points: int
 
@@ -152,14 +185,22 @@ class Product(NamedTuple):
             base: The place of its first tile.
             result: Where to write the product.
         """
-        for start, count in self.columns.iterate():
-            vectors = -(-count // self.columns.lanes)
-            blocks = -(-self.depth * vectors * self.columns.lanes // PACKED_FLOATS)
-            for terms in iterate_pieces(self.depth, -(-self.depth // blocks)):
+        for start, vectors in self.columns.iterate_tiles():
+            for terms in self._iterate_terms(vectors * self.columns.lanes):
                 with T.serial(self.rows // self.points) as group:
                     sums = _Sums.allocate(self.points, vectors, self.columns.lanes)
                     corner = group * self.points, start
                     self._emit_tile(left, packed, base, result, sums, corner, terms)
+
+    def _iterate_terms(self, width: int) -> Iterator[tuple[Any, IrSize]]:
+        """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
+        if is_open(self.depth):
+            size = max(PACKED_FLOATS // width, 1)
+            with T.serial(divide_up(self.depth, size)) as piece:
+                yield piece * size, tirx.min(self.depth - piece * size, size)
+            return
+        blocks = divide_up(self.depth * width, PACKED_FLOATS)
+        yield from iterate_pieces(self.depth, divide_up(self.depth, blocks))
 
     def _emit_tile(
         self,
@@ -169,7 +210,7 @@ class Product(NamedTuple):
         result: Workspace,
         sums: _Sums,
         corner: tuple[Any, Any],
-        terms: tuple[Any, int],
+        terms: tuple[Any, IrSize],
     ) -> None:
         """Add some terms of the sums of one tile; `corner` is its first row and column."""
         (row, start), (first, count) = corner, terms
@@ -179,8 +220,9 @@ class Product(NamedTuple):
 
         for index, point, column in sums.iterate():
             initial = T.float32(0)
-            if count < self.depth:
-                initial = tirx.Select(tirx.EQ(first, 0), initial, result[place(point, column)])
+            if is_open(self.depth) or count < self.depth:
+                zero = tirx.const(0, first.ty.dtype) if is_open(first) else 0
+                initial = tirx.Select(tirx.EQ(first, zero), initial, result[place(point, column)])
             sums.store(index, initial)
         tile, width = base + start * self.depth, sums.vectors * sums.lanes
         with T.serial(count) as k:
@@ -230,7 +272,12 @@ class RowTiles(NamedTuple):
 
 @functools.cache
 def choose_rows(
-    rows: int, columns: tuple[int, ...], max_rows: int, cpu: CpuModel, lanes: int
+    rows: int,
+    columns: tuple[int, ...],
+    max_rows: int,
+    cpu: CpuModel,
+    lanes: int,
+    max_points: int = MAX_TILE_POINTS,
 ) -> RowTiles:
     """Return the division of rows with which products take least time.
 
@@ -240,10 +287,11 @@ def choose_rows(
         max_rows: How many rows may be computed together.
         cpu: The CPU.
         lanes: The float32 values of a vector.
+        max_points: The most rows of a tile.
     """
     best: tuple[float, RowTiles] | None = None
     for together in range(1, min(MAX_TILE_POINTS, max_rows, rows + 2) + 1):
-        tiles = [_choose_tile(together, -(-count // lanes), cpu) for count in columns]
+        tiles = [_choose_tile(together, -(-count // lanes), cpu, max_points) for count in columns]
         blocks = -(-rows // together)
         # the packed matrices are read once for all these rows
         cost = blocks * together * (1 + 1 / together) * sum(cost for cost, _ in tiles)
@@ -251,6 +299,25 @@ def choose_rows(
             best = cost, RowTiles(together, tuple(tile for _, tile in tiles))
     assert best is not None, "at least one row is computed"
     return best[1]
+
+
+def max_points_of(rows: IrSize) -> int:
+    """Return the most rows of a tile: of an open number, the last tile should compute few that do not exist."""
+    return _MAX_OPEN_POINTS if is_open(rows) else MAX_TILE_POINTS
+
+
+def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
+    """Return how many rows of a block are computed: all, or of the last of an open number whole tiles.
+
+    Args:
+        rows: The number of rows.
+        first: The first row of the block.
+        together: The rows of a block.
+        points: The rows of a tile.
+    """
+    if not is_open(rows):
+        return together
+    return tirx.min(divide_up(rows - first, points) * points, together)
 
 
 def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int, int]:
@@ -315,11 +382,13 @@ def _estimate_time(rows: int, vectors: int, depth: int, cpu: CpuModel) -> float:
 
 
 @functools.cache
-def _choose_tile(rows: int, vectors: int, cpu: CpuModel) -> tuple[float, tuple[int, int]]:
+def _choose_tile(
+    rows: int, vectors: int, cpu: CpuModel, max_points: int
+) -> tuple[float, tuple[int, int]]:
     """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
     tiles = [
         (points, width)
-        for points in range(1, min(rows, MAX_TILE_POINTS) + 1)
+        for points in range(1, min(rows, max_points) + 1)
         for width in range(1, min(vectors, MAX_TILE_VECTORS) + 1)
         if rows % points == 0 and cpu.holds_sums(width, points)
     ]

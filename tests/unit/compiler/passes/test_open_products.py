@@ -37,3 +37,66 @@ def test_weights_are_packed_whatever_the_number_of_rows(mcpu: str, columns: int)
         [{"batch": batch, "seq": seq} for batch in (1, 3) for seq in LENGTHS],
         level(mcpu),
     )
+
+
+HEADS, DEPTH = 3, 20
+
+
+def split_heads(emit: Any, x: Any, order: list[int]) -> Any:
+    """Return (batch, length, heads · depth) with the heads before the length."""
+    batch, length, _ = x.ty.shape.values
+    shape = relax.ShapeExpr([batch, length, HEADS, DEPTH])
+    return emit(relax.op.permute_dims(emit(relax.op.reshape(x, shape)), order))
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any = 0.0) -> Any:
+    """Return the reference of attention."""
+    q, k, v = (x.reshape(*x.shape[:2], HEADS, DEPTH).swapaxes(1, 2) for x in (q, k, v))
+    scores = q @ k.swapaxes(2, 3) / np.float32(DEPTH**0.5) + mask
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = (weights / weights.sum(-1, keepdims=True)) @ v
+    return mixed.swapaxes(1, 2).reshape(mixed.shape[0], mixed.shape[2], HEADS * DEPTH)
+
+
+def make_attention(inputs: dict[str, Input], dimensions: tuple[Dimension, ...]) -> OpenNetwork:
+    """Return attention over inputs q, k, v, and a mask where there is one."""
+
+    def body(emit: Any, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        query, value = (split_heads(emit, x, [0, 2, 1, 3]) for x in (q, v))
+        scores = emit(relax.op.matmul(query, split_heads(emit, k, [0, 2, 3, 1])))
+        scores = emit(relax.op.divide(scores, relax.const(DEPTH**0.5, "float32")))
+        if mask is not None:
+            scores = emit(relax.op.add(scores, mask))
+        mixed = emit(relax.op.matmul(emit(relax.op.nn.softmax(scores, -1)), value))
+        mixed = emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+        return emit(relax.op.reshape(mixed, relax.ShapeExpr(list(q.ty.shape.values))))
+
+    return make_network(dimensions, inputs, {}, body)
+
+
+@pytest.mark.parametrize("mask", [None, ("batch", 1, 1, "keys"), ("seq", "keys"), ("keys",)])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_attention_of_open_lengths_on_both_sides(mcpu: str, mask: Any) -> None:
+    keys = Dimension("keys", 1, 300)
+    width = HEADS * DEPTH
+    inputs = {
+        "q": Input(("batch", "seq", width)),
+        "k": Input(("batch", "keys", width)),
+        "v": Input(("batch", "keys", width)),
+    }
+    if mask:
+        inputs["mask"] = Input(mask)
+    network = make_attention(inputs, (BATCH, SEQ, keys))
+    assert "attention" in network.list_kernels(level(mcpu))
+    pairs = [(1, 1), (1, 37), (16, 16), (37, 3), (131, 131), (5, 257)]
+    sizes = [{"batch": n, "seq": q, "keys": k} for n in (1, 3) for q, k in pairs]
+    network.agrees(attend, sizes, level(mcpu))
+
+
+def test_attention_of_one_open_length() -> None:
+    """Queries, keys and values are one tensor, whose length is also that of the causal mask."""
+    width = HEADS * DEPTH
+    inputs = {name: Input((1, "seq", width)) for name in "qkv"}
+    network = make_attention({**inputs, "mask": Input((1, 1, "seq", "seq"))}, (SEQ,))
+    assert "attention" in network.list_kernels()
+    network.agrees(attend, [{"seq": seq} for seq in LENGTHS])
