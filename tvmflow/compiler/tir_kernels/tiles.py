@@ -34,7 +34,7 @@ _MIN_USEFUL_VECTORS: Final = 16
 # One row may be added for so many rows, and no more than so many.
 _MIN_USEFUL_ROWS: Final = 4
 _MAX_ADDED_ROWS: Final = 7
-_MAX_OPEN_POINTS: Final = 6
+_MAX_OPEN_POINTS: Final = 4
 # The relative time of tiles of which the last is tested vector by vector.
 _PARTIAL_TILE_COST: Final = 1.7
 
