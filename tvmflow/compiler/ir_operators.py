@@ -17,6 +17,7 @@ from tvm.ir.op import Op, _ffi_api, register_op_attr
 from typing_extensions import Self
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import IrSize, sizes_of
 
 GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """The number of gates of each kind of recurrent layer."""
@@ -130,10 +131,11 @@ class Recurrent(ModelOperator):
     def result_type(self, operands: Sequence[Any]) -> Any:
         """Return the types of the states, and of the last ones."""
         named = RecurrentOperands(*operands)
-        outer, hidden = ir.known_shape(named.x)[:2], ir.known_shape(named.recurrent)[2]
-        steps, batch = reversed(outer) if self.is_batch_first else outer
+        sizes, hidden = sizes_of(named.x), ir.known_shape(named.recurrent)[2]
+        assert sizes is not None, "the rank of a layer's data is known"
+        steps, batch = sizes[1::-1] if self.is_batch_first else sizes[:2]
         last = (self.directions, batch, hidden)
-        states: tuple[int, ...] = (steps, *last)
+        states: tuple[IrSize, ...] = (steps, *last)
         if self.is_batch_first:
             last = (batch, self.directions, hidden)
             states = (batch, steps, self.directions, hidden)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import tvm
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.passes.rewriter import TAKES_EPILOGUE
 
 _PATTERN: Final = "op_pattern"
@@ -23,9 +24,10 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
     """
     limited = ir.copy_module(mod)
     products: set[Any] = set()
+    numbers = Representative(mod["main"])
     for var, value in ir.DataFlow(mod["main"]).values.items():
         call = ir.as_call(value, "relax.call_tir")
-        shape = ir.shape_of(var)
+        shape = numbers.shape(var)
         if call is None or shape is None:
             continue
         kernel = mod[call.args[0]]
@@ -33,7 +35,7 @@ def limit_fusion(mod: tvm.IRModule) -> tvm.IRModule:
         sources = [source for source in ir.list_variables(call.args[1]) if source in products]
         if pattern == TAKES_EPILOGUE[_PATTERN] or (pattern in _FUSED_PATTERNS and sources):
             products.add(var)
-        sizes = [math.prod(ir.shape_of(source) or ()) for source in sources]
+        sizes = [math.prod(numbers.shape(source) or ()) for source in sources]
         if pattern in _FUSED_PATTERNS and any(size < math.prod(shape) for size in sizes):
             limited[call.args[0]] = kernel.with_attrs(TAKES_EPILOGUE)
     return limited

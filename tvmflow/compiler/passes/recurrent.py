@@ -12,6 +12,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
+from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.recurrent import RecurrentLayer, recurrent
 
@@ -44,12 +45,19 @@ class _RecurrentRewriter(MainRewriter):
             return rewritten
         is_gpu = not self._context.is_cpu() and self.depends_on_inputs(call)
         operator, operands = Recurrent.read(call), RecurrentOperands(*rewritten.args)
-        outer, hidden = ir.known_shape(operands.x)[:2], ir.known_shape(operands.recurrent)[2]
-        steps, batch = reversed(outer) if operator.is_batch_first else outer
+        sizes, hidden = sizes_of(operands.x), ir.known_shape(operands.recurrent)[2]
+        assert sizes is not None, "the rank of a layer's data is known"
+        steps, batch = sizes[1::-1] if operator.is_batch_first else sizes[:2]
         units = hidden if is_gpu else padded_units(hidden)
         lanes = units if is_gpu else self._choose_lanes(operator)
         layer = RecurrentLayer(
-            operator=operator, steps=steps, batch=batch, hidden=hidden, units=units, lanes=lanes
+            operator=operator,
+            steps=steps,
+            batch=batch,
+            hidden=hidden,
+            units=units,
+            lanes=lanes,
+            typical=(self.numbers.size(steps), self.numbers.size(batch)),
         )
         return _Lowering(self, layer, operands).lower(is_gpu)
 
@@ -115,7 +123,7 @@ class _Lowering:
         x = self._operands.x
         if operator.is_batch_first:
             x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
-        size = ir.known_shape(x)[2]
+        size = ir.known_shape(self._operands.weights)[2]
         columns = operator.directions * operator.gates * layer.units
         weights = self._split_units(
             self._operands.weights, [operator.directions, operator.gates], [size]
@@ -171,12 +179,15 @@ class _Lowering:
         """Return an initial state as (d, n, u)."""
         outer = [self._operator.directions, self._layer.batch]
         if not _is_given(state):
-            return self._constant(np.zeros((*outer, self._layer.units)))
+            if not is_open(self._layer.batch):
+                return self._constant(np.zeros((*outer, self._layer.units)))
+            sizes = relax.ShapeExpr([*outer, self._layer.units])
+            return self._emit(relax.op.zeros(sizes, self._sum_dtype))
         if self._operator.is_batch_first:
             state = self._emit(relax.op.permute_dims(state, [1, 0, 2]))
         return self._reshape(self._split_units(state, outer, []), [*outer, self._layer.units])
 
-    def _split_units(self, tensor: Any, outer: Sequence[int], inner: Sequence[int]) -> Any:
+    def _split_units(self, tensor: Any, outer: Sequence[IrSize], inner: Sequence[int]) -> Any:
         """Return a tensor (outer·h, inner) as (outer, tiles, lanes, inner), with zeros for missing units."""
         layer = self._layer
         tensor = self._reshape(self._cast(tensor), [*outer, layer.hidden, *inner])
@@ -192,7 +203,7 @@ class _Lowering:
     def _slice(self, tensor: Any, axis: int, begin: int, end: int) -> Any:
         return self._emit(relax.op.strided_slice(tensor, [axis], [begin], [end]))
 
-    def _reshape(self, tensor: Any, shape: Sequence[int]) -> Any:
+    def _reshape(self, tensor: Any, shape: Sequence[IrSize]) -> Any:
         return self._rewriter.reshape(tensor, shape)
 
     def _cast(self, tensor: Any) -> Any:

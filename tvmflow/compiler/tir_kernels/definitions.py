@@ -13,7 +13,13 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain
+from tvmflow.compiler.open_sizes import (
+    IrSize,
+    divide_up,
+    is_open,
+    list_symbols,
+    plain,
+)
 
 # Every GPU runs so many threads of a block.
 _BLOCK_THREADS: Final = 256
@@ -59,17 +65,17 @@ def with_own_sizes(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Any]]:
 
 
 @contextmanager
-def launch_threads(*extents: int) -> Iterator[list[Any]]:
+def launch_threads(*extents: IrSize) -> Iterator[list[Any]]:
     """Emit a launch on a GPU with a thread for each place of a grid; yield the place."""
     count = math.prod(extents)
-    threads = min(count, _BLOCK_THREADS)
+    threads = _BLOCK_THREADS if is_open(count) else min(count, _BLOCK_THREADS)
     with (
-        T.thread_binding(-(-count // threads), thread="blockIdx.x") as block,
+        T.thread_binding(divide_up(count, threads), thread="blockIdx.x") as block,
         T.thread_binding(threads, thread="threadIdx.x") as thread,
         ExitStack() as guard,
     ):
         index = block * threads + thread
-        if count % threads:
+        if is_open(count) or count % threads:
             guard.enter_context(T.If(index < count))
             guard.enter_context(T.Then())
         place: list[Any] = []

@@ -21,6 +21,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.ir_operators import Activation, Recurrent
+from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
 from tvmflow.compiler.tir_kernels.definitions import launch_threads
 
@@ -38,19 +39,21 @@ class RecurrentLayer(NamedTuple):
 
     Attributes:
         operator: The layer, in the terms of ONNX's operators.
-        steps: The number of time steps.
-        batch: The number of sequences.
+        steps: The number of time steps, which may be open.
+        batch: The number of sequences, which may be open.
         hidden: The number of hidden units.
         units: That number with those of padding.
         lanes: The hidden units of a tile, which divide `units`.
+        typical: Steps and batch, with numbers in place of open sizes.
     """
 
     operator: Recurrent
-    steps: int
-    batch: int
+    steps: IrSize
+    batch: IrSize
     hidden: int
     units: int
     lanes: int
+    typical: tuple[int, int]
 
     @property
     def tiles(self) -> int:
@@ -89,6 +92,9 @@ def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[An
         *tensors: The fields of `RecurrentInputs`; None for those that the layer lacks.
     """
     dtype = str(tensors[0].dtype)
+    # open sizes are variables of this kernel's own
+    steps, batch = map(plain, tensors[0].shape[:2])
+    layer = layer._replace(steps=steps, batch=batch)
     names = [
         name
         for name, tensor in zip(RecurrentInputs._fields, tensors, strict=True)
@@ -347,15 +353,20 @@ class _CpuLoops(_Loops):
 
     def __init__(self, layer: RecurrentLayer, *buffers: Any) -> None:
         super().__init__(layer, *buffers)
-        self._rows = next(count for count in range(_MAX_ROWS, 0, -1) if layer.batch % count == 0)
-        directions = layer.operator.directions
+        directions, (steps, batch) = layer.operator.directions, layer.typical
+        if is_open(layer.batch):
+            self._rows = _MAX_ROWS
+        else:
+            self._rows = next(n for n in range(_MAX_ROWS, 0, -1) if batch % n == 0)
         step = layer.operator.gates * layer.hidden * layer.hidden
-        groups = directions * layer.batch // self._rows
-        work = step * layer.steps * layer.batch * directions
+        groups = directions * batch // self._rows
+        work = step * steps * batch * directions
         self._has_parallel_groups = groups > 1 and work >= _MIN_PARALLEL
         self._has_parallel_tiles = groups == 1 and step >= _MIN_PARALLEL_STEP
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+        if is_open(self._layer.batch):
+            return self._build_open_loops(directions, activations)
         groups = self._layer.batch // self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
         with IRBuilder() as builder:
@@ -363,6 +374,24 @@ class _CpuLoops(_Loops):
                 direction = directions.start + tirx.floordiv(group, groups)
                 self._emit_group(direction, activations, group % groups * self._rows)
             return builder.get()
+
+    def _build_open_loops(self, directions: range, activations: Sequence[Activation]) -> Any:
+        """Return the loops over an open batch: over whole groups of sequences, and over those that are left."""
+        batch, whole, loops = self._layer.batch, self._rows, []
+        loop = T.parallel if self._has_parallel_groups else T.serial
+        for rows, groups, begin in (
+            (whole, batch // whole, 0),
+            (1, batch % whole, batch // whole * whole),
+        ):
+            self._rows = rows
+            with IRBuilder() as builder:
+                with loop(0, groups * len(directions)) as group:
+                    direction = tirx.Cast("int32", directions.start + group % len(directions))
+                    first = begin + group // len(directions) * rows
+                    self._emit_group(direction, activations, first)
+                loops.append(builder.get())
+        self._rows = whole
+        return tirx.SeqStmt(loops)
 
     def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
         layer, inputs = self._layer, self._inputs
