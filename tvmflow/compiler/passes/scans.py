@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
@@ -30,21 +31,25 @@ def vectorize_scans(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
 
 
 class _ScanRewriter(MainRewriter):
-    """Rewrites cumulative operations of static shapes."""
+    """Rewrites cumulative operations; the axes behind theirs have fixed sizes."""
 
     def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
         super().__init__(mod)
         self._cpu = cpu
 
     def visit_call_(self, call: relax.Call) -> Any:
-        rewritten, shape = super().visit_call_(call), ir.shape_of(call)
+        rewritten = super().visit_call_(call)
         functions = _FUNCTIONS.get(ir.operator_name(call))
-        if functions is None or not shape or 0 in shape or not self._is_supported(call):
+        if functions is None or not self._is_supported(call):
+            return rewritten
+        shape, typical = sizes_of(call), self.numbers.shape(call)
+        if not shape or not typical or 0 in typical:
             return rewritten
         axis, dtype = int(call.attrs.axis) % len(shape), ir.dtype_of(call)
-        kernel = make_kernel(
-            Scan(shape, dtype, axis, *functions, bool(call.attrs.exclusive)), self._cpu
-        )
+        if any(map(is_open, shape[axis + 1 :])):
+            return rewritten
+        is_exclusive = bool(call.attrs.exclusive)
+        kernel = make_kernel(Scan(shape, typical, dtype, axis, *functions, is_exclusive), self._cpu)
         return self.call_function(kernel, "scan", [rewritten.args[0]], shape, dtype)
 
     def _is_supported(self, call: Any) -> bool:
@@ -68,7 +73,8 @@ class Scan(NamedTuple):
     """A cumulative operation.
 
     Attributes:
-        shape: The shape of data and result.
+        shape: The shape of data and result, in which the axis and those before it may be open.
+        typical: The same with numbers in place of open sizes.
         dtype: Their dtype.
         axis: The axis along which elements are combined.
         function: The operation on two elements.
@@ -76,7 +82,8 @@ class Scan(NamedTuple):
         is_exclusive: True if an element of the result leaves out the element of the data at its place.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
+    typical: tuple[int, ...]
     dtype: str
     axis: int
     function: Callable[[Any, Any], Any]
@@ -101,7 +108,7 @@ def _emit(scan: Scan, data: Any, out: Any, cpu: CpuModel) -> None:
     length, inner = scan.shape[scan.axis], math.prod(scan.shape[scan.axis + 1 :])
     outer = math.prod(scan.shape[: scan.axis])
     width = _VECTORS * cpu.lanes
-    is_parallel = cpu.cores > 1 and outer * length * inner >= MIN_PARALLEL_ELEMENTS
+    is_parallel = cpu.cores > 1 and math.prod(scan.typical) >= MIN_PARALLEL_ELEMENTS
     loop = T.parallel if is_parallel else T.serial
     whole = inner // width
     if whole:

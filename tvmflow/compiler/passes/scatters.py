@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
@@ -26,7 +27,7 @@ def vectorize_scatters(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRMod
 
 
 class _ScatterRewriter(MainRewriter):
-    """Rewrites scatters of static shapes."""
+    """Rewrites scatters of rows of fixed length."""
 
     def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
         super().__init__(mod)
@@ -37,11 +38,17 @@ class _ScatterRewriter(MainRewriter):
         if ir.operator_name(call) != "relax.scatter_nd" or all(map(self.flow.is_weight, call.args)):
             return rewritten
         data, indices, updates = call.args
-        shape, index_shape = ir.shape_of(data), ir.shape_of(indices)
-        if not shape or not index_shape or 0 in (*shape, *index_shape):
+        shape, index_shape, updated = map(sizes_of, (data, indices, updates))
+        typical = [self.numbers.shape(tensor) for tensor in (data, indices)]
+        if not all(typical) or not shape or not index_shape or updated is None:
+            return rewritten
+        if any(0 in (numbers or ()) for numbers in typical) or is_open(index_shape[-1]):
+            return rewritten
+        if any(map(is_open, shape[index_shape[-1] :])):
             return rewritten
         described = Scatter(
             shape=shape,
+            updates=math.prod((typical[1] or ())[:-1]),
             dtype=ir.dtype_of(data),
             index_shape=index_shape,
             index_dtype=ir.dtype_of(indices),
@@ -51,7 +58,7 @@ class _ScatterRewriter(MainRewriter):
             described.index_dtype in _INDICES
             and described.reduction in FUNCTIONS
             and ir.dtype_of(updates) == described.dtype
-            and ir.shape_of(updates) == described.update_shape
+            and same_sizes(updated, described.update_shape)
         )
         if not is_supported:
             return rewritten
@@ -77,23 +84,25 @@ class Scatter(NamedTuple):
     """A scatter of rows.
 
     Attributes:
-        shape: The shape of data and result.
+        shape: The shape of data and result, in which the axes that indices choose may be open.
+        updates: How many updates there are; about how many, where their number is open.
         dtype: Their dtype, and that of the updates.
         index_shape: The shape of the indices; the last axis has those of the first axes of the data.
         index_dtype: Their dtype.
         reduction: A name in `FUNCTIONS`.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
+    updates: int
     dtype: str
-    index_shape: tuple[int, ...]
+    index_shape: tuple[IrSize, ...]
     index_dtype: str
     reduction: str
 
     @property
     def depth(self) -> int:
         """The number of axes of the data that an update has indices of."""
-        return self.index_shape[-1]
+        return int(self.index_shape[-1])
 
     @property
     def width(self) -> int:
@@ -101,7 +110,7 @@ class Scatter(NamedTuple):
         return math.prod(self.shape[self.depth :])
 
     @property
-    def update_shape(self) -> tuple[int, ...]:
+    def update_shape(self) -> tuple[IrSize, ...]:
         """The shape of the updates."""
         return (*self.index_shape[:-1], *self.shape[self.depth :])
 
@@ -131,8 +140,7 @@ def make_kernel(scatter: Scatter, cpu: CpuModel) -> tvm.tirx.PrimFunc:
 
 def _count_parts(scatter: Scatter, cpu: CpuModel) -> int:
     """Return into how many parts of whole vectors the columns are divided."""
-    updates = math.prod(scatter.index_shape[:-1])
-    if scatter.width * updates < MIN_PARALLEL_ELEMENTS:
+    if scatter.width * scatter.updates < MIN_PARALLEL_ELEMENTS:
         return 1
     return next(n for n in range(cpu.cores, 0, -1) if n == 1 or not scatter.width % (n * cpu.lanes))
 

@@ -12,8 +12,15 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import (
+    declare_buffer,
+    define_kernel,
+    flatten,
+    positive,
+    with_own_sizes,
+)
 
 _OPERATORS: Final = frozenset({"relax.sort", "relax.argsort", "relax.topk"})
 
@@ -31,27 +38,34 @@ class _SortRewriter(MainRewriter):
         self._cores = cores
 
     def visit_call_(self, call: relax.Call) -> Any:
-        rewritten, sort = super().visit_call_(call), _as_sort(call)
+        rewritten, sort = super().visit_call_(call), _as_sort(call, self.numbers)
         if sort is None or not is_supported(sort):
             return rewritten
-        variable = self.builder_.add_func(make_kernel(sort, self._cores), "sort")
+        function, sizes = with_own_sizes(make_kernel(sort, self._cores))
+        if sizes:
+            return rewritten
+        variable = self.builder_.add_func(function, "sort")
         types = [relax.TensorType(sort.result_shape, dtype) for dtype in sort.result_dtypes]
         results = types if len(types) > 1 else types[0]
         return self.emit(relax.call_tir(variable, [rewritten.args[0]], results))
 
 
-def _as_sort(call: Any) -> Sort | None:
-    """Return the sort that an operator of static shapes computes; None if it is another one."""
+def _as_sort(call: Any, numbers: Representative) -> Sort | None:
+    """Return the sort of rows of fixed length that an operator computes; None if it is another one."""
     name = ir.operator_name(call)
-    shape = ir.shape_of(call.args[0]) if name in _OPERATORS else None
-    if not shape:
+    shape = sizes_of(call.args[0]) if name in _OPERATORS else None
+    typical = numbers.shape(call.args[0]) if shape else None
+    if not shape or not typical:
         return None
     attrs, dtype = call.attrs, ir.dtype_of(call.args[0])
     axis = int(attrs.axis) % len(shape)
+    if is_open(shape[axis]):
+        return None
     if name != "relax.topk":
         index_dtype = str(attrs.dtype) if name == "relax.argsort" else None
         return Sort(
             shape=shape,
+            typical=typical,
             dtype=dtype,
             axis=axis,
             k=shape[axis],
@@ -62,6 +76,7 @@ def _as_sort(call: Any) -> Sort | None:
     count, results = int(attrs.k), str(attrs.ret_type)
     return Sort(
         shape=shape,
+        typical=typical,
         dtype=dtype,
         axis=axis,
         k=count if count > 0 else shape[axis],
@@ -106,7 +121,8 @@ class Sort(NamedTuple):
     """A sort along one axis.
 
     Attributes:
-        shape: The shape of the data.
+        shape: The shape of the data, in which all axes but the sorted one may be open.
+        typical: The same with numbers in place of open sizes.
         dtype: Their dtype.
         axis: The axis, not negative.
         k: How many of the sorted elements are wanted.
@@ -115,7 +131,8 @@ class Sort(NamedTuple):
         index_dtype: The dtype of their places in the data, which follow the values; None without them.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
+    typical: tuple[int, ...]
     dtype: str
     axis: int
     k: int
@@ -126,10 +143,10 @@ class Sort(NamedTuple):
     @property
     def length(self) -> int:
         """The elements of a row."""
-        return self.shape[self.axis]
+        return self.typical[self.axis]
 
     @property
-    def result_shape(self) -> tuple[int, ...]:
+    def result_shape(self) -> tuple[IrSize, ...]:
         """The shape of every result."""
         return (*self.shape[: self.axis], self.k, *self.shape[self.axis + 1 :])
 
@@ -142,7 +159,7 @@ class Sort(NamedTuple):
 
 def is_supported(sort: Sort) -> bool:
     """Return whether there is a kernel for a sort."""
-    size = math.prod(sort.shape)
+    size = math.prod(sort.typical)
     return sort.dtype in _BITS and 0 < sort.k <= sort.length and 0 < size < 1 << 31
 
 
@@ -170,12 +187,14 @@ def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
 def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int) -> None:
     inner = math.prod(sort.shape[sort.axis + 1 :])
     rows = math.prod(sort.shape[: sort.axis]) * inner
-    is_parallel = cores > 1 and rows > 1 and rows * sort.length >= _MIN_PARALLEL_ELEMENTS
+    several = math.prod(sort.typical) // sort.length
+    is_parallel = cores > 1 and several > 1 and several * sort.length >= _MIN_PARALLEL_ELEMENTS
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK)
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
         def place(index: Any, length: int) -> Any:
-            return row // inner * (length * inner) + index * inner + row % inner
+            part = positive(inner)
+            return row // part * (length * inner) + index * inner + row % part
 
         order = _Order(sort.dtype, sort.length, sort.descending)
         source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))

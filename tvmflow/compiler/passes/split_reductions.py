@@ -48,7 +48,7 @@ class _ReductionSplitter(MainRewriter):
         dtypes = _DTYPES.get(ir.operator_name(call))
         if dtypes is None or ir.dtype_of(call.args[0]) not in dtypes:
             return rewritten
-        shape, results = (ir.shape_of(expr) for expr in (call.args[0], call))
+        shape, results = self.numbers.shape(call.args[0]), ir.shape_of(call)
         if shape is None or results is None or math.prod(results) != 1:
             return rewritten
         [data] = rewritten.args
@@ -57,6 +57,8 @@ class _ReductionSplitter(MainRewriter):
             return rewritten
         axes = _choose_axes(shape)
         if axes is None:
+            if ir.shape_of(call.args[0]) is None:
+                return rewritten
             if (row := _choose_row(numbers)) is None:
                 return rewritten
             data, axes = self.reshape(data, [numbers // row, row]), [1]

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
-from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import BATCHES_PER_CORE
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, same_size
+from tvmflow.compiler.tir_kernels.definitions import positive
 from tvmflow.compiler.tir_kernels.tiles import Workspace
 
 
@@ -75,14 +75,9 @@ def emit_batches(
     with _loop(groups, is_parallel) as group:
         pack(group, packed, group)
     with _loop(batches.matrices * batches.blocks, is_parallel) as part:
-        blocks = _positive(batches.blocks)
+        blocks = positive(batches.blocks)
         matrix = part // blocks
         compute(matrix, part % blocks, packed, matrix // batches.shared)
-
-
-def _positive(size: IrSize) -> IrSize:
-    """Return a size as a divisor: TVM takes some open ones for 0 (apache-tvm 0.27)."""
-    return tirx.max(size, 1) if is_open(size) else size
 
 
 def _loop(extent: IrSize, is_parallel: bool) -> AbstractContextManager[Any]:
@@ -119,9 +114,9 @@ class StridedMatrices(NamedTuple):
         """Return the place of an element; the arguments are numbers or TIR expressions."""
         place, divisor = self.offset + row * self.row + column * self.column, 1
         for position, (length, stride) in enumerate(self.digits):
-            digit = matrix // _positive(divisor) if is_open(divisor) or divisor > 1 else matrix
+            digit = matrix // positive(divisor) if is_open(divisor) or divisor > 1 else matrix
             if position < len(self.digits) - 1:
-                digit = digit % _positive(length)
+                digit = digit % positive(length)
             if is_open(stride) or stride:
                 place = place + digit * stride
             divisor *= length

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from tests.support.kernels import LEVELS_HERE, level
+from tests.support.kernels import DOT_TARGETS, LEVELS_HERE, dot_target, level
 from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
 from tvmflow.core.types import Dimension
 
@@ -100,3 +100,50 @@ def test_attention_of_one_open_length() -> None:
     network = make_attention({**inputs, "mask": Input((1, 1, "seq", "seq"))}, (SEQ,))
     assert "attention" in network.list_kernels()
     network.agrees(attend, [{"seq": seq} for seq in LENGTHS])
+
+
+def test_products_of_computed_matrices() -> None:
+    """Scores without a softmax behind them; the number of columns is that of keys."""
+    keys = Dimension("keys", 1, 300)
+    inputs = {"q": Input(("batch", "seq", 60)), "k": Input(("batch", "keys", 60))}
+
+    def body(emit: Any, q: Any, k: Any) -> Any:
+        query, key = split_heads(emit, q, [0, 2, 1, 3]), split_heads(emit, k, [0, 2, 3, 1])
+        return emit(relax.op.matmul(query, key))
+
+    def reference(q: Any, k: Any) -> Any:
+        query, key = (x.reshape(*x.shape[:2], HEADS, DEPTH).swapaxes(1, 2) for x in (q, k))
+        return query @ key.swapaxes(2, 3)
+
+    network = make_network((BATCH, SEQ, keys), inputs, {}, body)
+    assert "batched_matmul" in network.list_kernels()
+    sizes = [(1, 1, 1), (2, 37, 16), (3, 16, 37), (1, 131, 131)]
+    network.agrees(reference, [dict(zip(("batch", "seq", "keys"), n, strict=True)) for n in sizes])
+
+
+@pytest.mark.parametrize("flag", DOT_TARGETS)
+def test_bytes_are_multiplied_by_dot_products(flag: str) -> None:
+    """A quantized layer of an open number of rows."""
+    rng = np.random.default_rng(3)
+    integers = rng.integers(-127, 128, (40, 48)).astype(np.int8)
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        scale, zero = relax.const(0.05, "float32"), relax.const(3, "uint8")
+        data = emit(relax.op.quantize(x, scale, zero, -1, "uint8"))
+        data = emit(relax.op.dequantize(data, scale, zero))
+        scales, zeros = (
+            relax.const(np.full(48, 0.01, np.float32)),
+            relax.const(np.zeros(48, np.int8)),
+        )
+        weights = emit(relax.op.dequantize(w, scales, zeros, 1))
+        return emit(relax.op.nn.relu(emit(relax.op.matmul(data, weights))))
+
+    def reference(x: Any, w: Any) -> Any:
+        data = (np.clip(np.rint(x / np.float32(0.05)) + 3, 0, 255) - 3).astype(np.int32)
+        return np.maximum((data @ w.astype(np.int32)) * np.float32(0.05 * 0.01), 0)
+
+    network = make_network((BATCH, SEQ), {"x": Input(("batch", "seq", 40))}, {"w": integers}, body)
+    target = dot_target(flag)
+    assert any("quantized_dense" in name for name in network.list_kernels(target))
+    sizes = [{"batch": batch, "seq": seq} for batch in (1, 2) for seq in LENGTHS]
+    network.agrees(reference, sizes, target, tolerance=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,18 @@ FUNCTIONS = {"LSTM": (SIGMOID, TANH, TANH), "GRU": (SIGMOID, TANH), "RNN": (TANH
 
 
 def sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
+    value: Array = 1 / (1 + np.exp(-x))
+    return value
 
 
-def lstm(gates: Callable[[Array], Array], h: Array, c: Array) -> tuple[Array, Array]:
-    entry, result, forget, new = np.split(gates(h), 4, -1)
+def lstm(gates: Array, c: Array) -> tuple[Array, Array]:
+    entry, result, forget, new = np.split(gates, 4, -1)
     c = sigmoid(forget) * c + sigmoid(entry) * np.tanh(new)
     return sigmoid(result) * np.tanh(c), c
 
 
-def rnn(gates: Callable[[Array], Array], h: Array, c: Array) -> tuple[Array, Array]:
-    return np.tanh(gates(h)), c
+def rnn(gates: Array, c: Array) -> tuple[Array, Array]:
+    return np.tanh(gates), c
 
 
 def reference(kind: str, x: Array, w: Array, r: Array) -> list[Array]:
@@ -42,9 +42,7 @@ def reference(kind: str, x: Array, w: Array, r: Array) -> list[Array]:
         h = np.zeros((x.shape[1], HIDDEN), np.float32)
         c, found = h, []
         for step in x[::-1] if direction else x:
-            product = step @ w[direction].T
-            weights = r[direction].T
-            h, c = cell(lambda h, p=product, q=weights: p + h @ q, h, c)
+            h, c = cell(step @ w[direction].T + h @ r[direction].T, c)
             found.append(h)
         states.append(np.stack(found[::-1] if direction else found))
         last.append(h)
