@@ -147,3 +147,97 @@ def test_bytes_are_multiplied_by_dot_products(flag: str) -> None:
     assert any("quantized_dense" in name for name in network.list_kernels(target))
     sizes = [{"batch": batch, "seq": seq} for batch in (1, 2) for seq in LENGTHS]
     network.agrees(reference, sizes, target, tolerance=1e-4)
+
+
+def take_thirds(emit: Any, x: Any) -> list[Any]:
+    """Return queries, keys and values of one product, by indices, as PyTorch's vision transformers do."""
+    batch, length, _ = x.ty.shape.values
+    parts = emit(relax.op.reshape(x, relax.ShapeExpr([batch, length, 3, HEADS, DEPTH])))
+    parts = emit(relax.op.permute_dims(parts, [2, 0, 3, 1, 4]))
+    return [emit(relax.op.take(parts, relax.const(n, "int64"), 0)) for n in range(3)]
+
+
+def split_thirds(emit: Any, x: Any) -> list[Any]:
+    """Return the same by a split of the last axis."""
+    parts = emit(relax.op.split(x, 3, -1))
+    return [split_heads(emit, emit(relax.TupleGetItem(parts, n)), [0, 2, 1, 3]) for n in range(3)]
+
+
+def slice_thirds(emit: Any, x: Any) -> list[Any]:
+    """Return the same by slices of the last axis."""
+    width = HEADS * DEPTH
+    return [
+        split_heads(
+            emit,
+            emit(relax.op.strided_slice(x, [2], [n * width], [(n + 1) * width])),
+            [0, 2, 1, 3],
+        )
+        for n in range(3)
+    ]
+
+
+@pytest.mark.parametrize("length", ["seq", 33])
+@pytest.mark.parametrize("split", [take_thirds, split_thirds, slice_thirds])
+def test_attention_reads_its_operands_from_one_product(split: Any, length: Any) -> None:
+    """With a boolean mask over the keys, and weights that are NaN replaced."""
+
+    def body(emit: Any, x: Any, mask: Any) -> Any:
+        query, key, value = split(emit, x)
+        batch, length, _ = x.ty.shape.values
+        query = emit(relax.op.multiply(query, relax.const(DEPTH**-0.5, "float32")))
+        scores = emit(relax.op.matmul(query, emit(relax.op.permute_dims(key, [0, 1, 3, 2]))))
+        shape = relax.ShapeExpr([batch, 1, length, length])
+        added = emit(relax.op.broadcast_to(mask, shape))
+        weights = emit(relax.op.nn.softmax(emit(relax.op.add(scores, added)), -1))
+        zero, isnan = relax.const(0.0, "float32"), emit(relax.op.isnan(weights))
+        mixed = emit(relax.op.matmul(emit(relax.op.where(isnan, zero, weights)), value))
+        mixed = emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+        return emit(relax.op.reshape(mixed, relax.ShapeExpr([batch, length, HEADS * DEPTH])))
+
+    width = HEADS * DEPTH
+    inputs = {"x": Input(("batch", length, 3 * width)), "mask": Input(("batch", 1, 1, length))}
+    network = make_network((BATCH, SEQ), inputs, {}, body)
+    assert network.list_kernels() == ["attention", "reshape"]
+    sizes = [{"batch": n, "seq": seq} for n, seq in ((1, 1), (2, 37), (5, 16), (1, 131))]
+
+    def reference(x: Any, mask: Any) -> Any:
+        q, k, v = np.split(x, 3, -1)
+        return attend(q, k, v, mask)
+
+    network.agrees(reference, sizes)
+
+
+def test_attention_of_flattened_rows_and_heads() -> None:
+    """Rows are (batch · length), and matrices (batch · heads), as exporters of `bmm` write them."""
+    width = HEADS * DEPTH
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        batch, length, _ = x.ty.shape.values
+        rows = emit(relax.op.reshape(x, relax.ShapeExpr([batch * length, width])))
+        rows = emit(relax.op.matmul(rows, w))
+
+        def matrices(begin: int, order: list[int], shape: list[Any]) -> Any:
+            part = emit(relax.op.strided_slice(rows, [1], [begin * width], [(begin + 1) * width]))
+            part = emit(relax.op.reshape(part, relax.ShapeExpr([batch, length, HEADS, DEPTH])))
+            part = emit(relax.op.permute_dims(part, order))
+            return emit(relax.op.reshape(part, relax.ShapeExpr([batch * HEADS, *shape])))
+
+        query, value = (matrices(n, [0, 2, 1, 3], [length, DEPTH]) for n in (0, 2))
+        key = matrices(1, [0, 2, 3, 1], [DEPTH, length])
+        scores = emit(relax.op.matmul(query, key))
+        scores = emit(relax.op.divide(scores, relax.const(DEPTH**0.5, "float32")))
+        mixed = emit(relax.op.matmul(emit(relax.op.nn.softmax(scores, -1)), value))
+        mixed = emit(relax.op.reshape(mixed, relax.ShapeExpr([batch, HEADS, length, DEPTH])))
+        mixed = emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+        return emit(relax.op.reshape(mixed, relax.ShapeExpr([batch, length, width])))
+
+    weights = make_weights(w=[width, 3 * width])
+    network = make_network((BATCH, SEQ), {"x": Input(("batch", "seq", width))}, weights, body)
+    assert {"attention", "dense_pack"} <= set(network.list_kernels())
+    sizes = [{"batch": n, "seq": seq} for n, seq in ((1, 1), (2, 37), (5, 16), (1, 131))]
+
+    def reference(x: Any, w: Any) -> Any:
+        q, k, v = np.split(x @ w, 3, -1)
+        return attend(q, k, v)
+
+    network.agrees(reference, sizes, tolerance=1e-4)
