@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tests.support.open_networks import Input, make_network
+from tests.support.kernels import dot_target
+from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.core.types import Dimension
 
 SEQ = Dimension("seq", 1, 512, 1, (128,))
@@ -63,3 +64,53 @@ def test_reductions_to_one_number_are_split() -> None:
     network = make_network(DIMENSIONS, {"x": Input(("batch", "seq", 96))}, {}, body)
     assert network.list_kernels() == ["max", "max1"]
     network.agrees(lambda x: np.asarray(x.max()), SIZES)
+
+
+def test_dynamically_quantized_products() -> None:
+    """The scale of the data comes from all of them, whatever their number is."""
+    rng = np.random.default_rng(3)
+    integers = rng.integers(-127, 128, (40, 48)).astype(np.int8)
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        op, zero, last = relax.op, relax.const(0.0, "float32"), relax.const(255.0, "float32")
+        low = emit(op.minimum(emit(op.min(x)), zero))
+        high = emit(op.maximum(emit(op.max(x)), zero))
+        scale = emit(op.divide(emit(op.subtract(high, low)), last))
+        start = emit(op.round(emit(op.divide(emit(op.negative(low)), scale))))
+        moved = emit(op.add(emit(op.round(emit(op.divide(x, scale)))), start))
+        data = emit(op.astype(emit(op.clip(moved, 0, 255)), "uint8"))
+        start = emit(op.astype(start, "uint8"))
+        difference = emit(
+            op.subtract(emit(op.astype(data, "int32")), emit(op.astype(start, "int32")))
+        )
+        sums = emit(op.matmul(difference, emit(op.astype(w, "int32"))))
+        return emit(op.multiply(emit(op.astype(sums, "float32")), scale))
+
+    def reference(x: Any, w: Any) -> Any:
+        low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+        scale = (high - low) / np.float32(255)
+        start = np.rint(-low / scale)
+        data = np.clip(np.rint(x / scale) + start, 0, 255).astype(np.int32) - int(start)
+        return (data @ w.astype(np.int32)).astype(np.float32) * scale
+
+    network = make_network(DIMENSIONS, {"x": Input(("batch", "seq", 40))}, {"w": integers}, body)
+    target = dot_target("avx512_vnni")
+    assert any("quantized_dense" in name for name in network.list_kernels(target))
+    network.agrees(reference, SIZES, target, tolerance=1e-3)
+
+
+def test_float16() -> None:
+    """A norm and a product of float16 are computed with float32."""
+
+    def body(emit: Any, x: Any, w: Any) -> Any:
+        rows = emit(relax.op.nn.softmax(x, -1))
+        return emit(relax.op.matmul(rows, emit(relax.op.astype(w, "float16"))))
+
+    def reference(x: Any, w: Any) -> Any:
+        x = x.astype(np.float32)
+        weights = np.exp(x - x.max(-1, keepdims=True))
+        return (weights / weights.sum(-1, keepdims=True) @ w).astype(np.float16)
+
+    inputs = {"x": Input(("batch", "seq", 40), "float16")}
+    network = make_network(DIMENSIONS, inputs, make_weights(w=[40, 48]), body)
+    network.agrees(reference, SIZES, tolerance=1e-2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from tvm import relax
 
-from tests.support.kernels import DOT_TARGETS, LEVELS_HERE, dot_target, level
+from tests.support.kernels import DOT_TARGETS, FAST, LEVELS_HERE, dot_target, level
 from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
+from tvmflow.compiler import lowering
 from tvmflow.core.types import Dimension
+from tvmflow.targets.host import read_host
 
 SEQ = Dimension("seq", 1, 512)
 BATCH = Dimension("batch", 1, 16)
@@ -241,3 +244,25 @@ def test_attention_of_flattened_rows_and_heads() -> None:
         return attend(q, k, v)
 
     network.agrees(reference, sizes, tolerance=1e-4)
+
+
+def test_bfloat16() -> None:
+    """Rounded numbers are multiplied by the kernel that instructions fit."""
+    network = make_dense(64)
+    options = replace(FAST, precision="bfloat16")
+    names = lowering.list_kernels(network.lower(bfloat16_target(), options).mod)
+    assert any("bfloat16_dense_pack" in name for name in names), names
+    network.agrees(
+        lambda x, w, b: np.maximum(x @ w + b, 0),
+        [{"batch": 2, "seq": seq} for seq in LENGTHS],
+        bfloat16_target(),
+        tolerance=5e-2,
+        options=options,
+    )
+
+
+def bfloat16_target() -> dict[str, Any]:
+    """Return a target with products of bfloat16; skip the test on a machine that lacks them."""
+    if "avx512_bf16" not in read_host().flags:
+        pytest.skip("this machine lacks avx512_bf16")
+    return {**level("x86-64-v4"), "mattr": ["+avx512bf16"]}
