@@ -73,6 +73,13 @@ def sizes_of(expr: Any) -> tuple[IrSize, ...] | None:
     return tuple(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else None
 
 
+def known_sizes(expr: Any) -> tuple[IrSize, ...]:
+    """Return the sizes of a tensor that must have a rank."""
+    sizes = sizes_of(expr)
+    assert sizes is not None, f"{expr} has no known rank"
+    return sizes
+
+
 def plain(size: Any) -> IrSize:
     """Return a size as an int if it is fixed, else as it is."""
     return int(size) if isinstance(size, int | tirx.IntImm) else size
@@ -152,6 +159,11 @@ def same_size(size: IrSize, other: IrSize) -> bool:
 def same_sizes(sizes: Sequence[IrSize], others: Sequence[IrSize]) -> bool:
     """Return whether two shapes are the same whatever the dimensions are."""
     return len(sizes) == len(others) and all(map(same_size, sizes, others))
+
+
+def simplify(size: IrSize) -> IrSize:
+    """Return a size in TVM's simplest form, as an int where it is fixed."""
+    return plain(tvm.sym.Analyzer().simplify(size)) if is_open(size) else plain(size)
 
 
 def divide_up(size: IrSize, divisor: int) -> IrSize:

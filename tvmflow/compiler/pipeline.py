@@ -30,6 +30,7 @@ from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.outline_branches import outline_branches
+from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.recurrent import lower_recurrent
@@ -122,6 +123,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         _pass("legalize_ops", relax.transform.LegalizeOps()),
+        _pass("order_sizes", order_sizes),
     ),
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
@@ -130,6 +132,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),
         _pass("fuse_tir", relax.transform.FuseTIR()),
+        _pass("own_sizes", give_own_sizes),
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "kernels": (
