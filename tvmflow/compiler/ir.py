@@ -10,6 +10,8 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from tvmflow.compiler.open_sizes import sizes_of
+
 IF_THEN_ELSE: Final = "prim.if_then_else"
 """The operator of which only one branch is computed."""
 
@@ -186,8 +188,8 @@ def is_float32(expr: Any) -> bool:
 
 
 def is_depthwise(call: Any) -> bool:
-    """Return whether a convolution has one input and one output channel a group, and static shapes."""
-    channels = {shape[1] for expr in (call, call.args[0]) if (shape := shape_of(expr))}
+    """Return whether a convolution has one input and one output channel a group, and fixed channels."""
+    channels = {shape[1] for expr in (call, call.args[0]) if (shape := sizes_of(expr))}
     return channels == {int(call.attrs.groups)}
 
 

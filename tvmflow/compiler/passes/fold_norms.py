@@ -10,7 +10,7 @@ from typing import Any, Final
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import ir
+from tvmflow.compiler import ir, open_sizes
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _NORM: Final = "relax.nn.batch_norm"
@@ -38,7 +38,7 @@ class _NormSimplifier(MainRewriter):
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         norm = ir.as_call(self.flow.values.get(item.tuple_value), _NORM)
-        shape = ir.shape_of(norm.args[0]) if norm is not None else None
+        shape = open_sizes.sizes_of(norm.args[0]) if norm is not None else None
         if (
             shape is None
             or item.index != 0
@@ -84,7 +84,7 @@ class _ScaleFolder(MainRewriter):
     def _match_channels(self, call: Any) -> tuple[Any, Any] | None:
         """Return data (n, c, …) and weights with one value for each channel; None for other operands."""
         for data, weights in (tuple(call.args), tuple(call.args)[::-1]):
-            shape = ir.shape_of(data) or ()
+            shape = open_sizes.sizes_of(data) or ()
             channels = (*shape[1:2], *(1 for _ in shape[2:]))
             if (
                 len(shape) > 2
@@ -109,7 +109,7 @@ class _ScaleFolder(MainRewriter):
             or not self.flow.is_weight(conv.args[1])
         ):
             return None
-        _, channels, *size = ir.known_shape(data)
+        _, channels, *size = open_sizes.known_sizes(data)
         scale = self.reshape(self.visit_expr(factor), [channels, 1, *(1 for _ in size)])
         kernel = self.emit(relax.op.multiply(self.visit_expr(conv.args[1]), scale))
         return relax.Call(conv.op, [self.visit_expr(conv.args[0]), kernel], conv.attrs)

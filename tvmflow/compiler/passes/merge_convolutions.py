@@ -18,6 +18,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _ADD: Final = "relax.add"
@@ -108,7 +109,7 @@ class _ConvolutionMerger(MainRewriter):
             return False
         readers = self.flow.list_readers(call)
         is_part = len(readers) == 1 and self.flow.is_read_by(call, _ADD)
-        return not is_part or ir.shape_of(readers[0]) != ir.shape_of(call)
+        return not is_part or not same_sizes(known_sizes(readers[0]), known_sizes(call))
 
     def _merge(self, total: Any) -> Any:
         """Return a sum with as few convolutions as possible; None if it stays as it is."""
@@ -165,11 +166,15 @@ class _ConvolutionMerger(MainRewriter):
 
     def _analyze(self, leaf: Any, total: Any) -> _Term | None:
         """Return what a term reads; None for terms that cannot be merged."""
-        shape = ir.shape_of(leaf)
-        is_image = shape is not None and len(shape) >= _MIN_RANK and shape == ir.shape_of(total)
-        if not is_image or not ir.is_float32(leaf) or self.flow.is_weight(leaf):
+        shape = sizes_of(leaf)
+        if (
+            shape is None
+            or len(shape) < _MIN_RANK
+            or not same_sizes(shape, known_sizes(total))
+            or not ir.is_float32(leaf)
+            or self.flow.is_weight(leaf)
+        ):
             return None
-        assert shape is not None
         value: Any = self.flow.value_if_used_once(leaf)
         axes = range(len(shape) - 2)
         if ir.operator_name(value) in _CONVOLUTIONS:
@@ -194,9 +199,9 @@ class _ConvolutionMerger(MainRewriter):
         )
 
     def _analyze_convolution(self, conv: Any) -> _Term | None:
-        kind, shapes = ir.convolution_kind(conv), [ir.shape_of(operand) for operand in conv.args]
+        kind = ir.convolution_kind(conv)
         if (
-            None in shapes
+            ir.shape_of(conv.args[1]) is None
             or not ir.has_default_layouts(conv)
             or not self.flow.is_weight(conv.args[1])
             or self._is_quantized(conv.args[1])

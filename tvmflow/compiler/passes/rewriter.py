@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.open_sizes import IrSize, Representative
+from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
 
@@ -85,10 +85,11 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
 
     def pad_to_multiples(self, tensor: Any, multiples: Sequence[int]) -> Any:
         """Emit a tensor with zeros appended to its first axes up to multiples; itself if none are missing."""
-        shape = ir.known_shape(tensor)
+        shape = known_sizes(tensor)
         widths = [0] * (2 * len(shape))
         for axis, multiple in enumerate(multiples):
-            widths[2 * axis + 1] = -shape[axis] % multiple
+            # an open size is only padded to multiples of 1
+            widths[2 * axis + 1] = -shape[axis] % multiple if multiple > 1 else 0
         return self.emit(relax.op.nn.pad(tensor, widths)) if any(widths) else tensor
 
     def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:

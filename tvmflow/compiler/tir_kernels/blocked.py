@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 
-from tvmflow.compiler.open_sizes import plain
+from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, same_size, simplify
 
 Sizes = Sequence[int]
 
@@ -74,7 +74,7 @@ class Groups(NamedTuple):
 
 def pack(x: Any, block: int) -> Any:
     """Return data (n, c, …) as (n, ⌈c/b⌉, …, b), padded with zero channels."""
-    n, channels, *size = (int(extent) for extent in x.shape)
+    n, channels, *size = map(plain, x.shape)
     blocks = -(-channels // block)
 
     def element(i: Any, outer: Any, *position: Any) -> Any:
@@ -90,7 +90,7 @@ def pack(x: Any, block: int) -> Any:
 
 def unpack(x: Any, channels: int) -> Any:
     """Return blocked data (n, ⌈c/b⌉, …, b) as (n, c, …)."""
-    n, _, *size, block = (int(extent) for extent in x.shape)
+    n, _, *size, block = map(plain, x.shape)
     return te.compute(
         (n, channels, *size),
         lambda i, c, *pixel: x(i, c // block, *pixel, c % block),
@@ -101,7 +101,7 @@ def unpack(x: Any, channels: int) -> Any:
 
 def repeat_channels(x: Any, channels: int, times: int) -> Any:
     """Return blocked data of `channels` channels with each of them `times` times."""
-    n, _, *size, block = (int(extent) for extent in x.shape)
+    n, _, *size, block = map(plain, x.shape)
 
     def element(i: Any, outer: Any, *position: Any) -> Any:
         *pixel, inner = position
@@ -119,7 +119,7 @@ def conv(
     padding: Sizes,
     dilation: Sizes,
     groups: Groups,
-    padded_columns: int | None = None,
+    tile_columns: int = 1,
 ) -> Any:
     """Return a convolution with a blocked result.
 
@@ -130,7 +130,7 @@ def conv(
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
         groups: The blocks of data that each block of the result reads.
-        padded_columns: How many columns of the result are computed, the last one again where there are more; None for those of the result.
+        tile_columns: Columns of the result are computed up to a multiple of it, the last one again.
 
     Returns:
         The result (n, o/b, …, b of o).
@@ -141,21 +141,22 @@ def conv(
     channel = te.reduce_axis((0, read), "ic")
     taps = tap_axes(kernel)
     lane = [te.reduce_axis((0, int(n)), "ib") for n in x.shape[rank + 2 :]]
-
     lanes = int(w.shape[-1])
     shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
     columns = shape[-2]
+    padded_columns = pad_to_tiles(columns, tile_columns)
+    is_padded = not same_size(padded_columns, columns)
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
-        if padded_columns not in (None, columns):
+        if is_padded:
             pixel[-1] = tirx.min(pixel[-1], columns - 1)
         source = groups.first_block(o) + channel
         value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *lane)
         weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, *taps, *lane])
 
-    if padded_columns in (None, columns):
+    if not is_padded:
         return te.compute(shape, element, name=f"conv{rank}d")
     padded = (*shape[:-2], padded_columns, lanes)
     result = te.compute(padded, element, name=f"conv{rank}d")
@@ -191,11 +192,11 @@ def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, dilation: Siz
     return te.compute(shape, element, name=f"depthwise_conv{len(strides)}d")
 
 
-def add_parts(shape: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
-    """Return the sum of parts of an image, each at its place.
+def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
+    """Return the sum of parts of an image (n, o, …, b), each at its place.
 
     Args:
-        shape: The shape (n, o, …, b) of the image.
+        whole: The spatial extents of the image.
         corners: The first pixel of each part.
         *parts: The parts (n, o, …, b).
     """
@@ -207,8 +208,8 @@ def add_parts(shape: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
             size = [int(extent) for extent in part.shape[2:-1]]
             inside = [
                 condition
-                for y, start, extent, whole in zip(pixel, corner, size, shape[2:-1], strict=True)
-                for condition in ((y >= start, y < start + extent) if extent < whole else ())
+                for y, start, extent, edge in zip(pixel, corner, size, whole, strict=True)
+                for condition in ((y >= start, y < start + extent) if extent < edge else ())
             ]
             source = [y - start for y, start in zip(pixel, corner, strict=True)]
             value = part(n, o, *source, inner)
@@ -217,6 +218,8 @@ def add_parts(shape: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
             total = total + value
         return total
 
+    n, blocks, *_, block = map(plain, parts[0].shape)
+    shape = (n, blocks, *whole, block)
     return te.compute(shape, element, name="add_parts", tag="injective")
 
 
@@ -234,7 +237,7 @@ def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     Returns:
         The image (n, o, height, width, b).
     """
-    n, blocks, *_, block = (int(extent) for extent in x.shape)
+    n, blocks, *_, block = map(plain, x.shape)
 
     def element(i: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
@@ -278,7 +281,7 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
         shape: The spatial extents of the result.
         *parts: The images: pixel (y, x) comes from that of (y mod s, x mod t).
     """
-    n, blocks, *_, block = (int(extent) for extent in parts[0].shape)
+    n, blocks, *_, block = map(plain, parts[0].shape)
     counts = (range(min(step, extent)) for step, extent in zip(strides, shape, strict=True))
     *turns, _ = itertools.product(*counts)
 
@@ -340,6 +343,11 @@ def pad(x: Any, padding: Sizes, value: Any = 0) -> Any:
     return topi.nn.pad(x, [0, 0, *before, *rest], [0, 0, *after, *rest], number, name="pad")
 
 
+def pad_to_tiles(extent: IrSize, tile: int) -> IrSize:
+    """Return the least multiple of a tile that is not less than an extent."""
+    return simplify(divide_up(extent, tile) * tile)
+
+
 def tap_axes(kernel: Sizes) -> list[Any]:
     """Return the reduction axes over the taps of a kernel."""
     names = ("kd", "kh", "kw")[-len(kernel) :]
@@ -363,17 +371,17 @@ def convolution_shape(
     dilation: Sizes,
     blocks: int,
     block: int,
-) -> tuple[int, ...]:
+) -> tuple[IrSize, ...]:
     """Return the shape of a convolution's result over data that are already padded."""
     rank = len(kernel)
     skipped = [min(before, 0) for before in padding[:rank]]
     skipped = [skip + min(after, 0) for skip, after in zip(skipped, padding[rank:], strict=True)]
     axes = zip(x.shape[2 : 2 + rank], skipped, kernel, strides, dilation, strict=True)
     spatial = [
-        (int(extent) + skip - (size - 1) * gap - 1) // step + 1
+        simplify((plain(extent) + skip - (size - 1) * gap - 1) // step + 1)
         for extent, skip, size, step, gap in axes
     ]
-    return (int(x.shape[0]), blocks, *spatial, block)
+    return (plain(x.shape[0]), blocks, *spatial, block)
 
 
 # ---------------------------------------------------------------- quantized data

@@ -17,7 +17,8 @@ import numpy as np
 from tvm import te, tirx
 
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.tir_kernels import tiles
+from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
+from tvmflow.compiler.tir_kernels import blocked, tiles
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
@@ -85,16 +86,16 @@ class Geometry(NamedTuple):
         taps: The depth of the kernel.
         stride: The stride down the depth.
         dilation: The dilation down the depth.
-        added_columns: The columns of tiles that are computed, but not stored (see `pad_columns`).
+        tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
     """
 
     tile: int
-    shape: tuple[int, int, int, int]
+    shape: tuple[IrSize, IrSize, IrSize, IrSize]
     padding: tuple[int, int, int]
     taps: int = 1
     stride: int = 1
     dilation: int = 1
-    added_columns: int = 0
+    tile_columns: int = 1
 
     @property
     def edge(self) -> int:
@@ -102,12 +103,13 @@ class Geometry(NamedTuple):
         return self.tile + _KERNEL - 1
 
     @property
-    def tiles(self) -> tuple[int, int]:
+    def tiles(self) -> tuple[IrSize, IrSize]:
         """The rows and columns of tiles in one slice of the result."""
-        return -(-self.shape[2] // self.tile), -(-self.shape[3] // self.tile) + self.added_columns
+        rows, columns = (simplify(divide_up(n, self.tile)) for n in self.shape[2:])
+        return rows, blocked.pad_to_tiles(columns, self.tile_columns)
 
     @property
-    def slices(self) -> int:
+    def slices(self) -> IrSize:
         """The depth of the data that the result reads, with padding."""
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
@@ -132,10 +134,12 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: i
     product = geometry.edge**2 * weights * max(depth * count, memory_cost)
     transformed = geometry.slices * inner_blocks + depth * out_blocks
     transforms = _TRANSFORM_COST[geometry.tile] * lanes * count * transformed
-    return direct > terms * _MIN_GAIN * (product + transforms)
+    return bool(direct > terms * _MIN_GAIN * (product + transforms))
 
 
-def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
+def pad_columns(
+    geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel, *, is_open: bool = False
+) -> Geometry:
     """Return a convolution with columns of tiles added where no register tile divides those that it has.
 
     Args:
@@ -143,13 +147,17 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
         out_blocks: The number of blocks of output channels.
         inner: The number of input channels.
         cpu: The CPU.
+        is_open: Whether the number of columns is open, and that of `geometry` a typical one.
     """
     columns = geometry.tiles[1]
+    if is_open:
+        points = tiles.choose_points(columns, out_blocks, inner, cpu)
+        return geometry._replace(tile_columns=points)
     # all of a row are one register tile
     if cpu.holds_operands(1, columns):
         return geometry
     padded = tiles.pad_rows(columns, out_blocks, inner, cpu, _MIN_PADDING_GAIN)
-    return geometry._replace(added_columns=padded - columns)
+    return geometry._replace(tile_columns=padded if padded > columns else 1)
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
@@ -171,9 +179,9 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
 
 def _transform_data(x: Any, geometry: Geometry) -> Any:
     """Return data as transformed tiles (t, t, i, n, slices, tiles, b)."""
-    n, blocks, *_, lanes = (int(extent) for extent in x.shape)
+    n, blocks, *_, lanes = map(plain, x.shape)
     (rows, columns), edge, tile = geometry.tiles, geometry.edge, geometry.tile
-    extents = [1, *(int(extent) for extent in x.shape[2:-1])][-3:]
+    extents = [1, *map(plain, x.shape[2:-1])][-3:]
 
     def padded(i: Any, c: Any, *point: Any) -> Any:
         *positions, lane = point
@@ -221,7 +229,7 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
 def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     """Return a product (t, t, o, n, d, tiles, b) as the result of the convolution."""
     n, depth, *size = geometry.shape
-    edge, _, blocks, *_, lanes = (int(extent) for extent in x.shape)
+    edge, _, blocks, *_, lanes = map(plain, x.shape)
     (rows, columns), tile = geometry.tiles, geometry.tile
     row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
     matrix = TRANSFORMS[tile].image

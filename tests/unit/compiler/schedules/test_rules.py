@@ -405,7 +405,8 @@ def test_winograd_convolutions_of_any_size(
     lanes, (inner, out) = choose_lanes(target), blocks
     top, left, bottom, right = padding
     shape = (images, 1, height + top + bottom - 2, width + left + right - 2)
-    geometry = winograd.Geometry(tile, shape, (0, top, left), added_columns=added)
+    columns = -(-shape[3] // tile) + added
+    geometry = winograd.Geometry(tile, shape, (0, top, left), tile_columns=columns)
     x = te.placeholder((images, inner, height, width, lanes), name="x")
     w = te.placeholder((tile + 2, tile + 2, out, 1, inner, lanes, lanes), name="w")
     mod = kernel(x, w, winograd.conv(x, w, geometry))

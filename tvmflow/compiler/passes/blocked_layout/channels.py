@@ -17,6 +17,15 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CACHED_LINES, MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.open_sizes import (
+    IrSize,
+    count_elements,
+    divide_up,
+    is_open,
+    known_sizes,
+    same_sizes,
+    sizes_of,
+)
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.strided_views import read_slice, read_split
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
@@ -37,11 +46,14 @@ class Selection(NamedTuple):
 def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
     """Rewrite a concatenation of channels, with a blocked tensor."""
     fields = rewriter.list_fields(data)
-    axis = int(call.attrs.axis) % len(ir.known_shape(call))
+    axis = int(call.attrs.axis) % len(known_sizes(call))
     forms = [rewriter.blocked_form(field) for field in fields]
     if axis != 1 or all(form is None for form in forms):
         return None
-    is_ragged = any(ir.known_shape(field)[1] % rewriter.block for field in fields[:-1])
+    channels = [known_sizes(field)[1] for field in fields]
+    if any(map(is_open, channels)):
+        return None
+    is_ragged = any(count % rewriter.block for count in channels[:-1])
     is_mixed = any(form is None for form in forms)
     if (is_mixed or is_ragged) and not rewriter.is_read_blocked(call):
         return None
@@ -49,8 +61,8 @@ def rewrite_concat(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> rel
         return None
     tensors = [rewriter.to_blocked(field) for field in fields]
     parts = [
-        _selection_of(rewriter, tensor, ir.known_shape(field)[1])
-        for tensor, field in zip(tensors, fields, strict=True)
+        _selection_of(rewriter, tensor, count)
+        for tensor, count in zip(tensors, channels, strict=True)
     ]
     selection = _join(parts)
     if is_ragged:
@@ -64,7 +76,11 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
     """Rewrite a slice of channels."""
     if rewriter.blocked_form(data) is None:
         return None
-    shape = ir.known_shape(call.args[0])
+    shape, sizes = rewriter.numbers.shape(call.args[0]), known_sizes(call.args[0])
+    if shape is None or is_open(sizes[1]):
+        return None
+    # a reversed axis of one number looks like one that is not reversed
+    shape = tuple(max(n, 2) if is_open(size) else n for n, size in zip(shape, sizes, strict=True))
     if not all(_keeps_order(call, shape, axis) for axis in range(len(shape)) if axis != 1):
         return None
     channels = read_slice(call, _name_channels(shape))
@@ -74,18 +90,19 @@ def rewrite_slice(rewriter: LayoutRewriter, call: relax.Call, data: Any, *_: Any
 def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.Expr | None:
     """Rewrite a part of channels that are split."""
     split = ir.as_call(rewriter.flow.values.get(item.tuple_value), "relax.split")
-    if split is None or ir.shape_of(split.args[0]) is None:
+    shape = None if split is None else rewriter.numbers.shape(split.args[0])
+    if split is None or shape is None:
         return None
     data = ir.resolve_alias(rewriter.visit_expr(split.args[0]), rewriter.lookup_binding)
     if rewriter.blocked_form(data) is None:
         return None
-    channels = read_split(split, _name_channels(ir.known_shape(split.args[0])), item.index)
+    channels = read_split(split, _name_channels(shape), item.index)
     return _select(rewriter, item, split.args[0], data, channels)
 
 
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
     """Rewrite a reshape to the same shape, or one that ends a shuffle of channels."""
-    is_same = ir.shape_of(data) == ir.shape_of(call)
+    is_same = same_sizes(known_sizes(data), known_sizes(call))
     return rewriter.blocked_form(data) if is_same else _rewrite_shuffle(rewriter, call)
 
 
@@ -98,16 +115,22 @@ def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr |
     transposed = ir.as_call(flow.values.get(call.args[0]), "relax.permute_dims")
     inner_value = None if transposed is None else flow.values.get(transposed.args[0])
     split = ir.as_call(inner_value, "relax.reshape")
-    if split is None or ir.shape_of(split.args[0]) != ir.shape_of(call):
+    shape = known_sizes(call)
+    before = None if split is None else sizes_of(split.args[0])
+    if split is None or before is None or not same_sizes(before, shape):
         return None
-    shape, inner = ir.known_shape(call), ir.shape_of(split)
+    inner = sizes_of(split)
     spatial, axes = len(shape) - 2, transposed.attrs.axes
     if inner is None or axes is None or spatial < 1:
         return None
     last, order = len(inner) - spatial, [int(axis) for axis in axes]
     kept = [0, *range(last, len(inner))]
     keeps_images = [order[axis] for axis in kept] == kept
-    if not keeps_images or (inner[0], *inner[last:]) != (shape[0], *shape[2:]):
+    if (
+        not keeps_images
+        or not same_sizes((inner[0], *inner[last:]), (shape[0], *shape[2:]))
+        or any(map(is_open, (shape[1], *inner[1:last])))
+    ):
         return None
     channels = np.arange(shape[1]).reshape(inner[1:last])
     channels = channels.transpose([axis - 1 for axis in order[1:last]]).ravel()
@@ -147,10 +170,11 @@ def _select(
         data: The tensor.
         channels: The channels, or the channel of each element of the result.
     """
-    tensor, before, after = rewriter.blocked_form(data), ir.shape_of(original), ir.shape_of(value)
+    tensor, before, after = rewriter.blocked_form(data), sizes_of(original), sizes_of(value)
     if tensor is None or before is None or after is None or not ir.is_float32(original):
         return None
-    if before[0] != after[0] or before[2:] != after[2:] or not rewriter.is_read_blocked(value):
+    is_image = same_sizes((before[0], *before[2:]), (after[0], *after[2:]))
+    if not is_image or is_open(before[1]) or not rewriter.is_read_blocked(value):
         return None
     if channels.ndim > 1:
         channels = channels.reshape(*channels.shape[:2], -1)[0, :, 0]
@@ -188,7 +212,7 @@ def _emit(rewriter: LayoutRewriter, selection: Selection) -> Any:
         result = rewriter.emit(relax.op.strided_slice(tensors[0], [1], [first], [end]))
     else:
         assert rewriter.context.cpu is not None, "only CPUs have blocked layouts"
-        shapes = [ir.known_shape(tensor) for tensor in tensors]
+        shapes = [known_sizes(tensor) for tensor in tensors]
         kernel, table, shape = copy_channels(shapes, sources, rewriter.context.cpu)
         arguments = [*tensors, relax.const(table)]
         result = rewriter.call_function(kernel, "copy_channels", arguments, shape)
@@ -235,7 +259,7 @@ class Sources(NamedTuple):
         return start // block if is_whole and len(set(self.tensors)) == 1 else None
 
 
-def copy_channels(shapes: Sequence[Sequence[int]], sources: Sources, cpu: CpuModel) -> Any:
+def copy_channels(shapes: Sequence[Sequence[IrSize]], sources: Sources, cpu: CpuModel) -> Any:
     """Return a kernel that copies channels of blocked tensors, and the table that it reads.
 
     Args:
@@ -246,11 +270,13 @@ def copy_channels(shapes: Sequence[Sequence[int]], sources: Sources, cpu: CpuMod
     Returns:
         The kernel, whose parameters are the tensors, the table and the result; the table (groups
         of lanes of the result, 2), with the position of a group's tensor, or -1 for zeros, and the
-        place of its first number in an image of the tensor; and the shape of the result.
+        place of its first number in an image of the tensor, or in one pixel of it where images have
+        open sizes; and the shape of the result.
     """
     n, _, *size, block = shapes[0]
     result = (n, -(-len(sources.channels) // block), *size, block)
-    lanes = _list_lanes(sources, math.prod(size), block)
+    pixels = count_elements(size)
+    lanes = _list_lanes(sources, 1 if is_open(pixels) else pixels, block)
     width = _find_width(lanes, block)
     table = lanes[::width].astype(_TABLE)
     with define_kernel("copy_channels") as builder:
@@ -294,13 +320,17 @@ def _find_width(lanes: Any, block: int) -> int:
 
 
 def _emit_kernel(
-    buffers: Sequence[Any], sizes: Sequence[int], result: Sequence[int], width: int, cpu: CpuModel
+    buffers: Sequence[Any],
+    sizes: Sequence[IrSize],
+    result: Sequence[IrSize],
+    width: int,
+    cpu: CpuModel,
 ) -> None:
     """Emit the loops of the kernel; `sizes` are those of an image of each tensor."""
     *tensors, table, out = buffers
     n, blocks, *size, block = result
-    pixels, groups = math.prod(size), block // width
-    parts = -(-pixels // _PIXELS)
+    pixels, groups = count_elements(size), block // width
+    parts = divide_up(pixels, _PIXELS)
 
     def copy(tensor: Any, first: Any, target: Any, count: Any) -> None:
         with T.serial(count) as pixel, T.vectorized(width) as lane:
@@ -308,17 +338,23 @@ def _emit_kernel(
             value = T.float32(0) if tensor is None else tirx.BufferLoad(tensor, [first + offset])
             T.buffer_store(out, value, [target + offset])
 
-    is_parallel = math.prod(result) >= MIN_PARALLEL_ELEMENTS and cpu.cores > 1
+    elements = count_elements(result)
+    is_large = is_open(elements) or elements >= MIN_PARALLEL_ELEMENTS
+    is_parallel = is_large and cpu.cores > 1
     loop: AbstractContextManager[Any] = (T.parallel if is_parallel else T.serial)(
         n * blocks * parts
     )
     with loop as part, T.serial(groups) as group:
         first = part % parts * _PIXELS
-        count = tirx.min(_PIXELS, pixels - first) if pixels % _PIXELS else min(_PIXELS, pixels)
+        is_ragged = is_open(pixels) or pixels % _PIXELS
+        count = tirx.min(_PIXELS, pixels - first) if is_ragged else min(_PIXELS, pixels)
         entry = (part // parts % blocks * groups + group) * 2
         target = (part // parts * pixels + first) * block + group * width
         source = tirx.BufferLoad(table, [entry])
-        place = tirx.BufferLoad(table, [entry + 1]) + first * block
+        place = tirx.BufferLoad(table, [entry + 1])
+        if is_open(pixels):
+            place = place // block * pixels * block + place % block
+        place += first * block
         for position, tensor in enumerate([*tensors, None]):
             with T.If(source == (position if tensor is not None else -1)), T.Then():
                 image = 0 if tensor is None else part // (parts * blocks) * sizes[position]

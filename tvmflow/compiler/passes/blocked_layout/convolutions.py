@@ -12,6 +12,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
@@ -40,13 +41,13 @@ def rewrite_conv(
     if not is_supported(rewriter, call, "OI"):
         return None
     window = Window.of(call)
-    image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
+    image = Image(known_sizes(data)[2:], known_sizes(call)[2:])
     kernel, window = direct_convolutions.crop_kernel(rewriter, image, kernel, window)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
     quantized = find_data(rewriter, call)
     name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
-    inputs, outputs = (ir.known_shape(expr)[1] for expr in (data, call))
+    inputs, outputs = (known_sizes(expr)[1] for expr in (data, call))
     if ir.is_depthwise(call) or (
         inputs == groups and not direct_convolutions.is_plain_data(rewriter, data)
     ):
@@ -78,7 +79,7 @@ def _emit_convolution(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window, dtype: str
 ) -> Any:
     """Emit a convolution that is neither quantized nor depthwise."""
-    image = Image(ir.known_shape(data)[2:], ir.known_shape(call)[2:])
+    image = Image(known_sizes(data)[2:], known_sizes(call)[2:])
     groups, name = int(call.attrs.groups), f"conv{len(window.strides)}d_NCHWc"
     x, lanes = direct_convolutions.block_data(rewriter, data, dtype)
     terms = direct_convolutions.count_terms(rewriter, dtype)
@@ -88,7 +89,7 @@ def _emit_convolution(
     shape = ir.known_shape(kernel)
     share = _WINOGRAD_SHARE if geometry is not None else 1.0
     phases = None
-    if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
+    if groups == terms == 1 and dtype == rewriter.context.weight_dtype and image.is_fixed:
         phases = choose_phases(image, shape, window, rewriter.block, share)
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
@@ -113,12 +114,14 @@ def _emit_convolution(
 
 
 def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> bool:
-    """Return whether a float32 convolution has static shapes, the frontends' layouts, and weights.
+    """Return whether a float32 convolution has fixed channels, the frontends' layouts, and weights.
 
     `kernel` names the first axes of the weights.
     """
     return (
-        all(ir.shape_of(argument) is not None for argument in call.args)
+        rewriter.numbers.shape(call.args[0]) is not None
+        and not any(is_open(known_sizes(expr)[1]) for expr in (call, call.args[0]))
+        and ir.shape_of(call.args[1]) is not None
         and not rewriter.context.is_plain(ir.convolution_kind(call))
         and rewriter.flow.is_weight(call.args[1])
         and ir.has_default_layouts(call, kernel)
@@ -195,15 +198,17 @@ def _find_winograd(
     """
     tile = rewriter.context.options.winograd
     out, inner, *edges = ir.known_shape(kernel)
-    n, _, *size = ir.known_shape(call)
+    shape = rewriter.numbers.shape(call)
     if (
         not tile
+        or shape is None
         or edges[-2:] != [3, 3]
         or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
         or int(call.attrs.groups) != 1
         or min(window.padding) < 0
     ):
         return None
+    n, _, *size = shape
     depth, height, width = [1, *size][-3:]
     front, top, left = [0, *window.padding[: len(size)]][-3:]
     down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
@@ -214,7 +219,10 @@ def _find_winograd(
         return None
     cpu = rewriter.context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
-    return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
+    blocks, is_open_width = -(-out // rewriter.block), is_open(known_sizes(call)[-1])
+    padded = winograd.pad_columns(geometry, blocks, inner, cpu, is_open=is_open_width)
+    n, _, *sizes = known_sizes(call)
+    return padded._replace(shape=(n, *[1, *sizes][-3:]))
 
 
 def _emit_winograd(
@@ -230,7 +238,12 @@ def _emit_winograd(
     weights = rewriter.rearrange(both, split, [5, 6, 0, 4, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
     return rewriter.kernel(
-        lambda x, w: winograd.conv(x, w, geometry), f"winograd_{name}", x, weights
+        # of the kernel's own variables
+        lambda x, w, shape: winograd.conv(x, w, geometry._replace(shape=shape)),
+        f"winograd_{name}",
+        x,
+        weights,
+        tuple(geometry.shape),
     )
 
 
@@ -270,7 +283,7 @@ def choose_phases(
         blocks = -(-math.prod(phases) * outputs // block)
         axes = zip(image.result, taps, phases, window.strides, strict=True)
         sizes = (-(-size // s) * (count + (s - 1) * step) for size, count, s, step in axes)
-        return blocks * inputs * math.prod(sizes)
+        return int(blocks * inputs * math.prod(sizes))
 
     sizes = (range(1, min(block // outputs, size) + 1) for size in image.result)
     candidates = [c for c in itertools.product(*sizes) if math.prod(c) * outputs <= block]
@@ -334,7 +347,7 @@ def find_data(rewriter: LayoutRewriter, call: relax.Call) -> QuantizedData | Non
 
 def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
     """Return blocked integers and the channels of their blocks, which are few for few channels."""
-    channels = ir.known_shape(integers)[1]
+    channels = known_sizes(integers)[1]
     if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
         return rewriter.to_blocked(integers), rewriter.block
     lanes = channels + -channels % INTEGERS.terms

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
@@ -20,7 +21,7 @@ from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
     """Return whether a convolution reads its data as they are because they have few channels."""
-    few = ir.known_shape(data)[1] <= rewriter.block // 2
+    few = known_sizes(data)[1] <= rewriter.block // 2
     return few and rewriter.blocked_form(data) is None
 
 
@@ -33,7 +34,7 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
         return rewriter.to_blocked(data), rewriter.block
     if not _uses_bfloat16(rewriter, weight_dtype):
         return data, 1
-    channels = ir.known_shape(data)[1]
+    channels = known_sizes(data)[1]
     lanes = channels + -channels % BFLOAT16.terms
     return rewriter.pack(rewriter.round_data(data), lanes), lanes
 
@@ -68,23 +69,26 @@ def emit(
     else:
         weights = rewriter.cast(packed, weight_dtype)
     kernel = ir.known_shape(packed)[2 : 2 + len(window.strides)]
-    if image is not None and are_profitable(image, kernel, window):
+    if image is not None and image.is_fixed and are_profitable(image, kernel, window):
         return emit_convolutions(rewriter, image, x, weights, window, reads, convolve)
     if convolve is blocked.conv:
-        columns = _pad_columns(rewriter, x, weights, window)
-        convolve = functools.partial(blocked.conv, padded_columns=columns)
+        columns = _find_tile_columns(rewriter, x, weights, window)
+        convolve = functools.partial(blocked.conv, tile_columns=columns)
     return rewriter.kernel(lambda x, w: convolve(x, w, *window, reads), name, x, weights)
 
 
-def _pad_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
-    """Return how many columns of a result are computed, so that tiles divide them.
+def _find_tile_columns(rewriter: LayoutRewriter, x: Any, weights: Any, window: Window) -> int:
+    """Return to a multiple of how many columns a result is computed, so that tiles divide them.
 
-    The columns are the pixels of a row.
+    The columns are the pixels of a row. Rules divide an open number of them into tiles.
     """
     cpu, rank = rewriter.context.cpu, len(window.strides)
     assert cpu is not None, "layouts are blocked for a CPU model"
     blocks, *reads, lanes = ir.known_shape(weights)
-    padded = ir.known_shape(x)[1 + rank] + sum(window.padding[rank - 1 :: rank])
+    size = known_sizes(x)[1 + rank]
+    if is_open(size):
+        return 1
+    padded = size + sum(window.padding[rank - 1 :: rank])
     reach = (reads[rank] - 1) * window.dilation[-1]
     columns = (padded - reach - 1) // window.strides[-1] + 1
     return tiles.pad_rows(columns, blocks, math.prod(reads), cpu._replace(lanes=lanes))
@@ -134,8 +138,13 @@ class Window(NamedTuple):
 class Image(NamedTuple):
     """The spatial extents of a convolution's data and of its result."""
 
-    data: Sequence[int]
-    result: Sequence[int]
+    data: Sequence[IrSize]
+    result: Sequence[IrSize]
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no extent is open."""
+        return not any(map(is_open, (*self.data, *self.result)))
 
 
 class _Part(NamedTuple):
@@ -148,7 +157,12 @@ class _Part(NamedTuple):
 def crop_kernel(
     rewriter: LayoutRewriter, image: Image, kernel: Any, window: Window
 ) -> tuple[Any, Window]:
-    """Return weights (o, i, …) and window without the first and last taps that read nothing but padding."""
+    """Return weights (o, i, …) and window without the first and last taps that read nothing but padding.
+
+    All taps stay where extents are open.
+    """
+    if not image.is_fixed:
+        return kernel, window
     padding, rank = list(window.padding), len(window.strides)
     size = ir.known_shape(kernel)[2:]
     for axis, parts in enumerate(_list_parts(image, size, window)):
@@ -205,10 +219,11 @@ def emit_convolutions(
         part = functools.partial(convolve, **moved, groups=groups)
         results.append(rewriter.kernel(part, name, x, own, pattern=OPAQUE))
         corners.append([part.start for _, part in tap])
-    n, blocks, *_, block = ir.known_shape(results[0])
-    shape = (n, blocks, *image.result, block)
     return rewriter.kernel(
-        lambda *parts: blocked.add_parts(shape, corners, *parts), "add_taps", *results, pattern=None
+        lambda *parts: blocked.add_parts(image.result, corners, *parts),
+        "add_taps",
+        *results,
+        pattern=None,
     )
 
 

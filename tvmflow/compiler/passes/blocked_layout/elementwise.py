@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import IrSize, known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
@@ -34,10 +35,10 @@ def rewrite_elementwise(
     rewriter: LayoutRewriter, call: relax.Call, *arguments: Any
 ) -> relax.Expr | None:
     """Rewrite an elementwise operator of which an operand is blocked."""
-    shape = ir.known_shape(call)
+    shape = known_sizes(call)
     # The limits of `clip` are numbers, not tensors.
     tensors = [argument for argument in arguments if not _is_number(argument)]
-    if any(ir.shape_of(tensor) is None for tensor in tensors):
+    if any(sizes_of(tensor) is None for tensor in tensors):
         return None
     if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
         return _rewrite_before_moves(rewriter, call) if len(call.args) == 1 else None
@@ -68,7 +69,7 @@ def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.E
     tensor = rewriter.blocked_form(moved)
     if not moves or tensor is None:
         return None
-    shape = ir.known_shape(moved)
+    shape = known_sizes(moved)
     if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None
     result = rewriter.unpack(rewriter.emit(relax.Call(call.op, [tensor], call.attrs)), shape[1])
@@ -90,24 +91,24 @@ def _is_safe_on_empty_lanes(call: relax.Call) -> bool:
 
 
 def _blocked_form(
-    rewriter: LayoutRewriter, operand: Any, result: tuple[int, ...]
+    rewriter: LayoutRewriter, operand: Any, result: tuple[IrSize, ...]
 ) -> relax.Expr | None:
     """Return the blocked form of an operand with the rank and channels of the result, or None."""
     tensor = rewriter.blocked_form(operand)
     if tensor is None:
         return None
-    shape = ir.known_shape(operand)
-    return tensor if len(shape) == len(result) and shape[1] == result[1] else None
+    shape = known_sizes(operand)
+    return tensor if len(shape) == len(result) and same_sizes(shape[1:2], result[1:2]) else None
 
 
 def _to_blocked_operand(
-    rewriter: LayoutRewriter, original: Any, operand: Any, result: tuple[int, ...]
+    rewriter: LayoutRewriter, original: Any, operand: Any, result: tuple[IrSize, ...]
 ) -> relax.Expr:
     """Return an operand in a shape that broadcasts over the blocked form of a result."""
     tensor = _blocked_form(rewriter, operand, result)
     if tensor is not None:
         return tensor
-    shape = ir.known_shape(operand)
+    shape = known_sizes(operand)
     if all(extent == 1 for extent in shape):
         return operand if len(shape) == 0 else rewriter.reshape(operand, [1] * (len(result) + 1))
     full = [1] * (len(result) - len(shape)) + list(shape)
@@ -118,7 +119,7 @@ def _to_blocked_operand(
         return rewriter.to_blocked(operand)
     block = rewriter.block
     operand = rewriter.pad_to_multiples(operand, [1, block])
-    n, c, *size = ir.known_shape(operand)
+    n, c, *size = known_sizes(operand)
     last = [*range(3, 3 + len(size)), 2]
     return rewriter.rearrange(operand, [n, c // block, block, *size], [0, 1, *last])
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tvm import relax, topi
 
-from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.resize import as_resize, emit_resize
 
@@ -57,7 +57,10 @@ def rewrite_adaptive_pool(
     if tensor is None or call.attrs.layout != layout:
         return None
     rank = len(layout) - 2
-    arguments = (tensor, ir.known_shape(call)[2:], "avg", f"{layout}{rewriter.block}c")
+    size = list(known_sizes(call)[2:])
+    if any(map(is_open, size)):
+        return None
+    arguments = (tensor, size, "avg", f"{layout}{rewriter.block}c")
     name = f"adaptive_avg_pool{rank}d"
     return rewriter.kernel(_ADAPTIVE_POOLS[rank], name, *arguments, pattern=None)
 
@@ -69,7 +72,7 @@ def rewrite_image_reduction(
     tensor = rewriter.blocked_form(data)
     if tensor is None:
         return None
-    rank = len(ir.known_shape(data))
+    rank = len(known_sizes(data))
     axes = sorted(int(axis) % rank for axis in call.attrs.axis or ())
     if axes != list(range(2, rank)) or not call.attrs.keepdims:
         return None
@@ -78,7 +81,7 @@ def rewrite_image_reduction(
 
 def _default_layout(call: relax.Call) -> str:
     """Return the frontends' layout of an operator's data."""
-    return "NC" + "DHW"[2 - len(ir.known_shape(call)) :]
+    return "NC" + "DHW"[2 - len(known_sizes(call)) :]
 
 
 # ---------------------------------------------------------------- resizing

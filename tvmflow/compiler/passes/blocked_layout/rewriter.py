@@ -11,6 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter
 from tvmflow.compiler.tir_kernels import blocked
 
@@ -74,10 +75,10 @@ class LayoutRewriter(MainRewriter):
     def visit_call_(self, call: relax.Call) -> Any:
         """Rewrite one call."""
         rewritten = super().visit_call_(call)
-        handler, shape = self._handlers.get(ir.operator_name(call)), ir.shape_of(call)
+        handler, shape = self._handlers.get(ir.operator_name(call)), sizes_of(call)
         is_float = any(map(ir.is_float32, (call, *call.args[:1])))
         is_weight = all(map(self.flow.is_weight, call.args))
-        if handler is None or shape is None or is_weight:
+        if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
             return rewritten
         arguments = [ir.resolve_alias(argument, self.lookup_binding) for argument in rewritten.args]
         # Maxima of quantized data are those of their bytes.
@@ -87,7 +88,7 @@ class LayoutRewriter(MainRewriter):
         if result is None:
             _log.debug("%s keeps its layout", ir.operator_name(call))
             return rewritten
-        is_plain = ir.shape_of(result) == shape
+        is_plain = same_sizes(known_sizes(result), shape)
         return result if is_plain else self.unpack(result, shape[1])
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
@@ -95,7 +96,7 @@ class LayoutRewriter(MainRewriter):
         result = self._split_handler(self, item)
         if result is None:
             return super().visit_tuple_getitem_(item)
-        return self.unpack(result, ir.known_shape(item)[1])
+        return self.unpack(result, known_sizes(item)[1])
 
     def unpack(self, tensor: Any, channels: int) -> Any:
         """Emit the plain form of a blocked tensor: dead code unless an operator without a handler reads it."""
@@ -153,12 +154,12 @@ class LayoutRewriter(MainRewriter):
         """Return whether the result of an expression is blocked if its operand is."""
         name = ir.operator_name(reader)
         if name in MOVES:
-            before, after = ir.shape_of(reader.args[0]), ir.shape_of(reader)
+            before, after = sizes_of(reader.args[0]), sizes_of(reader)
             return (
                 before is not None
                 and after is not None
                 and min(len(before), len(after)) > 3
-                and (before[0], *before[-2:]) == (after[0], *after[-2:])
+                and same_sizes((before[0], *before[-2:]), (after[0], *after[-2:]))
             )
         is_tuple = isinstance(reader, relax.Tuple | relax.TupleGetItem)
         return name in self._handlers or name == "relax.split" or is_tuple
