@@ -166,6 +166,14 @@ def simplify(size: IrSize) -> IrSize:
     return plain(tvm.sym.Analyzer().simplify(size)) if is_open(size) else plain(size)
 
 
+def larger(size: IrSize, other: IrSize) -> IrSize:
+    """Return the larger one of two sizes: one of them where it is known which."""
+    gap = simplify(size - other)
+    if is_open(gap):
+        return tirx.max(size, other)
+    return size if gap >= 0 else other
+
+
 def divide_up(size: IrSize, divisor: int) -> IrSize:
     """Return a size divided by a number, rounded up."""
     return (size + (divisor - 1)) // divisor

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tvm import te, tirx, topi
 
-from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, same_size, simplify
+from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, simplify
 
 Sizes = Sequence[int]
 
@@ -282,7 +282,8 @@ def interleave_parts(strides: Sizes, shape: Sizes, *parts: Any) -> Any:
         *parts: The images: pixel (y, x) comes from that of (y mod s, x mod t).
     """
     n, blocks, *_, block = map(plain, parts[0].shape)
-    counts = (range(min(step, extent)) for step, extent in zip(strides, shape, strict=True))
+    sizes = zip(strides, shape, strict=True)
+    counts = (range(step if is_open(extent) else min(step, extent)) for step, extent in sizes)
     *turns, _ = itertools.product(*counts)
 
     def element(i: Any, o: Any, *position: Any) -> Any:

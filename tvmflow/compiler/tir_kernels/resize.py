@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from tvm import te
+from tvm import te, tirx
+
+from tvmflow.compiler.open_sizes import plain
 
 _Array = np.ndarray[Any, Any]
 
@@ -170,13 +172,87 @@ def _antialiased(
 _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic}
 
 
+# ---------------------------------------------------------------- open sizes
+
+
+def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]:
+    """Return the tables that `find_taps` computes, for sizes that a model's dimensions decide.
+
+    Args:
+        source: The number of pixels of the source.
+        size: The number of pixels of the result.
+        mode: A mode that `is_computable`.
+
+    Returns:
+        The positions and the weights, each (pixels of the result, taps).
+    """
+    taps = _COMPUTED_TAPS[mode.method]
+    shape = (size, taps)
+
+    def coordinate(i: Any) -> Any:
+        x, wide, long = (value.astype("float32") for value in (i, source, size))
+        moved = _COMPUTED_COORDINATES[mode.coordinates](x, wide, long, _float(0.5))
+        if mode.coordinates in ("align_corners", "pytorch_half_pixel"):
+            moved = tirx.Select(long > _float(1), moved, _float(0))
+        return tirx.Select(tirx.EQ(source, size), x, moved)
+
+    def position(i: Any, tap: Any) -> Any:
+        x, last = coordinate(i), source - 1
+        if mode.method == "nearest_neighbor":
+            place = _COMPUTED_ROUNDING[mode.rounding](x)
+        else:
+            place = tirx.floor(tirx.max(tirx.min(x, last.astype("float32")), _float(0)))
+        chosen = place.astype("int64") + tap
+        return tirx.max(tirx.min(chosen, last), tirx.const(0, "int64")).astype("int32")
+
+    def weight(i: Any, tap: Any) -> Any:
+        if mode.method == "nearest_neighbor":
+            return _float(1)
+        x = tirx.max(tirx.min(coordinate(i), (source - 1).astype("float32")), _float(0))
+        fraction = x - tirx.floor(x)
+        return tirx.Select(tirx.EQ(tap, 0), _float(1) - fraction, fraction)
+
+    return (
+        te.compute(shape, position, name="positions"),
+        te.compute(shape, weight, name="weights"),
+    )
+
+
+def is_computable(mode: Interpolation) -> bool:
+    """Return whether `compute_taps` knows a mode."""
+    rounds = mode.method != "nearest_neighbor" or mode.rounding in _COMPUTED_ROUNDING
+    return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COMPUTED_COORDINATES
+
+
+def _float(value: float) -> Any:
+    return tirx.const(value, "float32")
+
+
+_COMPUTED_TAPS: Final = {"nearest_neighbor": 1, "linear": 2}
+# As `_COORDINATES`, with the number 0.5.
+_COMPUTED_COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
+    "half_pixel": lambda x, source, size, half: (x + half) / (size / source) - half,
+    "pytorch_half_pixel": lambda x, source, size, half: (x + half) / (size / source) - half,
+    "align_corners": lambda x, source, size, _: x * (source - _float(1)) / (size - _float(1)),
+    "asymmetric": lambda x, source, size, _: x / (size / source),
+    "tf_half_pixel_for_nn": lambda x, source, size, half: (x + half) / (size / source),
+}
+_COMPUTED_ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "floor": tirx.floor,
+    "ceil": tirx.ceil,
+    "round_prefer_ceil": lambda x: tirx.floor(x + _float(0.5)),
+    "round_prefer_floor": lambda x: tirx.ceil(x - _float(0.5)),
+}
+
+
 class Steps(NamedTuple):
     """Nearest pixels at even distances.
 
-    Pixel i of `size` is pixel (start + i · step) // repeats of the source.
+    Pixel i of `size` is pixel (start + i · step) // repeats of the source; there are `repeats` times
+    the pixels of the source where `size` is None.
     """
 
-    size: int
+    size: int | None
     start: int
     step: int
     repeats: int
@@ -208,12 +284,12 @@ def resize(x: Any, *tables: Any, axes: Sequence[int], steps: Mapping[int, Steps]
         axes: The axes of `x` that have tables.
         steps: The other axes of `x` that are resized, with the steps of their pixels.
     """
-    shape = [int(extent) for extent in x.shape]
+    shape = list(map(plain, x.shape))
     positions, weights = tables[::2], tables[1::2]
     for axis, table in zip(axes, positions, strict=True):
-        shape[axis] = int(table.shape[0])
+        shape[axis] = plain(table.shape[0])
     for axis, place in steps.items():
-        shape[axis] = place.size
+        shape[axis] = shape[axis] * place.repeats if place.size is None else place.size
     counts = [range(int(table.shape[1])) for table in positions]
 
     def element(*places: Any) -> Any:

@@ -74,3 +74,107 @@ def test_a_residual_block_stays_blocked(mcpu: str, image: Sequence[int | str]) -
     assert not any(
         "conv2d" in name and "NCHWc" not in name for name in network.list_kernels(level(mcpu))
     )
+
+
+def mobile_block(emit: Any, x: Any, a: Any, d: Any, e: Any, f: Any) -> Any:
+    """Depthwise, strided and dilated convolutions, pools, and a squeeze of the whole image."""
+    y = emit(op.nn.relu6(emit(op.nn.conv2d(x, a, padding=1, strides=2))))
+    y = emit(op.nn.conv2d(y, d, padding=1, groups=24))
+    y = emit(op.nn.max_pool2d(y, [3, 3], strides=[2, 2], padding=[1, 1, 1, 1]))
+    y = emit(op.nn.conv2d(y, e, padding=2, dilation=2, groups=2))
+    y = emit(op.nn.avg_pool2d(y, [2, 2], strides=[1, 1]))
+    scale = emit(op.sigmoid(emit(op.nn.conv2d(emit(op.mean(y, [2, 3], keepdims=True)), f))))
+    return emit(op.multiply(y, scale))
+
+
+def test_depthwise_and_grouped_convolutions_and_pools_stay_blocked() -> None:
+    network = make_image_network(
+        mobile_block, a=[24, 16, 3, 3], d=[24, 1, 3, 3], e=[16, 12, 3, 3], f=[16, 16, 1, 1]
+    )
+    check(network, ["depthwise_conv2d_NCHWc", "max_pool2d", "avg_pool2d", "mean"])
+
+
+def channel_block(emit: Any, x: Any, a: Any, b: Any) -> Any:
+    """Channels that are concatenated, shuffled, split and sliced between convolutions."""
+    y = emit(op.nn.conv2d(x, a, padding=1))
+    y = emit(op.concat([y, x, y], 1))
+    n, _, h, w = y.ty.shape.values
+    pairs = emit(op.permute_dims(emit(op.reshape(y, (n, 2, 14, h, w))), [0, 2, 1, 3, 4]))
+    y = emit(op.reshape(pairs, (n, 28, h, w)))
+    parts = emit(op.split(y, [10], 1))
+    left, right = emit(relax.TupleGetItem(parts, 0)), emit(relax.TupleGetItem(parts, 1))
+    right = emit(op.strided_slice(right, [1], [1], [11]))
+    return emit(op.nn.conv2d(emit(op.add(left, right)), b))
+
+
+def test_channels_are_moved_in_images_of_open_sizes() -> None:
+    network = make_image_network(channel_block, a=[6, 16, 3, 3], b=[16, 10, 1, 1])
+    check(network, ["copy_channels"])
+
+
+def upsample(stride: int, padding: int, groups: int = 1) -> Callable[..., Any]:
+    """Return a transposed convolution between two convolutions."""
+
+    def body(emit: Any, x: Any, a: Any, t: Any, b: Any) -> Any:
+        y = emit(op.nn.relu(emit(op.nn.conv2d(x, a))))
+        strides, pads = [stride, stride], [padding, padding]
+        y = op.nn.conv2d_transpose(y, t, strides=strides, padding=pads, groups=groups)
+        return emit(op.nn.conv2d(emit(y), b))
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "padding", "channels", "groups"),
+    [(4, 2, 1, 16, 1), (2, 2, 0, 16, 1), (3, 2, 1, 3, 1), (4, 2, 1, 1, 24)],
+)
+def test_transposed_convolutions_are_interleaved(
+    taps: int, stride: int, padding: int, channels: int, groups: int
+) -> None:
+    """All phases together, each by itself, in shared blocks, and depthwise."""
+    network = make_image_network(
+        upsample(stride, padding, groups),
+        a=[24, 16, 1, 1],
+        t=[24, channels, taps, taps],
+        b=[8, channels * groups, 1, 1],
+    )
+    check(network, ["d_transpose_NCHWc", "interleave"])
+
+
+def resized(size: Callable[[Any, Any], tuple[Any, Any]], **mode: str) -> Callable[..., Any]:
+    """Return a resize between two convolutions, and one of the result."""
+
+    def body(emit: Any, x: Any, a: Any, b: Any) -> Any:
+        y = emit(op.nn.relu(emit(op.nn.conv2d(x, a))))
+        for _ in range(2):
+            height, width = size(*y.ty.shape.values[2:])
+            y = emit(op.image.resize2d(y, relax.ShapeExpr([height, width]), **mode))
+            y = y if y.ty.shape.values[1] == 8 else emit(op.nn.conv2d(y, b))
+        return y
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("factors", "mode", "has_tables"),
+    [
+        ((2, 1), {"method": "nearest_neighbor", "coordinate_transformation_mode": "asymmetric"}, False),
+        ((2, 1), {"method": "linear", "coordinate_transformation_mode": "half_pixel"}, True),
+        ((1, 2), {"method": "linear", "coordinate_transformation_mode": "align_corners"}, True),
+        ((3, 2), {"method": "nearest_neighbor", "rounding_method": "round_prefer_floor"}, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_open_images_are_resized_in_blocks(
+    factors: tuple[int, int], mode: dict[str, str], has_tables: bool
+) -> None:
+    """Pixels are repeated, or read by the tables that a kernel computes from the sizes of a call."""
+    times, parts = factors
+    network = make_image_network(
+        resized(lambda h, w: (h * times // parts, w * times // parts), **mode),
+        a=[20, 16, 1, 1],
+        b=[8, 20, 1, 1],
+    )
+    names = network.list_kernels(level(LEVELS_HERE[-1]))
+    assert any("resize_tables" in name for name in names) == has_tables, names
+    check(network, ["resize"])

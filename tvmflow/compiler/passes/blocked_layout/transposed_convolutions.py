@@ -10,15 +10,23 @@ its own.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import (
+    IrSize,
+    divide_up,
+    is_open,
+    known_sizes,
+    larger,
+    same_sizes,
+    simplify,
+)
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
@@ -45,8 +53,8 @@ class _Geometry(NamedTuple):
 
     strides: list[int]
     kernel: list[int]
-    padding: list[int]
-    rows: list[int]
+    padding: list[IrSize]
+    rows: list[IrSize]
     offsets: list[int]
 
     @property
@@ -66,10 +74,10 @@ class _Phase(NamedTuple):
         after: The padding after them.
     """
 
-    rows: int
+    rows: IrSize
     taps: list[int]
     before: int
-    after: int
+    after: IrSize
 
 
 def rewrite_conv_transpose(
@@ -80,8 +88,10 @@ def rewrite_conv_transpose(
     rank = len(window.strides)
     if not convolutions.is_supported(rewriter, call, "IO") or window.dilation != [1] * rank:
         return None
-    size = list(ir.known_shape(call)[2:])
-    geometry = _analyze(ir.known_shape(data)[2:], ir.known_shape(kernel)[2:], size, window)
+    size = list(known_sizes(call)[2:])
+    geometry = _analyze(known_sizes(data)[2:], ir.known_shape(kernel)[2:], size, window)
+    if any(map(is_open, geometry.padding)):
+        return None
     if ir.is_depthwise(call):
         pixels = _emit_depthwise(rewriter, data, kernel, geometry)
     else:
@@ -92,7 +102,8 @@ def rewrite_conv_transpose(
         if convolution.shares_blocks():
             return convolution.emit_shared()
         pixels = convolution.emit_together()
-    if window.strides == [1] * rank and not any(geometry.offsets) and geometry.rows == size:
+    is_whole = not any(geometry.offsets) and same_sizes(geometry.rows, size)
+    if window.strides == [1] * rank and is_whole:
         return pixels
     arguments = (pixels, window.strides, geometry.offsets, size)
     return rewriter.kernel(blocked.interleave, "interleave", *arguments, pattern=None)
@@ -130,29 +141,44 @@ class _Convolution:
         self._x, self._lanes = direct_convolutions.block_data(rewriter, data, self._dtype)
         self._window, self._geometry = window, geometry
         self._groups = int(call.attrs.groups)
-        self._channels = ir.known_shape(data)[1], ir.known_shape(call)[1]
-        self._size = ir.known_shape(call)[2:]
+        self._channels = known_sizes(data)[1], known_sizes(call)[1]
+        self._size = list(known_sizes(call)[2:])
+        self._typical, self._typical_data = (
+            list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (call, data)
+        )
         self._blocks = -(-self._channels[1] // rewriter.block)
         self._phases = math.prod(window.strides)
 
     def list_phases(self) -> list[tuple[_Phase, ...]] | None:
         """Return the phases along each axis, if a convolution for each of them is faster than one for all."""
-        axes = zip(
-            *(self._size, ir.known_shape(self._data)[2:], ir.known_shape(self._kernel)[2:]),
-            *(self._window.strides, self._window.padding[: len(self._size)]),
-            strict=True,
-        )
-        phases = [
-            tuple(_find_phase(phase, *axis) for phase in range(axis[3]) if phase < axis[0])
-            for axis in axes
-        ]
+        phases = self._find_phases(self._size, known_sizes(self._data)[2:])
         products = self._count(
-            sum(phase.rows * len(phase.taps) for phase in axis) for axis in phases
+            sum(phase.rows * len(phase.taps) for phase in axis)
+            for axis in self._find_phases(self._typical, self._typical_data)
         )
-        is_possible = all(phase.taps for axis in phases for phase in axis)
+        parts = [phase for axis in phases for phase in axis]
+        is_possible = all(phase.taps and not is_open(phase.after) for phase in parts)
         cost = _MIN_GAIN * products * self._blocks + self._phases * _KERNEL_COST
         is_faster = cost < min(self._phases * self._blocks, self._count_shared()) * self._work()
         return phases if is_possible and is_faster and self._phases <= _MAX_PHASES else None
+
+    def _find_phases(
+        self, size: Sequence[IrSize], data: Sequence[IrSize]
+    ) -> list[tuple[_Phase, ...]]:
+        """Return the phases along each axis for extents of the result and of the data."""
+        axes = zip(
+            *(size, data, ir.known_shape(self._kernel)[2:]),
+            *(self._window.strides, self._window.padding[: len(size)]),
+            strict=True,
+        )
+        return [
+            tuple(
+                _find_phase(phase, *axis)
+                for phase in range(axis[3])
+                if is_open(axis[0]) or phase < axis[0]
+            )
+            for axis in axes
+        ]
 
     def shares_blocks(self) -> bool:
         """Return whether few channels of all phases share blocks."""
@@ -160,18 +186,20 @@ class _Convolution:
 
     def _count_shared(self) -> int:
         """Return the number of blocks that all channels of all phases fill."""
-        return -(-self._phases * self._channels[1] // self._rewriter.block)
+        return int(-(-self._phases * self._channels[1] // self._rewriter.block))
 
     def _work(self) -> int:
         """Return how many vectors of data are multiplied for each block of the result.
 
         All phases are computed together.
         """
-        sizes = zip(self._geometry.rows, self._geometry.kernel, strict=True)
+        kernel = ir.known_shape(self._kernel)[2:]
+        numbers = _analyze(self._typical_data, kernel, self._typical, self._window)
+        sizes = zip(numbers.rows, numbers.kernel, strict=True)
         return self._count(rows * taps for rows, taps in sizes)
 
     def _count(self, pixels: Iterable[int]) -> int:
-        return math.prod(pixels) * self._channels[0] // self._groups
+        return int(math.prod(pixels) * self._channels[0] // self._groups)
 
     def emit_phases(self, phases: list[tuple[_Phase, ...]]) -> Any:
         """Emit a convolution for each phase, and the image of all pixels."""
@@ -188,8 +216,10 @@ class _Convolution:
                 own = self._rewriter.take(own, part.taps, 2 + axis)
             padding = [part.before for part in phase] + [part.after for part in phase]
             parts.append(self._emit(own, Window([1] * rank, padding, [1] * rank)))
-        interleave = functools.partial(blocked.interleave_parts, self._window.strides, self._size)
-        return self._rewriter.kernel(interleave, "interleave", *parts, pattern=None)
+        arguments = (self._window.strides, self._size, *parts)
+        return self._rewriter.kernel(
+            blocked.interleave_parts, "interleave", *arguments, pattern=None
+        )
 
     def emit_shared(self) -> Any:
         """Emit one convolution that computes all phases, and the image of all pixels.
@@ -237,17 +267,19 @@ class _Convolution:
         return direct_convolutions.emit(rewriter, name, self._x, packed, window, reads, self._dtype)
 
 
-def _find_phase(phase: int, result: int, data: int, taps: int, step: int, padding: int) -> _Phase:
+def _find_phase(
+    phase: int, result: IrSize, data: IrSize, taps: int, step: int, padding: int
+) -> _Phase:
     """Return the rows `phase`, `phase + step`, … of a result; all sizes are those along one axis."""
-    rows = -(-(result - phase) // step)
+    rows = simplify(divide_up(result - phase, step))
     skipped, first = divmod(phase + padding, step)
     used = list(range(first, taps, step))[::-1]
     before = len(used) - 1 - skipped
-    return _Phase(rows, used, before, rows + skipped - data)
+    return _Phase(rows, used, before, simplify(rows + skipped - data))
 
 
 def _analyze(
-    data: tuple[int, ...], kernel: tuple[int, ...], result: list[int], window: Window
+    data: Sequence[IrSize], kernel: Sequence[int], result: Sequence[IrSize], window: Window
 ) -> _Geometry:
     """Return the convolution behind a transposed one; all sizes are those along each spatial axis."""
     axes = []
@@ -258,8 +290,9 @@ def _analyze(
         # Padding of whole strides only skips rows of data.
         skipped = min(pad // step, length - 1)
         offset = pad - skipped * step
-        count = max(-(-(out + offset) // step), size - skipped)
-        axes.append((length, length - 1 - skipped, count - size + skipped, count, offset))
+        count = larger(simplify(divide_up(out + offset, step)), size - skipped)
+        after = simplify(count - size + skipped)
+        axes.append((length, length - 1 - skipped, after, count, offset))
     inner_kernel, before, after, rows, offsets = map(list, zip(*axes, strict=True))
     return _Geometry(
         strides=window.strides,
