@@ -7,7 +7,7 @@ encoder (Devlin et al. 2018, arXiv:1810.04805) with the sizes of MiniLM-L6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -167,10 +167,14 @@ def encoder(
 ) -> onnx.ModelProto:
     """Return a BERT-like encoder with the sizes of MiniLM-L6, input 1×128×384 (embedded tokens)."""
     net = _Net()
-    inputs = {"x": (1, tokens, width)}
+    return net.model({"x": (1, tokens, width)}, _encode(net, "x", layers, width, heads))
+
+
+def _encode(net: _Net, x: str, layers: int, width: int, heads: int) -> str:
+    """Add the layers of an encoder, and return its result."""
     depth = width // heads
-    split = net.constant(np.array([1, tokens, heads, depth], np.int64))
-    joined = net.constant(np.array([1, tokens, width], np.int64))
+    split = net.constant(np.array([0, 0, heads, depth], np.int64))
+    joined = net.constant(np.array([0, 0, width], np.int64))
     half, one, root2 = (net.constant(np.float32(v)) for v in (0.5, 1.0, 2**0.5))
     scale = net.constant(np.float32(depth**0.5))
 
@@ -186,7 +190,6 @@ def encoder(
         cut = net.op("Reshape", net.dense(x, width, width), split)
         return net.op("Transpose", cut, perm=order)
 
-    x = "x"
     for _ in range(layers):
         query, value = (head(x, [0, 2, 1, 3]) for _ in range(2))
         scores = net.op("Div", net.op("MatMul", query, head(x, [0, 2, 3, 1])), scale)
@@ -195,7 +198,7 @@ def encoder(
         x = norm(net.op("Add", net.dense(mixed, width, width), x))
         wide = gelu(net.dense(x, width, 4 * width))
         x = norm(net.op("Add", net.dense(wide, 4 * width, width), x))
-    return net.model(inputs, x)
+    return x
 
 
 def wide() -> onnx.ModelProto:
@@ -206,6 +209,70 @@ def wide() -> onnx.ModelProto:
     y = net.relu(net.conv(y, 32, 3, 2, 1))
     y = net.op("Flatten", net.pool("AveragePool", y, 2, 2))
     return net.model(inputs, net.dense(net.relu(net.dense(y, 32 * 28 * 28, 2048)), 2048, 1000))
+
+
+def vision_transformer(
+    layers: int = 4, size: int = 224, patch: int = 16, width: int = 384
+) -> onnx.ModelProto:
+    """Return the first layers of ViT-S/16 (Dosovitskiy et al. 2021, arXiv:2010.11929), input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net, size)
+    y = net.conv("x", width, patch, patch)
+    y = net.op("Reshape", y, net.constant(np.array([0, width, -1], np.int64)))
+    y = net.op("Transpose", y, perm=[0, 2, 1])
+    y = _encode(net, net.op("Add", y, net.weight((size // patch) ** 2, width)), layers, width, 6)
+    return net.model(inputs, net.op("ReduceMean", y, axes=[1], keepdims=0))
+
+
+def lstm(size: int = 80, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:
+    """Return two LSTM layers and a dense one over mel features, input 100×1×80."""
+    net = _Net()
+    y = "x"
+    for columns in (size, hidden):
+        weights = net.weight(1, 4 * hidden, columns, scale=columns**-0.5)
+        state = net.weight(1, 4 * hidden, hidden, scale=hidden**-0.5)
+        y = net.op("LSTM", y, weights, state, net.weight(1, 8 * hidden), hidden_size=hidden)
+        y = net.op("Squeeze", y, net.constant(np.array([1], np.int64)))
+    return net.model({"x": (steps, 1, size)}, net.dense(y, hidden, 40))
+
+
+def detector(size: int = 320) -> onnx.ModelProto:
+    """Return a fully convolutional detector with a feature pyramid of three levels, input 1×3×320×320."""
+    net = _Net()
+    inputs = _image(net, size)
+    y, levels = net.relu(net.conv("x", 32, 3, 2, 1)), []
+    for out in (64, 128, 256, 256):
+        y = net.relu(net.conv(y, out, 3, 2, 1))
+        y = net.relu(net.conv(net.relu(net.conv(y, out // 2, 1)), out, 3, 1, 1))
+        levels.append(y)
+    merged, outputs = net.conv(levels[-1], 96, 1), []
+    for level in levels[-2:0:-1]:
+        outputs.append(merged)
+        side = net.conv(level, 96, 1)
+        shape = net.op("Shape", side)
+        resized = net.op("Resize", merged, "", "", shape, mode="nearest")
+        merged = net.op("Add", resized, side)
+        net.channels[merged] = 96
+    heads = [
+        net.op(
+            "Reshape", net.conv(level, 18, 3, 1, 1), net.constant(np.array([0, 18, -1], np.int64))
+        )
+        for level in (*outputs, merged)
+    ]
+    return net.model(inputs, net.op("Concat", *heads, axis=2))
+
+
+def open_sizes(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int | str, ...]]
+) -> onnx.ModelProto:
+    """Return a model whose inputs have other sizes, some of them named."""
+    for value in model.graph.input:
+        kind = value.type.tensor_type.elem_type
+        value.CopyFrom(helper.make_tensor_value_info(value.name, kind, shapes[value.name]))
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return onnx.shape_inference.infer_shapes(model)
 
 
 NETS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {

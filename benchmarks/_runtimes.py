@@ -23,10 +23,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 PEERS: Final = {"ort": "ONNX Runtime", "openvino": "OpenVINO"}
 """The libraries that are no bundles."""
 
+OPEN_OPENVINO: Final = "openvino-open"
+"""OpenVINO with the sizes of the model left open; `openvino` compiles it for those of the inputs."""
+
 _RECIPE: Final = """\
 recipe: 1
 name: {name}
 model: {{onnx: {file}}}
+dimensions: {dimensions}
 inputs: {inputs}
 kernels: {{precision: {precision}}}
 tune: {{{tune}}}
@@ -94,6 +98,7 @@ def build(
     precision: str = "model",
     inputs: Mapping[str, Any] | None = None,
     runtime: str = "auto",
+    dimensions: Mapping[str, Any] | None = None,
 ) -> tuple[Path, float]:
     """Build a model with `tvmflow run`.
 
@@ -105,6 +110,7 @@ def build(
         precision: The recipe's `kernels.precision`.
         inputs: The recipe's `inputs`, for a model that leaves shapes open.
         runtime: The recipe's `runtime`.
+        dimensions: The recipe's `dimensions`, of which sizes of `inputs` may be names.
 
     Returns:
         The bundle, and the seconds that the command took.
@@ -114,6 +120,7 @@ def build(
         _RECIPE.format(
             name=model.stem,
             file=json.dumps(str(model.resolve())),
+            dimensions=json.dumps(dimensions or {}),
             inputs=json.dumps(inputs or {}),
             precision=precision,
             tune=tune,
@@ -150,12 +157,12 @@ def _open_ort(model: str, threads: int) -> Opened:
     return Opened(names, lambda feed: list(session.run(None, dict(feed))))
 
 
-def _open_openvino(model: str, threads: int, feed: Feed) -> Opened:
+def _open_openvino(model: str, threads: int, feed: Feed, *, keeps_sizes_open: bool) -> Opened:
     import openvino
 
     core = openvino.Core()
     network = core.read_model(model)
-    if network.is_dynamic():
+    if network.is_dynamic() and not keeps_sizes_open:
         network.reshape({name: list(array.shape) for name, array in feed.items()})
     # bfloat16 is its default where the CPU has it
     options = {
@@ -184,21 +191,25 @@ def _open_bundle(library: str) -> Opened:
 
 
 def serve(model: str, library: str, threads: str, feed_file: str, results: str) -> None:
-    """Load a library, write its results, then answer each line of input: the seconds of a call, or a profile."""
+    """Load a library, write its results, then answer each line of input: the seconds of a call, a profile, or memory."""
     import numpy as np
 
     with np.load(feed_file) as arrays:
         feed = dict(arrays)
     if library == "ort":
         opened = _open_ort(model, int(threads))
-    elif library == "openvino":
-        opened = _open_openvino(model, int(threads), feed)
+    elif library in ("openvino", OPEN_OPENVINO):
+        is_open = library == OPEN_OPENVINO
+        opened = _open_openvino(model, int(threads), feed, keeps_sizes_open=is_open)
     else:
         opened = _open_bundle(library)
     feed = {name: feed[name] for name in opened.inputs}
     np.savez(results, *opened.call(feed))
     print(flush=True)
     for line in sys.stdin:
+        if line.strip() == "memory":
+            print(_peak_bytes(), flush=True)
+            continue
         if line.strip() == "profile":
             print(json.dumps(opened.profile(feed) if opened.profile else []), flush=True)
             continue
@@ -210,6 +221,12 @@ def serve(model: str, library: str, threads: str, feed_file: str, results: str) 
             opened.call(feed)
             seconds.append(time.perf_counter() - started)
         print(statistics.median(seconds), flush=True)
+
+
+def _peak_bytes() -> int:
+    """Return the most memory that this process has had."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 # ---------------------------------------------------------------- in the parent
@@ -255,7 +272,7 @@ class Server:
             return list(arrays.values())
 
     def ask(self, question: str = "") -> Any:
-        """Return the seconds of a call, or the answer to `profile`."""
+        """Return the seconds of a call, or the answer to `profile` or `memory`."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{question}\n")
         self._process.stdin.flush()
@@ -294,7 +311,7 @@ def compare(
         profile: Returns the label of the library to profile, given all latencies in milliseconds.
 
     Returns:
-        `ms`: the median latency of each library; `error`: the largest difference of an output to that
+        `ms`: the median latency of each library; `bytes`: the most memory of its process; `error`: the largest difference of an output to that
         of the reference, relative to the reference's largest number; `failed`: why others could not
         run; `profile`: (kernel, calls, seconds) of the library that was asked for.
     """
@@ -320,10 +337,11 @@ def compare(
             ms = _time_in_turns(servers, rounds)
             chosen = profile(ms)
             kernels = servers[chosen].ask("profile") if chosen else []
+            memory = {label: server.ask("memory") for label, server in servers.items()}
         finally:
             for server in servers.values():
                 server.close()
-    return {"ms": ms, "error": error, "failed": failed, "profile": kernels}
+    return {"ms": ms, "bytes": memory, "error": error, "failed": failed, "profile": kernels}
 
 
 def _time_in_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, float]:

@@ -200,8 +200,8 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
     representative = Representative(main)
     numbers: dict[Any, dict[str, int]] = {}
 
-    def visit(call: tvm.ir.Call) -> None:
-        if str(getattr(call.op, "name", "")) != "relax.call_tir":
+    def visit(call: Any) -> None:
+        if str(getattr(getattr(call, "op", None), "name", "")) != "relax.call_tir":
             return
         kernel, arguments, *sizes = call.args
         found = numbers.setdefault(kernel, {})
@@ -220,9 +220,7 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                 name = str(variable.name)
                 found[name] = max(found.get(name, 1), representative.size(size))
 
-    relax.analysis.post_order_visit(
-        main, lambda node: isinstance(node, tvm.ir.Call) and visit(node)
-    )
+    relax.analysis.post_order_visit(main, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     for kernel, found in numbers.items():
         if found:
