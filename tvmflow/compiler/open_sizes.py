@@ -207,14 +207,16 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         found = numbers.setdefault(kernel, {})
         params = list(mod[kernel].params)
         results = [call.ty_args[0]] if call.ty_args else []
-        kinds = [argument.ty for argument in arguments]
-        kinds += [kind for result in results for kind in getattr(result, "fields", [result])]
-        pairs = [
-            pair
-            for param, kind in zip(params, kinds, strict=False)
-            for pair in zip(param.ty.shape, kind.shape.values, strict=True)
-        ]
-        pairs += zip(params[len(kinds) :], sizes[0].values if sizes else (), strict=False)
+        tensors = [kind for result in results for kind in getattr(result, "fields", [result])]
+        pairs: list[tuple[Any, Any]] = []
+        for param, value in zip(params, [*arguments, *tensors], strict=False):
+            kind = getattr(value, "ty", value)
+            if isinstance(kind, relax.TensorType):
+                pairs += zip(param.ty.shape, kind.shape.values, strict=True)
+            else:
+                pairs.append((param, value))
+        rest = params[len(arguments) + len(tensors) :]
+        pairs += zip(rest, sizes[0].values if sizes else (), strict=False)
         for variable, size in pairs:
             if isinstance(variable, tvm.ir.Var):
                 name = str(variable.name)
