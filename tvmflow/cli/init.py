@@ -59,6 +59,8 @@ class InitOptions(Options):
         tvmflow init model.onnx
         # sizes that the model leaves open; for another machine, too
         tvmflow init model.onnx --shape data=1,3,224,224 --target host --target cortex-a72
+        # one library for all sizes that the model leaves open
+        tvmflow init model.onnx --open
         # to look at it
         tvmflow init model.onnx --stdout
         # a PyTorch model: runs `make` of nets/small.py, which returns (module, example inputs)
@@ -72,6 +74,7 @@ class InitOptions(Options):
         "write what torch.export makes of a PyTorch model to FILE (.pt2); MODEL is then PACKAGE.MODULE:FUNCTION, "
         "whose code runs and returns (module, example inputs)",
     )
+    open: bool = flag("keep the sizes open that the model leaves open: one library for all of them")
     stdout: bool = flag("print the recipe, and write no file")
     force: bool = flag("replace a recipe that exists")
     store: StoreOption = store_option()
@@ -109,7 +112,7 @@ def init(options: InitOptions) -> int:
     is_downloaded = is_address(chosen.model)
     store = options.store.open() if is_downloaded else options.store.locate()
     model = read_model(chosen, folder, store)
-    recipe = write_recipe(model, choices(chosen))
+    recipe = write_recipe(model, choices(chosen)._replace(is_open=options.open))
     if options.stdout:
         sys.stdout.write(recipe.text)
         return EXIT_OK

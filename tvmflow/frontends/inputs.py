@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import keyword
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,12 +30,21 @@ _MAX_PROBLEMS: Final = 20
 SIZE: Final = "SIZE"
 """The word that stands in YAML where a size must be filled in."""
 
+MAX_DIMENSION_NAME: Final = 64
+"""The most characters in the name of a dimension."""
+
+DIMENSION_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+"""The names of dimensions, but for reserved ones."""
+
 _BATCH_NAMES: Final = ("b", "n", "bs", "batch", "batch_size", "batchsize")
 _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 
 
 def find_input_problems(
-    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
+    inputs: Sequence[ModelInput],
+    requests: Sequence[InputRequest],
+    *,
+    takes_dimensions: bool = False,
 ) -> Iterator[InputProblem]:
     """Give everything in which the recipe's inputs do not fit the model's.
 
@@ -41,6 +53,7 @@ def find_input_problems(
     Args:
         inputs: The model's inputs.
         requests: The recipe's inputs; only those of which the model does not tell everything are needed.
+        takes_dimensions: Whether sizes may stay open, so that the YAML for that is offered, too.
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
@@ -49,6 +62,10 @@ def find_input_problems(
         advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
         text = "\n".join(["inputs:", *(line.text for line in lines)])
         text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
+        if takes_dimensions and (open_lines := suggest_dimensions(inputs, requests)):
+            section = "\n".join(open_lines)
+            advice = f", with the largest one for each {SIZE}" if SIZE in section else ""
+            text += f"\n\nor, for one library with all sizes{advice}:\n\n{section}"
         yield InputProblem("", "", text)
 
 
@@ -344,17 +361,78 @@ def suggest_inputs(
     ]
 
 
+def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
+    """Return `dimensions` and `inputs` of a recipe that keeps all free sizes open; nothing where it chooses some."""
+    pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
+    for value, request in pairs:
+        is_free = value.dims is None or any(map(_is_free, value.dims))
+        if is_free and (value.dims is None or _requested_shape(request) is not None):
+            return []
+    names = _DimensionNames()
+    lines = []
+    for value, request in pairs:
+        shape = None
+        if _is_open(value, request):
+            shape = [
+                names.add(value, axis, size) if _is_free(size) else str(size)
+                for axis, size in enumerate(value.dims or ())
+            ]
+        lines.append(f"  {_yaml_line(value, request, shape)}")
+    ranges = [f"  {name}: {{{limits}}}" for name, limits in names.ranges.items()]
+    return ["dimensions:", *ranges, "inputs:", *lines] if ranges else []
+
+
+class _DimensionNames:
+    """The names of dimensions for the free sizes of a model, with the range of each as YAML."""
+
+    def __init__(self) -> None:
+        self.ranges: dict[str, str] = {}
+        self._by_size: dict[str, str] = {}
+
+    def add(self, value: ModelInput, axis: int, size: int | str) -> str:
+        """Return the name for a size of an input, an identifier like the model's name of it."""
+        own = size if isinstance(size, str) and size else ""
+        batch = "batch" if axis == 0 else f"{value.name}_{axis}"
+        key = own or batch
+        if key not in self._by_size:
+            self._by_size[key] = self._choose(key)
+            smallest, largest = value.limits.get(own, (None, None))
+            low = f"min: {smallest}, " if smallest and smallest > 1 else ""
+            self.ranges[self._by_size[key]] = f"{low}max: {largest or SIZE}"
+        return self._by_size[key]
+
+    def _choose(self, text: str) -> str:
+        """Return an identifier that no other size has, also in another case."""
+        name = re.sub(r"[^A-Za-z0-9_]+", "_", text)[: MAX_DIMENSION_NAME - 4].strip("_") or "size"
+        name = f"size_{name}" if name[0].isdigit() else name
+        name = name if is_dimension_name(name) else f"{name}_"
+        taken = {known.upper() for known in self.ranges}
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        return next(n for n in itertools.chain([name], numbered) if n.upper() not in taken)
+
+
+def is_dimension_name(name: str) -> bool:
+    """Return whether a dimension can have a name: an identifier that no expression reads otherwise."""
+    is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
+    is_identifier = bool(re.fullmatch(DIMENSION_PATTERN, name))
+    return is_identifier and not is_reserved and len(name) <= MAX_DIMENSION_NAME
+
+
 def suggest_shape(value: ModelInput) -> list[str]:
     """Return the sizes of an input as a recipe may have them: SIZE for those that nobody says."""
     dims = value.dims if value.dims is not None else (SIZE,)
     return [_suggest(at, size) for at, size in enumerate(dims)]
 
 
-def _yaml_line(value: ModelInput, request: InputRequest) -> str:
+def _yaml_line(
+    value: ModelInput, request: InputRequest, open_shape: Sequence[str] | None = None
+) -> str:
     fields: dict[str, str] = {}
-    shape = request.shape
-    if shape is not None:
-        fields["shape"] = str(list(shape))
+    shape = request.sizes or request.shape
+    if open_shape is not None:
+        fields["shape"] = f"[{', '.join(open_shape)}]"
+    elif shape is not None:
+        fields["shape"] = f"[{', '.join(map(str, shape))}]"
     elif request.value is None:
         fields["shape"] = f"[{', '.join(suggest_shape(value))}]"
     for key in ("dtype", "value", "range", "image"):

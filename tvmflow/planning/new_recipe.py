@@ -19,12 +19,14 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest, ModelInput
+from tvmflow.frontends.frontend import NO_DIMENSIONS, NO_DIMENSIONS_FIX
 from tvmflow.frontends.inputs import (
     SIZE,
     InputLine,
     dimensions_text,
     find_mismatches,
     find_output_problems,
+    suggest_dimensions,
     suggest_inputs,
     suggest_shape,
 )
@@ -83,11 +85,13 @@ class Choices(NamedTuple):
         targets: The targets; empty for those of this machine.
         shapes: The shapes of inputs by name.
         minutes: The tuning budget; None for one that fits the model.
+        is_open: Whether sizes that the model leaves open stay so, as dimensions.
     """
 
     targets: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = {}
     minutes: float | None = None
+    is_open: bool = False
 
 
 class NewRecipe(NamedTuple):
@@ -256,13 +260,16 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     """
     requests = _check_shapes(model, choices.shapes)
     inputs = suggest_inputs(model.inputs, requests)
+    dimensions = _list_dimensions(model, requests) if choices.is_open else []
+    if dimensions:
+        inputs = dimensions
     head = [
         f"# yaml-language-server: $schema={schema_url('recipe')}",
         f"# All fields: {page_url('recipe')}",
         "recipe: 1",
         write_yaml({"name": model.name}).strip(),
         *write_yaml({"model": dict(model.source)}).splitlines(),
-        *_head_inputs(inputs),
+        *_head_inputs(inputs, is_open=bool(dimensions)),
     ]
     lines = [
         *head,
@@ -275,7 +282,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         "  # data: samples.npz     # real inputs, with labels for the accuracy; or a folder of images",
     ]
     open_lines = tuple(at for at, line in enumerate(inputs, len(head) + 1) if line.is_open)
-    unknown = {request.name for request in requests if request.shape is None}
+    unknown = {request.name for request in requests if request.shape is None and not dimensions}
     shapes = {value.name: tuple(suggest_shape(value)) for value in model.inputs}
     open_shapes = {
         name: shapes[name] for name in shapes if name in unknown and SIZE in shapes[name]
@@ -333,10 +340,33 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
     return requests
 
 
-def _head_inputs(inputs: Sequence[InputLine]) -> list[str]:
-    is_open = any(line.is_open for line in inputs)
-    note = f"# The model leaves sizes open: write a number in place of each {SIZE}."
-    return [*([note] if is_open else []), *(["inputs:"] if inputs else [])]
+def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[InputLine]:
+    """Return the lines of `dimensions` and `inputs` for the sizes that a model leaves open.
+
+    Raises:
+        UsageError: when its frontend takes none, or it leaves none open.
+    """
+    frontend = FRONTENDS[model.kind]
+    if not frontend.TAKES_DIMENSIONS:
+        raise UsageError(f"--open: {frontend.MODELS} {NO_DIMENSIONS}", fix=NO_DIMENSIONS_FIX)
+    if any(request.shape for request in requests):
+        text = "--open and --shape exclude each other"
+        raise UsageError(text, fix="write numbers in the recipe for the sizes that are fixed")
+    lines = suggest_dimensions(model.inputs, requests)
+    if not lines:
+        raise UsageError(
+            "--open: the model leaves no sizes open",
+            fix="leave --open out, or export the model with dynamic dimensions",
+        )
+    return [InputLine(line, is_open=f"max: {SIZE}}}" in line) for line in lines]
+
+
+def _head_inputs(inputs: Sequence[InputLine], *, is_open: bool) -> list[str]:
+    has_sizes = any(line.is_open for line in inputs)
+    number = "the largest size" if is_open else "a number"
+    note = f"# The model leaves sizes open: write {number} in place of each {SIZE}."
+    title = [] if is_open or not inputs else ["inputs:"]
+    return [*([note] if has_sizes else []), *title]
 
 
 def _describe_inputs(model: Model, inputs: Sequence[InputLine]) -> list[str]:

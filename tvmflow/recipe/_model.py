@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import math
 import re
 from collections.abc import Mapping
@@ -24,7 +23,14 @@ from tvmflow.core.schema import ClosedModel, field_error, one_of, schema_enum, t
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
-from tvmflow.frontends.inputs import SIZE, scalars_of, shape_of_value
+from tvmflow.frontends.inputs import (
+    DIMENSION_PATTERN,
+    MAX_DIMENSION_NAME,
+    SIZE,
+    is_dimension_name,
+    scalars_of,
+    shape_of_value,
+)
 from tvmflow.runtime.images import COLOURS, LAYOUTS, MAX_SIZE, ImageMismatch, Preprocessing
 from tvmflow.runtime.resampling import INTERPOLATIONS
 
@@ -78,22 +84,13 @@ class ModelSource(*_SOURCES):  # type: ignore[misc]  # mypy does not follow comp
 
 
 _MAX_SIZE: Final = (1 << 31) - 1
-_MAX_DIMENSION_NAME: Final = 64
-_DIMENSION_PATTERN: Final = r"[A-Za-z_][A-Za-z0-9_]*"
-
-
-def is_dimension_name(name: str) -> bool:
-    """Return whether a dimension can have a name: an identifier that no expression reads otherwise."""
-    is_reserved = keyword.iskeyword(name) or name in ("min", "max", SIZE)
-    is_identifier = bool(re.fullmatch(_DIMENSION_PATTERN, name))
-    return is_identifier and not is_reserved and len(name) <= _MAX_DIMENSION_NAME
 
 
 def _check_dimension_name(name: str) -> str:
     if not is_dimension_name(name):
         raise field_error(
             "must start with a letter or _, contain only letters, digits and _, have at most "
-            f"{_MAX_DIMENSION_NAME} characters, and be no word of Python's, nor `min`, `max` or `{SIZE}`"
+            f"{MAX_DIMENSION_NAME} characters, and be no word of Python's, nor `min`, `max` or `{SIZE}`"
         )
     return name
 
@@ -190,7 +187,7 @@ def _read_size(value: Any) -> Any:
 _SIZE_SCHEMA: Final = {
     "anyOf": [
         {"type": "integer", "minimum": 1},
-        {"type": "string", "pattern": f"^{_DIMENSION_PATTERN}$"},
+        {"type": "string", "pattern": f"^{DIMENSION_PATTERN}$"},
     ]
 }
 # A union of types would report each mistake once for each of them.

@@ -130,6 +130,28 @@ def test_open_sizes_are_to_be_filled_in(folder: Path, capsys: pytest.CaptureFixt
     assert "batch size" not in capsys.readouterr().out
 
 
+def test_sizes_stay_open_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The largest sizes are to be filled in; the names are those of the model."""
+    write_open_model(folder / "ids.onnx")
+    assert main(["init", "ids.onnx", "--open"]) == 0
+    path = Path("ids.tvmflow.yaml")
+    text = path.read_text()
+    assert "write the largest size in place of each SIZE" in text
+    assert "dimensions:\n  batch: {max: SIZE}\n  length: {max: SIZE}\ninputs:\n" in text
+    assert "  ids: {shape: [batch, length, 4]}  # int64, [batch, length, 4]\n" in text
+    capsys.readouterr()
+    assert main(["plan", str(path)]) == 2
+    assert "dimensions.length.max: must be an integer" in capsys.readouterr().err
+    path.write_text(text.replace("SIZE}", "64}"))
+    assert [d.max for d in loaded(str(path)).recipe.list_dimensions()] == [64, 64]
+    for words, problem in (
+        (["ids.onnx", "--shape", "ids=1,2,4"], "--open and --shape exclude each other"),
+        (["digits-symbol.json"], "--open: MXNet checkpoints are imported with fixed sizes alone"),
+    ):
+        assert main(["init", *words, "--open", "--stdout"]) == 2
+        assert problem in capsys.readouterr().err
+
+
 def test_build_names_the_options_that_set_open_sizes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

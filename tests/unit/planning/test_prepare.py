@@ -83,12 +83,67 @@ def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
     """Without `inputs`, the position is that of the recipe; -1 counts as open, 0 as wrong."""
     text = (
         "r.yaml:1:1: inputs: the model leaves sizes open; write this in the recipe:\n\n"
-        "inputs:\n  left: {{shape: [1, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [1, 3]}}  # float32, [{0}, 3]"
+        "inputs:\n  left: {{shape: [1, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [1, 3]}}  # float32, [{0}, 3]\n\n"
+        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "dimensions:\n  {1}: {{max: SIZE}}\ninputs:\n"
+        "  left: {{shape: [{1}, 3]}}  # float32, [{0}, 3]\n  right: {{shape: [{1}, 3]}}  # float32, [{0}, 3]"
     )
-    for size, shown in (("n", "n"), (-1, "-1"), (None, "?")):
-        assert problems(RECIPE, two_inputs(size, 3)) == [text.format(shown)]
+    for size, shown, name in (("n", "n", "n"), (-1, "-1", "batch"), (None, "?", "batch")):
+        assert problems(RECIPE, two_inputs(size, 3)) == [text.format(shown, name)]
     assert "which is empty" in problems(RECIPE, two_inputs(0, 3))[0]
     assert "more than 2^31 elements" in problems(RECIPE, two_inputs(1 << 40, 3))[0]
+
+
+def test_dimensions_are_named_like_the_sizes_of_the_model() -> None:
+    """As identifiers, each once in whatever case; a size without a name has that of its place."""
+    inputs = [
+        value("ids", ["batch", "past-seq 1"], "int64"),
+        value("mask", ["batch", "PAST_seq_1"], "int64"),
+        value("x", ["for", None, "2n"], "int64"),
+    ]
+    made = model([add("ids", "mask")], inputs, [value("out", None)])
+    [problem] = problems(RECIPE, made)
+    assert problem.partition("for each SIZE:\n\ndimensions:")[2].splitlines() == [
+        "",
+        "  batch: {max: SIZE}",
+        "  past_seq_1: {max: SIZE}",
+        "  PAST_seq_1_2: {max: SIZE}",
+        "  for_: {max: SIZE}",
+        "  x_1: {max: SIZE}",
+        "  size_2n: {max: SIZE}",
+        "inputs:",
+        "  ids: {shape: [batch, past_seq_1]}  # int64, [batch, past-seq 1]",
+        "  mask: {shape: [batch, PAST_seq_1_2]}  # int64, [batch, PAST_seq_1]",
+        "  x: {shape: [for_, x_1, size_2n]}  # int64, [for, ?, 2n]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("{left: {shape: [n, 3]}, right: {shape: [n, 3]}}", []),
+        (
+            "{left: {shape: [n, 3]}, right: {shape: [2, 3]}}",
+            [
+                "r.yaml:5:48: inputs.right.shape: dimension 0 ('n') of input 'right' is 2, and that of input 'left' is n: "
+                "they are one dimension"
+            ],
+        ),
+        (
+            "{left: {shape: [3, n]}, right: {shape: [3, n]}}",
+            [
+                "r.yaml:5:24: inputs.left.shape: input 'left' has shape ['n', 3], which [3, n] does not fit: export it with "
+                "open sizes for `n`",
+                "r.yaml:5:48: inputs.right.shape: input 'right' has shape ['n', 3], which [3, n] does not fit: export it "
+                "with open sizes for `n`",
+            ],
+        ),
+    ],
+)
+def test_dimensions_are_compared_with_those_of_the_model(inputs: str, expected: list[str]) -> None:
+    """Sizes with one name are one size, and a fixed one stays fixed."""
+    text = f"{RECIPE}dimensions: {{n: {{max: 8}}}}\ninputs: {inputs}\n"
+    assert problems(text, two_inputs("n", 3)) == expected
 
 
 def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
@@ -293,6 +348,18 @@ def test_names_of_mxnet_models_are_checked() -> None:
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == [
         "r.yaml:3:8: model: the model's output 'fc\\n' has the control character U+000A in its name: "
         "rename it where the model is exported"
+    ]
+
+
+def test_models_with_fixed_sizes_alone_take_no_dimensions() -> None:
+    recipe = (
+        "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\ndimensions: {n: {max: 4}}\n"
+    )
+    Path("m-symbol.json").write_text(json.dumps(SYMBOL))
+    Path("m-0000.params").touch()
+    assert problems(f"{recipe}inputs: {{data: {{shape: [n, 4]}}}}\n") == [
+        "r.yaml:4:13: dimensions: MXNet checkpoints are imported with fixed sizes alone; leave `dimensions` out and use "
+        "`variants`, a library for each size, or export the model to ONNX"
     ]
 
 

@@ -142,7 +142,21 @@ def test_only_free_dimensions_need_a_shape() -> None:
     assert model_problems("model: {pytorch: net.pt2}\n") == []
     write_archive(Path("net.pt2"), graph({"x": ("float32", ["s0", 3])}))
     [problem] = model_problems("model: {pytorch: net.pt2}\n")
-    assert problem.endswith("\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]")
+    assert problem.endswith(
+        "\n\ninputs:\n  x: {shape: [SIZE, 3]}  # float32, [s0, 3]\n\nor, for one library with all sizes:\n\n"
+        "dimensions:\n  s0: {min: 4, max: 64}\ninputs:\n  x: {shape: [s0, 3]}  # float32, [s0, 3]"
+    )
+    dimensions = "dimensions: {{n: {{min: {}, max: {}}}}}\ninputs: {{x: {{shape: [n, 3]}}}}\n"
+    text = "model: {{pytorch: net.pt2}}\n" + dimensions
+    assert model_problems(text.format(4, 64)) == []
+    assert model_problems(text.format(4, 65)) == [
+        "r.yaml:5:21: inputs.x.shape: dimension 0 ('s0') of input 'x' is n (4 to 65), and the model was exported for a "
+        "size of at most 64"
+    ]
+    assert model_problems(text.format(1, 64)) == [
+        "r.yaml:5:21: inputs.x.shape: dimension 0 ('s0') of input 'x' is n (1 to 64), and the model was exported for a "
+        "size of at least 4"
+    ]
     write_archive(Path("net.pt2"), graph({"x": ("bfloat16", [1])}))
     [problem] = model_problems("model: {pytorch: net.pt2}\n")
     assert "has dtype bfloat16, which no input of a library can have" in problem
