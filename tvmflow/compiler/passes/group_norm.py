@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import is_open, known_sizes, same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
 
 
@@ -67,8 +68,8 @@ class _GroupNormRewriter(MainRewriter):
     def match_instance_norm(self, call: relax.Call) -> _GroupNorm | None:
         """Return the norm that a division ends, of each channel by itself; None for others."""
         division = self._match_division(call)
-        shape = None if division is None else ir.shape_of(division[0])
-        if division is None or shape is None or not ir.is_float32(call):
+        shape = None if division is None else sizes_of(division[0])
+        if division is None or shape is None or is_open(shape[1]) or not ir.is_float32(call):
             return None
         return _GroupNorm(
             data=division[0], groups=shape[1], epsilon=division[1], scale=None, shift=None
@@ -84,15 +85,18 @@ class _GroupNormRewriter(MainRewriter):
         if division is None or flattened is None:
             return None
         groups, epsilon = division
-        data, shape = flattened.args[0], ir.shape_of(groups)
-        image = ir.shape_of(data)
+        data, shape = flattened.args[0], sizes_of(groups)
+        image, result = sizes_of(data), sizes_of(call)
         if (
             shape is None
             or image is None
+            or result is None
             or len(image) < 3
-            or image != ir.shape_of(call)
+            or not same_sizes(image, result)
             or len(shape) != 3
-            or shape[0] != image[0]
+            or not same_size(shape[0], image[0])
+            or is_open(image[1])
+            or is_open(shape[1])
             or image[1] % shape[1]
             or not ir.is_float32(call)
         ):
@@ -122,7 +126,7 @@ class _GroupNormRewriter(MainRewriter):
         call = self._find(name, expr)
         if call is not None:
             for weights, other in (tuple(call.args)[::-1], tuple(call.args)):
-                shape, result = ir.shape_of(weights), ir.shape_of(call) or ()
+                shape, result = ir.shape_of(weights), sizes_of(call) or ()
                 is_per_group = len(result) > 1 and shape == (result[1], 1)
                 if is_per_group and self.flow.is_weight(weights):
                     return weights, other
@@ -137,7 +141,7 @@ class _GroupNormRewriter(MainRewriter):
 
     @staticmethod
     def _reduces_images(call: Any, data: Any) -> bool:
-        shape = ir.shape_of(data)
+        shape = sizes_of(data)
         return (
             call is not None
             and call.args[0].same_as(data)
@@ -150,7 +154,7 @@ class _GroupNormRewriter(MainRewriter):
 
     def _rewrite(self, norm: _GroupNorm) -> Any:
         data, emit = self.visit_expr(norm.data), self.emit
-        channels, rank = ir.known_shape(norm.data)[1], len(ir.known_shape(norm.data))
+        channels, rank = known_sizes(norm.data)[1], len(known_sizes(norm.data))
         axes = list(range(2, rank))
         mean = self._group_mean(emit(relax.op.mean(data, axes, keepdims=True)), norm.groups)
         # Two subtractions: a shared one would be a tensor in memory.
@@ -168,7 +172,7 @@ class _GroupNormRewriter(MainRewriter):
         return relax.op.add(emit(result), self._expand(norm.shift, channels, rank))
 
     def _group_mean(self, means: Any, groups: int) -> Any:
-        if ir.known_shape(means)[1] == groups:
+        if known_sizes(means)[1] == groups:
             return means
         # Opaque: a kernel of images that reads it would find the group of each number.
         return self.kernel(group_mean, "group_mean", means, groups, pattern=OPAQUE)

@@ -178,3 +178,24 @@ def test_open_images_are_resized_in_blocks(
     names = network.list_kernels(level(LEVELS_HERE[-1]))
     assert any("resize_tables" in name for name in names) == has_tables, names
     check(network, ["resize"])
+
+
+def normed(emit: Any, x: Any, a: Any, g: Any, b: Any, c: Any) -> Any:
+    """A group norm as the importer writes it, and an instance norm, between convolutions."""
+
+    def normalize(y: Any, axes: list[int]) -> Any:
+        mean, variance = (emit(f(y, axes, keepdims=True)) for f in (op.mean, op.variance))
+        root = emit(op.sqrt(emit(op.add(variance, relax.const(1e-5, "float32")))))
+        return emit(op.divide(emit(op.subtract(y, mean)), root))
+
+    y = emit(op.nn.conv2d(x, a))
+    n, channels, height, width = y.ty.shape.values
+    groups = emit(op.reshape(y, (n, 4, 4 * height * width)))
+    scaled = emit(op.add(emit(op.multiply(normalize(groups, [2]), g)), b))
+    y = emit(op.reshape(scaled, (n, channels, height, width)))
+    return normalize(emit(op.nn.conv2d(y, c)), [2, 3])
+
+
+def test_norms_of_groups_and_channels_keep_images_blocked() -> None:
+    network = make_image_network(normed, a=[16, 16, 1, 1], g=[4, 1], b=[4, 1], c=[8, 16, 1, 1])
+    check(network, ["group_mean"])
