@@ -199,3 +199,14 @@ def normed(emit: Any, x: Any, a: Any, g: Any, b: Any, c: Any) -> Any:
 def test_norms_of_groups_and_channels_keep_images_blocked() -> None:
     network = make_image_network(normed, a=[16, 16, 1, 1], g=[4, 1], b=[4, 1], c=[8, 16, 1, 1])
     check(network, ["group_mean"])
+
+
+def few_channels(emit: Any, x: Any, a: Any, b: Any) -> Any:
+    """A dilated convolution, then one with three channels and a stride, as networks that draw images end with."""
+    y = emit(op.nn.relu(emit(op.nn.conv2d(x, a, padding=4, dilation=4))))
+    return emit(op.nn.conv2d(y, b, padding=3, strides=2))
+
+
+def test_neighboring_pixels_become_channels() -> None:
+    network = make_image_network(few_channels, a=[8, 16, 3, 3], b=[3, 8, 7, 7])
+    check(network, ["interleave"])

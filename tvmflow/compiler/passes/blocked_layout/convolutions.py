@@ -89,8 +89,9 @@ def _emit_convolution(
     shape = ir.known_shape(kernel)
     share = _WINOGRAD_SHARE if geometry is not None else 1.0
     phases = None
-    if groups == terms == 1 and dtype == rewriter.context.weight_dtype and image.is_fixed:
-        phases = choose_phases(image, shape, window, rewriter.block, share)
+    if groups == terms == 1 and dtype == rewriter.context.weight_dtype:
+        sizes = [list(rewriter.numbers.shape(tensor) or ())[2:] for tensor in (data, call)]
+        phases = choose_phases(Image(*sizes), shape, window, rewriter.block, share)
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
         outputs, inputs = ir.known_shape(kernel)[:2]
@@ -106,7 +107,7 @@ def _emit_convolution(
 
     if phases is not None:
         pixels = emit_direct(*pad_kernel(rewriter, kernel, window, image, phases))
-        places = (pixels, shape[0], phases, [0] * len(phases), image.result)
+        places = (pixels, shape[0], phases, [0] * len(phases), list(image.result))
         return rewriter.kernel(blocked.interleave_channels, "interleave", *places, pattern=None)
     if geometry is not None:
         return _emit_winograd(rewriter, name, x, kernel, geometry)
@@ -308,10 +309,15 @@ def pad_kernel(
     rank = len(phases)
     moved = rewriter.emit(relax.op.concat(list(_move(rewriter, kernel, window, phases)), 0))
     strides = [s * step for s, step in zip(phases, window.strides, strict=True)]
-    rows = [-(-size // s) for size, s in zip(image.result, phases, strict=True)]
-    before = window.padding[:rank]
-    axes = zip(rows, strides, ir.known_shape(moved)[2:], image.data, before, strict=True)
-    after = [(n - 1) * step + taps - size - pad for n, step, taps, size, pad in axes]
+    before, after = window.padding[:rank], []
+    for axis, (step, taps) in enumerate(zip(strides, ir.known_shape(moved)[2:], strict=True)):
+        size, result = image.data[axis], image.result[axis]
+        if is_open(result):
+            # enough for all sizes
+            after.append(window.padding[rank + axis] + taps - ir.known_shape(kernel)[2 + axis])
+        else:
+            rows = -(-result // phases[axis])
+            after.append((rows - 1) * step + taps - size - before[axis])
     return moved, Window(strides, [*before, *after], [1] * rank)
 
 
