@@ -105,7 +105,7 @@ def size_text(size: IrSize) -> Size:
 
 def _text(size: Any) -> str:
     if isinstance(size, tirx.IntImm):
-        return str(int(size))
+        return str(int(size)) if int(size) >= 0 else f"(0 - {-int(size)})"
     if isinstance(size, tvm.ir.Var):
         return str(size.name)
     if isinstance(size, tirx.Cast):

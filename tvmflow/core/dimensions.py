@@ -102,6 +102,34 @@ def write_code(size: Size, language: Language) -> str:
     return str(size) if isinstance(size, int) else _write(_parse(size), language)
 
 
+def find_bounds(size: Size, bounds: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+    """Return a number that a size is never below, and one that it is never above.
+
+    Args:
+        size: The size.
+        bounds: The smallest and the largest size of each dimension by name.
+
+    Raises:
+        WrongSize: as `evaluate`, for any sizes in these bounds.
+
+    >>> find_bounds("2 * seq - 1", {"seq": (1, 512)})
+    (1, 1023)
+    """
+    return (size, size) if isinstance(size, int) else _bound(_parse(size), bounds, size)
+
+
+def substitute(size: Size, sizes: Mapping[str, Size]) -> Size:
+    """Return a size with other sizes in place of names.
+
+    >>> substitute("rows * 4 + 2", {"rows": "2 * seq"}), substitute("rows * 4 + 2", {"rows": 3})
+    ('2 * seq * 4 + 2', 14)
+    """
+    if isinstance(size, int):
+        return size
+    tree = _replace(_parse(size), sizes, size)
+    return _number(tree) if isinstance(tree, ast.Constant) else ast.unparse(tree)
+
+
 def derive_sizes(
     dimensions: Iterable[Dimension],
     inputs: Mapping[str, Sequence[Size]],
@@ -212,6 +240,52 @@ def _evaluate(node: Any, sizes: Mapping[str, int], text: str) -> int:
     if abs(value) > _MAX_VALUE:
         raise WrongSize(f"{excerpt(text)} is beyond 2^62")
     return value
+
+
+def _bound(node: Any, bounds: Mapping[str, tuple[int, int]], text: str) -> tuple[int, int]:
+    if isinstance(node, ast.Constant):
+        return _number(node), _number(node)
+    if isinstance(node, ast.Name):
+        if node.id not in bounds:
+            raise WrongSize(f"{excerpt(text)} is about an unknown dimension, {excerpt(node.id)}")
+        return bounds[node.id]
+    word, left, right = _parts(node)
+    first, second = _bound(left, bounds, text), _bound(right, bounds, text)
+    if word in ("//", "%") and second[0] <= 0:
+        raise WrongSize(f"{excerpt(text)} may divide by 0")
+    if word == "%":
+        return (0, second[1] - 1) if first[0] < 0 else (0, min(first[1], second[1] - 1))
+    # all of these are monotone in each operand, for a fixed other one
+    corners = [_COMPUTED[word](a, b) for a in first for b in second]
+    if max(map(abs, corners)) > _MAX_VALUE:
+        raise WrongSize(f"{excerpt(text)} may be beyond 2^62")
+    return min(corners), max(corners)
+
+
+def _replace(node: Any, sizes: Mapping[str, Size], text: str) -> ast.expr:
+    """Return a tree with other sizes in place of names, and operations on numbers computed."""
+    if isinstance(node, ast.Constant):
+        return node
+    if isinstance(node, ast.Name):
+        size = sizes.get(node.id, node.id)
+        return _constant(size) if isinstance(size, int) else _parse(size)
+    word, left, right = _parts(node)
+    parts = [_replace(part, sizes, text) for part in (left, right)]
+    if all(isinstance(part, ast.Constant) for part in parts):
+        left, right = map(_number, parts)
+        if right == 0 and word in ("//", "%"):
+            raise WrongSize(f"{excerpt(text)} divides by 0")
+        return _constant(_COMPUTED[word](left, right))
+    if isinstance(node, ast.Call):
+        return ast.Call(node.func, parts, [])
+    return ast.BinOp(parts[0], node.op, parts[1])
+
+
+def _constant(value: int) -> ast.expr:
+    """Return the tree of a number; expressions have no sign of their own."""
+    if value >= 0:
+        return ast.Constant(value)
+    return ast.BinOp(ast.Constant(0), ast.Sub(), ast.Constant(-value))
 
 
 def _write(node: Any, language: Language) -> str:

@@ -50,6 +50,11 @@ class Platform(NamedTuple):
         return _SHARED.get(self.system, ".so")
 
     @property
+    def address_bits(self) -> int:
+        """The bits of an address."""
+        return 64 if "64" in self.arch or self.arch == "s390x" else 32
+
+    @property
     def has_shared_libraries(self) -> bool:
         """False where programs are linked with static libraries alone."""
         return self.system not in ("ios", "none")

@@ -14,7 +14,9 @@ from tvmflow.core.dimensions import (
     choose_representative,
     derive_sizes,
     evaluate,
+    find_bounds,
     list_names,
+    substitute,
     write_code,
 )
 from tvmflow.core.types import Dimension, Size, TensorSpec
@@ -50,6 +52,25 @@ def test_an_expression_has_the_value_that_python_gives(text: str, a: int, b: int
     expected = eval(text, {"a": a, "b": b})
     assert evaluate(text, {"a": a, "b": b}) == expected
     assert eval(write_code(text, PYTHON), {"_a": a, "_b": b}) == expected
+
+
+@hypothesis.given(_EXPRESSIONS, strategies.integers(1, 99), strategies.integers(1, 99))
+def test_bounds_hold_and_substitution_keeps_the_value(text: str, a: int, b: int) -> None:
+    """For a number in place of a name, and for an expression."""
+    expected = evaluate(text, {"a": a, "b": b})
+    least, largest = find_bounds(text, {"a": (1, 99), "b": (b, b)})
+    assert least <= expected <= largest
+    assert evaluate(substitute(text, {"a": a}), {"b": b}) == expected
+    assert evaluate(substitute(text, {"a": "c + 1"}), {"c": a - 1, "b": b}) == expected
+
+
+def test_bounds_of_a_remainder_and_of_a_division_by_what_may_be_zero() -> None:
+    assert find_bounds("(a + 7) % 8", {"a": (1, 99)}) == (0, 7)
+    assert find_bounds("(a - 9) % 8", {"a": (1, 99)}) == (0, 7)
+    with pytest.raises(WrongSize, match="may divide by 0"):
+        find_bounds("8 // (a - 1)", {"a": (1, 9)})
+    with pytest.raises(WrongSize, match="may be beyond"):
+        find_bounds("a * a", {"a": (1, 2**40)})
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,19 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_program.c_kernels import ALIGNMENT, compile_kernels, lower_kernels, padded
-from tvmflow.compiler.c_program.parallel_work import estimate_parallel_work
+from tvmflow.compiler.c_program.c_kernels import (
+    ALIGNMENT,
+    compile_kernels,
+    list_size_parameters,
+    lower_kernels,
+    named_size_text,
+    padded,
+)
+from tvmflow.compiler.c_program.parallel_work import estimate_open_work, estimate_parallel_work
 from tvmflow.compiler.c_program.program import (
     KernelTraits,
     Program,
+    UnsupportedProgram,
     generate_code,
     list_kernel_calls,
     place_constants,
@@ -30,7 +38,8 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.code_generation import split_kernels
-from tvmflow.core.types import Json
+from tvmflow.compiler.open_sizes import NoSize, list_symbols
+from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import CONSTANTS, PROGRAM, DescribedModel, symbol_prefix
@@ -82,16 +91,18 @@ def compile_program(
         for var, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc) and var.name_hint in names
     }
-    lowered = lower_kernels(functions, target)
-    traits = {
-        var.name_hint: _read_traits(functions[var], function)
-        for var, function in lowered.functions_items()
-    }
+    traits: dict[str, KernelTraits] = {}
+
+    def read_traits(mod: tvm.IRModule) -> None:
+        for var, function in mod.functions_items():
+            traits[var.name_hint] = _read_traits(functions[var], function)
+
+    lowered = lower_kernels(functions, target, read_traits)
+    triple = cpu_triple(target.export())
+    code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_kernels(lowered, target, prefix, folder)
     _write_constants(program, prefix, folder)
-    (folder / PROGRAM).write_text(
-        "\n".join((*_define_symbols(prefix), generate_code(program, traits, prefix)))
-    )
+    (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
 
 
 def _define_symbols(prefix: str) -> list[str]:
@@ -108,14 +119,50 @@ def runtime_symbol(prefix: str, name: str) -> str:
 
 
 def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTraits:
-    """Return what a call of a kernel needs, from the kernel before and after it was lowered."""
-    scratch = sum(
-        padded(int(call.args[2]))
+    """Return what a call of a kernel needs, from the kernel before and after it was lowered.
+
+    Raises:
+        UnsupportedProgram: It allocates memory whose size depends on more than its own sizes.
+    """
+    symbol = str(lowered.attrs["global_symbol"])
+    allocated = [
+        call.args[2]
         for call in ir.find_nodes(lowered.body, tvm.ir.Call)
         if ir.operator_name(call) == "tirx.TVMBackendAllocWorkspace"
+    ]
+    work = estimate_parallel_work(function)
+    variables = list_size_parameters(function)
+    if not variables:
+        return KernelTraits(symbol, work, sum(padded(int(size)) for size in allocated))
+    names = {variable: f"n{index}" for index, variable in enumerate(variables)}
+    bindings = {binding.var: binding.value for binding in ir.find_nodes(lowered.body, tirx.Bind)}
+    sizes = [_read_allocation(size, names, bindings, symbol) for size in allocated]
+    return KernelTraits(
+        symbol=symbol,
+        work=work,
+        scratch=" + ".join(
+            f"({size} + {ALIGNMENT - 1}) // {ALIGNMENT} * {ALIGNMENT}" for size in sizes
+        )
+        or 0,
+        sizes=tuple(names.values()),
+        open_work=estimate_open_work(function, names),
     )
-    symbol = str(lowered.attrs["global_symbol"])
-    return KernelTraits(symbol, estimate_parallel_work(function), scratch)
+
+
+def _read_allocation(
+    size: Any, names: Mapping[Any, str], bindings: Mapping[Any, Any], symbol: str
+) -> Size:
+    """Return the bytes that a kernel allocates, as an expression of the names of its sizes."""
+    while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
+        size = ir.replace_variables(size, unbound)
+    try:
+        if set(list_symbols(size)) <= names.keys():
+            return named_size_text(size, names)
+    except NoSize:
+        pass
+    raise UnsupportedProgram(
+        f"memory of the kernel {symbol}, whose size depends on the position in a loop"
+    )
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:

@@ -2,11 +2,12 @@
 
 TVM ends its pipeline with `MakePackedAPI`, which wraps every kernel in checks of its packed
 arguments. A C library calls its kernels itself with tensors that it has planned, so that each kernel
-is `int32_t kernel(void *tensor, ...)` here.
+is `int32_t kernel(void *tensor, ..., int64_t size, ...)` here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,9 @@ from tvmflow.compiler.code_generation import (
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
+from tvmflow.compiler.ir import replace_variables
+from tvmflow.compiler.open_sizes import list_symbols, size_text
+from tvmflow.core.types import Size
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
 ALIGNMENT: Final = 64
@@ -63,13 +67,12 @@ def _round_to_odd(value: tirx.Expr) -> tirx.Expr:
 
 # Up to what TVM's pipeline ends with, `MakePackedAPI`.
 _PASSES: Final = (_round_doubles_to_half, *CPU_PASSES, tirx.transform.SplitHostDevice)
-_FINAL_PASSES: Final = (
+_ALLOCATION_PASSES: Final = (
     tirx.transform.FP8StorageLegalize,
     tirx.transform.BF16StorageLegalize,
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
     tirx.transform.LowerTVMBuiltin,
-    tirx.transform.LowerIntrin,
 )
 
 
@@ -78,14 +81,43 @@ def padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
+def list_size_parameters(function: tirx.PrimFunc) -> tuple[Any, ...]:
+    """Return the variables of a kernel's sizes, which its C function takes after its tensors."""
+    found: list[Any] = []
+    for param in function.params:
+        if is_size(param):
+            found.append(param)
+        else:
+            found += [symbol for size in param.ty.shape for symbol in list_symbols(size)]
+    return tuple(dict.fromkeys(found))
+
+
+def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
+    """Return an expression of a kernel's sizes with names of its variables that are their own.
+
+    Raises:
+        NoSize: when it is no size that depends on them alone.
+    """
+    variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
+    return size_text(replace_variables(size, variables))
+
+
+def is_size(param: Any) -> bool:
+    """Return whether a parameter of a kernel is a size, and no tensor."""
+    return isinstance(param.ty, ir.PrimType)
+
+
 def lower_kernels(
-    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc], target: tvm.target.Target
+    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc],
+    target: tvm.target.Target,
+    observe: Callable[[tvm.IRModule], None] | None = None,
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
     Args:
         functions: The scheduled kernels.
         target: The target, a CPU.
+        observe: Receives the kernels when they allocate their memory, and their arithmetic is still TIR's.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)
@@ -93,7 +125,10 @@ def lower_kernels(
     mod = tvm.IRModule(
         {var: _to_c_function(function, target) for var, function in mod.functions_items()}
     )
-    return ir.transform.Sequential([make() for make in _FINAL_PASSES])(mod)
+    mod = ir.transform.Sequential([make() for make in _ALLOCATION_PASSES])(mod)
+    if observe:
+        observe(mod)
+    return tirx.transform.LowerIntrin()(mod)
 
 
 def compile_kernels(mod: tvm.IRModule, target: tvm.target.Target, output: Path) -> None:
@@ -107,9 +142,12 @@ def generate_code(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.M
 
 
 def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.PrimFunc:
-    """Return a kernel that takes a pointer for each tensor and returns 0."""
+    """Return a kernel that takes a pointer for each tensor, then its sizes, and returns 0."""
     declarations, pointers = [], []
+    sizes = list_size_parameters(function)
     for param in function.params:
+        if is_size(param):
+            continue
         dtype, name = str(param.ty.dtype.dtype), param.name
         pointer = tvm.ir.Var(name, ir.PointerType(ir.PrimType(dtype), "global"))
         pointers.append(pointer)
@@ -131,4 +169,4 @@ def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.P
         "calling_conv": _C_CALL,
         "tirx.noalias": True,
     }
-    return tirx.PrimFunc(pointers, body, ir.PrimType("int32")).with_attrs(attributes)
+    return tirx.PrimFunc([*pointers, *sizes], body, ir.PrimType("int32")).with_attrs(attributes)

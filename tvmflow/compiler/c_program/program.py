@@ -10,13 +10,30 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.c_program.c_kernels import padded
-from tvmflow.compiler.c_program.parallel_work import ParallelWork, count_useful_tasks
+from tvmflow.compiler.c_program import open_memory
+from tvmflow.compiler.c_program.c_kernels import is_size, list_size_parameters, padded
+from tvmflow.compiler.c_program.open_memory import Values, multiply
+from tvmflow.compiler.c_program.parallel_work import OpenWork, ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.compiler.open_sizes import (
+    NoSize,
+    is_open,
+    list_symbols,
+    read_dimensions,
+    size_text,
+)
+from tvmflow.core.dimensions import (
+    WrongSize,
+    choose_representative,
+    evaluate,
+    list_names,
+    substitute,
+)
 from tvmflow.core.errors import StageError
+from tvmflow.core.types import Dimension, Size
 
 Array = np.ndarray[Any, Any]
 Place = Literal["input", "output", "constant", "arena"]
@@ -28,10 +45,11 @@ class Storage:
 
     Attributes:
         place: What it is part of.
-        bytes: Its size.
+        bytes: Its size; where that is open, the one that decisions are made for.
         index: The number of the input, output or constant.
-        offset: Where it begins in the arena, in bytes.
+        offset: Where it begins in the arena, in bytes; where sizes are open, for those of `bytes`.
         replacement: The storage that took its place.
+        open_bytes: Its size as an expression of the dimensions, where that is open.
     """
 
     place: Place
@@ -39,6 +57,12 @@ class Storage:
     index: int = 0
     offset: int = 0
     replacement: Storage | None = None
+    open_bytes: str = ""
+
+    @property
+    def size(self) -> Size:
+        """Its size in bytes."""
+        return self.open_bytes or self.bytes
 
     def resolve(self) -> Storage:
         """Return the storage that took its place last; itself if none did."""
@@ -50,11 +74,12 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A call of a kernel with pointers to its tensors: first the `inputs` ones that it reads."""
+    """A call of a kernel with its tensors, first the `inputs` ones that it reads, and sizes."""
 
     kernel: str
     tensors: tuple[Storage, ...]
     inputs: int
+    sizes: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +113,11 @@ class Program:
         counts: The outputs that have a count.
         constants: The weights and other constants, each once.
         arena: The size of the memory for all other tensors, in bytes.
+        dimensions: The dimensions that its sizes depend on; none where all sizes are fixed.
+        input_shapes: The shapes of the inputs, where there are dimensions.
+        output_shapes: Those of the outputs, and of the counts after them.
+        axes: All open sizes of tensors.
+        above: For each tensor in the arena those above which it lies, in an order that fits all sizes.
     """
 
     steps: tuple[Step, ...] = ()
@@ -96,6 +126,11 @@ class Program:
     counts: tuple[OutputCount, ...] = ()
     constants: list[Array] = field(default_factory=list)
     arena: int = 0
+    dimensions: tuple[Dimension, ...] = ()
+    input_shapes: list[tuple[Size, ...]] = field(default_factory=list)
+    output_shapes: list[tuple[Size, ...]] = field(default_factory=list)
+    axes: set[str] = field(default_factory=set)
+    above: dict[Storage, list[Storage]] = field(default_factory=dict)
 
 
 Value = Any  # a Storage, or a tuple of values
@@ -167,6 +202,21 @@ class _Reader:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Storage] = {}
         self._is_view: dict[str, bool] = {}
         self._checked: set[str] = set()
+        main = mod["main"]
+        dimensions = read_dimensions(main)
+        names = {entry.name for entry in dimensions}
+        self._program.dimensions = dimensions
+        # the variables of the dimensions themselves: others may have such a name too
+        self._symbols = {
+            symbol
+            for param in main.params
+            for size in _sizes_of_type(param.ty) or ()
+            for symbol in list_symbols(size)
+            if symbol.name in names
+        }
+        self._representative = {entry.name: choose_representative(entry) for entry in dimensions}
+        # those of the functions that `main` calls, in terms of the dimensions
+        self._bound: dict[Any, Any] = {}
 
     def read(self, weights: Sequence[Array]) -> Program:
         main = self._mod["main"]
@@ -174,8 +224,10 @@ class _Reader:
         program.counts = read_counts(main)
         first_weight = len(main.params) - len(weights)
         for index, param in enumerate(main.params[:first_weight]):
-            storage = Storage("input", _bytes_of(param), index)
+            storage = self._make_storage("input", param.ty, index)
             program.inputs.append(storage)
+            if program.dimensions:
+                program.input_shapes.append(self._read_shape(param.ty))
             self._values[param] = storage
         for param, weight in zip(main.params[first_weight:], weights, strict=True):
             self._values[param] = self._add_constant(weight)
@@ -186,11 +238,46 @@ class _Reader:
             self._make_output(index, storage, steps) for index, storage in enumerate(results)
         ]
         program.steps = tuple(steps)
+        if program.dimensions:
+            types = _flatten_type(main.body.body.ty)
+            program.output_shapes = [self._read_shape(ty) for ty in types]
         return program
+
+    def _read_shape(self, ty: Any) -> tuple[Size, ...]:
+        """Return the shape of a tensor in terms of the dimensions."""
+        sizes = _sizes_of_type(ty)
+        if sizes is None:
+            raise UnsupportedProgram(_OPEN_SHAPES)
+        shape = tuple(map(self._read_size, sizes))
+        self._program.axes.update(size for size in shape if isinstance(size, str))
+        return shape
+
+    def _read_size(self, size: Any) -> Size:
+        if not is_open(size):
+            return int(size)
+        size = ir.replace_variables(size, self._bound)
+        if not set(list_symbols(size)) <= self._symbols:
+            raise UnsupportedProgram(_OPEN_SHAPES)
+        try:
+            return size_text(size)
+        except NoSize as error:
+            raise UnsupportedProgram(_OPEN_SHAPES) from error
+
+    def _make_storage(self, place: Place, ty: Any, index: int = 0) -> Storage:
+        shape = self._read_shape(ty)
+        size = multiply(_itemsize(str(ty.dtype.dtype)), *shape)
+        if isinstance(size, int):
+            return Storage(place, size, index)
+        return Storage(
+            place=place,
+            bytes=evaluate(size, self._representative),
+            index=index,
+            open_bytes=size,
+        )
 
     def _make_output(self, index: int, source: Storage, steps: list[Step]) -> Storage:
         """Let a result be computed in an output's own memory, or copy it there."""
-        output = Storage("output", source.bytes, index)
+        output = _like(source, "output", index)
         source = source.resolve()
         if source.place == "arena":
             source.replacement = output
@@ -239,7 +326,7 @@ class _Reader:
             branch: list[Step] = []
             sides.append((branch, self._read_sequence(sequence, branch)))
         (if_true, true_result), (if_false, false_result) = sides
-        joined = [Storage("arena", storage.bytes) for storage in _flatten(true_result)]
+        joined = [_like(storage, "arena") for storage in _flatten(true_result)]
         for branch, result in ((if_true, true_result), (if_false, false_result)):
             made = _written_by(branch)
             for source, target in zip(_flatten(result), joined, strict=True):
@@ -261,23 +348,63 @@ class _Reader:
         if name != "relax.call_tir":
             raise UnsupportedProgram(_describe(call, name))
         if len(call.args) > 2:
-            raise UnsupportedProgram("shapes that are known only when it runs")
+            raise UnsupportedProgram(_OPEN_SHAPES)
         kernel = call.args[0].name_hint
         self._check_kernel(call.args[0])
-        inputs = tuple(_flatten(self._read_value(call.args[1], steps)))
+        arguments, types = self._list_arguments(call.args[1])
+        inputs = tuple(_flatten(tuple(self._read_value(item, steps) for item in arguments)))
         if self._views(call.args[0]):
             return inputs[0]
         is_tuple = isinstance(call.ty, relax.TupleType)
-        types = list(call.ty.fields) if is_tuple else [call.ty]
-        outputs = tuple(Storage("arena", _bytes_of_type(ty)) for ty in types)
-        steps.append(KernelCall(kernel, inputs + outputs, len(inputs)))
+        results = _flatten_type(call.ty)
+        outputs = tuple(self._make_storage("arena", ty) for ty in results)
+        sizes = self._read_kernel_sizes(call.args[0], [*types, *results])
+        steps.append(KernelCall(kernel, inputs + outputs, len(inputs), sizes))
         return outputs if is_tuple else outputs[0]
+
+    def _list_arguments(self, expr: Any) -> tuple[list[Any], list[Any]]:
+        """Return the tensors among a kernel's arguments, and each one's type, or a size itself."""
+        if not isinstance(expr, relax.Tuple):
+            return [expr], _flatten_type(expr.ty)
+        tensors, types = [], []
+        for item in expr.fields:
+            if isinstance(item.ty, tvm.ir.PrimType):
+                types.append(getattr(item, "value", item))
+            else:
+                tensors.append(item)
+                types += _flatten_type(item.ty)
+        return tensors, types
+
+    def _read_kernel_sizes(self, var: tvm.ir.GlobalVar, types: Sequence[Any]) -> tuple[Size, ...]:
+        """Return the sizes that a call gives to a kernel, in the order of its parameters."""
+        function = self._mod[var]
+        parameters = list_size_parameters(function)
+        if not parameters:
+            return ()
+        bound: dict[Any, Any] = {}
+        for param, ty in zip(function.params, types, strict=True):
+            if is_size(param):
+                bound[param] = ty
+            else:
+                _match(param.ty.shape, _sizes_of_type(ty), bound)
+        # where no size is the variable alone, it is the one of `main`
+        return tuple(self._read_size(bound.get(variable, variable)) for variable in parameters)
 
     def _read_function(self, call: Any, steps: list[Step]) -> Value:
         function = self._mod[call.op]
         arguments = [self._read_value(argument, steps) for argument in call.args]
         self._values.update(zip(function.params, arguments, strict=True))
-        return self._read_sequence(function.body, steps)
+        bound: dict[Any, Any] = {}
+        for param, argument in zip(function.params, call.args, strict=True):
+            _match(_sizes_of_type(param.ty), _sizes_of_type(argument.ty), bound)
+        before = self._bound
+        self._bound = {
+            symbol: ir.replace_variables(size, before) if is_open(size) else size
+            for symbol, size in bound.items()
+        }
+        result = self._read_sequence(function.body, steps)
+        self._bound = before
+        return result
 
     def _check_kernel(self, var: tvm.ir.GlobalVar) -> None:
         """Raise UnsupportedProgram where a kernel calls a function of TVM's runtime."""
@@ -295,16 +422,19 @@ class _Reader:
         name = var.name_hint
         if name not in self._is_view:
             function = self._mod[var]
-            sizes = {prod(map(int, param.ty.shape)) for param in function.params}
+            tensors = [param for param in function.params if not is_size(param)]
             # A copy of the first elements, as of blocks without their padding, has that pattern too.
-            self._is_view[name] = len(function.params) == 2 and (
-                len(sizes) == 1 and bool(relax.analysis.has_reshape_pattern(function))
+            self._is_view[name] = (
+                len(tensors) == 2
+                and _have_same_length(*(param.ty.shape for param in tensors))
+                and bool(relax.analysis.has_reshape_pattern(function))
             )
         return self._is_view[name]
 
 
 # Constants up to this size are compared, so that equal ones are stored once, in bytes.
 _MAX_COMPARED: Final = 1 << 16
+_OPEN_SHAPES: Final = "shapes that are known only when it runs"
 _PACKED_CALLS: Final = frozenset({"tirx.tvm_call_packed", "tirx.tvm_call_cpacked"})
 _VIEWS: Final = frozenset({"relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"})
 
@@ -347,16 +477,37 @@ def _unflatten(like: Value, storages: Iterator[Storage]) -> Value:
     return tuple(_unflatten(item, storages) for item in like)
 
 
-def _bytes_of(expr: Any) -> int:
-    return _bytes_of_type(expr.ty)
+def _like(storage: Storage, place: Place, index: int = 0) -> Storage:
+    """Return other memory for a tensor of the same size."""
+    return Storage(place, storage.bytes, index, open_bytes=storage.open_bytes)
 
 
-def _bytes_of_type(ty: Any) -> int:
+def _sizes_of_type(ty: Any) -> list[Any] | None:
+    """Return the sizes of a tensor; None where the type does not say them."""
     shape = getattr(ty, "shape", None)
-    extents = list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
-    if extents is None or not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents):
-        raise UnsupportedProgram("shapes that are known only when it runs")
-    return prod(map(int, extents)) * _itemsize(str(ty.dtype.dtype))
+    return list(shape.values) if isinstance(shape, relax.ShapeExpr) else None
+
+
+def _flatten_type(ty: Any) -> list[Any]:
+    """Return the types of the tensors in a tuple, or of one tensor."""
+    if not isinstance(ty, relax.TupleType):
+        return [ty]
+    return [tensor for part in ty.fields for tensor in _flatten_type(part)]
+
+
+def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
+    """Bind the variables that are a size of a tensor to the size that it actually has."""
+    for size, value in zip(sizes or (), actual or (), strict=False):
+        if isinstance(size, tvm.ir.Var):
+            bound.setdefault(size, value)
+
+
+def _have_same_length(first: Any, second: Any) -> bool:
+    """Return whether two shapes have the same number of elements, whatever their open sizes are."""
+    if not any(map(is_open, (*first, *second))):
+        return prod(map(int, first)) == prod(map(int, second))
+    lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]
+    return bool(tvm.sym.Analyzer().can_prove_equal(*lengths))
 
 
 def _itemsize(dtype: str) -> int:
@@ -380,12 +531,16 @@ class KernelTraits(NamedTuple):
     Attributes:
         symbol: Its name in C.
         work: Its work in parallel loops.
-        scratch: The bytes of memory that it allocates.
+        scratch: The bytes of memory that it allocates; an expression of the names below where sizes are open.
+        sizes: The names of its sizes in expressions, in the order in which it takes them.
+        open_work: Its work in parallel loops, where it has sizes.
     """
 
     symbol: str
     work: ParallelWork
-    scratch: int
+    scratch: Size
+    sizes: tuple[str, ...] = ()
+    open_work: tuple[OpenWork, ...] = ()
 
 
 def place_constants(program: Program) -> list[int]:
@@ -393,22 +548,33 @@ def place_constants(program: Program) -> list[int]:
     return [0, *accumulate(padded(array.nbytes) for array in program.constants)]
 
 
-def generate_code(program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> str:
+def generate_code(
+    program: Program, kernels: Mapping[str, KernelTraits], prefix: str, address_bits: int = 64
+) -> str:
     """Return the C code of a program.
 
     Args:
         program: The program, with planned memory.
         kernels: The traits of the kernels that it calls, by name.
         prefix: The prefix of the library's symbols.
+        address_bits: The bits of an address where it runs.
+
+    Raises:
+        StageError: The largest sizes are more than it can compute with.
     """
-    return _Writer(program, kernels, prefix).write()
+    if not program.dimensions:
+        return _Writer(program, kernels, prefix).write()
+    try:
+        return _OpenWriter(program, kernels, prefix, address_bits).write()
+    except WrongSize as error:
+        raise StageError(
+            f"this model has a size that a library cannot compute: {error}",
+            fix="choose a smaller `max` in `dimensions`",
+        ) from error
 
 
-def _define_sizes(direction: str, storages: Sequence[Storage]) -> list[str]:
-    return [
-        f"#define TF_{direction}_BYTES{index} {storage.bytes}u"
-        for index, storage in enumerate(storages)
-    ]
+def _define_sizes(direction: str, sizes: Sequence[int]) -> list[str]:
+    return [f"#define TF_{direction}_BYTES{index} {size}u" for index, size in enumerate(sizes)]
 
 
 class _Writer:
@@ -427,23 +593,19 @@ class _Writer:
     def write(self) -> str:
         program, kernels = self._program, self._kernels
         steps = self._write_steps(program.steps, "  ")
-        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
         declarations = [
-            f"int32_t {kernels[name].symbol}({', '.join(['void *'] * arity) or 'void'});"
+            f"int32_t {kernels[name].symbol}({self._list_parameters(name, arity)});"
             for name, arity in self._arities.items()
         ]
         names = [f'    "{name}",' for name in self._numbers]
         return "\n".join(
             (
                 f"#define TF_WEIGHTS {self._prefix}weights",
-                f"#define TF_ARENA {program.arena}u",
-                f"#define TF_STAGING {staging}u",
-                f"#define TF_SCRATCH {max((kernel.scratch for kernel in kernels.values()), default=0)}u",
-                f"#define TF_KERNELS {len(kernels)}u",
-                f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
-                *_define_sizes("INPUTS", program.inputs),
-                *_define_sizes("OUTPUTS", program.outputs),
+                *self._write_memory(),
+                *_define_sizes("INPUTS", list(map(self._largest_size, program.inputs))),
+                *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
                 *self._write_counts(),
+                *self._write_plan(),
                 "",
                 f"extern const unsigned char {self._prefix}weights[];",
                 *declarations,
@@ -456,12 +618,42 @@ class _Writer:
                 "static int tf_steps(tf_context *tf, unsigned char *arena, const unsigned char *weights,",
                 "                    unsigned char *const *in, unsigned char *const *out) {",
                 "  TF_BEGIN(tf, arena, weights, in, out);",
+                *self._write_start(),
                 *steps,
                 "  return 0;",
                 "}",
                 "",
             )
         )
+
+    def _list_parameters(self, kernel: str, arity: int) -> str:
+        """Return the types of a kernel's parameters."""
+        sizes = len(self._kernels[kernel].sizes)
+        return ", ".join([*["void *"] * arity, *["int64_t"] * sizes]) or "void"
+
+    def _write_memory(self) -> list[str]:
+        """Return the code with the sizes of a context's memory, and how many kernels and tasks there are."""
+        program, kernels = self._program, self._kernels
+        staging = sum(padded(storage.bytes) for storage in (*program.inputs, *program.outputs))
+        scratch = max((int(kernel.scratch) for kernel in kernels.values()), default=0)
+        return [
+            f"#define TF_ARENA {program.arena}u",
+            f"#define TF_STAGING {staging}u",
+            f"#define TF_SCRATCH {scratch}u",
+            f"#define TF_KERNELS {len(kernels)}u",
+            f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
+        ]
+
+    def _largest_size(self, storage: Storage) -> int:
+        return storage.bytes
+
+    def _write_plan(self) -> list[str]:
+        """Return the code that computes sizes and offsets, where these are open."""
+        return []
+
+    def _write_start(self) -> list[str]:
+        """Return what the steps begin with."""
+        return []
 
     def _write_counts(self) -> list[str]:
         """Return the code that says which outputs have a count; the counts are the last outputs."""
@@ -485,7 +677,7 @@ class _Writer:
     def _write_step(self, step: Step, indent: str) -> list[str]:
         if isinstance(step, Copy):
             target, source = self._address(step.target), self._address(step.source)
-            return [f"{indent}memcpy({target}, {source}, {step.source.bytes}u);"]
+            return [f"{indent}memcpy({target}, {source}, {self._size(step.source)});"]
         if isinstance(step, Branch):
             condition = f"*(const unsigned char *)({self._address(step.condition)})"
             return [
@@ -501,8 +693,20 @@ class _Writer:
         kernel = self._kernels[call.kernel]
         number = self._numbers.setdefault(call.kernel, len(self._numbers))
         self._arities[call.kernel] = len(call.tensors)
-        arguments = ", ".join(f"(void *)({self._address(tensor)})" for tensor in call.tensors)
-        return f"TF_CALL({number}, {self._tasks[call.kernel]}, {kernel.symbol}({arguments}));"
+        arguments = [f"(void *)({self._address(tensor)})" for tensor in call.tensors]
+        arguments += self._list_sizes(call)
+        return f"TF_CALL({number}, {self._count_tasks(call)}, {kernel.symbol}({', '.join(arguments)}));"
+
+    def _list_sizes(self, _call: KernelCall) -> list[str]:
+        """Return the code of the sizes that a call gives to its kernel."""
+        return []
+
+    def _count_tasks(self, call: KernelCall) -> str:
+        """Return the code of the number of tasks that the loops of a call are worth."""
+        return str(self._tasks[call.kernel])
+
+    def _size(self, storage: Storage) -> str:
+        return f"{storage.bytes}u"
 
     def _address(self, storage: Storage) -> str:
         storage = storage.resolve()
@@ -512,7 +716,144 @@ class _Writer:
             return f"out[{storage.index}]"
         if storage.place == "constant":
             return f"weights + {self._offsets[storage.index]}u"
+        return self._place_in_arena(storage)
+
+    def _place_in_arena(self, storage: Storage) -> str:
         return f"arena + {storage.offset}u"
+
+
+class _OpenWriter(_Writer):
+    """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, KernelTraits],
+        prefix: str,
+        address_bits: int,
+    ) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._prefix = prefix
+        self._address_bits = address_bits
+        self._offsets = place_constants(program)
+        self._numbers = {}
+        self._arities = {}
+        self._values = Values(program.dimensions)
+        self._calls: list[str] = []
+        self._most_tasks = 1
+        self._scratch: dict[Size, None] = {}
+        tensors = list(program.above)
+        places = {storage: index for index, storage in enumerate(tensors)}
+        order = [[places[other] for other in program.above[storage]] for storage in tensors]
+        offsets, self._arena, self._largest_arena = open_memory.place_tensors(
+            [storage.size for storage in tensors],
+            open_memory.reduce_order(order),
+            self._values,
+        )
+        self._places = dict(zip(tensors, offsets, strict=True))
+
+    def _largest_size(self, storage: Storage) -> int:
+        return self._values.find_largest(storage.size)
+
+    def _write_memory(self) -> list[str]:
+        return [f"#define TF_KERNELS {len(self._kernels)}u"]
+
+    def _write_plan(self) -> list[str]:
+        program, values = self._program, self._values
+        outer = [*program.inputs, *program.outputs]
+        staging = " + ".join(open_memory.padded_code(values, storage.size) for storage in outer)
+        largest_staging = sum(padded(values.find_largest(storage.size)) for storage in outer)
+        scratch = open_memory.largest(map(values.code, self._scratch))
+        largest_scratch = max(map(values.find_largest, self._scratch), default=0)
+        open_memory.check_memory(
+            self._largest_arena + largest_staging + largest_scratch,
+            self._address_bits,
+            self._find_causes(),
+        )
+        negative = [
+            f"{values.code(size)} < 0"
+            for size in sorted(program.axes)
+            if values.may_be_negative(size)
+        ]
+        sizes = [
+            f"  memory->{name}[{index}] = (size_t){values.code(storage.size)};"
+            for name, storages in (("inputs", program.inputs), ("outputs", program.outputs))
+            for index, storage in enumerate(storages[: self._count_described(name)])
+        ]
+        shapes = [
+            *open_memory.write_shapes("tf_input_shape", program.input_shapes, values),
+            *open_memory.write_shapes("tf_output_shape", program.output_shapes, values),
+        ]
+        return [
+            f"#define TF_VALUES {values.count}u",
+            f"#define TF_CALLS {len(self._calls)}u",
+            f"#define TF_MOST_TASKS {self._most_tasks}u",
+            f"#define TF_LARGEST_TENSORS {self._largest_arena + largest_staging}u",
+            f"#define TF_LARGEST_SCRATCH {largest_scratch}u",
+            f"#define TF_MAX_RANK {max(1, *map(len, program.output_shapes))}u",
+            f'_Static_assert(TF_DIMENSIONS == {len(program.dimensions)}, "the signature has others");',
+            *open_memory.task_constants(),
+            "",
+            *open_memory.write_dimensions(program.dimensions),
+            *open_memory.write_axes(program.input_shapes, program.dimensions),
+            "",
+            "/* Computes all values from the first ones, the dimensions. False where a tensor would have less than nothing. */",
+            "static bool tf_plan(int64_t *v, uint32_t *tasks, tf_memory *memory) {",
+            "  int64_t work = 0;",
+            *(f"  {line}" for line in values.lines),
+            f"  if ({' || '.join(negative) or 'false'}) return false;",
+            f"  memory->arena = (uint64_t)({self._arena});",
+            f"  memory->staging = (uint64_t)({staging or '0'});",
+            f"  memory->scratch = (uint64_t)({scratch});",
+            *sizes,
+            *(f"  {line}" for line in self._calls),
+            "  tf_choose_tasks(tasks, TF_CALLS, work);",
+            "  return true;",
+            "}",
+            "",
+            *shapes,
+        ]
+
+    def _count_described(self, direction: str) -> int:
+        """Return how many inputs or outputs a program has, without the counts of outputs."""
+        if direction == "inputs":
+            return len(self._program.inputs)
+        counts = 1 + max((entry.place for entry in self._program.counts), default=-1)
+        return len(self._program.outputs) - counts
+
+    def _find_causes(self) -> list[str]:
+        """Return the names of the dimensions that the largest tensor depends on."""
+        sizes = [storage.size for storage in (*self._program.above, *self._program.outputs)]
+        sizes += [storage.size for storage in self._program.inputs]
+        return list_names(max(sizes, key=self._values.find_largest))
+
+    def _write_start(self) -> list[str]:
+        return ["  const int64_t *v = tf->values;", "  (void)v;"]
+
+    def _list_sizes(self, call: KernelCall) -> list[str]:
+        return [
+            f"INT64_C({size})" if isinstance(size, int) else self._values.code(size)
+            for size in call.sizes
+        ]
+
+    def _count_tasks(self, call: KernelCall) -> str:
+        kernel = self._kernels[call.kernel]
+        sizes = dict(zip(kernel.sizes, call.sizes, strict=True))
+        place = len(self._calls)
+        line, most = open_memory.write_tasks(
+            place, kernel.work, kernel.open_work, sizes, self._values
+        )
+        self._calls.append(line)
+        self._most_tasks = max(self._most_tasks, most)
+        self._scratch[substitute(kernel.scratch, sizes)] = None
+        return f"tf->useful[{place}]"
+
+    def _size(self, storage: Storage) -> str:
+        return f"(size_t){self._values.code(storage.size)}"
+
+    def _place_in_arena(self, storage: Storage) -> str:
+        return f"arena + {self._places[storage]}"
 
 
 # ---------------------------------------------------------------- memory plan
@@ -541,9 +882,25 @@ def plan_memory(program: Program) -> None:
         )
         lifetime.storage.offset = _find_gap(others, padded(lifetime.storage.bytes))
         placed.append(lifetime)
+    if program.dimensions:
+        program.above = _find_order(placed)
     program.arena = max(
         (entry.storage.offset + padded(entry.storage.bytes) for entry in placed), default=0
     )
+
+
+def _find_order(placed: Sequence[_Lifetime]) -> dict[Storage, list[Storage]]:
+    """Return for each tensor, from the lowest on, those that live at the same time and lie below it."""
+    # one that is empty in this plan may have the place of others
+    ordered = sorted(placed, key=lambda entry: (entry.storage.offset, entry.storage.bytes))
+    return {
+        entry.storage: [
+            other.storage
+            for other in ordered[:index]
+            if other.first <= entry.last and entry.first <= other.last
+        ]
+        for index, entry in enumerate(ordered)
+    }
 
 
 def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, comment, identifier
-from tvmflow.core.types import Json, shape_text
-from tvmflow.targets.c_runtime import weights
+from tvmflow.core.types import Dimension, Json, shape_text
+from tvmflow.targets.c_runtime import dimensions, weights
 from tvmflow.targets.linking import (
     LINKERS,
     MICROCONTROLLERS,
@@ -37,7 +37,9 @@ SOURCE: Final = "model.c"
 
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
-_COPIED: Final = ("cpu.c", "runtime.c", "runtime.h", "threads_windows.h", "weights.c")
+_COPIED: Final = (
+    *("cpu.c", "dimensions.c", "runtime.c", "runtime.h", "threads_windows.h", "weights.c"),
+)
 # What a DLL has from Microsoft's C library, were it linked with one.
 _DLL: Final = "dll.c"
 _LOADER: Final = "library.js"
@@ -57,6 +59,8 @@ _LIBCS: Final = ("gnu", "musl")
 _MOST_DEFAULT_THREADS: Final = 64
 # What a context takes of the memory of a microcontroller besides its tensors; the runtime checks it.
 _CONTEXT_BYTES: Final = 512
+# What each number besides takes that depends on sizes, with the padding around all of them.
+_VALUE_BYTES: Final = 64
 _MEMORY: Final = """
 /* The memory that a context takes: `allocate` is asked for it once, with an alignment of at most 128. There is no heap:
  *
@@ -97,6 +101,11 @@ class DescribedModel(NamedTuple):
     def prefix(self) -> str:
         """The beginning of all names in C, without the underscore after it."""
         return identifier(self.name)
+
+    @property
+    def dimensions(self) -> list[Dimension]:
+        """The sizes that each call chooses, in the order of their places in C."""
+        return dimensions.list_dimensions(self.signature)
 
     @property
     def maps_files(self) -> bool:
@@ -192,7 +201,8 @@ def link(
         objects.append(sources / "model.o")
         files = LibraryFiles.of(model.name, model.triple)
         if shared is not None and files.shared:
-            functions = [f"{model.prefix}_{function}" for function in _FUNCTIONS]
+            names = (*_FUNCTIONS, *(dimensions.FUNCTIONS if model.dimensions else ()))
+            functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             interface = Interface(files.shared, functions)
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
@@ -247,11 +257,17 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "NAME": model.prefix.upper(),
         "title": model.name,
         "tensors": write_tensor_comment(model.signature),
-        "places": "\n".join(_write_places(model.prefix.upper(), model.signature)),
+        "places": "\n".join(
+            (
+                *_write_places(model.prefix.upper(), model.signature),
+                *dimensions.write_places(model.prefix.upper(), model.dimensions),
+            )
+        ),
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
+    values |= dimensions.header_values(values, model.dimensions)
     return read_header_template() % values
 
 
@@ -290,9 +306,21 @@ def _write_memory(model: DescribedModel, program: str) -> str:
     """Return the macro with the memory of a context, where a program has to have it ready."""
     if parse_triple(model.triple).system != "none":
         return ""
-    planned = re.findall(r"#define TF_(?:ARENA|STAGING|SCRATCH) (\d+)u", program)
-    size = _CONTEXT_BYTES + sum(map(int, planned))
+    planned = re.findall(
+        r"#define TF_(?:ARENA|STAGING|SCRATCH|LARGEST_TENSORS|LARGEST_SCRATCH) (\d+)u", program
+    )
+    counted = re.findall(r"#define TF_(?:VALUES|CALLS|COUNTS) (\d+)u", program)
+    values = sum(map(int, counted)) * _VALUE_BYTES if model.dimensions else 0
+    size = _context_bytes(model) + sum(map(int, planned)) + values
     return _MEMORY % {"NAME": model.prefix.upper(), "name": model.prefix, "bytes": str(size)}
+
+
+def _context_bytes(model: DescribedModel) -> int:
+    """Return the bytes of a context on a microcontroller without its tensors."""
+    if not model.dimensions:
+        return _CONTEXT_BYTES
+    tensors = len(model.signature["inputs"]) + len(model.signature["outputs"])
+    return _CONTEXT_BYTES + _VALUE_BYTES * (tensors + len(model.dimensions))
 
 
 def _write_model(model: DescribedModel) -> str:
@@ -305,16 +333,18 @@ def _write_model(model: DescribedModel) -> str:
         f"#define TF_STATUS(name) {name.upper()}_##name",
         f"#define TF_DEFAULT_THREADS {_MOST_DEFAULT_THREADS}",
         *(["#define TF_THREADS"] if platform.system not in _SERIAL else []),
-        f"#define TF_CONTEXT_BYTES {_CONTEXT_BYTES}",
+        f"#define TF_CONTEXT_BYTES {_context_bytes(model)}",
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
         *(weights.write_code(head, model.maps_files) if head else []),
+        *dimensions.write_code(model.dimensions),
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
         f'#include "{PROGRAM}"',
         '#include "cpu.c"',
         '#include "weights.c"',
+        *(['#include "dimensions.c"'] if model.dimensions else []),
         '#include "runtime.c"',
     ]
     for direction in ("inputs", "outputs"):
@@ -325,7 +355,7 @@ def _write_model(model: DescribedModel) -> str:
 def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:
     """Return the C code that describes inputs or outputs."""
     shapes = [
-        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(map(str, tensor['shape'])) or '0'}}};"
+        f"static const int64_t tf_{direction}_shape{index}[] = {{{', '.join(dimensions.describe_shape(tensor)) or '0'}}};"
         for index, tensor in enumerate(tensors)
     ]
     entries = [

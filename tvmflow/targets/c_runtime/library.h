@@ -47,7 +47,7 @@ enum {
   %(NAME)s_KERNEL_FAILED = 11,  /* a kernel reported an error, or parallel_for did not do every task once */
   %(NAME)s_MISALIGNED_MEMORY = 17 /* allocate returned memory that is not aligned as it was asked to be */
 };
-%(weights_statuses)s
+%(weights_statuses)s%(dimension_statuses)s
 /* A model that is ready to run, with memory and threads of its own. The weights are shared by all. */
 typedef struct %(name)s_context %(name)s_context;
 
@@ -123,7 +123,7 @@ static inline int %(name)s_run_const(%(name)s_context *context, const %(name)s_i
  * of the output's memory; the rest of that is undefined. */
 %(NAME)s_API int %(name)s_output_shape(%(name)s_context *context, size_t output, int64_t *shape);
 
-/* A sentence for what a function returned. */
+%(dimension_functions)s/* A sentence for what a function returned. */
 %(NAME)s_API const char *%(name)s_message(int status);
 
 /* The CPU feature that MISSING_FEATURE is about, by the Linux kernel's name; NULL where none is missing. */

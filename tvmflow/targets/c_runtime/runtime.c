@@ -57,7 +57,7 @@ static int tf_free_workspace(int type, int device, void *memory) {
 static void tf_do_task(tf_context *context, uint32_t task, uint32_t tasks, tf_lambda lambda, void *data) {
   const tf_thread before = tf_here;
   tf_group group = {NULL, (int32_t)tasks};
-  tf_here = (tf_thread){context, context->scratch + (task + 1) * (size_t)TF_SCRATCH, 0, true};
+  tf_here = (tf_thread){context, context->scratch + (task + 1) * (size_t)TF_SCRATCH_OF(context), 0, true};
   if (lambda((int)task, &group, data) != 0) atomic_store_explicit(&context->failure, 1, memory_order_relaxed);
   tf_here = before;
 }
@@ -393,10 +393,26 @@ static int tf_choose_options(const tf_options *given, tf_options *options) {
   return TF_STATUS(OK);
 }
 
+#ifdef TF_DIMENSIONS
+static unsigned char *tf_find_counts(const tf_context *context) { return context->counts; }
+#else
 /* The counts of outputs are the last of what is staged, and stay until the next call. */
 static unsigned char *tf_find_counts(const tf_context *context) {
   return context->arena + TF_ARENA + TF_STAGING - TF_COUNTS * TF_ALIGNMENT;
 }
+#endif
+
+/* What is allocated with a context: all of it without dimensions, and with a fixed amount of memory. */
+#ifndef TF_DIMENSIONS
+#define TF_SCRATCH_AT_ONCE TF_SCRATCH
+#define TF_TENSORS_AT_ONCE (uint64_t)TF_ARENA + TF_STAGING
+#elif defined(TF_FREESTANDING)
+#define TF_SCRATCH_AT_ONCE TF_LARGEST_SCRATCH
+#define TF_TENSORS_AT_ONCE ((uint64_t)TF_LARGEST_TENSORS)
+#else
+#define TF_SCRATCH_AT_ONCE 0
+#define TF_TENSORS_AT_ONCE 0
+#endif
 
 int TF(create)(const tf_options *given, tf_context **result) {
   if (!result) return TF_STATUS(NULL_ARGUMENT);
@@ -417,11 +433,20 @@ int TF(create)(const tf_options *given, tf_context **result) {
   const size_t workers = tf_padded(options.threads * sizeof(tf_worker));
   bytes += workers;
 #endif
+#ifdef TF_DIMENSIONS
+  /* Before the arena, which comes later: what depends on sizes. */
+  const size_t values = bytes;
+  bytes += tf_padded(TF_VALUES * sizeof(int64_t));
+  const size_t useful = bytes;
+  bytes += tf_padded((TF_CALLS + 1) * sizeof(uint32_t));
+  const size_t counts = bytes;
+  bytes += TF_COUNTS * TF_ALIGNMENT;
+#endif
   /* 32 bits may be too few for the scratch memory of many threads. */
   const size_t parts = options.threads == 1 ? 1 : options.threads + 1;
-  const uint64_t tensors = (uint64_t)TF_ARENA + TF_STAGING;
-  if (parts > SIZE_MAX / 4 / (TF_SCRATCH + (size_t)1) || tensors > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
-  const size_t scratch = parts * TF_SCRATCH;
+  const uint64_t tensors = TF_TENSORS_AT_ONCE;
+  if (parts > SIZE_MAX / 4 / (TF_SCRATCH_AT_ONCE + (size_t)1) || tensors > SIZE_MAX / 4) return TF_STATUS(NO_MEMORY);
+  const size_t scratch = parts * TF_SCRATCH_AT_ONCE;
   void *memory;
   status = tf_allocate(&options, bytes + scratch + (size_t)tensors, TF_CACHE_LINE, &memory);
   if (status != TF_STATUS(OK)) return status;
@@ -433,6 +458,16 @@ int TF(create)(const tf_options *given, tf_context **result) {
   context->tasks = (tf_task *)(block + head);
   context->scratch = block + bytes;
   context->arena = block + bytes + scratch;
+#ifdef TF_DIMENSIONS
+#ifdef TF_FREESTANDING
+  context->memory = block + bytes;
+  context->capacity = scratch + (size_t)tensors;
+#endif
+  context->values = (int64_t *)(void *)(block + values);
+  context->useful = (uint32_t *)(void *)(block + useful);
+  context->counts = block + counts;
+  for (size_t i = 0; i < TF_DIMENSIONS; ++i) context->values[i] = tf_dimensions[i].min;
+#endif
   memset(tf_find_counts(context), 0, TF_COUNTS * TF_ALIGNMENT);
   atomic_flag_clear(&context->is_busy);
   status = tf_open_weights(context);
@@ -460,6 +495,9 @@ int TF(destroy)(tf_context *context) {
   if (!is_forked) tf_stop_workers(context);
 #endif
   tf_close_weights(context);
+#if defined(TF_DIMENSIONS) && !defined(TF_FREESTANDING)
+  if (context->memory) context->options.release(context->options.user, context->memory);
+#endif
   context->options.release(context->options.user, context);
   return TF_STATUS(OK);
 }
@@ -472,19 +510,33 @@ static bool tf_overlap(const tf_buffer *left, const tf_buffer *right) {
   return first < second + right->bytes && second < first + left->bytes;
 }
 
-static int tf_check(const tf_buffer *buffers, size_t count, const tf_tensor *tensors, size_t expected) {
+/* What buffers are compared with: the sizes of now, or those of the descriptions. */
+#ifdef TF_DIMENSIONS
+typedef size_t tf_described;
+#define TF_BYTES(described) described
+#define TF_EXPECTED(direction) context->plan.direction
+#define TF_WITH_CONTEXT(type) type context,
+#else
+typedef tf_tensor tf_described;
+#define TF_BYTES(described) described.bytes
+#define TF_EXPECTED(direction) TF(direction)()
+#define TF_WITH_CONTEXT(type)
+#endif
+
+static int tf_check(const tf_buffer *buffers, size_t count, const tf_described *tensors, size_t expected) {
   if (count != expected) return TF_STATUS(WRONG_COUNT);
   if (!buffers && expected) return TF_STATUS(NULL_ARGUMENT);
   for (size_t i = 0; i < count; ++i) {
-    if (buffers[i].bytes != tensors[i].bytes) return TF_STATUS(WRONG_SIZE);
+    if (buffers[i].bytes != TF_BYTES(tensors[i])) return TF_STATUS(WRONG_SIZE);
     if (!buffers[i].data && buffers[i].bytes) return TF_STATUS(NULL_ARGUMENT);
   }
   return TF_STATUS(OK);
 }
 
-static int tf_check_call(const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs, size_t output_count) {
-  int status = tf_check(inputs, input_count, TF(inputs)(), TF_STATUS(INPUTS));
-  if (status == TF_STATUS(OK)) status = tf_check(outputs, output_count, TF(outputs)(), TF_STATUS(OUTPUTS));
+static int tf_check_call(TF_WITH_CONTEXT(const tf_context *) const tf_buffer *inputs, size_t input_count,
+                         const tf_buffer *outputs, size_t output_count) {
+  int status = tf_check(inputs, input_count, TF_EXPECTED(inputs), TF_STATUS(INPUTS));
+  if (status == TF_STATUS(OK)) status = tf_check(outputs, output_count, TF_EXPECTED(outputs), TF_STATUS(OUTPUTS));
   if (status != TF_STATUS(OK)) return status;
   for (size_t i = 0; i < output_count; ++i) {
     for (size_t j = 0; j < input_count; ++j)
@@ -500,7 +552,7 @@ static bool tf_is_aligned(const void *data) { return (uintptr_t)data % TF_ALIGNM
 /* Run the steps with pointers to aligned memory: what is not aligned is copied, before or after. */
 static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf_buffer *outputs) {
   unsigned char *in[TF_STATUS(INPUTS) + 1], *out[TF_STATUS(OUTPUTS) + TF_COUNTS + 1];
-  unsigned char *staging = context->arena + TF_ARENA;
+  unsigned char *staging = context->arena + TF_ARENA_OF(context);
   for (size_t i = 0; i < TF_STATUS(INPUTS); ++i) {
     in[i] = inputs[i].data;
     if (!tf_is_aligned(in[i])) in[i] = memcpy(staging, in[i], inputs[i].bytes);
@@ -539,9 +591,20 @@ static void tf_end_call(tf_context *context) {
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
   if (!context) return TF_STATUS(NULL_ARGUMENT);
+#ifdef TF_DIMENSIONS
+  if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+  int status = tf_update(context);
+  if (status == TF_STATUS(OK)) status = tf_check_call(context, inputs, input_count, outputs, output_count);
+  if (status == TF_STATUS(OK)) status = tf_reserve(context);
+  if (status != TF_STATUS(OK)) {
+    tf_end_call(context);
+    return status;
+  }
+#else
   int status = tf_check_call(inputs, input_count, outputs, output_count);
   if (status != TF_STATUS(OK)) return status;
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+#endif
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};
   if (context->threads > 1) {
@@ -558,6 +621,7 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
 
 int TF(bounded_axis)(size_t output) { return output < TF_STATUS(OUTPUTS) ? tf_output_counts[output].axis : -1; }
 
+#ifndef TF_DIMENSIONS
 int TF(output_shape)(tf_context *context, size_t output, int64_t *shape) {
   if (!context || !shape) return TF_STATUS(NULL_ARGUMENT);
   if (output >= TF_STATUS(OUTPUTS)) return TF_STATUS(WRONG_COUNT);
@@ -570,6 +634,7 @@ int TF(output_shape)(tf_context *context, size_t output, int64_t *shape) {
   atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
   return TF_STATUS(OK);
 }
+#endif
 
 uint32_t TF(threads)(const tf_context *context) { return context ? context->threads : 0; }
 
@@ -588,6 +653,9 @@ int TF(profile)(tf_context *context, tf_hook hook, void *user) {
 
 const char *TF(message)(int status) {
   static const char *const messages[] = {
+#ifdef TF_DIMENSIONS
+      [TF_STATUS(WRONG_DIMENSION)] = TF_RANGES,
+#endif
       [TF_STATUS(MISALIGNED_MEMORY)] = "allocate returned memory that is not aligned as it was asked to be",
       [TF_STATUS(OK)] = "no error",
       "a pointer that must be given is NULL",

@@ -60,6 +60,25 @@ typedef struct {
   size_t count;
 } tf_output_count;
 
+#ifdef TF_DIMENSIONS
+typedef TF(dimension) tf_dimension;
+
+/* The memory that the sizes of now take, in bytes; scratch memory is for one task. */
+typedef struct {
+  uint64_t arena;
+  uint64_t staging;
+  uint64_t scratch;
+  size_t inputs[TF_STATUS(INPUTS) + 1];
+  size_t outputs[TF_STATUS(OUTPUTS) + 1];
+} tf_memory;
+
+#define TF_SCRATCH_OF(context) ((context)->plan.scratch)
+#define TF_ARENA_OF(context) ((context)->plan.arena)
+#else
+#define TF_SCRATCH_OF(context) TF_SCRATCH
+#define TF_ARENA_OF(context) TF_ARENA
+#endif
+
 typedef void (*tf_hook)(void *user, size_t kernel, uint64_t nanoseconds);
 
 /* What a thread needs of its context while it runs kernels. */
@@ -94,6 +113,15 @@ struct TF(context) {
   tf_hook hook;
   void *hook_user;
   atomic_flag is_busy;
+#ifdef TF_DIMENSIONS
+  unsigned char *memory; /* scratch memory, arena and staging; NULL before the first call */
+  size_t capacity;
+  int64_t *values;  /* the dimensions, then sizes and offsets that they give */
+  uint32_t *useful; /* for each call of a kernel, into how many tasks it is worth dividing */
+  unsigned char *counts;
+  tf_memory plan;
+  bool is_planned; /* all of these are those of the dimensions of now */
+#endif
   uint32_t useful_tasks; /* into how many tasks the kernel that runs is worth dividing */
   /* A job is a parallel loop: at most `threads` tasks. Whoever comes first takes a task, the thread of its number at
    * best. So nobody waits for a thread that is not running: the caller does what is left. */
@@ -139,3 +167,28 @@ static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment
     if ((call) != 0) return TF_STATUS(KERNEL_FAILED);                              \
     if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start); \
   } while (0)
+
+#ifdef TF_DIMENSIONS
+/* What is computed of dimensions: with the largest ones, everything fits 62 bits. */
+static inline int64_t tf_least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t tf_largest(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t tf_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+static inline int64_t tf_remainder(int64_t a, int64_t b) { return a - tf_divide(a, b) * b; }
+static inline int64_t tf_pad(int64_t bytes) { return (bytes + TF_ALIGNMENT - 1) / TF_ALIGNMENT * TF_ALIGNMENT; }
+
+/* Into how many tasks the loops of a call are worth dividing; `work` has the operations of all such calls. */
+static inline uint32_t tf_count_tasks_of(int64_t operations, int64_t loops, int64_t limit, int64_t most, int64_t *work) {
+  const int64_t tasks = operations / tf_largest(loops, 1) / limit;
+  if (tasks <= 1) return 1;
+  *work += operations;
+  return (uint32_t)tf_least(tasks, most);
+}
+#define tf_count_tasks(operations, loops, work) \
+  tf_count_tasks_of(operations, loops, TF_TASK_OPERATIONS, TF_MAX_TASKS, work)
+
+/* No loop is worth dividing in a program of short ones. */
+static inline void tf_choose_tasks_of(uint32_t *tasks, size_t calls, int64_t work, int64_t least) {
+  for (size_t i = 0; i < calls && work < least; ++i) tasks[i] = 1;
+}
+#define tf_choose_tasks(tasks, calls, work) tf_choose_tasks_of(tasks, calls, work, TF_PROGRAM_OPERATIONS)
+#endif

@@ -1,0 +1,318 @@
+"""C libraries of open sizes: exact at every size in any order, in memory that grows with the sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from tests.support.c_library import CLibrary, buffer_of
+from tests.support.exports import Array
+from tests.support.open_programs import DIMENSIONS, Built, OpenModel, build, draw_network
+from tests.support.seeds import seeds
+from tvmflow.compiler.c_program.parallel_work import ParallelWork
+from tvmflow.compiler.c_program.program import (
+    KernelTraits,
+    UnsupportedProgram,
+    find_runtime,
+    generate_code,
+    list_kernel_calls,
+    plan_memory,
+    read_program,
+)
+from tvmflow.compiler.open_sizes import with_dimensions
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Dimension
+from tvmflow.runtime.c_loader import Buffer, Options
+from tvmflow.targets import c_runtime
+
+WRONG_COUNT, WRONG_SIZE, NO_MEMORY, WRONG_DIMENSION = 4, 5, 8, 18
+BATCH, SEQ = 0, 1
+ORDER = (16, 96, 4, 32, 2, 94)
+
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class OpenLibrary(CLibrary):
+    """A library with dimensions."""
+
+    def set_dimension(self, dimension: int, size: int) -> int:
+        return int(
+            self.function("set_dimension")(
+                self.context, ctypes.c_size_t(dimension), ctypes.c_int64(size)
+            )
+        )
+
+    def set_shape(self, place: int, *shape: int) -> int:
+        sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        place_, rank = ctypes.c_size_t(place), ctypes.c_size_t(len(shape))
+        return int(self.function("set_input_shape")(self.context, place_, sizes, rank))
+
+    def shape(self, direction: str, place: int, rank: int) -> tuple[int, ...]:
+        sizes = (ctypes.c_int64 * max(rank, 1))()
+        function = self.function(f"{direction}_shape")
+        assert function(self.context, ctypes.c_size_t(place), sizes) == 0
+        return tuple(sizes[:rank])
+
+    def bytes(self, direction: str, place: int) -> int:
+        size = ctypes.c_size_t()
+        function = self.function(f"{direction}_bytes")
+        assert function(self.context, ctypes.c_size_t(place), ctypes.byref(size)) == 0
+        return size.value
+
+    def call(self, model: OpenModel, inputs: list[Array], offset: int = 0) -> list[Array]:
+        """Return the outputs for inputs, whose shapes choose the dimensions."""
+        for place, array in enumerate(inputs):
+            assert self.set_shape(place, *array.shape) == 0
+            assert self.bytes("input", place) == array.nbytes
+        shapes = [self.shape("output", i, len(spec.shape)) for i, spec in enumerate(model.outputs)]
+        memory = [np.empty(4 * int(np.prod(shape)) + 64 + offset, np.uint8) for shape in shapes]
+        results = []
+        for place, (raw, shape) in enumerate(zip(memory, shapes, strict=True)):
+            begin = -raw.ctypes.data % 64 + offset
+            size = self.bytes("output", place)
+            results.append(raw[begin : begin + size].view(np.float32).reshape(shape))
+        status = self.run_buffers(list(map(buffer_of, inputs)), list(map(buffer_of, results)))
+        assert status == 0, self.function("message")(status)
+        return results
+
+
+class Counted:
+    """Memory of a test's own for a context, which is counted.
+
+    Attributes:
+        calls: How often memory was asked for.
+        bytes: The bytes of each block that the context has.
+        limit: The bytes of the largest block that there is memory for.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.limit = 1 << 40
+        self.bytes: dict[int, int] = {}
+        self._blocks: dict[int, Any] = {}
+        self.allocate, self.release = ALLOCATE(self._allocate), RELEASE(self._release)
+
+    def options(self, threads: int) -> Options:
+        options = Options(abi=1, threads=threads)
+        options.allocate = ctypes.cast(self.allocate, ctypes.c_void_p)
+        options.release = ctypes.cast(self.release, ctypes.c_void_p)
+        return options
+
+    def _allocate(self, _user: Any, size: int, alignment: int) -> int | None:
+        self.calls += 1
+        if size > self.limit:
+            return None
+        block = bytearray(size + alignment)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        address += -address % alignment
+        self._blocks[address], self.bytes[address] = block, size
+        return address
+
+    def _release(self, _user: Any, address: int) -> None:
+        del self._blocks[address], self.bytes[address]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """One random network of attention, dense layers and pooling."""
+    return build(draw_network(4), tmp_path_factory.mktemp("open"))
+
+
+def load(built: Built, threads: int = 1, options: Options | None = None) -> OpenLibrary:
+    library = OpenLibrary(built.library, "net", threads)
+    assert library.status == 0
+    if options is not None:
+        assert library.function("destroy")(library.context) == 0
+        assert library.create(options) == 0
+    return library
+
+
+@pytest.mark.parametrize("seed", seeds(3, 12, 80))
+def test_random_networks_agree_with_the_virtual_machine(seed: int, tmp_path: Path) -> None:
+    """To the last bit, at sizes in any order, with one thread and with two, and with any alignment."""
+    made = build(draw_network(seed), tmp_path)
+    libraries = [load(made), load(made, threads=2)]
+    chooser = random.Random(seed)
+    for seq in (*ORDER, *(2 * chooser.randint(1, 48) for _ in range(3))):
+        sizes = {"batch": chooser.randint(1, 6), "seq": seq}
+        inputs = made.model.draw(sizes, seed)
+        expected = made.run_machine(inputs)
+        for library in libraries:
+            for offset in (0, 4):
+                actual = library.call(made.model, inputs, offset)
+                assert [array.shape for array in actual] == made.model.shapes(sizes)
+                for one, other in zip(actual, expected, strict=True):
+                    np.testing.assert_array_equal(one, other)
+
+
+def test_memory_grows_with_the_sizes(built: Built) -> None:
+    """Nothing is allocated in a call of sizes that were there before, nor for smaller ones."""
+    memory = Counted()
+    library = load(built, 1, memory.options(1))
+    context = sum(memory.bytes.values())
+    assert memory.calls == 1 and context < 8_000
+    used = {}
+    for seq in (2, 16, 96):
+        library.call(built.model, built.model.draw({"batch": 1, "seq": seq}))
+        used[seq] = sum(memory.bytes.values()) - context
+    assert used[2] < used[16] / 4 < used[96] / 20
+    calls = memory.calls
+    for seq in (16, 96, 2, 64):
+        library.call(built.model, built.model.draw({"batch": 1, "seq": seq}))
+    assert memory.calls == calls
+    assert library.function("destroy")(library.context) == 0
+    assert not memory.bytes
+
+
+def test_a_context_without_memory_can_be_used_with_smaller_sizes(built: Built) -> None:
+    memory = Counted()
+    library = load(built, 1, memory.options(1))
+    small, large = (built.model.draw({"batch": 1, "seq": seq}) for seq in (4, 96))
+    expected = library.call(built.model, small)
+    memory.limit = 20_000
+    assert library.set_shape(0, *large[0].shape) == 0
+    outputs = [np.zeros(shape, np.float32) for shape in built.model.shapes({"batch": 1, "seq": 96})]
+    run = library.run_buffers
+    assert run(list(map(buffer_of, large)), list(map(buffer_of, outputs))) == NO_MEMORY
+    again = library.call(built.model, small)
+    assert all(map(np.array_equal, again, expected))
+
+
+def test_wrong_sizes_have_a_status_and_change_nothing(built: Built) -> None:
+    """The text names the dimension and its range."""
+    library = load(built)
+    get = library.function("get_dimension")
+    get.restype = ctypes.c_int64
+    assert [get(library.context, ctypes.c_size_t(i)) for i in range(3)] == [1, 2, -1]
+    assert library.set_dimension(SEQ, 16) == 0
+    for size in (0, -2, 3, 98, 2**63 - 1, -(2**63), 2**32 + 16):
+        assert library.set_dimension(SEQ, size) == WRONG_DIMENSION
+        assert library.set_shape(0, 1, size, 24) == WRONG_DIMENSION
+    assert library.set_shape(0, 7, 16, 24) == WRONG_DIMENSION
+    assert library.set_shape(0, 1, 16, 25) == WRONG_SIZE
+    assert library.set_shape(0, 1, 16) == WRONG_SIZE
+    assert library.set_shape(2, 1, 16, 24) == WRONG_COUNT
+    assert library.set_dimension(2, 1) == library.set_dimension(2**64 - 1, 1) == WRONG_COUNT
+    assert library.shape("input", 0, 3) == (1, 16, 24)
+    message = library.function("message")(WRONG_DIMENSION).decode()
+    assert message.endswith("batch is 1 to 6; seq is 2 to 96, in steps of 2")
+    inputs = built.model.draw({"batch": 1, "seq": 16})
+    outputs = [np.zeros(shape, np.float32) for shape in built.model.shapes({"batch": 1, "seq": 16})]
+    buffers = list(map(buffer_of, inputs)), list(map(buffer_of, outputs))
+    assert library.run_buffers(*buffers) == 0
+    shorter = Buffer(inputs[0].ctypes.data, inputs[0].nbytes - 96)
+    assert library.run_buffers([shorter, buffers[0][1]], buffers[1]) == WRONG_SIZE
+    assert library.set_dimension(SEQ, 18) == 0
+    assert library.run_buffers(*buffers) == WRONG_SIZE
+
+
+def test_the_description_has_open_sizes(built: Built) -> None:
+    (x,) = load(built).tensors("inputs", 1)
+    assert (x.shape[: x.rank], x.bytes) == ([-1, -1, 24], 4 * 6 * 96 * 24)
+    header = (built.folder / "net.h").read_text()
+    assert "#define NET_DIMENSIONS 2\n#define NET_DIMENSION_BATCH 0\n" in header
+    assert "NET_WRONG_DIMENSION = 18" in header and "seq is 2 to 96, in steps of 2" in header
+
+
+PROGRAM = r"""
+#include "net.h"
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  net_context *context;
+  const int64_t sizes[] = {16, 96, 4, 2, 30};
+  net_options options = {.abi = NET_ABI, .threads = 2};
+  if (net_create(&options, &context) != NET_OK) return 1;
+  for (int i = 0; i < 5; ++i) {
+    net_buffer in[NET_INPUTS], out[NET_OUTPUTS];
+    int64_t shape[8];
+    if (net_set_dimension(context, NET_DIMENSION_SEQ, sizes[i]) != NET_OK) return 2;
+    if (net_set_dimension(context, NET_DIMENSION_BATCH, 1 + i) != NET_OK) return 2;
+    for (size_t k = 0; k < NET_INPUTS; ++k) {
+      if (net_input_bytes(context, k, &in[k].bytes) != NET_OK) return 3;
+      in[k].data = calloc(in[k].bytes, 1);
+    }
+    for (size_t k = 0; k < NET_OUTPUTS; ++k) {
+      if (net_output_bytes(context, k, &out[k].bytes) != NET_OK) return 3;
+      if (net_output_shape(context, k, shape) != NET_OK || shape[0] != 1 + i) return 4;
+      out[k].data = malloc(out[k].bytes);
+    }
+    if (net_run(context, in, NET_INPUTS, out, NET_OUTPUTS) != NET_OK) return 5;
+    for (size_t k = 0; k < NET_INPUTS; ++k) free(in[k].data);
+    for (size_t k = 0; k < NET_OUTPUTS; ++k) free(out[k].data);
+  }
+  if (net_set_dimension(context, NET_DIMENSION_SEQ, INT64_MAX) != NET_WRONG_DIMENSION) return 6;
+  printf("%s, %d dimensions\n", net_dimensions()[1].name, NET_DIMENSIONS);
+  return net_destroy(context);
+}
+"""
+
+
+def test_a_program_in_c_runs_it_under_sanitizers(built: Built, tmp_path: Path) -> None:
+    """And compilers have nothing to say about the code."""
+    objects = built.folder / "objects"
+    c_runtime.write_sources(built.described, objects / c_runtime.PROGRAM, tmp_path)
+    (tmp_path / "net.h").write_text((built.folder / "net.h").read_text())
+    (tmp_path / "main.c").write_text(PROGRAM)
+    compiled = [str(path) for path in objects.glob("*.o")]
+    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-type-limits"]
+    sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    sources = ["main.c", c_runtime.SOURCE, *compiled]
+    command = ["gcc", *flags, *sanitizers, *sources, "-o", "program", "-lm", "-pthread"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "seq, 2 dimensions\n", "")
+
+
+def _one_kernel(size: Any, dimensions: tuple[Dimension, ...]) -> tvm.IRModule:
+    """A model that is one row of a size."""
+    x = relax.Var("x", relax.TensorType([size], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(relax.op.multiply(x, x))
+        builder.emit_func_output(relax.Tuple([output]))
+    mod = builder.get()
+    main = mod["main"].with_attr("num_input", 1)
+    mod.update_func(mod.get_global_var("main"), with_dimensions(main, dimensions))
+    return relax.transform.LegalizeOps()(mod)
+
+
+def test_sizes_that_are_no_dimensions_need_the_virtual_machine() -> None:
+    """A variable of another name, or of the name alone."""
+    known, other = tirx.Var("seq", "int64"), tirx.Var("other", "int64")
+    assert find_runtime(_one_kernel(known, DIMENSIONS), "auto") == ("c", "")
+    runtime, reason = find_runtime(_one_kernel(other, DIMENSIONS), "auto")
+    assert (runtime, reason) == ("vm", "shapes that are known only when it runs")
+    with pytest.raises(UnsupportedProgram, match="known only when it runs"):
+        read_program(_one_kernel(known, ()), [])
+
+
+def test_more_memory_than_addresses_is_refused() -> None:
+    """When it is built, with the dimension that is too large."""
+    seq = tirx.Var("seq", "int64")
+    program = read_program(_one_kernel(seq, (Dimension("seq", 1, 2**30),)), [])
+    plan_memory(program)
+    (kernel,) = list_kernel_calls(program.steps)
+    traits = {kernel: KernelTraits("k", ParallelWork(0.0, 0.0), 0, ("n0",))}
+    assert "TF_LARGEST_TENSORS 8589934592u" in generate_code(program, traits, "net_", 64)
+    with pytest.raises(StageError, match=r"programs of 32 bits .* because of seq"):
+        generate_code(program, traits, "net_", 32)
+
+
+def test_models_of_fixed_sizes_have_no_dimensions() -> None:
+    """Their interface has none of the functions."""
+    described = c_runtime.DescribedModel(
+        "net", {"inputs": [], "outputs": []}, (), "x86_64-linux-gnu"
+    )
+    header = c_runtime.write_header(described)
+    assert "dimension" not in header.lower() and "%" not in header

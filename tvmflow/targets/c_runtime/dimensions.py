@@ -1,0 +1,118 @@
+"""Sizes that each call chooses: what the header and the code of a C library say about its dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tvmflow.core.generated_text import c_string, identifier
+from tvmflow.core.types import Dimension, Json, Size
+
+FUNCTIONS: Final = (
+    *("dimensions", "set_dimension", "get_dimension", "set_input_shape"),
+    *("input_shape", "input_bytes", "output_bytes"),
+)
+"""The functions of a library with dimensions."""
+
+_STATUSES: Final = """\
+
+/* What functions return for dimensions. */
+enum {
+  %(NAME)s_WRONG_DIMENSION = 18 /* a dimension has a size that it cannot have: %(ranges)s */
+};
+"""
+_FUNCTIONS: Final = """\
+/* The dimensions: sizes of inputs that each call chooses, and that sizes of outputs follow. There are %(NAME)s_DIMENSIONS of
+ * them, in the order of their places. Sizes are from `min` to `max`, and multiples of `multiple_of`.
+ *
+ * In the descriptions of tensors, a size that depends on them is -1, and `bytes` is that of the largest tensor. */
+typedef struct {
+  const char *name;
+  int64_t min;
+  int64_t max;
+  int64_t multiple_of;
+} %(name)s_dimension;
+%(NAME)s_API const %(name)s_dimension *%(name)s_dimensions(void);
+
+/* Choose the size of a dimension for the next calls of a context; a new context has the smallest ones. The memory of the
+ * context grows in the next call, where that needs more than all before, and never shrinks: a call with sizes that the
+ * context has seen allocates nothing. */
+%(NAME)s_API int %(name)s_set_dimension(%(name)s_context *context, size_t dimension, int64_t size);
+
+/* The size of a dimension; -1 where there is no such dimension. */
+%(NAME)s_API int64_t %(name)s_get_dimension(const %(name)s_context *context, size_t dimension);
+
+/* Choose the sizes of all dimensions of an input by its shape. */
+%(NAME)s_API int %(name)s_set_input_shape(
+    %(name)s_context *context, size_t input, const int64_t *shape, size_t rank);
+
+/* Write the shape that an input must have in the next call, as many sizes as the description has. That of an output is
+ * known before the call as well: %(name)s_output_shape writes it. */
+%(NAME)s_API int %(name)s_input_shape(%(name)s_context *context, size_t input, int64_t *shape);
+
+/* Write the bytes that an input or output has in the next call. */
+%(NAME)s_API int %(name)s_input_bytes(%(name)s_context *context, size_t input, size_t *bytes);
+%(NAME)s_API int %(name)s_output_bytes(%(name)s_context *context, size_t output, size_t *bytes);
+
+"""
+
+
+def list_dimensions(signature: Mapping[str, Json]) -> list[Dimension]:
+    """Return the dimensions of a signature, in the order of their places in C."""
+    found = [Dimension.from_json(entry) for entry in signature.get("dimensions", ())]
+    return sorted(found, key=lambda dimension: dimension.name)
+
+
+def write_places(name: str, dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the macros with the number of dimensions, and with their places.
+
+    Args:
+        name: The prefix of macros.
+        dimensions: The dimensions; none for a model of fixed sizes.
+    """
+    if not dimensions:
+        return []
+    words = [identifier(f"_{dimension.name}").upper() for dimension in dimensions]
+    return [
+        f"#define {name}_DIMENSIONS {len(dimensions)}",
+        *(
+            f"#define {name}_DIMENSION{word} {index}"
+            for index, word in enumerate(words)
+            if words.count(word) == 1
+        ),
+    ]
+
+
+def header_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) -> dict[str, str]:
+    """Return the values of the header's template about dimensions; empty texts without any."""
+    if not dimensions:
+        return {"dimension_statuses": "", "dimension_functions": ""}
+    named = {**values, "ranges": _describe_ranges(dimensions)}
+    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
+
+
+def write_code(dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the lines of C that a library with dimensions begins with."""
+    if not dimensions:
+        return []
+    text = f"a dimension has a size that it cannot have: {_describe_ranges(dimensions)}"
+    return [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
+
+
+def _describe_ranges(dimensions: Sequence[Dimension]) -> str:
+    """Return the sizes that dimensions can have.
+
+    >>> _describe_ranges([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
+    'batch is 1 to 8; seq is 8 to 512, in steps of 8'
+    """
+    return "; ".join(
+        f"{entry.name} is {entry.min} to {entry.max}"
+        + (f", in steps of {entry.multiple_of}" if entry.multiple_of > 1 else "")
+        for entry in dimensions
+    )
+
+
+def describe_shape(tensor: Mapping[str, Json]) -> list[str]:
+    """Return the sizes of a tensor as a description in C has them: -1 where they are open."""
+    sizes: Sequence[Size] = tensor.get("sizes") or tensor["shape"]
+    return [str(size) if isinstance(size, int) else "-1" for size in sizes]
