@@ -18,7 +18,7 @@ from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.processes import module_command
 from tvmflow.core.slow_steps import explain_wait
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import TensorSpec, shape_text
 from tvmflow.frontends._frames import Array, Message, receive, send
 from tvmflow.frontends.base import ReferenceTraits
 
@@ -111,9 +111,10 @@ class ReferenceProcess:
             if spec.name not in feed:
                 raise StageError(f"the reference needs a value for input {spec.name!r}")
             value = np.asarray(feed[spec.name])
-            if value.shape != spec.shape:
+            if not _fits(value.shape, spec):
+                needed = shape_text(spec.to_json()) if spec.sizes else spec.shape
                 raise StageError(
-                    f"input {spec.name!r} has shape {value.shape}, but the model needs {spec.shape}"
+                    f"input {spec.name!r} has shape {value.shape}, but the model needs {needed}"
                 )
             checked[spec.name] = value
         return checked
@@ -144,6 +145,14 @@ class ReferenceProcess:
             fix=f"check that {name} alone can run it, or disable the comparison with "
             "`verify: {against: none}`",
         )
+
+
+def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:
+    """Return whether an input may have a shape; the framework itself checks that open sizes agree."""
+    sizes = spec.sizes or spec.shape
+    return len(shape) == len(sizes) and all(
+        isinstance(size, str) or size == actual for size, actual in zip(sizes, shape, strict=True)
+    )
 
 
 @contextlib.contextmanager

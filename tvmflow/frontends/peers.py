@@ -112,7 +112,10 @@ def open_peer(
         "model": str(link_files(files, scratch)),
         "threads": threads,
         "precision": precision,
-        "shapes": {spec.name: list(spec.shape) for spec in inputs},
+        "shapes": {
+            spec.name: [size if isinstance(size, int) else -1 for size in spec.sizes or spec.shape]
+            for spec in inputs
+        },
     }
     with _reference_process.start(
         peer.traits, _WORKER, first, inputs, outputs, scratch

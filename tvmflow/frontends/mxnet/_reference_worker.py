@@ -35,7 +35,7 @@ def import_mxnet() -> Any:
 
 
 class _Model:
-    """A checkpoint, bound for fixed input shapes."""
+    """A checkpoint, bound for the input shapes of a call."""
 
     def __init__(self, mx: Any, first: Message) -> None:
         self.name = f"MXNet {mx.__version__}"
@@ -62,7 +62,7 @@ class _Model:
             **self._operand_shapes(symbol, weights),
         )
         self._executor.copy_params_from(weights, weights, allow_extra_params=True)
-        self._feeds = {name: self._executor.arg_dict[name] for name in shapes}
+        self._shapes = shapes
 
     def _operand_shapes(self, symbol: Any, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return the shapes of weights where operators of the recipe read some: MXNet cannot infer these."""
@@ -82,8 +82,14 @@ class _Model:
         return [output.asnumpy() for output in self.prepare(arrays)()]
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], list[Any]]:
+        shapes = {name: value.shape for name, value in arrays.items()}
+        if shapes != self._shapes:
+            self._executor = self._executor.reshape(
+                partial_shaping=True, allow_up_sizing=True, **shapes
+            )
+            self._shapes = shapes
         for name, value in arrays.items():
-            self._feeds[name][:] = value
+            self._executor.arg_dict[name][:] = value
         return self._call
 
     def _call(self) -> list[Any]:

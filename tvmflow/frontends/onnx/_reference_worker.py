@@ -82,7 +82,7 @@ class _SplitSession:
         self.name = f"ONNX Runtime {onnxruntime.__version__}"
         self.note = _own_note(references)
         self._split, self._references, self._threads = split, references, threads
-        self._sessions: dict[int, Any] = {}
+        self._sessions: dict[tuple[Any, ...], Any] = {}
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         from tvmflow.frontends.onnx._own_references import OwnPiece
@@ -95,9 +95,11 @@ class _SplitSession:
                 names: Sequence[str] = piece.node.output
             else:
                 feed = {name: array for name in piece.inputs if (array := values[name]) is not None}
-                if place not in self._sessions:
-                    self._sessions[place] = _open(piece.make_model(feed), self._threads)
-                results, names = self._sessions[place].run(None, feed), piece.outputs
+                # a piece is made for the shapes of its inputs
+                key = (place, *(array.shape for array in feed.values()))
+                if key not in self._sessions:
+                    self._sessions[key] = _open(piece.make_model(feed), self._threads)
+                results, names = self._sessions[key].run(None, feed), piece.outputs
             values.update(zip(names, results, strict=False))
         outputs = [values[name] for name in self._split.outputs]
         return [array for array in outputs if array is not None]

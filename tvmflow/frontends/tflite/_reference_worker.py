@@ -33,6 +33,7 @@ class _Interpreter:
         content = path.read_bytes()
         model = read_model(content)
         self._shapes: dict[str, list[int]] = first["shapes"]
+        self._current: dict[int, Mapping[str, Sequence[int]]] = {}
         self._inputs = {name: number for number, name in model.inputs.items()}
         names = dict(model.outputs)
         inner = {model.tensors[n].name: n for op in model.operators for n in op.outputs}
@@ -64,12 +65,19 @@ class _Interpreter:
         from ai_edge_litert.interpreter import Interpreter
 
         interpreter: Any = Interpreter(**options)
-        for name, shape in self._shapes.items():
-            interpreter.resize_tensor_input(self._inputs[name], shape)
-        interpreter.allocate_tensors()
+        self._resize(interpreter, self._shapes)
         return interpreter
 
+    def _resize(self, interpreter: Any, shapes: Mapping[str, Sequence[int]]) -> None:
+        self._current[id(interpreter)] = shapes
+        for name, shape in shapes.items():
+            interpreter.resize_tensor_input(self._inputs[name], shape)
+        interpreter.allocate_tensors()
+
     def _invoker(self, interpreter: Any, arrays: Mapping[str, Array]) -> Callable[[], object]:
+        shapes = {name: list(array.shape) for name, array in arrays.items()}
+        if shapes != self._current[id(interpreter)]:
+            self._resize(interpreter, shapes)
         for name, array in arrays.items():
             interpreter.set_tensor(self._inputs[name], array)
         invoke: Callable[[], object] = interpreter.invoke
