@@ -34,6 +34,8 @@ _TIMEOUT_S: Final = 900.0
 def has_wrong_outputs(verdict: Verdict) -> bool:
     """Return whether a verdict rejects a library for its outputs, and not for its speed or accuracy alone."""
     libraries = [*verdict.get("parts", {}).values(), verdict.get("vm", PartVerdict())]
+    if find_wrong_sizes(verdict):
+        return True
     inner = [output for library in libraries for output in library.get("outputs", {}).values()]
     return not verdict.get("layers", {}).get("passed", True) or any(
         not comparison.get("passed") and "incomparable" not in comparison
@@ -41,22 +43,39 @@ def has_wrong_outputs(verdict: Verdict) -> bool:
     )
 
 
-def find_faults(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Json]]:
+def find_faults(
+    spec: StageSpec, plan: Plan, state: PlanState, verdict: Verdict
+) -> list[dict[str, Json]]:
     """Return what is to blame for a library that a stage rejected, in a process of its own; never raises.
 
     Args:
         spec: The stage.
         plan: The plan that it is of.
         state: The results so far.
+        verdict: The verdict on the library.
     """
     try:
-        return _search(spec, plan, state)
+        return _search(spec, plan, state, find_wrong_sizes(verdict))
     except (TvmflowError, OSError, KeyError) as error:
         _log.debug("%s: what is to blame cannot be searched", spec.id, exc_info=True)
         return [{"text": f"what is to blame cannot be searched: {error}", "fix": ""}]
 
 
-def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Json]]:
+def find_wrong_sizes(verdict: Verdict) -> dict[str, int] | None:
+    """Return the first sizes at which outputs are wrong; None where they are also at those of the verdict."""
+    if any(not output.get("passed") for output in list_compared(verdict)):
+        return None
+    wrong = (
+        entry["sizes"]
+        for entry in verdict.get("sizes", ())
+        if any(not output["passed"] for output in entry.get("outputs", {}).values())
+    )
+    return next(wrong, None)
+
+
+def _search(
+    spec: StageSpec, plan: Plan, state: PlanState, at: dict[str, int] | None
+) -> list[dict[str, Json]]:
     search = STAGES[spec.stage].TRAITS.find_faults
     assert search is not None
     with (
@@ -65,7 +84,7 @@ def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Jso
     ):
         outcome = fork_server.call(
             search,
-            make_payload(spec, plan, state, Path(work)),
+            make_payload(spec, plan, state, Path(work), at),
             timeout_s=_TIMEOUT_S,
             log=log_path(state.store, spec.recipe, f"{spec.label}-faults"),
         )
@@ -74,8 +93,10 @@ def _search(spec: StageSpec, plan: Plan, state: PlanState) -> list[dict[str, Jso
     return [{"text": f"what is to blame was not found: {outcome.message}", "fix": ""}]
 
 
-def make_payload(spec: StageSpec, plan: Plan, state: PlanState, work: Path) -> dict[str, Json]:
-    """Return settings and files of the stage that rejected the library, and of its build."""
+def make_payload(
+    spec: StageSpec, plan: Plan, state: PlanState, work: Path, at: dict[str, int] | None = None
+) -> dict[str, Json]:
+    """Return what the search takes: settings and files of a stage and of its build, and wrong sizes."""
     makers = _find_makers(spec, plan)
     built = makers.get(build.NAME)
     files = {file.role: fetch_file(file, state.store) for file in spec.files}
@@ -92,6 +113,7 @@ def make_payload(spec: StageSpec, plan: Plan, state: PlanState, work: Path) -> d
         "inputs": {**files, **inputs},
         "nodes": imported.nodes if imported else (),
         "work": str(work),
+        "at": at,
     }
 
 

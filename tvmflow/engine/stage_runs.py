@@ -99,7 +99,7 @@ class StageRuns:
         verdict = find_facts(Verdict, report.facts) if is_searched else None
         if verdict is None or not faults.has_wrong_outputs(verdict):
             return report
-        causes = faults.find_faults(spec, plan, state)
+        causes = faults.find_faults(spec, plan, state, verdict)
         if tune := faults.ban_schedules(causes, spec, plan, state):
             self.retries.add(tune)
         fixes = [fault["fix"] for fault in causes if fault["fix"]]

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
 
+from tvmflow.core.dimensions import WrongSize, derive_sizes
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.files import output_file
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
 
 if TYPE_CHECKING:
@@ -125,8 +126,12 @@ def load_samples(
     source: str,
     label: str = "label",
     labels_needed_by: str = "",
+    dimensions: Sequence[Dimension] = (),
 ) -> Samples:
     """Return the arrays of an npz file, divided into batches; the last sample fills up the last batch.
+
+    Where sizes are open, those of the arrays are taken, and the last batch has the samples that are left, as far
+    as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
 
     Args:
         inputs: The signature.
@@ -134,13 +139,19 @@ def load_samples(
         source: What messages call the file.
         label: The name of the array with labels.
         labels_needed_by: The setting that needs labels, for messages; empty where none does.
+        dimensions: Those of the signature.
 
     Raises:
         StageError: when the file is damaged or its arrays do not fit; the message names each problem.
     """
     arrays = read_npz(path, source)
     return make_samples(
-        inputs, arrays, source=source, label=label, labels_needed_by=labels_needed_by
+        inputs,
+        arrays,
+        source=source,
+        label=label,
+        labels_needed_by=labels_needed_by,
+        dimensions=dimensions,
     )
 
 
@@ -151,12 +162,26 @@ def make_samples(
     source: str,
     label: str = "label",
     labels_needed_by: str = "",
+    dimensions: Sequence[Dimension] = (),
 ) -> Samples:
     """Return arrays by name, divided into batches, as `load_samples` does with those of a file.
 
     Raises:
         StageError: when they do not fit; the message names each problem.
     """
+    if dimensions:
+        numbered = _group_numbered(arrays, label)
+        groups = [
+            _make_open_samples(
+                inputs, group, dimensions, f"{source}, batch {name}" if name else source
+            )
+            for name, group in numbered.items()
+        ]
+        labels = arrays.get(label)
+        total = sum(group.total for group in groups)
+        _check_labels(labels, total, source, label, labels_needed_by)
+        batches = [batch for group in groups for batch in group.batches]
+        return Samples(batches, total, labels, groups[0].batch_size if len(groups) == 1 else 0)
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
@@ -181,6 +206,115 @@ def make_samples(
         return Samples([feed], count, labels, 0)
     count, batch_size = counts.pop(), inputs[0].shape[0]
     return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
+
+
+def _group_numbered(arrays: Mapping[str, Array], label: str) -> dict[str, dict[str, Array]]:
+    """Return the arrays of each `NUMBER/INPUT` by number; by an empty name where none is numbered."""
+    groups: dict[str, dict[str, Array]] = {}
+    for name, array in arrays.items():
+        number, separator, own = name.partition("/")
+        if separator and number.isdecimal():
+            groups.setdefault(number, {})[own] = array
+    if not groups:
+        return {"": {name: array for name, array in arrays.items() if name != label}}
+    return dict(sorted(groups.items(), key=lambda entry: int(entry[0])))
+
+
+def _check_labels(
+    labels: Array | None, total: int, source: str, label: str, labels_needed_by: str
+) -> None:
+    problem = ""
+    if labels is None and labels_needed_by:
+        problem = f"{labels_needed_by} is set and there is no array '{label}' with labels"
+    elif labels is not None and len(labels) != total:
+        problem = f"it has {total} samples and {len(labels)} labels"
+    if problem:
+        raise StageError(
+            f"{source} does not fit the model: {problem}",
+            fix=f"provide an array '{label}' with an entry for each sample",
+        )
+
+
+def _make_open_samples(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Array],
+    dimensions: Sequence[Dimension],
+    source: str,
+) -> Samples:
+    """Return arrays of one size, as one batch where the model takes them so, else divided."""
+    names = [spec.name for spec in inputs]
+    problems = [*filter(None, (_open_mismatch_reason(spec, arrays) for spec in inputs))]
+    sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
+    if not problems:
+        shapes = {name: arrays[name].shape for name in names}
+        try:
+            derive_sizes(dimensions, sizes, shapes)
+        except WrongSize as error:
+            # only more samples than a batch may have are divided
+            batch_size = _find_batch_size(inputs, arrays, dimensions)
+            if not batch_size:
+                problems.append(str(error))
+        else:
+            batch = {spec.name: arrays[spec.name].astype(spec.dtype) for spec in inputs}
+            first = arrays[names[0]] if names else None
+            count = len(first) if first is not None and first.ndim else 1
+            return Samples([batch], count, None, 0)
+    if not problems:
+        batches = _divide_open(inputs, arrays, dimensions, batch_size)
+        try:
+            for batch in batches:
+                derive_sizes(dimensions, sizes, {n: array.shape for n, array in batch.items()})
+        except WrongSize as error:
+            problems.append(str(error))
+    if problems:
+        raise StageError(
+            f"{source} does not fit the model: " + "; ".join(problems),
+            fix="provide one array for each input, with its name and sizes in the ranges of `dimensions`; "
+            "arrays of several sizes are named 0/INPUT, 1/INPUT, …",
+        )
+    return Samples(batches, len(arrays[names[0]]), None, batch_size)
+
+
+def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
+    """Return why the array of an input does not fit whatever the sizes are, or an empty string."""
+    array = arrays.get(spec.name)
+    if array is None:
+        return f"there is no array '{spec.name}' (there are {sorted(arrays)})"
+    problem = _conversion_problem(array, spec.dtype) if array.size else None
+    if problem is not None:
+        return f"'{spec.name}' is {array.dtype}, the model takes {spec.dtype}{problem}"
+    return ""
+
+
+def _find_batch_size(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, Array], dimensions: Sequence[Dimension]
+) -> int:
+    """Return the most samples of a batch, by the first axis of all inputs; 0 where it has none."""
+    firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
+    counts = {arrays[spec.name].shape[:1] for spec in inputs}
+    if len(firsts) != 1 or len(counts) != 1 or () in firsts or () in counts:
+        return 0
+    [[size]] = firsts
+    largest = {dimension.name: dimension.max for dimension in dimensions}
+    return largest[size] if isinstance(size, str) else size
+
+
+def _divide_open(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Array],
+    dimensions: Sequence[Dimension],
+    batch_size: int,
+) -> list[Feed]:
+    """Return batches; the last one is smaller where it may be, and else filled up with the last sample."""
+    count = len(arrays[inputs[0].name])
+    [name, *_] = inputs[0].sizes or inputs[0].shape
+    rest = count % batch_size
+    batch = next((dimension for dimension in dimensions if dimension.name == name), None)
+    if not rest or batch is None or batch.find_problem(rest):
+        return _divide(inputs, arrays, count, batch_size)
+    whole = _divide(inputs, arrays, count - rest, batch_size)
+    last = {spec.name: arrays[spec.name][-rest:].astype(spec.dtype) for spec in inputs}
+    return [*whole, last]
 
 
 def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:

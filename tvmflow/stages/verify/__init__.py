@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
-from tvmflow.core.errors import VerifyFailed
+from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
@@ -26,6 +26,14 @@ from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
+from tvmflow.stages.verify.size_check import compare_sizes
+from tvmflow.stages.verify.sizes import (
+    Sizes,
+    choose_sizes,
+    find_sizes,
+    make_element_count,
+    read_dimensions,
+)
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import AllowedDifference, OutputComparison, PartVerdict, Verdict
 from tvmflow.stages.verify_settings import (
@@ -193,6 +201,14 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             lasting["index_inputs_not_compared"] = verdict["index_inputs_not_compared"]
         if "random_inputs" in verdict:
             lasting["random_inputs"] = verdict["random_inputs"]
+        if "at" in verdict:
+            lasting["at"] = verdict["at"]
+        if "sizes" in verdict:
+            lasting["sizes"] = [
+                {"sizes": entry["sizes"], "passed": entry["passed"]} for entry in verdict["sizes"]
+            ]
+        if "sizes_left_out" in verdict:
+            lasting["sizes_left_out"] = verdict["sizes_left_out"]
         if "vm" in verdict:
             lasting["vm"] = {"outputs": _passed_outputs(verdict["vm"]["outputs"])}
         parts = verdict.get("parts", {})
@@ -228,6 +244,7 @@ def _verify(
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
+    dimensions = read_dimensions(signature)
     candidates = load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against}
     if any(spec.image for spec in settings.inputs.values()):
@@ -242,18 +259,30 @@ def _verify(
         tolerance = _add_tolerance(verdict, mod, settings)
         model = read_imported_model(signature, context.inputs)
         indices = find_index_inputs(mod, model, settings, context.inputs)
-        reference = run_reference(settings, model, indices, candidates, tolerance, context, stack)
+        combinations: Sequence[Sizes] = ()
+        if dimensions:
+            chosen = choose_sizes(dimensions, make_element_count(mod), checks.seed)
+            combinations = chosen.combinations
+            if chosen.left_out:
+                verdict["sizes_left_out"] = list(chosen.left_out)
+        reference = run_reference(
+            settings, model, indices, candidates, tolerance, combinations, context, stack
+        )
         data = reference.results.samples
         if reference.results.random_inputs:
             verdict["random_inputs"] = reference.results.random_inputs
         if reference.results.added:
             verdict["added_samples"] = reference.results.added
     verdict["samples"] = data.total
+    if dimensions:
+        verdict["at"] = find_sizes(signature, data.batches[0])
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         if library.timed is not None and reference is not None:
             add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
+        if reference is not None and reference.sized:
+            verdict["sizes"] = compare_sizes(library, reference, settings, context)
     min_speedup = settings.tune.min_speedup if settings.tune else None
     failures = findings.list_failures(verdict, checks)
     if failures and reference is not None:
@@ -292,8 +321,7 @@ def _add_results(
         _add_comparisons(verdict, library, actual, reference, settings, context)
     if data.labels is not None:
         first = library.outputs[0].name
-        joined = samples.join_outputs(actual, data)
-        verdict["accuracy"] = comparison.top1_accuracy(joined, first, data.labels)
+        verdict["accuracy"] = _find_accuracy(actual, first, data)
     if library.timed is None:
         verdict["latency_not_measured"] = UNTIMED_REASONS[settings.run_on]
     else:
@@ -331,12 +359,12 @@ def _add_comparisons(
     """
     data, expected = reference.results.samples, reference.results.outputs
     tolerance = reference.tolerance
-    joined = samples.join_outputs(expected, data)
     check = _add_index_inputs(verdict, library, reference, settings, context)
 
     def compare(library: Library, outputs: Sequence[Mapping[str, Array]]) -> Outputs:
         batches = check.settle(outputs) if check else outputs
-        return _compare_outputs(library, samples.join_outputs(batches, data), joined, tolerance)
+        names = [spec.name for spec in library.outputs]
+        return comparison.compare_batches(names, batches, expected, data, tolerance)
 
     verdict["outputs"] = compare(library, actual)
     if reference.indices:
@@ -348,14 +376,15 @@ def _add_comparisons(
         (index_inputs if name in index_inputs else verdict["outputs"])[name]["undetected"] = what
     if data.labels is not None:
         first = library.outputs[0].name
-        verdict["reference_accuracy"] = comparison.top1_accuracy(joined, first, data.labels)
+        verdict["reference_accuracy"] = _find_accuracy(expected, first, data)
     parts: dict[str, PartVerdict] = {}
     for name, part in library.parts.items():
         names = [spec.name for spec in part.inputs]
         tensors = [{**f, **outputs} for f, outputs in zip(data.batches, expected, strict=True)]
         feeds = [{name: batch[name] for name in names} for batch in tensors]
-        part_actual = samples.join_outputs(part.run_all(feeds), data)
-        parts[name] = {"outputs": _compare_outputs(part, part_actual, joined, tolerance)}
+        names = [spec.name for spec in part.outputs]
+        compared = comparison.compare_batches(names, part.run_all(feeds), expected, data, tolerance)
+        parts[name] = {"outputs": compared}
     if parts:
         verdict["parts"] = parts
     vm_bundle = context.inputs.get("export/vm.tvmflow")
@@ -407,16 +436,22 @@ def _add_layers(
         verdict["layers"] = compare_layers(library, reference, settings, context)
 
 
-def _compare_outputs(
-    library: Library,
-    actual: Mapping[str, Array],
-    expected: Mapping[str, Array],
-    tolerance: Tolerance,
-) -> dict[str, OutputComparison]:
-    return {
-        spec.name: comparison.compare(actual[spec.name], expected[spec.name], tolerance)
-        for spec in library.outputs
-    }
+def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samples) -> float:
+    """Return the accuracy of all batches by an output, of which each sample has as many scores.
+
+    Raises:
+        StageError: when they have not.
+    """
+    assert data.labels is not None
+    shapes = {batch[name].shape[1:] for batch in outputs}
+    if len(shapes) > 1:
+        raise StageError(
+            f"accuracy needs one score for each class, and output '{name}' has samples of several sizes: "
+            f"{', '.join(map(str, sorted(shapes)))}",
+            fix="leave the labels out of verify.data",
+        )
+    joined = samples.join_outputs([{name: batch[name]} for batch in outputs], data)
+    return comparison.top1_accuracy(joined, name, data.labels)
 
 
 def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from tvmflow.runtime.samples import Samples, join_outputs
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import OutputComparison
 
@@ -15,6 +17,96 @@ if TYPE_CHECKING:
 
 
 _LEAST: Final = 2.0**-1022
+# Figures of an output whose worst one is that of all batches: the largest or the smallest.
+_LARGEST: Final = (
+    "rtol",
+    "atol",
+    "max_abs_error",
+    "max_rel_error",
+    "max_rel_error_above_atol",
+    "error_of_largest",
+    "rms_error",
+)
+_SMALLEST: Final = ("cosine_similarity", "best_class_agreement")
+
+
+def compare_batches(
+    names: Iterable[str],
+    actual: Sequence[Mapping[str, Array]],
+    expected: Sequence[Mapping[str, Array]],
+    data: Samples,
+    tolerance: Tolerance,
+) -> dict[str, OutputComparison]:
+    """Return the comparison of each output over all batches; those of one size are compared together.
+
+    Args:
+        names: The outputs.
+        actual: The library's outputs for each batch.
+        expected: The reference's.
+        data: The samples.
+        tolerance: How closely they must agree.
+    """
+    groups: dict[Any, list[int]] = {(): [*range(len(expected))]}
+    if len({tuple(array.shape for array in batch.values()) for batch in expected}) > 1:
+        groups.clear()
+        for number, batch in enumerate(data.batches):
+            groups.setdefault(tuple(array.shape for array in batch.values()), []).append(number)
+    comparisons: dict[str, list[OutputComparison]] = {name: [] for name in names}
+    for numbers in groups.values():
+        own = data
+        if len(groups) > 1:
+            own = Samples([data.batches[n] for n in numbers], len(numbers), None, 0)
+        for name, found in comparisons.items():
+            sides = [
+                [{name: side[number][name]} for number in numbers] for side in (actual, expected)
+            ]
+            differing = [
+                (left[name], right[name])
+                for left, right in zip(*sides, strict=True)
+                if left[name].shape != right[name].shape
+            ]
+            # outputs of a wrong shape cannot be joined
+            left, right = differing[0] if differing else (join_outputs(s, own)[name] for s in sides)
+            found.append(compare(left, right, tolerance))
+    return {name: _merge(found) for name, found in comparisons.items()}
+
+
+def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
+    """Return the comparison of an output of several sizes: of each figure the worst one."""
+    first, *others = comparisons
+    if not others:
+        return first
+    for comparison in comparisons:
+        if "shape" in comparison or "incomparable" in comparison:
+            return comparison
+    merged: dict[str, Any] = {
+        "passed": all(entry["passed"] for entry in comparisons),
+        "elements": sum(entry["elements"] for entry in comparisons),
+        "mismatched": sum(entry["mismatched"] for entry in comparisons),
+    }
+    choices: list[tuple[tuple[str, ...], Callable[[list[Any]], Any]]] = [
+        (_LARGEST, _find_largest),
+        (_SMALLEST, min),
+    ]
+    for fields, choose in choices:
+        for field in fields:
+            values = [value for entry in comparisons if (value := entry.get(field)) is not None]
+            if values:
+                merged[field] = choose(values)
+    scales = [entry["scale"] for entry in comparisons if "scale" in entry]
+    if scales:
+        merged["scale"] = max(scales, key=lambda scale: abs(scale - 1))
+    for entry in comparisons:
+        if "exceeded" in entry:
+            merged["exceeded"] = {**merged.get("exceeded", {}), **entry["exceeded"]}
+        if "worst" in entry:
+            merged.setdefault("worst", entry["worst"])
+    return cast(OutputComparison, merged)
+
+
+def _find_largest(values: Sequence[float | str]) -> float | str:
+    """Return the largest number, of which JSON has some as text; NaN where there is one."""
+    return max(values, key=lambda value: (math.isnan(number := float(value)), number))
 
 
 def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:

@@ -34,7 +34,7 @@ from tvmflow.stages.verify.comparison import compare_inner
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
-from tvmflow.stages.verify.reference_run import open_reference
+from tvmflow.stages.verify.reference_run import open_reference, run_at
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key
@@ -212,7 +212,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
-    """Return faults as JSON; takes `verify`, `build` (settings or null), `inputs`, `nodes`, folder `work`."""
+    """Return faults as JSON; `payload` is that of `engine.faults.make_payload`."""
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
@@ -229,7 +229,7 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
             )
         ]
     else:
-        faults = _Search(settings, build, context, payload["nodes"]).run()
+        faults = _Search(settings, build, context, payload["nodes"], payload.get("at")).run()
     return [fault._asdict() for fault in faults]
 
 
@@ -241,6 +241,7 @@ class _Search:
         build: Those of `build`; None for a partitioned target.
         context: The files of both stages, and a folder to work in.
         nodes: The name of the node of each binding of the imported module.
+        at: The sizes of dimensions at which the library is wrong; None for those that `verify` measures at.
     """
 
     def __init__(
@@ -249,7 +250,9 @@ class _Search:
         build: BuildSettings | None,
         context: StageContext,
         nodes: Sequence[str],
+        at: Mapping[str, int] | None = None,
     ) -> None:
+        self._at = at
         self._settings, self._build, self._context, self._nodes = settings, build, context, nodes
         self._frontend = FRONTENDS[settings.model["kind"]]
         signature = json.loads(context.inputs["import/signature.json"].read_text())
@@ -353,9 +356,14 @@ class _Search:
         candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
         bound = self._model.bound
         with open_reference(self._settings, model, self._context) as reference:
-            results = run_reference_on(
-                lambda feed: reference.run({**feed, **bound}), candidates, names, self._tolerance
-            )
+
+            def run(feed: Feed) -> dict[str, Array]:
+                return reference.run({**feed, **bound})
+
+            if self._at is not None:
+                sized = run_at(run, dict(self._at), self._model, self._settings, self._tolerance)
+                return sized.feed, [sized.outputs[name] for name in names]
+            results = run_reference_on(run, candidates, names, self._tolerance)
         return results.samples.batches[0], [results.outputs[0][name] for name in names]
 
     def _agrees(self, outputs: Sequence[Array], tolerance: Tolerance | None = None) -> bool:

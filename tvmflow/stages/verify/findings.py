@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.formatting import count_text
+from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, Verdict
@@ -34,6 +35,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
+    failures += _list_wrong_sizes(verdict, reference)
     if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
         failures.append(
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
@@ -58,6 +60,18 @@ def _list_wrong_index_inputs(verdict: Verdict, reference: str) -> Iterator[str]:
             yield from list_mismatches({name: tensor}, reference, subject)
 
 
+def _list_wrong_sizes(verdict: Verdict, reference: str) -> Iterator[str]:
+    """Give a sentence for everything that is wrong at some sizes of the dimensions."""
+    for entry in verdict.get("sizes", ()):
+        where = sizes_text(entry["sizes"])
+        if "failure" in entry:
+            yield f"fails at {where}: {entry['failure']}"
+        for mismatch in list_mismatches(entry.get("outputs", {}), reference):
+            yield f"wrong at {where}: {mismatch}"
+        if not entry.get("is_repeatable", True):
+            yield f"wrong at {where}: the library computes other bits after calls with other sizes"
+
+
 def _list_wrong_layers(verdict: Verdict, reference: str) -> Iterator[str]:
     """Give a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
@@ -78,6 +92,9 @@ def describe_fix(verdict: Verdict) -> str:
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
     outputs = [output for library in libraries for output in library.get("outputs", {}).values()]
     outputs += verdict.get("index_inputs", {}).values()
+    outputs += [
+        output for entry in verdict.get("sizes", ()) for output in entry.get("outputs", {}).values()
+    ]
     differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
     figures = "verify.json among the delivered files has all that was measured"

@@ -21,6 +21,7 @@ from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
 from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions, specs_at
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import INPUTS, find_undetected
 from tvmflow.stages.verify.verdict import ImageComparison
@@ -37,6 +38,8 @@ _DEVIATIONS: Final = (1.0, 10.0)
 # The draws for outputs that are indices, in all and one after the other that reach nothing new.
 _MORE_DRAWS: Final = 60
 _VAIN_DRAWS: Final = 9
+# A mask of few elements may leave nothing.
+_DRAWS_AT_A_SIZE: Final = 4
 
 
 class ReferenceOutputs(NamedTuple):
@@ -62,31 +65,50 @@ def load_samples(
 ) -> Iterator[tuple[str, Samples]]:
     """Give what the library may be run on, with the distribution where that is not the usual one.
 
-    That is the file that the recipe names, or seeded random inputs: uniform, and then normally
-    distributed with growing deviations where an input of floats has no range.
+    That is the file that the recipe names, or seeded random inputs of the representative sizes: uniform,
+    and then normally distributed with growing deviations where an input of floats has no range.
     """
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
+    dimensions = read_dimensions(signature)
     if path is not None:
         labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
         yield (
             "",
             samples.load_samples(
-                inputs, path, source="verify.data", label=checks.label, labels_needed_by=labels_for
+                inputs,
+                path,
+                source="verify.data",
+                label=checks.label,
+                labels_needed_by=labels_for,
+                dimensions=dimensions,
             ),
         )
         return
+    fixed = specs_at(inputs, choose_representatives(dimensions))
+    yield from _draw_samples(fixed, settings, batches=checks.samples, seed=checks.seed)
+
+
+def _draw_samples(
+    inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
+) -> Iterator[tuple[str, Samples]]:
     ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
-    usual = samples.random_samples(inputs, ranges, batches=checks.samples, seed=checks.seed)
-    yield "", usual
+    yield "", samples.random_samples(inputs, ranges, batches=batches, seed=seed)
     if any(spec.dtype.startswith("float") and spec.name not in ranges for spec in inputs):
         for deviation in _DEVIATIONS:
             yield (
                 f"normally distributed with standard deviation {deviation:g}",
                 samples.random_samples(
-                    inputs, ranges, batches=checks.samples, seed=checks.seed, deviation=deviation
+                    inputs, ranges, batches=batches, seed=seed, deviation=deviation
                 ),
             )
+
+
+def draw_inputs(inputs: Sequence[TensorSpec], settings: VerifySettings) -> Iterator[Feed]:
+    """Give random inputs of fixed shapes, each one that may serve where none before it does."""
+    for seed in range(settings.verify.seed, settings.verify.seed + _DRAWS_AT_A_SIZE):
+        for _, data in _draw_samples(inputs, settings, batches=1, seed=seed):
+            yield data.batches[0]
 
 
 def run_reference_on(
@@ -112,7 +134,7 @@ def run_reference_on(
         if not data.batches[0]:
             undetected = {name: what for name, what in undetected.items() if what != INPUTS}
         tried = ReferenceOutputs(data, outputs, undetected, distribution)
-        if best is None or (len(undetected) < len(best.undetected) and _is_finite(outputs, names)):
+        if best is None or (len(undetected) < len(best.undetected) and is_finite(outputs, names)):
             best = tried
         if not best.undetected:
             break
@@ -156,7 +178,7 @@ def reach_more(
         ).batches
         computed = run(feed)
         new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
-        if any(new.values()) and _is_finite([computed], list(computed)):
+        if any(new.values()) and is_finite([computed], list(computed)):
             batches.append(feed)
             outputs.append(computed)
             reached = {name: reached[name] | new[name] for name in indices}
@@ -166,7 +188,7 @@ def reach_more(
     return results._replace(samples=more, outputs=outputs, added=added)
 
 
-def _is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:
+def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:
     """Return whether no number overflows; integers cannot."""
     import numpy as np
 
@@ -272,7 +294,8 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
         StageError: when an image cannot be read, or has no class.
     """
     bundle = read_bundle(context.inputs["export/module.tvmflow"], with_libraries=False)
-    inputs = [TensorSpec.from_json(tensor) for tensor in bundle.signature["inputs"]]
+    sizes = choose_representatives(read_dimensions(bundle.signature))
+    inputs = specs_at([*map(TensorSpec.from_json, bundle.signature["inputs"])], sizes)
     preprocessing = read_preprocessing(bundle.manifest, inputs)
     listed = _list_images(context)
     samples, pixels = None, {name: _generate_images(entry) for name, entry in preprocessing.items()}

@@ -34,6 +34,9 @@ _MAX_SETTLE_S: Final = 2.0
 _MIN_REPEATS: Final = 3
 _SECONDS_PER_SUBJECT: Final = 20.0
 _MIN_SECONDS_PER_REPEAT: Final = 0.02
+# Each of many sizes is measured briefly; a call that takes longer is its own measurement.
+_BRIEF_REPEATS: Final = 5
+_LONG_CALL_S: Final = 0.5
 # Each has some profiled calls, and these without reports.
 _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
@@ -227,6 +230,17 @@ def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
     affordable = int(_SECONDS_PER_SUBJECT / max(once_s, _MIN_SECONDS_PER_REPEAT))
     repeats = max(_MIN_REPEATS, min(repeat, affordable))
     return make_latency(subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT))
+
+
+def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
+    """Return the seconds of a call: the median of a few, or one call where that takes long."""
+    _settle()
+    once_s = subject.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
+    if once_s > _LONG_CALL_S:
+        return once_s
+    return median(
+        subject.latency(dict(feed), repeat=_BRIEF_REPEATS, min_seconds=_MIN_SECONDS_PER_REPEAT)
+    )
 
 
 def make_latency(seconds: Sequence[float]) -> Latency:

@@ -11,7 +11,6 @@ from tvmflow.core.types import Json
 from tvmflow.frontends.peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.verify import AUTO
-from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
@@ -187,9 +186,5 @@ def _compare_outputs(
     outputs: Sequence[Mapping[str, Array]], data: Samples, reference: ReferenceRun
 ) -> dict[str, OutputComparison]:
     """Compare the outputs of a runtime, for each batch, as those of the library are compared."""
-    actual = samples.join_outputs(outputs, data)
-    expected = samples.join_outputs(reference.results.outputs, data)
-    return {
-        name: comparison.compare(array, expected[name], reference.tolerance)
-        for name, array in actual.items()
-    }
+    expected, tolerance = reference.results.outputs, reference.tolerance
+    return comparison.compare_batches(outputs[0], outputs, expected, data, tolerance)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
-from tvmflow.stages.verify.inputs import ReferenceOutputs, reach_more, run_reference_on
+from tvmflow.stages.verify.inputs import (
+    ReferenceOutputs,
+    draw_inputs,
+    is_finite,
+    reach_more,
+    run_reference_on,
+)
+from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, sizes_text, specs_at
 from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
@@ -36,6 +45,7 @@ class ReferenceRun(NamedTuple):
             runs on another machine.
         model: The imported model.
         indices: The tensors that go into an index; None for a model without an index.
+        sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
     """
 
     name: str
@@ -45,6 +55,7 @@ class ReferenceRun(NamedTuple):
     timed: Reference | None
     model: ImportedModel
     indices: IndexInputs | None
+    sized: tuple[SizeOutputs, ...] = ()
 
 
 def run_reference(
@@ -53,6 +64,7 @@ def run_reference(
     indices: IndexInputs | None,
     candidates: Iterator[tuple[str, Samples]],
     tolerance: Tolerance,
+    combinations: Sequence[Sizes],
     context: StageContext,
     stack: contextlib.ExitStack,
 ) -> ReferenceRun:
@@ -64,6 +76,7 @@ def run_reference(
         indices: The tensors that go into an index, which it returns besides; None for a model without an index.
         candidates: The samples that it may be run on, with their distribution.
         tolerance: How closely outputs must agree.
+        combinations: The sizes of dimensions at which it is also run, on random inputs.
         context: That of the stage.
         stack: Ends the process of a reference that is timed.
     """
@@ -85,6 +98,7 @@ def run_reference(
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
             results = reach_more(run, results, clear, settings)
+        sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         name, note, timed = reference.name, reference.note, None
         if is_timed and not more.tensors:
             timed = reference
@@ -100,7 +114,39 @@ def run_reference(
         timed=timed,
         model=model,
         indices=indices,
+        sized=sized,
     )
+
+
+def run_at(
+    run: Callable[[Feed], dict[str, Array]],
+    sizes: Sizes,
+    model: ImportedModel,
+    settings: VerifySettings,
+    tolerance: Tolerance,
+) -> SizeOutputs:
+    """Run the reference on random inputs of some sizes, the first that leave no wrong library undetected.
+
+    Raises:
+        StageError: when it cannot run the model at these sizes.
+    """
+    names = [spec.name for spec in model.outputs]
+    inputs = specs_at([spec for spec in model.inputs if spec.name not in model.bound], sizes)
+    best: SizeOutputs | None = None
+    for feed in draw_inputs(inputs, settings):
+        try:
+            outputs = run(feed)
+        except StageError as error:
+            raise StageError(
+                f"at {sizes_text(sizes)}: {error.message}",
+                fix="narrow the ranges of `dimensions` to sizes that the model can have",
+            ) from error
+        if best is None or is_finite([outputs], names):
+            best = SizeOutputs(sizes, feed, outputs)
+            if is_finite([outputs], names) and not find_undetected([outputs], names, tolerance):
+                break
+    assert best is not None
+    return best
 
 
 def open_reference(

@@ -168,6 +168,28 @@ class LayersComparison(TypedDict, total=False):
     not_compared: str
 
 
+class SizeVerdict(TypedDict, total=False):
+    """The verdict on a library at some sizes of its dimensions, on random inputs.
+
+    Attributes:
+        sizes: The size of each dimension.
+        passed: All outputs agree with the reference's, whatever the sizes of calls before.
+        outputs: The outputs.
+        failure: Why the library cannot be called; no outputs are there then.
+        is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
+        latency_s: Seconds of a call; absent where the library cannot be timed.
+        reference_latency_s: Those of the reference.
+    """
+
+    sizes: dict[str, int]
+    passed: bool
+    outputs: dict[str, OutputComparison]
+    failure: str
+    is_repeatable: bool
+    latency_s: float
+    reference_latency_s: float
+
+
 class _Named(TypedDict):
     name: str
 
@@ -229,6 +251,8 @@ class Verdict(_Judged, total=False):
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
+    A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
+    verdict at others, and `sizes_left_out` says which are too large.
     """
 
     samples: int
@@ -254,6 +278,9 @@ class Verdict(_Judged, total=False):
     profile: Profile
     latency_not_measured: str
     not_run: str
+    at: dict[str, int]
+    sizes: list[SizeVerdict]
+    sizes_left_out: list[str]
     failures: list[str]
     warnings: list[str]
 

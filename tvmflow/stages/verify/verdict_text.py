@@ -11,6 +11,7 @@ from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     ComparedRuntime,
@@ -18,8 +19,10 @@ from tvmflow.stages.verify.verdict import (
     Latency,
     OutputComparison,
     Profile,
+    SizeVerdict,
     Speedup,
     Verdict,
+    largest,
     shown_latency,
 )
 
@@ -56,6 +59,7 @@ def _describe(facts: Verdict) -> list[str]:
     lines += _describe_outputs(facts.get("outputs", {}), facts)
     lines += _describe_index_inputs(facts)
     lines += _describe_layers(facts)
+    lines += _describe_sizes(facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
@@ -86,6 +90,40 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
     ]
+
+
+def _describe_sizes(facts: Verdict) -> Iterator[str]:
+    """Give a table of the sizes at which a library with dimensions was verified."""
+    sizes = sorted(facts.get("sizes", ()), key=lambda entry: [*entry["sizes"].values()])
+    if sizes:
+        width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
+        reference = facts.get("reference", "")
+        rows = [
+            f"    {sizes_text(entry['sizes']):<{width}} {_size_error(entry):>13} "
+            f"{_latency_cell(entry.get('latency_s')):>12} {_latency_cell(entry.get('reference_latency_s')):>12}"
+            for entry in sizes
+        ]
+        head = f"    {'':<{width}} {'largest error':>13} {'this library':>12} {'reference':>12}"
+        yield "\n".join(
+            [f"verified at {count_text(len(sizes), 'size')} against {reference}", head, *rows]
+        )
+    for sentence in facts.get("sizes_left_out", ()):
+        yield f"WARNING: {sentence}"
+    if "at" in facts:
+        yield f"all else is verified at {sizes_text(facts['at'])}"
+
+
+def _size_error(entry: SizeVerdict) -> str:
+    """Return the largest error at some sizes, in capitals where it is too large."""
+    error = largest(
+        output.get("max_abs_error", "nan") for output in entry.get("outputs", {}).values()
+    )
+    text = "" if error is None else f"{error:.2g}"
+    return text if entry["passed"] else f"WRONG {text}".rstrip()
+
+
+def _latency_cell(seconds: float | None) -> str:
+    return "" if seconds is None else latency_text(seconds)
 
 
 def _describe_index_inputs(facts: Verdict) -> Iterator[str]:

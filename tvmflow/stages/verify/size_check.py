@@ -1,0 +1,80 @@
+"""A library with dimensions at many sizes, each compared with the reference and timed beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tvmflow.core.errors import BundleError, StageError
+from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.latency import exclusive_devices, measure_briefly
+from tvmflow.stages.verify.libraries import Library, Timed
+from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.sizes import SizeOutputs
+from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.verdict import SizeVerdict
+from tvmflow.stages.verify_settings import VerifySettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def compare_sizes(
+    library: Library, reference: ReferenceRun, settings: VerifySettings, context: StageContext
+) -> list[SizeVerdict]:
+    """Run a library at all sizes, compare it with the reference, and time both where they can be timed.
+
+    It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls.
+
+    Args:
+        library: The library.
+        reference: What the reference has computed.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+    verdicts = []
+    first: list[dict[str, Array] | None] = []
+    for sized in reference.sized:
+        verdict, outputs = _compare_at(library, sized, reference.tolerance)
+        verdicts.append(verdict)
+        first.append(outputs)
+    for verdict, sized, outputs in reversed([*zip(verdicts, reference.sized, first, strict=True)]):
+        if outputs is None:
+            continue
+        [again] = library.run_all([sized.feed])
+        if any(again[name].tobytes() != array.tobytes() for name, array in outputs.items()):
+            verdict["is_repeatable"] = verdict["passed"] = False
+    if library.timed is not None:
+        with exclusive_devices(settings, context):
+            for verdict, sized in zip(verdicts, reference.sized, strict=True):
+                if "failure" not in verdict:
+                    _time_at(verdict, library.timed, sized, reference)
+    return verdicts
+
+
+def _compare_at(
+    library: Library, sized: SizeOutputs, tolerance: Tolerance
+) -> tuple[SizeVerdict, dict[str, Array] | None]:
+    """Return the verdict at some sizes, and what the library computes; None where it cannot be called."""
+    try:
+        [outputs] = library.run_all([sized.feed])
+    except (BundleError, StageError) as error:
+        return {"sizes": sized.sizes, "passed": False, "failure": error.message}, None
+    compared = {
+        spec.name: comparison.compare(outputs[spec.name], sized.outputs[spec.name], tolerance)
+        for spec in library.outputs
+    }
+    is_passed = all(output["passed"] for output in compared.values())
+    return {"sizes": sized.sizes, "passed": is_passed, "outputs": compared}, outputs
+
+
+def _time_at(
+    verdict: SizeVerdict, library: Timed, sized: SizeOutputs, reference: ReferenceRun
+) -> None:
+    """Measure the library and the reference at some sizes: fewer repeats than at those of the verdict."""
+    verdict["latency_s"] = measure_briefly(library, sized.feed)
+    if reference.timed is not None:
+        feed = {**sized.feed, **reference.model.bound}
+        verdict["reference_latency_s"] = measure_briefly(reference.timed, feed)

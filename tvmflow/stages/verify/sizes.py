@@ -1,0 +1,239 @@
+"""The sizes at which a library with dimensions is verified, and what it computes at each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.dimensions import (
+    WrongSize,
+    choose_representative,
+    derive_sizes,
+    evaluate_shape,
+)
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tvm
+
+    Array = np.ndarray[Any, Any]
+
+Sizes = dict[str, int]
+"""The size of each dimension by name."""
+
+# Random ones fill up to so many combinations; sizes to tune at may be more.
+_COMBINATIONS: Final = 8
+_DRAWS: Final = 64
+# All tensors of a model together: 4 GB of float32, if all were in memory at once.
+_MAX_ELEMENTS: Final = 2**30
+
+
+class ChosenSizes(NamedTuple):
+    """Combinations of sizes.
+
+    Attributes:
+        combinations: The combinations, in the order in which a library runs them.
+        left_out: A sentence for each combination that is too large to be verified.
+    """
+
+    combinations: tuple[Sizes, ...]
+    left_out: tuple[str, ...]
+
+
+class SizeOutputs(NamedTuple):
+    """The inputs and outputs of a call of the reference at some sizes.
+
+    Attributes:
+        sizes: The size of each dimension.
+        feed: The inputs of the library.
+        outputs: The outputs, and inner tensors, by name.
+    """
+
+    sizes: Sizes
+    feed: dict[str, Array]
+    outputs: dict[str, Array]
+
+
+def read_dimensions(signature: Mapping[str, Json]) -> tuple[Dimension, ...]:
+    """Return the dimensions of a signature; none for a model of fixed sizes."""
+    return tuple(
+        Dimension(**{**entry, "tune_at": tuple(entry.get("tune_at", ()))})
+        for entry in signature.get("dimensions", ())
+    )
+
+
+def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:
+    """Return the sizes at which all is verified that is verified at one size, and latency is measured."""
+    return {dimension.name: choose_representative(dimension) for dimension in dimensions}
+
+
+def specs_at(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
+    """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
+    return tuple(
+        spec._replace(shape=evaluate_shape(spec.sizes, sizes), sizes=()) if spec.sizes else spec
+        for spec in specs
+    )
+
+
+def find_sizes(signature: Mapping[str, Json], feed: Mapping[str, Array]) -> Sizes:
+    """Return the sizes of the dimensions in some inputs."""
+    inputs = map(TensorSpec.from_json, signature["inputs"])
+    specs = {spec.name: spec.sizes or spec.shape for spec in inputs}
+    shapes = {name: array.shape for name, array in feed.items()}
+    return derive_sizes(read_dimensions(signature), specs, shapes)
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Return sizes as reports name them.
+
+    >>> sizes_text({"batch": 3, "seq": 37})
+    'batch=3, seq=37'
+    """
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def choose_sizes(
+    dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int], seed: int
+) -> ChosenSizes:
+    """Return the sizes at which a library is verified.
+
+    These are the least and the largest ones, all to tune at, those that no tile divides, and random ones;
+    in place of the largest, where it is too large, smaller ones, and each dimension's largest by itself.
+
+    Args:
+        dimensions: The dimensions.
+        count_elements: Returns the number of elements of all tensors of the model.
+        seed: The same seed gives the same sizes.
+    """
+    chosen: list[Sizes] = []
+    left_out = []
+
+    def add(sizes: Sizes) -> bool:
+        is_affordable = count_elements(sizes) <= _MAX_ELEMENTS
+        if is_affordable and sizes not in chosen:
+            chosen.append(sizes)
+        return is_affordable
+
+    least = {dimension.name: dimension.min for dimension in dimensions}
+    largest = {dimension.name: dimension.max for dimension in dimensions}
+    # one combination is verified in any case
+    chosen.append(least)
+    if not add(largest):
+        smaller = _shrink(dimensions, count_elements)
+        left_out.append(_describe_left_out(largest, count_elements, smaller))
+        add(smaller)
+        for name, size in largest.items():
+            add({**least, name: size})
+    for sizes in _list_to_tune_at(dimensions):
+        if not add(sizes):
+            left_out.append(_describe_left_out(sizes, count_elements))
+    for sizes in _list_primes(dimensions):
+        add(sizes)
+    rng = random.Random(seed)
+    for _ in range(_DRAWS):
+        if len(chosen) >= _COMBINATIONS:
+            break
+        add({dimension.name: _draw(dimension, rng) for dimension in dimensions})
+    return ChosenSizes(tuple(chosen), tuple(left_out))
+
+
+def _describe_left_out(
+    sizes: Sizes, count_elements: Callable[[Sizes], int], instead: Sizes | None = None
+) -> str:
+    text = (
+        f"{sizes_text(sizes)} is not verified: the tensors of the model have {count_elements(sizes):,} elements "
+        f"there, more than {_MAX_ELEMENTS:,}"
+    )
+    return f"{text}; {sizes_text(instead)} is, instead" if instead else text
+
+
+def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]) -> Sizes:
+    """Return the largest sizes, with the one furthest from its minimum halved until all is affordable."""
+    sizes = {dimension.name: dimension.max for dimension in dimensions}
+    while count_elements(sizes) > _MAX_ELEMENTS:
+        furthest = max(dimensions, key=lambda d: sizes[d.name] / d.min)
+        if sizes[furthest.name] == furthest.min:
+            break
+        half = sizes[furthest.name] // 2 // furthest.multiple_of * furthest.multiple_of
+        sizes[furthest.name] = max(half, furthest.min)
+    return sizes
+
+
+def _list_to_tune_at(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
+    """Give combinations in which each size to tune at is once, and the representative one."""
+    middle = choose_representatives(dimensions)
+    for place in range(max(len(dimension.tune_at) for dimension in dimensions)):
+        yield {
+            d.name: d.tune_at[place % len(d.tune_at)] if d.tune_at else middle[d.name]
+            for d in dimensions
+        }
+    yield middle
+
+
+def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
+    """Give combinations of different sizes that no tile divides: near the middle, and near the end."""
+    for find_start in (lambda d: math.isqrt(d.min * d.max), lambda d: d.max - d.multiple_of):
+        used: set[int] = set()
+        sizes = {}
+        for dimension in dimensions:
+            size = _find_prime(dimension, find_start(dimension), used)
+            used.add(size)
+            sizes[dimension.name] = size
+        yield sizes
+
+
+def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
+    """Return a prime (times `multiple_of`) up to a size and not used yet; the closest size where none is."""
+    step = dimension.multiple_of
+    for factor in range(max(start, dimension.min) // step, dimension.min // step - 1, -1):
+        if _is_prime(factor) and factor * step not in used:
+            return factor * step
+    return max(start // step * step, dimension.min)
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
+def _draw(dimension: Dimension, rng: random.Random) -> int:
+    """Return a random size; small ones are as likely as large ones."""
+    low, high = math.log(dimension.min), math.log(dimension.max + 1)
+    size = int(math.exp(rng.uniform(low, high))) // dimension.multiple_of * dimension.multiple_of
+    return min(max(size, dimension.min), dimension.max)
+
+
+def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
+    """Return a function that counts the elements of all tensors of an imported model for some sizes.
+
+    Sizes that are known only when the model runs do not count.
+    """
+    from tvm import relax
+
+    from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
+
+    variables: list[Any] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Var):
+            variables.append(expr)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    shapes: list[list[Size]] = []
+    for variable in dict.fromkeys(variables):
+        sizes = sizes_of(variable)
+        if sizes is not None:
+            with contextlib.suppress(NoSize):
+                shapes.append([size_text(size) for size in sizes])
+
+    def count(sizes: Sizes) -> int:
+        elements = 0
+        for shape in shapes:
+            with contextlib.suppress(WrongSize):
+                elements += math.prod(evaluate_shape(shape, sizes))
+        return elements
+
+    return count
