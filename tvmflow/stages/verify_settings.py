@@ -76,7 +76,8 @@ class VerifySettings(StageSettings):
     """The checks, the ranges of random inputs, and the machine whose latency is reported.
 
     `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
-    untuned variant; a partitioned target has none.
+    untuned variant; a partitioned target has none. `tune_at` has the sizes that kernels are tuned
+    at, by dimension.
     """
 
     verify: CheckSettings
@@ -89,6 +90,7 @@ class VerifySettings(StageSettings):
     tune: SpeedupSettings | None = None
     run_on: str = LOCAL
     compare: CompareSettings | None = None
+    tune_at: dict[str, tuple[int, ...]] | None = None
 
     @property
     def machines(self) -> dict[str, MachineSettings]:

@@ -40,7 +40,7 @@ SIGNATURE = {
     "inputs": [INPUT.to_json()],
     "dimensions": [
         {"name": "batch", "min": 1, "max": 8, "multiple_of": 1},
-        {"name": "seq", "min": 1, "max": 512, "multiple_of": 1, "tune_at": [16, 128]},
+        {"name": "seq", "min": 1, "max": 512, "multiple_of": 1},
     ],
 }
 
@@ -120,13 +120,15 @@ def test_elements_are_those_of_all_tensors() -> None:
 def test_random_inputs_have_the_representative_sizes() -> None:
     """The largest size to tune at, or the geometric middle: there, latency is measured, too."""
     checks = CheckSettings(**{**Verify().model_dump(), "data": False})
-    made = VerifySettings.model_construct(verify=checks, inputs={"x": InputSettings()})
+    made = VerifySettings.model_construct(
+        verify=checks, inputs={"x": InputSettings()}, tune_at={"seq": (16, 128)}
+    )
     _, data = next(load_samples(SIGNATURE, made, None))
     assert [batch["x"].shape for batch in data.batches] == [(3, 128)] * 3
 
 
 def samples(arrays: Mapping[str, Any], **fields: Any) -> Any:
-    dimensions = read_dimensions(SIGNATURE)
+    dimensions = read_dimensions(SIGNATURE, VerifySettings.model_construct())
     return make_samples([INPUT], arrays, source="data.npz", dimensions=dimensions, **fields)
 
 

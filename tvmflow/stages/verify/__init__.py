@@ -244,7 +244,7 @@ def _verify(
 
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    dimensions = read_dimensions(signature)
+    dimensions = read_dimensions(signature, settings)
     candidates = load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against}
     if any(spec.image for spec in settings.inputs.values()):
@@ -275,7 +275,7 @@ def _verify(
             verdict["added_samples"] = reference.results.added
     verdict["samples"] = data.total
     if dimensions:
-        verdict["at"] = find_sizes(signature, data.batches[0])
+        verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         if library.timed is not None and reference is not None:

@@ -166,6 +166,19 @@ def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> Outpu
     return compare(actual, expected, tolerance)
 
 
+def compare_inner_batches(
+    actual: Sequence[Array], expected: Sequence[Array], tolerance: Tolerance
+) -> OutputComparison:
+    """Compare a tensor between kernels over all batches; those of one size are compared together."""
+    import numpy as np
+
+    groups: dict[Any, list[tuple[Array, Array]]] = {}
+    for own, right in zip(actual, expected, strict=True):
+        groups.setdefault((own.shape, right.shape), []).append((own, right))
+    stacked = [[np.stack(side) for side in zip(*pairs, strict=True)] for pairs in groups.values()]
+    return _merge([compare_inner(own, right, tolerance) for own, right in stacked])
+
+
 def _errors(actual: Array, expected: Array, is_equal: Array) -> tuple[Array, Array]:
     """Return the absolute and the relative error of each element; infinite where only one is NaN."""
     import numpy as np

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify.comparison import compare_inner
+from tvmflow.stages.verify.comparison import compare_inner_batches
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun
@@ -50,8 +50,6 @@ class IndexCheck:
         settings: VerifySettings,
         context: StageContext,
     ) -> None:
-        import numpy as np
-
         from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
         assert indices.loaded is not None and isinstance(library, LocalLibrary)
@@ -63,10 +61,9 @@ class IndexCheck:
         self.tensors: dict[str, OutputComparison] = {}
         for spec in indices.loaded.tensors:
             own, right = (
-                np.stack([batch[spec.name] for batch in side])
-                for side in (self._computed, self._expected)
+                [batch[spec.name] for batch in side] for side in (self._computed, self._expected)
             )
-            comparison = compare_inner(own, right, reference.tolerance)
+            comparison = compare_inner_batches(own, right, reference.tolerance)
             self.tensors[spec.name] = {**comparison, "seen": False}
         self._look_for_tensors(inner, library, batches[0], context)
         self._indices = {

@@ -70,7 +70,7 @@ def load_samples(
     """
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
-    dimensions = read_dimensions(signature)
+    dimensions = read_dimensions(signature, settings)
     if path is not None:
         labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
         yield (
@@ -294,7 +294,7 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
         StageError: when an image cannot be read, or has no class.
     """
     bundle = read_bundle(context.inputs["export/module.tvmflow"], with_libraries=False)
-    sizes = choose_representatives(read_dimensions(bundle.signature))
+    sizes = choose_representatives(read_dimensions(bundle.signature, settings))
     inputs = specs_at([*map(TensorSpec.from_json, bundle.signature["inputs"])], sizes)
     preprocessing = read_preprocessing(bundle.manifest, inputs)
     listed = _list_images(context)

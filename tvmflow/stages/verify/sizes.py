@@ -15,6 +15,7 @@ from tvmflow.core.dimensions import (
     evaluate_shape,
 )
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
+from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,12 +59,18 @@ class SizeOutputs(NamedTuple):
     outputs: dict[str, Array]
 
 
-def read_dimensions(signature: Mapping[str, Json]) -> tuple[Dimension, ...]:
-    """Return the dimensions of a signature; none for a model of fixed sizes."""
-    return tuple(
-        Dimension(**{**entry, "tune_at": tuple(entry.get("tune_at", ()))})
-        for entry in signature.get("dimensions", ())
-    )
+def read_dimensions(
+    signature: Mapping[str, Json], settings: VerifySettings
+) -> tuple[Dimension, ...]:
+    """Return the dimensions of a library with the sizes to tune at; none for one of fixed sizes.
+
+    Args:
+        signature: The signature of the imported model, or of the library.
+        settings: Those of `verify`.
+    """
+    dimensions = map(Dimension.from_json, signature.get("dimensions", ()))
+    tune_at = settings.tune_at or {}
+    return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
 
 
 def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:
@@ -79,12 +86,13 @@ def specs_at(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[Ten
     )
 
 
-def find_sizes(signature: Mapping[str, Json], feed: Mapping[str, Array]) -> Sizes:
+def find_sizes(
+    signature: Mapping[str, Json], dimensions: Sequence[Dimension], feed: Mapping[str, Array]
+) -> Sizes:
     """Return the sizes of the dimensions in some inputs."""
     inputs = map(TensorSpec.from_json, signature["inputs"])
-    specs = {spec.name: spec.sizes or spec.shape for spec in inputs}
-    shapes = {name: array.shape for name, array in feed.items()}
-    return derive_sizes(read_dimensions(signature), specs, shapes)
+    sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
+    return derive_sizes(dimensions, sizes, {name: array.shape for name, array in feed.items()})
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
