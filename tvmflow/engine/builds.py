@@ -22,13 +22,17 @@ from tvmflow.stages.build import TUNED, BuildFacts
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
+from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.verdict import (
     Latency,
+    SizeVerdict,
     Verdict,
     find_largest_error,
+    find_size_error,
     largest,
     list_compared,
     shown_latency,
+    sort_sizes,
 )
 from tvmflow.stages.verify.verdict import Speedup as MeasuredSpeedup
 
@@ -92,6 +96,24 @@ class KernelShare(NamedTuple):
     nodes: tuple[str, ...] = ()
 
 
+class SizeResult(NamedTuple):
+    """What `verify` found at some sizes of a library's dimensions.
+
+    Attributes:
+        sizes: The sizes, as reports name them.
+        passed: Whether the outputs are right.
+        error: Largest absolute error of any output.
+        latency_s: Median latency of one call, in seconds.
+        reference_latency_s: That of the reference.
+    """
+
+    sizes: str
+    passed: bool
+    error: float | None = None
+    latency_s: float | None = None
+    reference_latency_s: float | None = None
+
+
 class Tolerance(NamedTuple):
     """The limits of an element's difference: relative, and absolute for the least strict output."""
 
@@ -122,6 +144,8 @@ class Build(NamedTuple):
         kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
+        sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
+        measured_at: The sizes at which its latency is, as reports name them.
         inputs: The inputs of the model, where the libraries of a recipe are compared; empty elsewhere.
         is_pareto_optimal: No other library of the recipe for the same machine and inputs is as good in all.
         reused: Every stage was up to date, or came from a remote cache.
@@ -151,6 +175,8 @@ class Build(NamedTuple):
     kernels: int | None = None
     tuned_kernels: int | None = None
     slowest_kernels: tuple[KernelShare, ...] = ()
+    sizes: tuple[SizeResult, ...] = ()
+    measured_at: str = ""
     inputs: str = ""
     is_pareto_optimal: bool = False
     reused: bool = False
@@ -252,7 +278,19 @@ def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str,
         "untuned_latency_s": library and speedup and shown_latency(library["median"], speedup),
         "tuning_speedup": read_tuning_speedup(facts),
         "peers": tuple(_list_peers(facts, library)) if library else (),
+        "sizes": tuple(map(_read_size, sort_sizes(facts))),
+        "measured_at": sizes_text(facts.get("at", {})),
     }
+
+
+def _read_size(entry: SizeVerdict) -> SizeResult:
+    return SizeResult(
+        sizes=sizes_text(entry["sizes"]),
+        passed=entry["passed"],
+        error=find_size_error(entry),
+        latency_s=entry.get("latency_s"),
+        reference_latency_s=entry.get("reference_latency_s"),
+    )
 
 
 def _read_tolerance(facts: Verdict) -> Tolerance | None:

@@ -174,4 +174,4 @@ def _add_bytes(
 
 
 def _format_input(tensor: TensorSpec) -> str:
-    return f"{tensor.name} {'×'.join(map(str, tensor.shape))}"
+    return f"{tensor.name} {'×'.join(map(str, tensor.sizes or tensor.shape))}"

@@ -15,7 +15,7 @@ from tvmflow.core.formatting import count_text, size_text
 from tvmflow.core.markup import Child, Markup, element, join, lines
 from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
-from tvmflow.engine.builds import Peer, Speedup
+from tvmflow.engine.builds import Peer, SizeResult, Speedup
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
 from tvmflow.pages.graph import draw_graph, draw_times
 from tvmflow.pages.kernels import draw_kernels
@@ -152,6 +152,7 @@ _FILE_COLUMNS: Final = (
 def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     """Yield id, title and content of each section."""
     yield "libraries", "Libraries", _compare_libraries(page)
+    yield "sizes", "Sizes", _list_sizes(page)
     yield "changes", "Changes", list(list_changes(page))
     yield "pareto", "Speed against size and error", list(draw_pareto(page.libraries))
     yield "gates", "Gates", _list_gates(page)
@@ -290,6 +291,41 @@ def _describe_accuracy(previous: float | None, current: float | None) -> Child:
     sign, style = ("▲", "good") if current > previous else ("▼", "bad")
     points = f"{sign} {100 * (current - previous):+.2f} points"
     return join(element("span", points, class_=style), f" was {accuracy(previous)}")
+
+
+def _list_sizes(page: Page) -> list[Child]:
+    """Return a row for each size at which a library with dimensions was verified."""
+    rows = [
+        _size_row(library, entry) for library in page.libraries for entry in library.build.sizes
+    ]
+    if not rows:
+        return []
+    columns = (
+        Column("library"),
+        Column("sizes"),
+        Column("state"),
+        Column("largest error", is_number=True),
+        Column("latency", is_number=True),
+        Column("reference", is_number=True),
+    )
+    measured = {library.build.measured_at for library in page.libraries} - {""}
+    about = f"All other figures are at {'; '.join(sorted(measured))}." if measured else ""
+    return [
+        element("p", about) if about else None,
+        table("Sizes that each call chooses", columns, rows),
+    ]
+
+
+def _size_row(library: Library, entry: SizeResult) -> list[Cell]:
+    sign, style, state = ("✓", "good", "right") if entry.passed else ("✗", "bad", "wrong")
+    return [
+        Cell(library.label, library.label),
+        Cell(entry.sizes, entry.sizes),
+        Cell(element("span", f"{sign} {state}", class_=style), state),
+        Cell(error(entry.error), entry.error),
+        Cell(latency(entry.latency_s), entry.latency_s),
+        Cell(latency(entry.reference_latency_s), entry.reference_latency_s),
+    ]
 
 
 # ---------------------------------------------------------------- the rest

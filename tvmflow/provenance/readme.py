@@ -69,6 +69,7 @@ def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
         f"# {lineage.recipe} for {lineage.target}",
         _describe(lineage),
         _describe_tensors(signature),
+        _describe_dimensions(signature),
         _describe_files(names, lineage.recipe),
         *_list_examples(names, lineage, signature),
         _describe_check(),
@@ -174,24 +175,36 @@ def _example(title: str, language: str, code: Sequence[str], text: str = "") -> 
 
 
 def _feed(signature: Mapping[str, Json]) -> str:
-    """Return an expression for inputs of zeros."""
-    inputs = signature["inputs"]
-    if len(inputs) > _FEW_INPUTS:
+    """Return an expression for inputs of zeros, the smallest where sizes are open."""
+    inputs, dimensions = signature["inputs"], signature.get("dimensions", ())
+    if len(inputs) > _FEW_INPUTS and not dimensions:
         return "{tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}"
+    least = {entry["name"]: entry["min"] for entry in dimensions}
     entries = (
-        f"{python_string(tensor['name'])}: np.zeros({tuple(_extents(tensor['shape']))}, {tensor['dtype']!r})"
+        f"{python_string(tensor['name'])}: np.zeros({tuple(_extents(tensor, least))}, {tensor['dtype']!r})"
         for tensor in inputs
     )
     return f"{{{', '.join(entries)}}}"
 
 
-def _extents(shape: Sequence[Json]) -> list[int]:
-    """Return the extents of a shape; one for each that is known only when the model runs."""
-    return [extent if isinstance(extent, int) else 1 for extent in shape]
+def _extents(tensor: Mapping[str, Json], least: Mapping[str, int]) -> list[int]:
+    """Return the extents of a tensor; one for each that is known only when the model runs."""
+    sizes = (least.get(size, size) for size in tensor.get("sizes") or tensor["shape"])
+    return [size if isinstance(size, int) else 1 for size in sizes]
+
+
+def _describe_dimensions(signature: Mapping[str, Json]) -> str:
+    """Return the sizes that each call chooses; empty for a model of fixed sizes."""
+    lines = []
+    for entry in signature.get("dimensions", ()):
+        multiple = entry.get("multiple_of", 1)
+        step = f", multiples of {multiple}" if multiple > 1 else ""
+        lines.append(f"- {markdown_code(entry['name'])}: {entry['min']} to {entry['max']}{step}")
+    return "\n".join(["Each call chooses the sizes:", "", *lines]) if lines else ""
 
 
 def _shape(tensor: Mapping[str, Json]) -> str:
-    extents = [markdown_text(str(extent)) for extent in tensor["shape"]]
+    extents = [markdown_text(str(extent)) for extent in tensor.get("sizes") or tensor["shape"]]
     if (axis := tensor.get("bounded_axis")) is not None:
         extents[axis] = f"at most {extents[axis]}"
     return " × ".join(extents) or "a single value"

@@ -237,7 +237,7 @@ def _lock_kernel(task: Json, measured: MeasuredKernel | None, trace: Json) -> Lo
 
 
 def _format_shape(tensor: TensorSpec) -> str:
-    sizes = list(map(str, tensor.shape))
+    sizes = list(map(str, tensor.sizes or tensor.shape))
     if tensor.bounded_axis is not None:
         sizes[tensor.bounded_axis] = f"≤{sizes[tensor.bounded_axis]}"
     return f"{tensor.dtype}[{'×'.join(sizes)}]"

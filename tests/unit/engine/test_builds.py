@@ -13,7 +13,15 @@ import pytest
 from tests.support.facts import seconds
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import RecipeOrigin
-from tvmflow.engine.builds import Build, KernelShare, Peer, Speedup, Tolerance, list_builds
+from tvmflow.engine.builds import (
+    Build,
+    KernelShare,
+    Peer,
+    SizeResult,
+    Speedup,
+    Tolerance,
+    list_builds,
+)
 from tvmflow.engine.report import RunReport, StageReport
 
 
@@ -103,6 +111,25 @@ def test_a_build_has_what_its_stages_say() -> None:
     )
     assert from_json(Build, json.loads(json.dumps(to_json(build)))) == build
     assert from_json(Build, {**to_json(build), "of_a_later_version": 1}) == build
+
+
+def test_a_build_has_what_was_found_at_all_sizes() -> None:
+    """The smallest first; its largest error is that of all sizes."""
+
+    def at(seq: int, error: float, *, passed: bool = True) -> Any:
+        outputs = {"y": {"passed": passed, "max_abs_error": error}}
+        return {"sizes": {"seq": seq}, "passed": passed, "outputs": outputs, "latency_s": 1e-3}
+
+    sizes = [at(512, 1e-3), at(37, 2.0, passed=False), {"sizes": {"seq": 1}, "passed": False}]
+    verdict = {**VERDICT, "at": {"seq": 128}, "sizes": sizes}
+    (build,) = list_builds(report(stage("net:verify/host", **verdict)))
+    assert build.measured_at == "seq=128"
+    assert build.sizes == (
+        SizeResult("seq=1", False),
+        SizeResult("seq=37", False, 2.0, 1e-3),
+        SizeResult("seq=512", True, 1e-3, 1e-3),
+    )
+    assert build.error == 2.0
 
 
 def test_what_a_run_does_not_know_is_none() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tvmflow.engine.builds import Build, Peer, Speedup
+from tvmflow.engine.builds import Build, Peer, SizeResult, Speedup
 from tvmflow.pages.content import (
     Gate,
     Kernel,
@@ -62,6 +62,7 @@ def full_page(text: str = "net") -> Page:
     peer = Peer(text, 2e-3, Speedup(2.0, 1.9, 2.1, 9))
     build: dict[str, Any] = {"peers": (peer,), "tuning_speedup": Speedup(1.5, 1.4, 1.6, 9)}
     build |= {"reference": text, "accuracy": 0.9, "untuned_latency_s": 2e-3}
+    build |= {"sizes": (SizeResult(text, True, 1e-6, 1e-3, 2e-3),), "measured_at": text}
     kernels = tuple(
         Kernel(f"{text}{number}", (text,), 1, 1e6, 1e3 * number, 2e-4, 1e-4, 5e-5, (2e-4, 1e-4), 2)
         for number in (1, 2)
@@ -93,7 +94,17 @@ def test_a_page_has_all_sections_and_is_well_formed() -> None:
     document = Document(html)
     ids = document.values("id")
     assert len(ids) == len(set(ids))
-    sections = ["libraries", "pareto", "gates", "files", "tuning", "kernels", "time", "stages"]
+    sections = [
+        "libraries",
+        "sizes",
+        "pareto",
+        "gates",
+        "files",
+        "tuning",
+        "kernels",
+        "time",
+        "stages",
+    ]
     assert re.findall(r'<section id="(\w+)"', html) == [*sections, "recipes", "provenance"]
     assert {link[1:] for link in document.values("href") if link.startswith("#")} <= set(ids)
 
@@ -255,3 +266,21 @@ def test_a_rejected_library_has_no_speed_in_the_head() -> None:
     build = library("host", verdict="rejected", peers=(peer,), tuning_speedup=peer.speedup)
     tiles = render_page(Page("Run", "net", libraries=(build,))).partition("</dl>")[0]
     assert "0 of 1" in tiles and "1 ms" not in tiles and "2.00×" not in tiles
+
+
+def test_all_sizes_of_a_library_are_in_one_table() -> None:
+    """With a mark where one is wrong; a library of fixed sizes has no such section."""
+    sizes = (SizeResult("seq=16", True, 1e-6, 1e-3, 2e-3), SizeResult("seq=37", False, 2.0))
+    page = Page(
+        kind="Run",
+        title="net",
+        libraries=(library("host", sizes=sizes, measured_at="seq=128"), library("other")),
+    )
+    html = render_page(page)
+    section = html.partition('<section id="sizes"')[2].partition("</section>")[0]
+    text = re.sub(r"<[^>]+>", " ", section)
+    assert "All other figures are at seq=128." in text
+    assert re.search(r"seq=16\s+✓ right\s+1e-06\s+1 ms\s+2 ms", text)
+    assert re.search(r"seq=37\s+✗ wrong\s+2", text)
+    fixed = render_page(page._replace(libraries=(library("other"),)))
+    assert 'id="sizes"' not in fixed

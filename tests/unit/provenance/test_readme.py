@@ -87,3 +87,15 @@ def test_the_first_pattern_counts(name: str, word: str) -> None:
 
 def test_an_unknown_file_has_no_purpose() -> None:
     assert describe_purpose("something.else") == ""
+
+
+def test_open_sizes_are_named_with_their_ranges(world: World) -> None:
+    """An example has inputs of the smallest sizes."""
+    tensor = {"name": "x", "shape": [512, 3], "sizes": ["seq", 3], "dtype": "int8"}
+    dimension = {"name": "seq", "min": 8, "max": 512, "multiple_of": 8}
+    signature = {"inputs": [tensor], "outputs": [], "dimensions": [dimension]}
+    world.make(contents(signature=json.dumps(signature).encode()))
+    text = readme(world)
+    assert "| input | `x` | seq × 3 | int8 |" in text
+    assert "- `seq`: 8 to 512, multiples of 8" in text
+    assert "np.zeros((8, 3), 'int8')" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import TypedDict
@@ -292,4 +293,17 @@ def list_compared(verdict: Verdict) -> list[OutputComparison]:
 
 def find_largest_error(verdict: Verdict) -> float | None:
     """Return the largest absolute error of all outputs; None when it is not a finite number for each."""
-    return largest(output.get("max_abs_error", math.nan) for output in list_compared(verdict))
+    sizes = (entry.get("outputs", {}).values() for entry in verdict.get("sizes", ()))
+    outputs = [*list_compared(verdict), *itertools.chain.from_iterable(sizes)]
+    return largest(output.get("max_abs_error", math.nan) for output in outputs)
+
+
+def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
+    """Return the verdicts at all sizes, the smallest sizes first."""
+    return sorted(verdict.get("sizes", ()), key=lambda entry: [*entry["sizes"].values()])
+
+
+def find_size_error(entry: SizeVerdict) -> float | None:
+    """Return the largest absolute error at some sizes; None when it is not a finite number for each output."""
+    outputs = entry.get("outputs", {}).values()
+    return largest(output.get("max_abs_error", math.nan) for output in outputs)

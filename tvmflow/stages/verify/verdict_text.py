@@ -22,8 +22,9 @@ from tvmflow.stages.verify.verdict import (
     SizeVerdict,
     Speedup,
     Verdict,
-    largest,
+    find_size_error,
     shown_latency,
+    sort_sizes,
 )
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
@@ -94,7 +95,7 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
 
 def _describe_sizes(facts: Verdict) -> Iterator[str]:
     """Give a table of the sizes at which a library with dimensions was verified."""
-    sizes = sorted(facts.get("sizes", ()), key=lambda entry: [*entry["sizes"].values()])
+    sizes = sort_sizes(facts)
     if sizes:
         width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
         reference = facts.get("reference", "")
@@ -115,9 +116,7 @@ def _describe_sizes(facts: Verdict) -> Iterator[str]:
 
 def _size_error(entry: SizeVerdict) -> str:
     """Return the largest error at some sizes, in capitals where it is too large."""
-    error = largest(
-        output.get("max_abs_error", "nan") for output in entry.get("outputs", {}).values()
-    )
+    error = find_size_error(entry)
     text = "" if error is None else f"{error:.2g}"
     return text if entry["passed"] else f"WRONG {text}".rstrip()
 
