@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.formatting import excerpt, quoted
-from tvmflow.core.types import Dimension, Size
+from tvmflow.core.types import Dimension, Size, TensorSpec
 
 # An expression of a model has some tens of characters; one of a stranger's bundle may have any number.
 _MAX_TEXT: Final = 2_000
@@ -183,6 +183,23 @@ def choose_representative(dimension: Dimension) -> int:
     middle = math.isqrt(dimension.min * dimension.max) + 1
     rounded = middle // dimension.multiple_of * dimension.multiple_of
     return min(max(rounded, dimension.min), dimension.max)
+
+
+def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
+    """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
+    return tuple(
+        spec._replace(shape=evaluate_shape(spec.sizes, sizes), sizes=()) if spec.sizes else spec
+        for spec in specs
+    )
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """Return sizes as reports name them.
+
+    >>> sizes_text({"batch": 3, "seq": 37})
+    'batch=3, seq=37'
+    """
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 # ---------------------------------------------------------------- expressions

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
+from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.statistics import MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.report import (
@@ -22,7 +23,6 @@ from tvmflow.stages.build import TUNED, BuildFacts
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
-from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,

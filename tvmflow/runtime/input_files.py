@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import BundleError, StageError, UsageError
 from tvmflow.core.formatting import count_text, names_text, quoted
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.image_files import SUFFIXES, read_files
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.samples import Samples, image_samples, make_samples, read_npz
@@ -55,7 +56,10 @@ def parse_input(word: str, names: Iterable[str]) -> InputFile:
 
 
 def read_inputs(
-    inputs: Sequence[TensorSpec], images: Mapping[str, Preprocessing], files: Sequence[InputFile]
+    inputs: Sequence[TensorSpec],
+    images: Mapping[str, Preprocessing],
+    files: Sequence[InputFile],
+    dimensions: Sequence[Dimension] = (),
 ) -> Samples:
     """Return the inputs in files, divided into batches.
 
@@ -67,6 +71,7 @@ def read_inputs(
         inputs: The signature.
         images: The preprocessing of the inputs that take images.
         files: The files.
+        dimensions: The sizes that each call chooses: files have their own.
 
     Raises:
         UsageError: when a file is missing, cannot be read, or does not fit.
@@ -90,7 +95,7 @@ def read_inputs(
         for name, paths in pictures.items():
             arrays[name] = images[name].tensor(read_files(paths, images[name].fit))
         source = " and ".join(dict.fromkeys(file.shown for file in files))
-        return make_samples(inputs, arrays, source=source)
+        return make_samples(inputs, arrays, source=source, dimensions=dimensions)
     except (BundleError, StageError) as error:
         raise UsageError(error.message, fix=error.fix) from error
 
@@ -188,17 +193,34 @@ def _read_text(content: bytes, file: InputFile, spec: TensorSpec) -> Array:
             f"{file.shown} is neither an npz nor an npy file, nor an image, nor {numbers} as text: {_first_line(error)}",
             fix=f"write an array with numpy.save(path, array); this input is {spec.dtype}{list(spec.shape)}",
         ) from error
-    size = int(np.prod(spec.shape[1:], dtype=np.int64))
-    if values.size != int(np.prod(spec.shape, dtype=np.int64)) and (
-        not spec.shape or not values.size or values.size % max(size, 1)
+    shape = _find_text_shape(spec, values.size, file) if spec.sizes else spec.shape
+    size = int(np.prod(shape[1:], dtype=np.int64))
+    if values.size != int(np.prod(shape, dtype=np.int64)) and (
+        not shape or not values.size or values.size % max(size, 1)
     ):
         raise UsageError(
             f"{file.shown} has {count_text(values.size, 'number')}, "
-            f"and the input {quoted(spec.name)} takes {list(spec.shape)}"
+            f"and the input {quoted(spec.name)} takes {list(shape)}"
         )
     if values.size:
         values = _narrow(values, spec, file)
-    return values.reshape((-1, *spec.shape[1:]) if spec.shape else ())
+    return values.reshape((-1, *shape[1:]) if shape else ())
+
+
+def _find_text_shape(spec: TensorSpec, count: int, file: InputFile) -> tuple[int, ...]:
+    """Return the shape of so many numbers for an input with open sizes, of which they tell one alone.
+
+    Raises:
+        UsageError: when more than one is open.
+    """
+    fixed = math.prod(size for size in spec.sizes if isinstance(size, int))
+    names = [size for size in spec.sizes if isinstance(size, str)]
+    if len(names) > 1:
+        raise UsageError(
+            f"{file.shown} is numbers as text, which do not tell the sizes of {names_text(names)}",
+            fix="write an array with numpy.save(path, array)",
+        )
+    return tuple(size if isinstance(size, int) else count // fixed for size in spec.sizes)
 
 
 def _narrow(values: Array, spec: TensorSpec, file: InputFile) -> Array:

@@ -403,12 +403,23 @@ def run_samples(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) ->
 
 
 def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
-    """Return every output over all batches, joined along the first axis, without those of padding."""
+    """Return every output over all batches, joined along the first axis, without those of padding.
+
+    Raises:
+        StageError: when an output has other sizes in other batches, besides the number of samples.
+    """
     import numpy as np
 
     outputs = {}
     for name in results[0]:
         batches = [np.atleast_1d(result[name]) for result in results]
+        shapes = {batch.shape[1:] for batch in batches}
+        if len(shapes) > 1:
+            raise StageError(
+                f"output '{name}' has samples of several sizes, which are no one array: "
+                f"{', '.join(map(str, sorted(shapes)))}",
+                fix="give inputs of one size at a time",
+            )
         joined = np.concatenate(batches) if len(batches) > 1 else batches[0]
         has_samples = {len(batch) for batch in batches} == {samples.batch_size}
         outputs[name] = joined[: samples.total] if has_samples else joined

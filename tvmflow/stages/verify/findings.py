@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text
-from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, Verdict

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tvmflow.core.dimensions import specs_at
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
@@ -21,7 +22,7 @@ from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
 from tvmflow.stages.verify import comparison, findings
-from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions, specs_at
+from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import INPUTS, find_undetected
 from tvmflow.stages.verify.verdict import ImageComparison

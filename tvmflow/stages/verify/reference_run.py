@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tvmflow.core.dimensions import sizes_text, specs_at
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
@@ -21,7 +22,7 @@ from tvmflow.stages.verify.inputs import (
     reach_more,
     run_reference_on,
 )
-from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, sizes_text, specs_at
+from tvmflow.stages.verify.sizes import SizeOutputs, Sizes
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings

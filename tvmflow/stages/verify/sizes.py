@@ -13,6 +13,7 @@ from tvmflow.core.dimensions import (
     choose_representative,
     derive_sizes,
     evaluate_shape,
+    sizes_text,
 )
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.stages.verify_settings import VerifySettings
@@ -78,14 +79,6 @@ def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:
     return {dimension.name: choose_representative(dimension) for dimension in dimensions}
 
 
-def specs_at(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
-    """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
-    return tuple(
-        spec._replace(shape=evaluate_shape(spec.sizes, sizes), sizes=()) if spec.sizes else spec
-        for spec in specs
-    )
-
-
 def find_sizes(
     signature: Mapping[str, Json], dimensions: Sequence[Dimension], feed: Mapping[str, Array]
 ) -> Sizes:
@@ -93,15 +86,6 @@ def find_sizes(
     inputs = map(TensorSpec.from_json, signature["inputs"])
     sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
     return derive_sizes(dimensions, sizes, {name: array.shape for name, array in feed.items()})
-
-
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """Return sizes as reports name them.
-
-    >>> sizes_text({"batch": 3, "seq": 37})
-    'batch=3, seq=37'
-    """
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def choose_sizes(

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.codec import Mismatch
+from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify import tolerances
-from tvmflow.stages.verify.sizes import sizes_text
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     ComparedRuntime,
