@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import NPZ, STAND_INS, ZIP, recognize
-from tvmflow.core.formatting import excerpt
+from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.core.named_files import missing_file_text
 from tvmflow.core.types import Artifact, Plan, StageSpec, TensorSpec
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
@@ -65,6 +65,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
                 for problem in _check_build(planned, part)
             ]
             problems += unbuildable or [
+                *_check_dimensions(planned, target),
                 *_check_execution(planned, target),
                 *_check_compare(planned, target),
                 *_check_outputs(planned, target),
@@ -161,6 +162,29 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
     reason = find_reason(target.tvm, target.features)
     setting = ".".join(planned.setting_loc("kernels", "precision"))
     return f"{problem} {setting}: {precision}: {reason}" if reason else ""
+
+
+def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that a library for a target can have sizes that each call chooses, where the recipe has some."""
+    names = [dimension.name for dimension in planned.recipe_for(target).list_dimensions()]
+    stages = {stage for stage in planned.stages if STAGES[stage].TRAITS.scope != "model"}
+    if not names or not stages:
+        return
+    kinds = [
+        str(part.tvm["kind"])
+        for part in resolved_targets(target)
+        if not backend_for(part.tvm).RUNS_ON_HOST_CPU
+    ]
+    if isinstance(target, PartitionedTarget):
+        reason = "the parts of a model exchange tensors of fixed sizes"
+    elif kinds:
+        reason = f"kernels for {kinds[0]} are made for fixed sizes"
+    else:
+        return
+    yield (
+        f"{planned.where(target)}: targets: '{target.name}' cannot have the open sizes of {names_text(names)}: {reason}; "
+        "write numbers in their place in a recipe or variant for this target (`variants: {NAME: {inputs: …}}`)"
+    )
 
 
 def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
-from tvmflow.core.errors import StageError, VerifyFailed
+from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
@@ -129,6 +129,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
         run_on=run_on,
         compare=compare_settings(recipe, target),
+        tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at} or None,
     )
 
 
@@ -437,19 +438,8 @@ def _add_layers(
 
 
 def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samples) -> float:
-    """Return the accuracy of all batches by an output, of which each sample has as many scores.
-
-    Raises:
-        StageError: when they have not.
-    """
+    """Return the accuracy of all batches by an output."""
     assert data.labels is not None
-    shapes = {batch[name].shape[1:] for batch in outputs}
-    if len(shapes) > 1:
-        raise StageError(
-            f"accuracy needs one score for each class, and output '{name}' has samples of several sizes: "
-            f"{', '.join(map(str, sorted(shapes)))}",
-            fix="leave the labels out of verify.data",
-        )
     joined = samples.join_outputs([{name: batch[name]} for batch in outputs], data)
     return comparison.top1_accuracy(joined, name, data.labels)
 

@@ -304,6 +304,6 @@ def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
 
 
 def find_size_error(entry: SizeVerdict) -> float | None:
-    """Return the largest absolute error at some sizes; None when it is not a finite number for each output."""
+    """Return the largest absolute error at some sizes; None when it is not a finite number."""
     outputs = entry.get("outputs", {}).values()
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
