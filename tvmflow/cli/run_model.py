@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
+from tvmflow.core.dimensions import choose_representative, sizes_text, specs_at
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
+from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
     from tvmflow.cli.run_model_result import ComparedRun, Element, ModelRun
@@ -33,6 +36,8 @@ class RunModelOptions(Options):
         tvmflow run-model net.tvmflow in.npz --output out.npz
         # a file for each of two inputs, an array and numbers as text
         tvmflow run-model net.tvmflow ids=ids.npy scale=scale.txt
+        # random inputs of a size that the model leaves open, timed
+        tvmflow run-model net.tvmflow --size seq=37 --print-time
         # beside another runtime
         tvmflow run-model net.tvmflow --compare onnxruntime
     """
@@ -58,6 +63,11 @@ class RunModelOptions(Options):
         f"the values of inputs where no file is given ({_RANDOM})",
         default=_RANDOM,
         choices=(_RANDOM, *_FILLS),
+    )
+    size: tuple[str, ...] = option(
+        "NAME=N",
+        "the size of a dimension, where no file is given and the model leaves it open; without it, one in the middle of its range (may be repeated)",
+        default=(),
     )
     seed: int = option("N", "the seed of random inputs (0)", default=0)
     output: Path | None = option("NPZ", "write the outputs to this file, by name")
@@ -107,7 +117,8 @@ def run_model(options: RunModelOptions) -> int:
     )
     names = [spec.name for spec in module.inputs]
     files = [parse_input(word, names) for word in (*options.files, *options.input)]
-    feed = _read_samples(module, files, options)
+    sizes = _choose_sizes(module, files, options.size)
+    feed = _read_samples(module, files, options, sizes)
     outputs = samples.run_samples(module.run, feed)
     if options.output:
         samples.write_npz(options.output, outputs)
@@ -115,7 +126,7 @@ def run_model(options: RunModelOptions) -> int:
         model=module.manifest["name"],
         target=module.manifest["target"]["name"],
         samples=feed.total,
-        inputs="files" if files else _describe_fill(options),
+        inputs="files" if files else _describe_fill(options, sizes),
         outputs={name: tuple(array.shape) for name, array in outputs.items()},
         summaries={name: summarize_output(array) for name, array in outputs.items()},
     )
@@ -145,12 +156,49 @@ def _check_bundle(path: Path) -> None:
         raise UsageError(missing_file_text(path), fix=fix)
 
 
-def _describe_fill(options: RunModelOptions) -> str:
-    return f"random inputs (seed {options.seed})" if options.fill == _RANDOM else options.fill
+def _describe_fill(options: RunModelOptions, sizes: Mapping[str, int]) -> str:
+    fill = f"random inputs (seed {options.seed})" if options.fill == _RANDOM else options.fill
+    return f"{fill} at {sizes_text(sizes)}" if sizes else fill
+
+
+def _choose_sizes(
+    module: Module, files: Sequence[InputFile], words: Sequence[str]
+) -> dict[str, int]:
+    """Return the sizes of inputs without a file, by dimension: those of the user, and representative ones.
+
+    Raises:
+        UsageError: when a size is for no dimension of the model, or is not one that it can have.
+    """
+    dimensions = {dimension.name: dimension for dimension in module.dimensions}
+    if files and words:
+        raise UsageError(
+            "--size is for inputs without a file, and those of files have their own sizes",
+            fix="leave --size out",
+        )
+    chosen = {name: choose_representative(dimension) for name, dimension in dimensions.items()}
+    for word in words:
+        name, _, text = word.partition("=")
+        if name not in dimensions:
+            known = (
+                f"it has {names_text([*dimensions])}" if dimensions else "all its sizes are fixed"
+            )
+            hint = did_you_mean(name, dimensions)
+            raise UsageError(
+                f"--size {excerpt(word)}: the model has no dimension {quoted(name)}{hint} ({known})"
+            )
+        if not text.isdecimal():
+            raise UsageError(f"--size {excerpt(word)}: write a whole number, such as {name}=37")
+        chosen[name] = int(text)
+        if problem := dimensions[name].find_problem(chosen[name]):
+            raise UsageError(f"--size {excerpt(word)}: {problem}")
+    return chosen
 
 
 def _read_samples(
-    module: Module, files: Sequence[InputFile], options: RunModelOptions
+    module: Module,
+    files: Sequence[InputFile],
+    options: RunModelOptions,
+    sizes: Mapping[str, int],
 ) -> samples.Samples:
     from tvmflow.core.file_kinds import ARRAYS, IMAGES, check_kind
     from tvmflow.runtime import samples
@@ -160,12 +208,13 @@ def _read_samples(
         check_kind(Path(file.path), ARRAYS, IMAGES)
     if files:
         try:
-            return read_inputs(module.inputs, module.images, files)
+            return read_inputs(module.inputs, module.images, files, module.dimensions)
         except UsageError as error:
             raise UsageError(error.message, fix=error.fix or f"this model is {module!r}") from error
+    inputs = specs_at(module.inputs, sizes)
     if options.fill == _RANDOM:
-        return samples.random_samples(module.inputs, {}, batches=1, seed=options.seed)
-    return samples.constant_samples(module.inputs, _FILLS[options.fill])
+        return samples.random_samples(inputs, {}, batches=1, seed=options.seed)
+    return samples.constant_samples(inputs, _FILLS[options.fill])
 
 
 def _add_best(

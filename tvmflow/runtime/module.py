@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvmflow.core.errors import BundleError
-from tvmflow.core.types import Json, TensorSpec, shape_text
+from tvmflow.core.types import Dimension, Json, TensorSpec, shape_text
 from tvmflow.runtime.arrays import match_inputs, match_outputs
 from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
@@ -38,6 +38,7 @@ class Module:
         inputs: Name, shape and dtype of each input.
         outputs: Name, shape and dtype of each output; with `bounded_axis`, one whose size along that axis is known
             after a call, and at most that of the shape.
+        dimensions: The sizes that each call chooses; none where all are fixed.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and what their scores are; None where the model has none.
         parts: The parts of a partitioned model by name, in order; empty for any other.
@@ -54,6 +55,7 @@ class Module:
         self.manifest = dict(manifest)
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
+        self.dimensions = tuple(map(Dimension.from_json, signature.get("dimensions", ())))
         self.images = read_preprocessing(manifest, self.inputs)
         self.classes = read_labels(manifest)
         self.parts = dict(parts or {})

@@ -123,9 +123,11 @@ class LocalLibrary:
         from tvmflow.runtime.module import Module
 
         signature = {
-            side: [spec.to_json() for spec in specs]
-            for side, specs in (("inputs", inputs), ("outputs", outputs))
+            side: [value.to_json() for value in values]
+            for side, values in (("inputs", inputs), ("outputs", outputs))
         }
+        if self.module.dimensions:
+            signature["dimensions"] = [value.to_json() for value in self.module.dimensions]
         program = self.module.program
         if isinstance(program, NativeProgram):
             variant: Program = load_c_library(model, signature, program.threads)
