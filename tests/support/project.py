@@ -124,8 +124,12 @@ class Project:
         )
         onnx.save(model, str(self.folder / "tiny.onnx"))
 
-    def write_products(self, rows: int = 64) -> None:
-        """Write a model of two matrix products that fill a GPU's tensor cores: `data` (rows, 128) to `scores` (rows, 128)."""
+    def write_products(self, rows: int | str = 64) -> None:
+        """Write a model of two matrix products that fill a GPU's tensor cores: `data` (rows, 128) to `scores` (rows, 128).
+
+        Args:
+            rows: Their number, or the name of a dimension.
+        """
         rng = np.random.default_rng(0)
         weights = [
             numpy_helper.from_array((rng.normal(size=shape) / 16).astype(np.float32), name)

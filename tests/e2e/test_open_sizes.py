@@ -1,0 +1,55 @@
+"""A model whose rows each call chooses: one library, verified at many sizes, and what changes run again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.project import Project
+
+DIMENSIONS = "dimensions:\n  rows: {min: 1, max: 40, tune_at: [16]}\ninputs:"
+
+
+@pytest.fixture
+def open_project(project: Project) -> Project:
+    """A project whose model has an open number of rows."""
+    project.write_products("rows")
+    project.edit_recipe("inputs:", DIMENSIONS)
+    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+    return project
+
+
+def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
+    open_project: Project,
+) -> None:
+    """Each size is in the measurements and in the summary; `run-model` takes any in the range."""
+    project = open_project
+    first = project.run()
+    assert first.code == 0, first.err
+    measured = json.loads((project.folder / "dist/tiny/host/measurements.json").read_text())
+    sizes = {entry["sizes"]["rows"]: entry for entry in measured["sizes"]}
+    assert {1, 16, 40} < set(sizes) and len(sizes) == 8
+    assert all(entry["passed"] and entry["latency_s"] > 0 for entry in sizes.values())
+    assert all(entry["reference_latency_s"] > 0 for entry in sizes.values())
+    assert measured["at"] == {"rows": 16}
+    verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
+    assert verdict["sizes"][0] == {"sizes": {"rows": 1}, "passed": True}
+    (build,) = first.events[-1]["builds"]
+    assert [row["sizes"] for row in build["sizes"]] == [f"rows={n}" for n in sorted(sizes)]
+    bundle = "dist/tiny/host/tiny.tvmflow"
+    ran = project.tvmflow("run-model", bundle, "--size", "rows=37", "--json")
+    assert ran.events[-1]["outputs"] == {"scores": [37, 128]}
+    wrong = project.tvmflow("run-model", bundle, "--size", "rows=41")
+    assert wrong.code == 2 and "its sizes are 1 to 40" in wrong.err
+
+    project.edit_recipe("tune_at: [16]", "tune_at: [8]")
+    tuned = project.run()
+    assert "import" not in tuned.ran and "verify/host" in tuned.ran, tuned.ran
+    project.edit_recipe("max: 40", "max: 48")
+    wider = project.run()
+    assert {"import", "build/host", "verify/host"} <= set(wider.ran), wider.ran
+    assert wider.stages["import"]["reason"].startswith("import.dimensions.rows.max 40 -> 48")
+    project.edit_recipe("max: 48", "max: 40")
+    project.edit_recipe("tune_at: [8]", "tune_at: [16]")
+    assert project.run().ran == [], "the first results are still there"
