@@ -77,8 +77,28 @@ static uint32_t read_head(file from, size_t tensors) {
   return batches;
 }
 
-/* Read the data of a tensor that must be as the model describes it. */
-static void read_tensor(file from, const tf_tensor *tensor, const tf_buffer *buffer) {
+/* Read the shape of a tensor, which must be as the model describes it, or gives the sizes of dimensions. */
+static void read_shape(file from, tf_context *context, size_t input, tf_buffer *buffer) {
+  const tf_tensor *tensor = &TF(inputs)()[input];
+  int64_t shape[tensor->rank + 1];
+  read_bytes(from, shape, tensor->rank * sizeof *shape);
+  for (uint32_t i = 0; i < tensor->rank; ++i) {
+    if (tensor->shape[i] >= 0 && shape[i] != tensor->shape[i])
+      fail("dimension %" PRIu32 " of input '%s' is %" PRId64 ", not %" PRId64, i, tensor->name, shape[i],
+           tensor->shape[i]);
+  }
+#ifdef TF_DIMENSIONS
+  check(TF(set_input_shape)(context, input, shape, tensor->rank));
+  check(TF(input_bytes)(context, input, &buffer->bytes));
+#else
+  (void)context;
+  (void)buffer;
+#endif
+}
+
+/* Read the data of a tensor. */
+static void read_tensor(file from, tf_context *context, size_t input, tf_buffer *buffer) {
+  const tf_tensor *tensor = &TF(inputs)()[input];
   const uint32_t length = read_number(from);
   char dtype[32] = "";
   if (length >= sizeof dtype) fail("%s is damaged", from.path);
@@ -87,27 +107,45 @@ static void read_tensor(file from, const tf_tensor *tensor, const tf_buffer *buf
   const uint32_t rank = read_number(from);
   if (rank != tensor->rank)
     fail("input '%s' has %" PRIu32 " dimensions, not %zu", tensor->name, rank, tensor->rank);
-  for (uint32_t i = 0; i < rank; ++i) {
-    int64_t dimension;
-    read_bytes(from, &dimension, sizeof dimension);
-    if (dimension != tensor->shape[i])
-      fail("dimension %" PRIu32 " of input '%s' is %" PRId64 ", not %" PRId64, i, tensor->name, dimension,
-           tensor->shape[i]);
-  }
+  read_shape(from, context, input, buffer);
   uint64_t bytes;
   read_bytes(from, &bytes, sizeof bytes);
   if (bytes != buffer->bytes) fail("input '%s' has %" PRIu64 " bytes, not %zu", tensor->name, bytes, buffer->bytes);
   read_bytes(from, buffer->data, buffer->bytes);
 }
 
+/* The sizes of a batch's outputs along their bounded axes before a call: the most that these can be. */
+typedef struct {
+  int64_t most[TF_STATUS(OUTPUTS) + 1];
+} bounds;
+
+/* Let the buffers of outputs be as large as the sizes of the inputs make them. */
+static void size_outputs(tf_context *context, tf_buffer *buffers, bounds *bounded) {
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
+    const tf_tensor *tensor = &TF(outputs)()[i];
+    const int axis = TF(bounded_axis)(i);
+    bounded->most[i] = axis < 0 ? 0 : tensor->shape[axis];
+#ifdef TF_DIMENSIONS
+    int64_t shape[tensor->rank + 1];
+    check(TF(output_bytes)(context, i, &buffers[i].bytes));
+    check(TF(output_shape)(context, i, shape));
+    if (axis >= 0) bounded->most[i] = shape[axis];
+#else
+    (void)context;
+    (void)buffers;
+#endif
+  }
+}
+
 /* Write an output with the sizes that it has after a call: the first values of its memory. */
-static void write_output(file to, tf_context *context, size_t output, const tf_buffer *buffer) {
+static void write_output(file to, tf_context *context, size_t output, const tf_buffer *buffer, const bounds *bounded) {
   const tf_tensor *tensor = &TF(outputs)()[output];
   int64_t shape[tensor->rank + 1];
   check(TF(output_shape)(context, output, shape));
   uint64_t bytes = buffer->bytes;
   const int axis = TF(bounded_axis)(output);
-  if (axis >= 0 && tensor->shape[axis] > 0) bytes = bytes / (uint64_t)tensor->shape[axis] * (uint64_t)shape[axis];
+  const int64_t most = bounded->most[output];
+  if (axis >= 0 && most > 0) bytes = bytes / (uint64_t)most * (uint64_t)shape[axis];
   write_number(to, strlen(tensor->dtype));
   write_bytes(to, tensor->dtype, strlen(tensor->dtype));
   write_number(to, tensor->rank);
@@ -142,10 +180,16 @@ static void run(tf_context *context, const batch *tensors) {
 }
 
 /* Compute a batch once more with another number of threads; where there are none, that is the same number. */
-static void check_threads(const batch *expected, uint32_t threads) {
+static void check_threads(tf_context *with, const batch *expected, uint32_t threads) {
   tf_context *context = create(threads > 1 ? 1 : 2);
   batch actual = *expected;
   allocate(actual.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
+#ifdef TF_DIMENSIONS
+  for (size_t i = 0; i < TF_DIMENSIONS; ++i) check(TF(set_dimension)(context, i, TF(get_dimension)(with, i)));
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) actual.outputs[i].bytes = expected->outputs[i].bytes;
+#else
+  (void)with;
+#endif
   run(context, &actual);
   for (size_t i = 0; i < TF_STATUS(OUTPUTS); ++i) {
     if (memcmp(actual.outputs[i].data, expected->outputs[i].data, actual.outputs[i].bytes) != 0)
@@ -173,10 +217,12 @@ int main(int count, char **arguments) {
   allocate(tensors.inputs, TF(inputs)(), TF_STATUS(INPUTS));
   allocate(tensors.outputs, TF(outputs)(), TF_STATUS(OUTPUTS));
   for (uint32_t i = 0; i < batches; ++i) {
-    for (size_t j = 0; j < TF_STATUS(INPUTS); ++j) read_tensor(inputs, &TF(inputs)()[j], &tensors.inputs[j]);
+    for (size_t j = 0; j < TF_STATUS(INPUTS); ++j) read_tensor(inputs, context, j, &tensors.inputs[j]);
+    bounds bounded;
+    size_outputs(context, tensors.outputs, &bounded);
     run(context, &tensors);
-    if (i == 0) check_threads(&tensors, TF(threads)(context));
-    for (size_t j = 0; j < TF_STATUS(OUTPUTS); ++j) write_output(outputs, context, j, &tensors.outputs[j]);
+    if (i == 0) check_threads(context, &tensors, TF(threads)(context));
+    for (size_t j = 0; j < TF_STATUS(OUTPUTS); ++j) write_output(outputs, context, j, &tensors.outputs[j], &bounded);
   }
   if (fclose(outputs.stream) != 0) fail("%s cannot be written: %s", outputs.path, strerror(errno));
   TF(destroy)(context);
