@@ -13,7 +13,7 @@ from typing import Final, cast
 import numpy as np
 import pytest
 
-from tests.support import exports
+from tests.support import exports, open_networks
 from tests.support.c_library import divide_loops
 from tests.support.exports import Array, Exported
 from tvmflow.compiler import form_names
@@ -181,3 +181,26 @@ def test_a_compiler_that_fails_is_an_error(tmp_path: Path) -> None:
         StageError, match=r"the C library for nowhere-linux-musl cannot be compiled: "
     ):
         emulation.build_libc("nowhere-linux-musl", tmp_path, tmp_path)
+
+
+def test_inputs_choose_the_sizes_that_a_model_leaves_open(tmp_path: Path) -> None:
+    """Each batch its own; the first one is also computed with another number of threads."""
+    built = open_networks.build(open_networks.draw_network(3), tmp_path)
+    objects = {path.name: path for path in (tmp_path / "objects").iterdir()}
+    main = emulation.compile_main(built.described, objects, tmp_path)
+    linked = [main, *(path for name, path in objects.items() if name.endswith(".o"))]
+    program = tmp_path / "program.so"
+    link_c_library(linked, program, built.described.triple, Interface(program.name, ["main"]))
+    sizes = [{"batch": 2, "seq": 38}, {"batch": 6, "seq": 96}, {"batch": 1, "seq": 2}]
+    batches = [built.model.draw(each) for each in sizes]
+    write_tensors(tmp_path / "in", batches)
+    assert call(program, tmp_path / "in", tmp_path / "out", "3") == (0, "")
+    for batch, outputs in zip(batches, read_tensors(tmp_path / "out"), strict=True):
+        for actual, expected in zip(outputs, built.run_machine(batch), strict=True):
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    write_tensors(tmp_path / "in", [built.model.draw({"batch": 2, "seq": 3})])
+    code, message = call(program, tmp_path / "in", tmp_path / "out")
+    assert (code, message) == (
+        1,
+        f"{PREFIX}a dimension has a size that it cannot have: batch is 1 to 6; seq is 2 to 96, in steps of 2",
+    )
