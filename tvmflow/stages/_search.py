@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import tvm
 
+from tvmflow.compiler.open_sizes import plain
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
@@ -120,7 +121,7 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
             mod = tvm.ir.load_json(task.mod)
             types = [parameter.ty for parameter in mod["main"].params]
             buffers = tuple(
-                f"{ty.dtype}[{'×'.join(str(int(extent)) for extent in ty.shape)}]" for ty in types
+                f"{ty.dtype}[{'×'.join(str(plain(extent)) for extent in ty.shape)}]" for ty in types
             )
             description = WorkloadDescription(task.name, task.flops, buffers, family_key(mod))
             ledger.describe(task.key, description, task.mod)

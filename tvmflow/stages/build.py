@@ -140,7 +140,7 @@ class BuildFacts(NamedTuple):
         kernels: How many kernels it has.
         schedule_rules: The kernels of each schedule rule.
         unscheduled_shares: The estimated share of the time of each kernel without a schedule; None
-            where it depends on the data.
+            where it depends on open sizes or on data.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
         runtime: What executes the library.
         needs_tvm_for: The operator that needs TVM's runtime; empty for none.
@@ -314,7 +314,7 @@ def _describe_unscheduled(
     if small := [name for name in known if name not in large]:
         yield f"without a schedule, but with little work: {name_some(small)}"
     if unknown := [name for name in kernels if name not in known]:
-        yield f"WITHOUT A SCHEDULE, in a time that depends on the data: {name_some(unknown)}"
+        yield f"WITHOUT A SCHEDULE, in a time that depends on sizes or data: {name_some(unknown)}"
 
 
 def explain(facts: BuildFacts) -> list[str]:

@@ -224,7 +224,7 @@ def test_lines_in_capitals_are_warnings() -> None:
         )
     )
     assert build.warnings == (
-        "WITHOUT A SCHEDULE, in a time that depends on the data: nms",
+        "WITHOUT A SCHEDULE, in a time that depends on sizes or data: nms",
         "NOT VERIFIED (verify.against: none): no such machine",
     )
 
