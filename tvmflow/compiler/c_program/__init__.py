@@ -155,14 +155,33 @@ def _read_allocation(
     """Return the bytes that a kernel allocates, as an expression of the names of its sizes."""
     while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
         size = ir.replace_variables(size, unbound)
+    limit = _find_limit(size, names)
     try:
-        if set(list_symbols(size)) <= names.keys():
-            return named_size_text(size, names)
+        if limit is not None:
+            return named_size_text(limit, names)
     except NoSize:
         pass
     raise UnsupportedProgram(
         f"memory of the kernel {symbol}, whose size depends on the position in a loop"
     )
+
+
+def _find_limit(size: Any, names: Mapping[Any, str]) -> Any:
+    """Return what a size is at most, by the kernel's sizes alone; None where that is unknown.
+
+    TVM makes buffers as small as what a loop touches of them, and at most as large as they were.
+    """
+    if set(list_symbols(size)) <= names.keys():
+        return size
+    if isinstance(size, tirx.Cast):
+        return _find_limit(size.value, names)
+    if isinstance(size, tirx.Min):
+        limits = (_find_limit(side, names) for side in (size.a, size.b))
+        return next((limit for limit in limits if limit is not None), None)
+    if isinstance(size, tirx.Mul):
+        first, second = (_find_limit(side, names) for side in (size.a, size.b))
+        return None if first is None or second is None else first * second
+    return None
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
