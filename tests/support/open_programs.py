@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,3 +209,40 @@ def _divide(mod: tvm.IRModule) -> tvm.IRModule:
                         schedule.parallel(loops[0])
             mod.update_func(var, schedule.mod["main"].with_attrs(dict(function.attrs)))
     return mod
+
+
+def make_bundle(path: Path, runtime: str = "c", seed: int = 4) -> Path:
+    """Write a bundle of a random network, compiled in a process of its own."""
+    command = [sys.executable, "-m", "tests.support.open_networks", str(path), runtime, str(seed)]
+    subprocess.run(command, check=True)
+    return path
+
+
+def _make_bundle(path: Path, runtime: str, seed: int) -> None:
+    from tvmflow.exporters import bundle
+    from tvmflow.exporters.base import BuiltModel, ExportRequest
+    from tvmflow.targets.linking import export_library
+
+    folder = path.parent / f"{path.name}-built"
+    folder.mkdir()
+    built = build(draw_network(seed), folder)
+    tvm_target = target().tvm
+    fields = {"runtime": "c", "prefix": "net"}
+    library = built.library
+    if runtime == "vm":
+        library, fields = folder / "library.so", {"runtime": "vm"}
+        export_library(built.executable, library, tvm_target)
+    manifest = {
+        "name": "net",
+        "target": {"name": "host", "tvm": tvm_target, "features": []},
+        "verified_against": "none",
+        "tvm": tvm.__version__,
+        "tvm_ffi": metadata.version("apache-tvm-ffi"),
+    }
+    request = ExportRequest("net", "0", "host", "llvm", str(tvm_target["mtriple"]))
+    model = BuiltModel(request, library, {}, built.model.signature, manifest, path, {})
+    bundle.write(model.with_library(library, (), **fields), path)
+
+
+if __name__ == "__main__":
+    _make_bundle(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -23,6 +23,9 @@ ALIGNMENT: Final = 64
 
 # The devices in DLPack whose memory the CPU reaches: kDLCPU, kDLCUDAHost, kDLROCMHost, kDLCUDAManaged.
 _HOST_DEVICES: Final = (1, 3, 11, 13)
+# Below, the library's copy from aligned memory costs less than aligned memory in Python.
+MIN_ALIGNED_BYTES: Final = 1 << 14
+"""Smaller arrays are not aligned."""
 # The memory of one result that the caller keeps, and that of the next.
 _MAX_SPARE: Final = 2
 
@@ -72,12 +75,35 @@ class AlignedArrays:
         return array if array.dtype == memory.dtype else array.view(memory.dtype)
 
 
+class OpenArrays:
+    """Such arrays for an output of open sizes: memory of a larger one is used for a smaller one, too."""
+
+    def __init__(self) -> None:
+        self._spare: list[Array] = []
+
+    def new(self, spec: TensorSpec) -> Array:
+        """Return an array with any content."""
+        import numpy as np
+
+        if spec.bytes < MIN_ALIGNED_BYTES:
+            return allocate_array(spec)
+        try:
+            raw = self._spare.pop()
+        except IndexError:
+            raw = None
+        if raw is None or raw.nbytes < spec.bytes + ALIGNMENT:
+            raw = np.empty(spec.bytes + ALIGNMENT, np.uint8)
+        memory = _place(raw, spec)
+        array = np.asarray(_Lease(memory, self._spare, raw))
+        return array if array.dtype == memory.dtype else array.view(memory.dtype)
+
+
 class _Lease:
     """Memory that an array and all of its views refer to: the object behind NumPy's array interface."""
 
-    def __init__(self, memory: Array, spare: list[Array]) -> None:
+    def __init__(self, memory: Array, spare: list[Array], kept: Array | None = None) -> None:
         self.__array_interface__ = memory.__array_interface__
-        self._memory = memory
+        self._memory = memory if kept is None else kept
         self._spare = spare
 
     def __del__(self) -> None:
@@ -91,7 +117,7 @@ def align(array: Array, spec: TensorSpec) -> Array:
 
     if address_of(array) % ALIGNMENT == 0 and array.flags.writeable:
         return array
-    aligned = allocate_aligned(spec)
+    aligned = allocate_aligned(spec._replace(shape=array.shape))
     np.copyto(aligned, array)
     return aligned
 
@@ -155,13 +181,16 @@ def match_inputs(
 
 
 def _is_dense(value: Any, spec: TensorSpec) -> bool:
-    """Return whether a value is an array as kernels read it, with the shape and dtype of a tensor."""
+    """Return whether a value is an array as kernels read it, with the shape and dtype of a tensor.
+
+    Open sizes are checked for all inputs at once, elsewhere.
+    """
     import numpy as np
 
     return (
         type(value) is np.ndarray
         and value.dtype is dtype_of(spec.dtype)
-        and value.shape == spec.shape
+        and (value.shape == spec.shape or bool(spec.sizes))
         and value.flags.c_contiguous
     )
 
@@ -215,7 +244,7 @@ def _match(
             )
             continue
         arrays[name] = array
-        if array.shape != spec.shape:
+        if array.shape != spec.shape and not spec.sizes:
             problems.append(f"{kind} '{name}' has shape {array.shape}, not {spec.shape}")
         if str(array.dtype) != spec.dtype:
             problems.append(f"{kind} '{name}' has dtype {array.dtype}, not {spec.dtype}")

@@ -14,16 +14,24 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.arrays import (
+    MIN_ALIGNED_BYTES,
     AlignedArrays,
     address_of,
     align,
     allocate_aligned,
     allocate_array,
+)
+from tvmflow.runtime.open_tensors import (
+    CallTensors,
+    describe_in_c,
+    list_codes,
+    read_open_tensors,
 )
 from tvmflow.runtime.programs import Call, Observe, Record
 
@@ -50,8 +58,6 @@ _REMEDIES: Final[Mapping[int, str]] = {
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
-# Below, the library's copy from aligned memory costs less than aligned memory in Python.
-_MIN_ALIGNED_BYTES: Final = 1 << 14
 
 
 class Buffer(ctypes.Structure):
@@ -91,6 +97,17 @@ class Tensor(ctypes.Structure):
         return TensorSpec(self.name.decode(), shape, self.dtype.decode(), axis)
 
 
+class _Dimension(ctypes.Structure):
+    """`NAME_dimension` of the header."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("min", ctypes.c_int64),
+        ("max", ctypes.c_int64),
+        ("multiple_of", ctypes.c_int64),
+    )
+
+
 _Hook = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64)
 _Allocate = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
 _Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -123,6 +140,13 @@ _COUNT_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
 }
 
+# Those of libraries with dimensions.
+_DIMENSION_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "dimensions": (ctypes.POINTER(_Dimension), ()),
+    "set_dimension": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
+}
+_OPTIONAL_SIGNATURES: Final = {**_COUNT_SIGNATURES, **_DIMENSION_SIGNATURES}
+
 # The contexts of a process have no threads in a child that it forks.
 _libraries: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
 
@@ -147,9 +171,9 @@ class _LoadedLibrary:
         # when the interpreter ends, a thread may still be in it
         weakref.finalize(self, unload, library._handle).atexit = False
         self.functions: dict[str, Callable[..., Any]] = {}
-        for name, (result, arguments) in (_SIGNATURES | _COUNT_SIGNATURES).items():
+        for name, (result, arguments) in (_SIGNATURES | _OPTIONAL_SIGNATURES).items():
             symbol = f"{prefix}_{name}"
-            if name in _COUNT_SIGNATURES and not hasattr(library, symbol):
+            if name in _OPTIONAL_SIGNATURES and not hasattr(library, symbol):
                 continue
             function = library[symbol]
             function.restype, function.argtypes = result, arguments
@@ -163,39 +187,93 @@ class NativeProgram:
         path: The file, which may be removed afterwards.
         prefix: The beginning of all names in it, without the underscore after it.
         threads: The threads of each call.
+        signature: The inputs and outputs, of which a library with dimensions tells only a part.
 
     Attributes:
         threads: The threads of each call, at most.
+        open_tensors: The inputs and outputs where sizes are open; else None.
 
     Raises:
         OSError: The system does not load it.
         AttributeError: It is no such library.
-        BundleError: It is one of another version.
+        BundleError: It is one of another version, or has other dimensions than the signature.
         EnvironmentProblem: The machine lacks memory, threads or an instruction set.
     """
 
-    def __init__(self, path: Path, prefix: str, threads: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        prefix: str,
+        threads: int,
+        signature: Mapping[str, Json] = MappingProxyType({}),
+    ) -> None:
         self.loaded = _LoadedLibrary(path, prefix)
         self.threads = threads
+        self.open_tensors = read_open_tensors(signature)
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
+        self._check_dimensions()
         self._new_outputs: list[Callable[[], Array]] = [
             AlignedArrays(spec).new
-            if spec.bytes >= _MIN_ALIGNED_BYTES
+            if spec.bytes >= MIN_ALIGNED_BYTES
             else partial(allocate_array, spec)
             for spec in self.outputs
         ]
         _libraries.add(self)
 
+    def _check_dimensions(self) -> None:
+        """Check that sizes are open in the library where they are in the signature.
+
+        Raises:
+            BundleError: when they are not.
+        """
+        if self.open_tensors is None and not self.dimension_names:
+            return
+        if self.open_tensors is not None:
+            known = self.open_tensors
+            tensors = [tuple(map(describe_in_c, specs)) for specs in (known.inputs, known.outputs)]
+            described = [self._described_inputs, self._described_outputs]
+            is_same = self._read_dimensions() == list_codes(known.dimensions)
+            if is_same and tensors == described:
+                return
+        raise BundleError(
+            "the dimensions in its signature.json are not those of its library",
+            fix="copy or build it again",
+        )
+
+    def _read_dimensions(self) -> list[tuple[Any, ...]]:
+        """Return what the library says of its dimensions, in their order."""
+        if "dimensions" not in self.loaded.functions:
+            return []
+        described = self.loaded.functions["dimensions"]()
+        found: list[tuple[Any, ...]] = []
+        while described[len(found)].name is not None:
+            entry = described[len(found)]
+            found.append((entry.name.decode(), entry.min, entry.max, entry.multiple_of))
+        return found
+
     @cached_property
+    def dimension_names(self) -> list[str]:
+        """The names of its dimensions, in the order of their places."""
+        return [name for name, *_ in self._read_dimensions()]
+
+    @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Its inputs."""
+        return self.open_tensors.inputs if self.open_tensors else self._described_inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Its outputs."""
+        return self.open_tensors.outputs if self.open_tensors else self._described_outputs
+
+    @cached_property
+    def _described_inputs(self) -> tuple[TensorSpec, ...]:
         return self._describe("inputs", lambda index: -1)
 
     @cached_property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Its outputs."""
+    def _described_outputs(self) -> tuple[TensorSpec, ...]:
         bounded_axis = self.loaded.functions.get("bounded_axis", lambda index: -1)
         return self._describe("outputs", bounded_axis)
 
@@ -223,7 +301,7 @@ class NativeProgram:
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array | None]) -> list[Array]:
         """Return the outputs for inputs; in place of None there is an array that takes an output."""
-        results = self._allocate(outputs)
+        results = self._allocate(inputs, outputs)
         context = self._take_context()
         try:
             context.run(inputs, results)
@@ -231,7 +309,17 @@ class NativeProgram:
         finally:
             self._free.append(context)
 
-    def _allocate(self, outputs: Sequence[Array | None]) -> list[Array]:
+    def _allocate(
+        self, inputs: Sequence[Array], outputs: Sequence[Array | None] | None = None
+    ) -> list[Array]:
+        """Return the arrays that take the outputs of a call: those given, and new ones for None."""
+        if outputs is None:
+            outputs = [None] * len(self.outputs)
+        if self.open_tensors is not None:
+            made = self.open_tensors.allocate(inputs)
+            return [
+                new if array is None else array for array, new in zip(outputs, made, strict=True)
+            ]
         return [
             new() if array is None else array
             for array, new in zip(outputs, self._new_outputs, strict=True)
@@ -241,7 +329,10 @@ class NativeProgram:
     def bound(self, inputs: Sequence[Array]) -> Iterator[Call]:
         """Give a call with inputs that are in place; outputs are always the same arrays."""
         placed = [align(array, spec) for array, spec in zip(inputs, self.inputs, strict=True)]
-        outputs = [allocate_aligned(spec) for spec in self.outputs]
+        specs = self.outputs
+        if self.open_tensors is not None:
+            specs = self.open_tensors.tensors_of(inputs).outputs
+        outputs = [allocate_aligned(spec) for spec in specs]
         context = self._take_context()
         try:
             context.run(placed, outputs)
@@ -270,7 +361,7 @@ class NativeProgram:
         context.profile(record)
 
         def main(*tensors: Array) -> list[Array]:
-            outputs = self._allocate([None] * len(self.outputs))
+            outputs = self._allocate(tensors)
             context.run(tensors, outputs)
             return context.cut(outputs)
 
@@ -284,7 +375,7 @@ class NativeProgram:
         memory = _Memory()
         context = _Context(self, memory)
         context.profile(lambda name, seconds: observe(memory.block))
-        results = self._allocate([None] * len(self.outputs))
+        results = self._allocate(inputs)
         context.run(inputs, results)
         return results
 
@@ -307,15 +398,17 @@ class _Memory:
     """The memory of one context, where Python can read it.
 
     Attributes:
-        block: The memory, once the context exists.
+        block: The memory with its tensors, once the context has some.
     """
 
     def __init__(self) -> None:
         self.block = bytearray()
+        self._blocks: list[bytearray] = []
         self.allocate, self.release = _Allocate(self._allocate), _Release(lambda user, block: None)
 
     def _allocate(self, _user: Any, size: int, alignment: int) -> int:
         self.block = bytearray(size + alignment)
+        self._blocks.append(self.block)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.block))
         return address + -address % alignment
 
@@ -339,6 +432,9 @@ class _Context:
         outputs, self._outputs = _make_buffers(library.outputs)
         arguments = (self._handle, inputs, len(inputs), outputs, len(outputs))
         self._call = partial(functions["run"], *arguments)
+        self._open = library.open_tensors
+        self._dimension_names = library.dimension_names if self._open else []
+        self._tensors: CallTensors | None = None
         self._bounded = [
             (index, spec.bounded_axis, (ctypes.c_int64 * len(spec.shape))())
             for index, spec in enumerate(library.outputs)
@@ -361,11 +457,27 @@ class _Context:
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute outputs in place."""
+        if self._open is not None:
+            self._choose(self._open.tensors_of(inputs))
         for buffer, array in zip(self._inputs, inputs, strict=True):
             buffer.data = address_of(array)
         for buffer, array in zip(self._outputs, outputs, strict=True):
             buffer.data = address_of(array)
         self.again()
+
+    def _choose(self, tensors: CallTensors) -> None:
+        """Choose the sizes of the next calls."""
+        if tensors is self._tensors:
+            return
+        self._tensors = None
+        for place, name in enumerate(self._dimension_names):
+            if name in tensors.sizes:
+                status = self._functions["set_dimension"](self._handle, place, tensors.sizes[name])
+                self._check(status)
+        for buffers, specs in ((self._inputs, tensors.inputs), (self._outputs, tensors.outputs)):
+            for buffer, spec in zip(buffers, specs, strict=True):
+                buffer.bytes = spec.bytes
+        self._tensors = tensors
 
     def again(self) -> None:
         """Compute once more from the same inputs into the same outputs, which must still be there."""

@@ -33,6 +33,7 @@ from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module
+from tvmflow.runtime.open_tensors import check_open_sizes
 from tvmflow.runtime.programs import Call, Main, PartProgram, Record
 from tvmflow.runtime.threads import ThreadPool
 from tvmflow.runtime.trust import TrustedKeys, open_trusted_file
@@ -157,7 +158,7 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
     import numpy as np
 
     with _damaged_documents(path):
-        total = 0
+        total = check_open_sizes(signature)
         for direction in ("inputs", "outputs"):
             specs = [TensorSpec.from_json(entry) for entry in signature[direction]]
             if len({spec.name for spec in specs}) < len(specs):
@@ -167,7 +168,8 @@ def _check_tensors(path: str | Path, signature: Mapping[str, Json], max_bytes: i
                 if not is_plain or not all(type(size) is int and size >= 0 for size in spec.shape):
                     raise ValueError(f"{quote(spec)} is not a tensor")
                 _check_bounded_axis(spec)
-                total += spec.bytes
+                if not spec.sizes:
+                    total += spec.bytes
     if total > max_bytes:
         raise BundleError(
             f"the inputs and outputs of {path} have {total} bytes, more than the limit of {max_bytes}",
@@ -249,7 +251,8 @@ def _load_program(
 
 def _load_c_library(library: Path, bundle: Bundle, pool: ThreadPool) -> PartProgram:
     """Load a library whose tensors are those of the signature: it trusts the sizes of arrays."""
-    program = NativeProgram(library, bundle.manifest["prefix"], pool.threads)
+    prefix = bundle.manifest["prefix"]
+    program = NativeProgram(library, prefix, pool.threads, bundle.signature)
     for direction, described in (("inputs", program.inputs), ("outputs", program.outputs)):
         if list(described) != _read_specs(bundle, direction):
             raise BundleError(

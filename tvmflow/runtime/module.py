@@ -12,6 +12,7 @@ from tvmflow.runtime.arrays import match_inputs, match_outputs
 from tvmflow.runtime.image_files import list_images, read_pixels
 from tvmflow.runtime.images import Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import BEST, Prediction, read_labels
+from tvmflow.runtime.open_tensors import read_open_tensors
 from tvmflow.runtime.programs import Program
 from tvmflow.runtime.samples import image_samples, run_samples
 
@@ -41,6 +42,7 @@ class Module:
         dimensions: The sizes that each call chooses; none where all are fixed.
         images: The preprocessing of each input that takes images, by name.
         classes: The names of the classes, and what their scores are; None where the model has none.
+        open_tensors: The inputs and outputs of a model with dimensions; None for one of fixed sizes.
         parts: The parts of a partitioned model by name, in order; empty for any other.
         program: The code.
     """
@@ -59,6 +61,7 @@ class Module:
         self.images = read_preprocessing(manifest, self.inputs)
         self.classes = read_labels(manifest)
         self.parts = dict(parts or {})
+        self.open_tensors = read_open_tensors(signature)
         self.program = program
         self._output_names = [spec.name for spec in self.outputs]
 
@@ -90,7 +93,7 @@ class Module:
 
         Args:
             feed: A tensor for each input by name, with exactly the shape and dtype of the
-                signature. For a model with one input, also that tensor itself.
+                signature; where that names dimensions, with any sizes in their ranges. For a model with one input, also that tensor itself.
             out: Tensors that take outputs, by name; all others are new arrays.
 
         Returns:
@@ -101,7 +104,10 @@ class Module:
             BundleError: a ValueError that names every tensor that does not fit.
         """
         inputs = self._match(feed)
-        results = self.program.run(inputs, match_outputs(self.outputs, out, self))
+        outputs = self.outputs
+        if self.open_tensors is not None:
+            outputs = self.open_tensors.tensors_of(inputs).outputs
+        results = self.program.run(inputs, match_outputs(outputs, out, self))
         return dict(zip(self._output_names, results, strict=True))
 
     def preprocess(self, images: Any, name: str = "") -> Array:
@@ -229,7 +235,10 @@ class Module:
                     fix=f"give them by name; this model takes {self!r}",
                 )
             feed = {self.inputs[0].name: feed}
-        return match_inputs(self.inputs, feed, self)
+        arrays = match_inputs(self.inputs, feed, self)
+        if self.open_tensors is not None:
+            self.open_tensors.tensors_of(arrays)
+        return arrays
 
 
 def _check_repeat(repeat: object) -> None:

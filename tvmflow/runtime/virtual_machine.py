@@ -152,7 +152,11 @@ class VirtualMachine:
         self.pool = pool or ThreadPool.of(None)
         self._weights = tuple(weights)
         self._lock = threading.Lock()
-        self._buffers = [InputBuffer(spec, device) for spec in inputs]
+        self._specs = tuple(inputs)
+        # those of open sizes are made for the shapes of a call
+        fixed = [] if any(spec.sizes for spec in inputs) else self._specs
+        self._shapes = [spec.shape for spec in fixed]
+        self._buffers = [InputBuffer(spec, device) for spec in fixed]
         self._copies: dict[str, Any] = {}
         self._main = self._create_vm()["main"]
 
@@ -219,6 +223,13 @@ class VirtualMachine:
     def _fill(self, inputs: Sequence[Array]) -> list[Any]:
         import numpy as np
 
+        shapes = [array.shape for array in inputs]
+        if shapes != self._shapes:
+            specs = [
+                spec._replace(shape=shape) for spec, shape in zip(self._specs, shapes, strict=True)
+            ]
+            self._buffers = [InputBuffer(spec, self.device) for spec in specs]
+            self._shapes = shapes
         for buffer, array in zip(self._buffers, inputs, strict=True):
             np.copyto(buffer.array, array)
             buffer.send()
@@ -233,8 +244,10 @@ class VirtualMachine:
         if self.device.holds(tensor):
             return tensor
         copied = self._copies.get(spec.name)
-        if copied is None:
-            copied = self._copies[spec.name] = self.device.allocate(spec)
+        shape = tuple(tensor.shape)
+        if copied is None or tuple(copied.shape) != shape:
+            copied = self.device.allocate(spec._replace(shape=shape))
+            self._copies[spec.name] = copied
         # the part that computed the tensor reuses its memory as soon as it is called again
         copy_and_wait(tensor, copied)
         return copied

@@ -245,4 +245,4 @@ def load_c_library(
         compile_program(model.mod, model.weights, model.target, prefix, folder)
         compiled = {path.name: path for path in folder.iterdir()}
         c_runtime.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
-        return NativeProgram(library, _NAME, threads)
+        return NativeProgram(library, _NAME, threads, signature)
