@@ -213,7 +213,7 @@ def _divide(mod: tvm.IRModule) -> tvm.IRModule:
 
 def make_bundle(path: Path, runtime: str = "c", seed: int = 4) -> Path:
     """Write a bundle of a random network, compiled in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.open_networks", str(path), runtime, str(seed)]
+    command = [sys.executable, "-m", "tests.support.open_programs", str(path), runtime, str(seed)]
     subprocess.run(command, check=True)
     return path
 

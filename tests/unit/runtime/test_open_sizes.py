@@ -13,7 +13,7 @@ import pytest
 
 import tvmflow
 from tests.support.damage import described, read_entries, write_entries
-from tests.support.open_networks import make_bundle
+from tests.support.open_programs import make_bundle
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import OpenArrays

@@ -185,7 +185,7 @@ def test_a_compiler_that_fails_is_an_error(tmp_path: Path) -> None:
 
 def test_inputs_choose_the_sizes_that_a_model_leaves_open(tmp_path: Path) -> None:
     """Each batch its own; the first one is also computed with another number of threads."""
-    built = open_programs.build(open_networks.draw_network(3), tmp_path)
+    built = open_programs.build(open_programs.draw_network(3), tmp_path)
     objects = {path.name: path for path in (tmp_path / "objects").iterdir()}
     main = emulation.compile_main(built.described, objects, tmp_path)
     linked = [main, *(path for name, path in objects.items() if name.endswith(".o"))]

@@ -6,6 +6,7 @@ Nothing of TVM is needed where they run. The runtime that they share, and their 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,31 +157,29 @@ def _read_allocation(
     while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
         size = ir.replace_variables(size, unbound)
     limit = _find_limit(size, names)
-    try:
-        if limit is not None:
-            return named_size_text(limit, names)
-    except NoSize:
-        pass
-    raise UnsupportedProgram(
-        f"memory of the kernel {symbol}, whose size depends on the position in a loop"
-    )
+    if limit is None:
+        raise UnsupportedProgram(
+            f"memory of the kernel {symbol}, whose size depends on the position in a loop"
+        )
+    return limit
 
 
-def _find_limit(size: Any, names: Mapping[Any, str]) -> Any:
+def _find_limit(size: Any, names: Mapping[Any, str]) -> Size | None:
     """Return what a size is at most, by the kernel's sizes alone; None where that is unknown.
 
     TVM makes buffers as small as what a loop touches of them, and at most as large as they were.
     """
     if set(list_symbols(size)) <= names.keys():
-        return size
+        with contextlib.suppress(NoSize):
+            return named_size_text(size, names)
     if isinstance(size, tirx.Cast):
         return _find_limit(size.value, names)
-    if isinstance(size, tirx.Min):
-        limits = (_find_limit(side, names) for side in (size.a, size.b))
-        return next((limit for limit in limits if limit is not None), None)
-    if isinstance(size, tirx.Mul):
-        first, second = (_find_limit(side, names) for side in (size.a, size.b))
-        return None if first is None or second is None else first * second
+    if isinstance(size, tirx.Min | tirx.Mul):
+        limits = [_find_limit(side, names) for side in (size.a, size.b)]
+        if isinstance(size, tirx.Min):
+            return next((limit for limit in limits if limit is not None), None)
+        if None not in limits:
+            return f"({limits[0]}) * ({limits[1]})"
     return None
 
 

@@ -10,7 +10,7 @@ import pytest
 from tvm import relax
 
 from tests.support.kernels import LEVELS_HERE, PLAIN, level
-from tests.support.open_programs import Input, OpenNetwork, make_network, make_weights
+from tests.support.open_networks import Input, OpenNetwork, make_network, make_weights
 from tvmflow.core.types import Dimension
 
 BATCH = Dimension("batch", 1, 16)
