@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
@@ -49,8 +50,9 @@ def _dtype(expr: Any) -> str:
     return str(expr.ty.dtype.dtype)
 
 
-def _shape(expr: Any) -> list[int]:
-    return [int(extent) for extent in expr.ty.shape]
+def _shape(expr: Any) -> list[Any]:
+    """Return the sizes of a tensor: ints where they are fixed."""
+    return [plain(extent) for extent in expr.ty.shape]
 
 
 def _is_float(expr: Any) -> bool:

@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
-from onnx import NodeProto
+from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.open_sizes import list_symbols, plain
+from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
@@ -44,6 +44,10 @@ class _Quotient(NamedTuple):
 
     expr: Any
     factor: Fraction
+
+
+class OpenSizeProblem(ValueError):
+    """An operator cannot follow the dimensions; the message is the end of a sentence about it."""
 
 
 class _Unknown(Exception):
@@ -118,28 +122,79 @@ class Sizes:
         """Check that the sizes of a node's results follow from the dimensions, and remember them.
 
         Raises:
-            ValueError: otherwise.
+            OpenSizeProblem: otherwise.
         """
         for name in node.output:
             kind = getattr(self._nodes.get(name), "ty", None)
             if not isinstance(kind, relax.TensorType):
                 continue
             if not isinstance(kind.shape, relax.ShapeExpr):
-                raise ValueError(self._unknown_text(node))
+                raise OpenSizeProblem(self._unknown_text(node))
             for size in self.shape_of(self._nodes[name]):
                 symbols = [var.name for var in list_symbols(size)]
                 if not all(symbol in self._dimensions for symbol in symbols):
-                    raise ValueError(self._unknown_text(node))
+                    raise OpenSizeProblem(self._unknown_text(node))
 
     def _unknown_text(self, node: NodeProto) -> str:
         """Return why the result of a node has unknown sizes."""
+        names = names_text(sorted(self._dimensions))
+        return f"its sizes do not follow from {names}{self._operands_text(node)}"
+
+    def fixed_text(self, node: NodeProto) -> str:
+        """Return that an operator needs fixed sizes; nothing if it has them."""
+        text = self._operands_text(node)
+        has_open = any(name in text for name in self._dimensions)
+        return f"it is imported with fixed sizes alone{text}" if has_open else ""
+
+    def _operands_text(self, node: NodeProto) -> str:
         shapes = []
         for name in node.input:
             shape = getattr(getattr(self._nodes.get(name), "ty", None), "shape", None)
-            if isinstance(shape, relax.ShapeExpr):
-                shapes.append(f"[{', '.join(str(self.simplify(n)) for n in shape.values)}]")
-        names = names_text(sorted(self._dimensions))
-        return f"its sizes do not follow from {names}; its operands have the shapes {' and '.join(shapes)}"
+            if isinstance(shape, relax.ShapeExpr) and shape.values:
+                try:
+                    sizes = [str(size_text(self.simplify(size))) for size in shape.values]
+                except NoSize:
+                    continue
+                shapes.append(f"[{', '.join(sizes)}]")
+        return f"; its operands have the shapes {names_text(shapes)}" if shapes else ""
+
+    def remember(self, names: Sequence[str]) -> None:
+        """Remember the sizes of the inputs."""
+        for name in names:
+            self.shape_of(self._nodes[name])
+
+    def fix_padding(self, node: NodeProto) -> None:
+        """Replace a padding by the size of an image by one that is the same for all sizes.
+
+        Raises:
+            OpenSizeProblem: when there is none.
+        """
+        attributes = attributes_of(node)
+        mode = _text(attributes, "auto_pad", "NOTSET")
+        if not mode.startswith("SAME") or node.op_type == "ConvTranspose":
+            return
+        extents = self.shape_of(self.data(node.input[0]))[2:]
+        if all(isinstance(size, int) for size in extents):
+            return
+        kernel = attributes.get("kernel_shape") or self.shape_of(self.data(node.input[1]))[2:]
+        ones = [1] * len(extents)
+        steps, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
+        before, after = [], []
+        for size, width, step, gap in zip(extents, kernel, steps, gaps, strict=True):
+            windows = _quotient(self, self.simplify(size + (step - 1)), step)
+            total = (windows - 1) * step + (width - 1) * gap + 1 - size
+            total = total if isinstance(total, int) else plain(self._by_multiples.simplify(total))
+            if not isinstance(total, int):
+                raise OpenSizeProblem(
+                    f"its padding ({mode}) differs between sizes; let them be multiples of {step} (`multiple_of`)"
+                )
+            pad = max(total, 0)
+            small, large = pad // 2, pad - pad // 2
+            before.append(large if mode == "SAME_LOWER" else small)
+            after.append(small if mode == "SAME_LOWER" else large)
+        kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads")]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("pads", [*before, *after])])
 
     def simplify(self, size: Any) -> Any:
         """Return a size in its simplest form; an int where it is one."""
@@ -177,11 +232,11 @@ class Sizes:
         """Return the sizes of a tensor.
 
         Raises:
-            ValueError: when they are not known.
+            OpenSizeProblem: when they are not known.
         """
         shape = getattr(expr.ty, "shape", None)
         if not isinstance(shape, relax.ShapeExpr):
-            raise ValueError("the shape of its operand is known only when the model runs")
+            raise OpenSizeProblem("the shape of its operand is known only when the model runs")
         sizes = [self.simplify(size) for size in shape.values]
         for size in sizes:
             if not isinstance(size, int) and not any(map(size.same_as, self._seen)):
@@ -223,7 +278,7 @@ class Sizes:
             return SizeValue(_objects(list(self._known[name].values.shape)), "int64")
         try:
             return SizeValue(_objects(self.shape_of(self._nodes[name])), "int64")
-        except (ValueError, KeyError, AttributeError):
+        except (OpenSizeProblem, KeyError, AttributeError):
             raise _Unknown from None
 
     def tensor(self, value: SizeValue) -> Any:
@@ -254,8 +309,9 @@ class Sizes:
         """Return the result of an operator that takes sizes; None for one that the importer converts as always.
 
         Raises:
-            ValueError: when its sizes do not follow from the dimensions.
+            OpenSizeProblem: when its sizes do not follow from the dimensions.
         """
+        self.fix_padding(node)
         converter = _CONVERTERS.get(node.op_type)
         if converter is None or node.domain not in ("", "ai.onnx"):
             return None
@@ -265,14 +321,14 @@ class Sizes:
         """Return the sizes that a node takes; None for an operand that is missing.
 
         Raises:
-            ValueError: when they do not follow from the dimensions.
+            OpenSizeProblem: when they do not follow from the dimensions.
         """
         name = node.input[position] if position < len(node.input) else ""
         if not name:
             return None
         value = self.find(name)
         if value is None:
-            raise ValueError("its sizes depend on values, and not on the dimensions alone")
+            raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
     def data(self, name: str) -> Any:
@@ -317,7 +373,7 @@ def _from_number(number: Any) -> Any:
 def _plain_expr(element: Any, dtype: str) -> Any:
     if isinstance(element, _Quotient):
         if "float" not in dtype:
-            raise ValueError("a size is no whole number")
+            raise OpenSizeProblem("a size is no whole number")
         whole = element.expr * element.factor.numerator
         as_float = tirx.Cast(dtype, tirx.convert(whole))
         return as_float / tirx.FloatImm(dtype, element.factor.denominator)
@@ -602,8 +658,6 @@ def _where(call: _Call) -> SizeValue:
 
 
 def _constant_of_shape(call: _Call) -> SizeValue:
-    from onnx import numpy_helper
-
     shape = call.integers(0)
     if shape is None or math.prod(shape) > _MAX_ELEMENTS:
         raise _Unknown
@@ -735,14 +789,12 @@ def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
 
 
 def _broadcast(sizes: Sizes, size: Any, other: Any) -> Any:
-    raise ValueError(
+    raise OpenSizeProblem(
         f"a size of {size} cannot become one of {other} for all sizes of the dimensions"
     )
 
 
 def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
-    from onnx import numpy_helper
-
     shape = sizes.operand(node, 0)
     if shape is None or all(isinstance(size, int) for size in shape):
         return None
@@ -756,13 +808,13 @@ def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
 def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
     bounds = [sizes.find(name) for name in node.input]
     if any(bound is None for bound in bounds):
-        raise ValueError("its bounds depend on values, and not on the dimensions alone")
+        raise OpenSizeProblem("its bounds depend on values, and not on the dimensions alone")
     dtype = next(bound.dtype for bound in bounds if bound is not None)
     start, limit, step = (bound.values.item() for bound in bounds if bound is not None)
     if all(isinstance(value, int) for value in (start, limit, step)):
         return None
     if not isinstance(step, int) or any(isinstance(v, _Quotient) for v in (start, limit)):
-        raise ValueError("its step is no whole number")
+        raise OpenSizeProblem("its step is no whole number")
     distance = limit - start if step > 0 else start - limit
     count = _quotient(sizes, sizes.simplify(distance + (abs(step) - 1)), abs(step))
     if not sizes.is_certain(tirx.convert(count) >= 0):
@@ -793,7 +845,10 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
         if not isinstance(step, int) or step < 1:
             if step == -1 and isinstance(extent, int):
                 return None
-            raise ValueError("a step below 1 of an open size is not supported")
+            is_whole = _is(start, -1) and isinstance(end, int) and end <= -_NO_END
+            if step == -1 and is_whole and len(starts) == 1:
+                return relax.op.flip(data, axis)
+            raise OpenSizeProblem("a step below 1 of an open size is not supported")
         begin = _clamp(sizes, start, extent)
         begins.append(begin)
         stops.append(_at_least(sizes, _clamp(sizes, end, extent), begin))
@@ -811,7 +866,7 @@ def _clamp(sizes: Sizes, place: Any, extent: Any) -> Any:
     if isinstance(place, int):
         if place >= _NO_END:
             return extent
-        if place < -_NO_END:
+        if place <= -_NO_END:
             return 0
         is_negative = place < 0
     elif sizes.is_certain(place >= 0):
@@ -819,7 +874,7 @@ def _clamp(sizes: Sizes, place: Any, extent: Any) -> Any:
     elif sizes.is_certain(place < 0):
         is_negative = True
     else:
-        raise ValueError(f"the place {place} is on neither side of 0 for all sizes")
+        raise OpenSizeProblem(f"the place {place} is on neither side of 0 for all sizes")
     if is_negative:
         return _at_least(sizes, sizes.simplify(extent + place), 0)
     if isinstance(place, int) and isinstance(extent, int):
@@ -872,7 +927,7 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     if lengths is None:
         value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if value is None:
-            raise ValueError("its scales depend on values, and not on the dimensions alone")
+            raise OpenSizeProblem("its scales depend on values, and not on the dimensions alone")
         factors = value.values.ravel().tolist()
         lengths = [
             _floor(
@@ -888,7 +943,7 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
     odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
     if not is_image or odd or coordinates not in _COORDINATES:
-        raise ValueError("only height and width of images can be resized where sizes are open")
+        raise OpenSizeProblem("only height and width of images can be resized where sizes are open")
     method = _METHODS[_text(attributes, "mode", "nearest")]
     return relax.op.image.resize2d(
         data,

@@ -34,7 +34,7 @@ from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._sizes import Sizes
+from tvmflow.frontends.onnx._sizes import OpenSizeProblem, Sizes
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
@@ -249,9 +249,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         """Convert one node at a time, so that an error can name it."""
+        if self._sizes:
+            self._sizes.remember([value.name for value in graph.input])
         for node in graph.node:
-            single = onnx.GraphProto()
-            single.node.append(node)
             try:
                 if self._sizes and self._construct_sizes(node, self._sizes):
                     pass
@@ -260,6 +260,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 elif node.domain == OWN_DOMAIN:
                     self._construct_own(node)
                 else:
+                    single = onnx.GraphProto()
+                    single.node.append(node)
                     super()._construct_nodes(single)
                 if self._sizes:
                     self._sizes.check_results(node)
@@ -267,7 +269,10 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 raise
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
-                text = f"{name} cannot be imported: {last_line(error)}"
+                reason = last_line(error)
+                if self._sizes and not isinstance(error, OpenSizeProblem):
+                    reason = self._sizes.fixed_text(node) or reason
+                text = f"{name} cannot be imported: {reason}"
                 raise ImportFailed(text, fix=_OPEN_FIX if self._sizes else _FIX) from error
             self._name_results(node)
         if self._sizes:

@@ -19,6 +19,7 @@ from tvmflow.compiler import lowering
 from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends.base import LoadedModel
 
@@ -78,7 +79,9 @@ def agree_at(
             loaded.outputs, results, session.run(None, feed), strict=True
         ):
             assert evaluate_shape(spec.sizes or spec.shape, known) == expected.shape
-            np.testing.assert_allclose(actual.numpy(), expected, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                actual.numpy(), expected, rtol=1e-4, atol=1e-4, err_msg=spec.name
+            )
     return loaded
 
 
@@ -343,3 +346,191 @@ def test_image_models_follow_height_and_width(
 def test_a_vision_transformer_follows_the_batch(tmp_path: Path) -> None:
     loaded = agree_at(vit(), tmp_path, (BATCH,), [{"batch": n} for n in (1, 3, 8)])
     assert [spec.sizes for spec in loaded.outputs] == [("batch", 10)]
+
+
+TEXT = {"x": (["batch", "seq", 8], "float32")}
+IMAGE = {"x": (["batch", 4, "h", "w"], "float32")}
+
+
+def halved_and_doubled(g: Graph) -> str:
+    """A skip connection: both sides have one size because sizes are multiples of 8."""
+    half = g.add("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
+    scales = np.array([1, 1, 2, 2], np.float32)
+    up = g.add(
+        "Resize", half, "", scales, mode="linear", coordinate_transformation_mode="half_pixel"
+    )
+    return g.add("Concat", "x", up, axis=1)
+
+
+def group_norm(g: Graph) -> str:
+    grouped = g.add("Reshape", "x", integers(0, 2, -1))
+    return g.add(
+        "Reshape", g.add("InstanceNormalization", grouped, draw(2), draw(2)), g.add("Shape", "x")
+    )
+
+
+def position_scores(g: Graph) -> str:
+    """Relative positions, from one Range less another."""
+    zero, one = np.array(0, np.int64), np.array(1, np.int64)
+    places = g.add("Range", one, g.add("Add", g.size("x", 1), one), one)
+    others = g.add(
+        "Range", zero, g.add("Mul", g.size("x", 1), np.array(2, np.int64)), np.array(2, np.int64)
+    )
+    distance = g.add(
+        "Sub", g.add("Unsqueeze", places, integers(1)), g.add("Unsqueeze", others, integers(0))
+    )
+    return g.add(
+        "Add",
+        g.add("MatMul", "x", g.add("Transpose", "x", perm=[0, 2, 1])),
+        g.add("Cast", distance, to=1),
+    )
+
+
+OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
+    "einsum": (TEXT, lambda g: g.add("Einsum", "x", "x", equation="bsh,bth->bst")),
+    "first axis by -1": (
+        TEXT,
+        lambda g: g.add("Gemm", g.add("Reshape", "x", integers(-1, 8)), draw(8, 5), draw(5)),
+    ),
+    "flat by a product": (
+        TEXT,
+        lambda g: g.add("Reshape", "x", g.shape(g.add("Mul", g.size("x", 0), g.size("x", 1)), 8)),
+    ),
+    "reversed": (
+        TEXT,
+        lambda g: g.add("Slice", "x", integers(-1), integers(-(2**62)), integers(1), integers(-1)),
+    ),
+    "every other": (
+        TEXT,
+        lambda g: g.add("Slice", "x", integers(0), integers(2**62), integers(1), integers(2)),
+    ),
+    "one hot": (
+        TEXT,
+        lambda g: g.add(
+            "OneHot",
+            g.add("ArgMax", "x", axis=2, keepdims=0),
+            np.array(8, np.int64),
+            np.array([0, 1], np.float32),
+        ),
+    ),
+    "slopes": (TEXT, lambda g: g.add("PRelu", "x", draw(8))),
+    "size as data": (
+        TEXT,
+        lambda g: g.add(
+            "Div", g.add("CumSum", "x", np.array(1, np.int64)), g.add("Cast", g.size("x", 1), to=1)
+        ),
+    ),
+    "positions": (TEXT, position_scores),
+    "skip": (IMAGE, halved_and_doubled),
+    "groups": (IMAGE, group_norm),
+    "padding by size": (
+        IMAGE,
+        lambda g: g.add(
+            "Conv",
+            "x",
+            draw(3, 4, 3, 3),
+            kernel_shape=[3, 3],
+            strides=[2, 2],
+            auto_pad="SAME_UPPER",
+        ),
+    ),
+    "padding before": (
+        IMAGE,
+        lambda g: g.add("MaxPool", "x", kernel_shape=[2, 2], auto_pad="SAME_LOWER"),
+    ),
+    "transposed": (
+        IMAGE,
+        lambda g: g.add(
+            "ConvTranspose", "x", draw(4, 3, 2, 2), kernel_shape=[2, 2], strides=[2, 2]
+        ),
+    ),
+    "half": (
+        IMAGE,
+        lambda g: g.add("Resize", "x", "", np.array([1, 1, 0.5, 0.5], np.float32), mode="linear"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["text", "image"])
+def test_operators_follow_the_dimensions(kind: str, tmp_path: Path) -> None:
+    """All in one model, each with an output of its own."""
+    inputs = TEXT if kind == "text" else IMAGE
+    g = Graph()
+    outputs = {
+        name.replace(" ", "_"): make(g) for name, (own, make) in OPERATORS.items() if own is inputs
+    }
+    dimensions = (BATCH, SEQ) if kind == "text" else (BATCH, H, W)
+    sizes = TEXT_SIZES[:3] if kind == "text" else IMAGE_SIZES[:2]
+    agree_at(g.made(inputs, outputs), tmp_path, dimensions, sizes)
+
+
+REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
+    "sizes by values": (
+        TEXT,
+        lambda g: g.add("NonZero", "x"),
+        r"NonZero \(node 'NonZero_0'\) cannot be imported: its sizes do not follow from batch, seq; its operands have the "
+        r"shapes \[batch, seq, 8\]",
+    ),
+    "operands of two sizes": (
+        TEXT,
+        lambda g: g.add("Add", "x", g.add("Concat", "x", "x", axis=1)),
+        r"Add \(node 'Add_1'\) cannot be imported: its sizes do not follow from batch, seq; its operands have the shapes "
+        r"\[batch, seq, 8\], \[batch, seq \* 2, 8\]",
+    ),
+    "a range by values": (
+        TEXT,
+        lambda g: g.add("Range", np.float32(0), g.add("ReduceMax", "x", keepdims=0), np.float32(1)),
+        "Range .* its bounds depend on values, and not on the dimensions alone",
+    ),
+    "a recurrence": (
+        TEXT,
+        lambda g: g.add("LSTM", "x", draw(1, 16, 8), draw(1, 16, 4), hidden_size=4),
+        r"LSTM .* it is imported with fixed sizes alone; its operands have the shapes \[batch, seq, 8\], ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_follow_a_dimension_is_named(name: str, tmp_path: Path) -> None:
+    """The node, the sizes, and what to do instead."""
+    inputs, make, text = REFUSED[name]
+    g = Graph()
+    made = g.made(inputs, {"y": make(g)})
+    with pytest.raises(ImportFailed, match=text) as caught:
+        load_open(made, tmp_path, (BATCH, SEQ))
+    assert "a library for each under `variants`" in caught.value.fix
+
+
+def test_multiples_decide_whether_sizes_are_the_same(tmp_path: Path) -> None:
+    """Half of an odd size, doubled, is another one."""
+    g = Graph()
+    made = g.made(IMAGE, {"y": halved_and_doubled(g)})
+    odd = [entry._replace(multiple_of=1) for entry in (H, W)]
+    with pytest.raises(
+        ImportFailed, match=r"Concat .* \[batch, 4, h, w\], \[batch, 4, h // 2 \* 2, w // 2 \* 2\]"
+    ):
+        load_open(made, tmp_path, (BATCH, *odd))
+
+
+def test_padding_that_differs_between_sizes_is_named(tmp_path: Path) -> None:
+    g = Graph()
+    y = g.add(
+        "Conv", "x", draw(3, 4, 3, 3), kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER"
+    )
+    odd = [entry._replace(multiple_of=1) for entry in (H, W)]
+    with pytest.raises(ImportFailed, match=r"its padding \(SAME_UPPER\) differs .* multiples of 2"):
+        load_open(g.made(IMAGE, {"y": y}), tmp_path, (BATCH, *odd))
+
+
+def test_sizes_of_outputs_are_expressions_of_dimensions(tmp_path: Path) -> None:
+    """And the shapes are the largest ones."""
+    g = Graph()
+    wide = g.add("Concat", "x", "x", axis=1)
+    loaded = load_open(
+        g.made(TEXT, {"wide": wide, "flat": g.add("Flatten", "x")}), tmp_path, (BATCH, SEQ)
+    )
+    assert [(spec.sizes, spec.shape) for spec in loaded.outputs] == [
+        (("batch", "seq * 2", 8), (8, 128, 8)),
+        (("batch", "seq * 8"), (8, 512)),
+    ]
+    assert [spec.sizes for spec in loaded.inputs] == [("batch", "seq", 8)]
