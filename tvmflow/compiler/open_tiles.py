@@ -52,9 +52,7 @@ def split_open_tiles() -> tvm.transform.Pass:
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         loops = find_nodes(function.body, tirx.For)
-        variables = {loop.loop_var for loop in loops}
-        if all(var in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var)):
-            # no length is open
+        if not _has_open_loops(loops):
             return function
         function = function.with_body(_with_local_lengths(function.body))
         splitter = _Splitter(function)
@@ -145,7 +143,10 @@ def bind_open_lengths() -> tvm.transform.Pass:
     """
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+        loops = find_nodes(function.body, tirx.For)
+        loop_vars = {loop.loop_var for loop in loops}
+        if not _has_open_loops(loops):
+            return function
         bound: list[tuple[Any, Any]] = []
 
         def bind(size: Any) -> Any:
@@ -166,11 +167,12 @@ def bind_open_lengths() -> tvm.transform.Pass:
                 if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
                     name, scope = buffer.name, buffer.scope()
                     own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
-        if not own:
-            return function
-        body = replace_variables(function.body, own)
+        body = tvm_ffi.structural_map(function.body, (tirx.Bind, _hide_value))
+        body = replace_variables(body, own)
+        if not bound:
+            return function.with_body(body)
         return function.with_body(
-            tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
+            tirx.SeqStmt([*(tirx.Bind(var, _hide(value)) for var, value in bound), body])
         )
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="BindOpenLengths")
@@ -232,6 +234,26 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
     binds = [tirx.Bind(var, value) for var, value in bound]
     return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
+
+
+def _hide_value(bind: tirx.Bind) -> tirx.Bind:
+    return tirx.Bind(bind.var, _hide(bind.value))
+
+
+def _has_open_loops(loops: Sequence[tirx.For]) -> bool:
+    """Return whether the length of a loop depends on more than the loops around it."""
+    variables = {loop.loop_var for loop in loops}
+    return any(var not in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var))
+
+
+def _hide(value: Any) -> Any:
+    """Return a value of which TVM knows nothing, but that it is not negative.
+
+    Its passes and code generator simplify each index with the values of all variables in their places
+    (apache-tvm 0.27): divisions by open lengths grow without end.
+    """
+    hidden = tirx.call_intrin(value.ty.dtype, "tirx.reinterpret", value)
+    return tirx.max(hidden, tirx.IntImm(value.ty.dtype, 0))
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
