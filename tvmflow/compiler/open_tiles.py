@@ -167,12 +167,17 @@ def bind_open_lengths() -> tvm.transform.Pass:
                 if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
                     name, scope = buffer.name, buffer.scope()
                     own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
-        body = tvm_ffi.structural_map(function.body, (tirx.Bind, _hide_value))
+
+        def hide(bind: tirx.Bind) -> tirx.Bind:
+            used = find_nodes(bind.value, tirx.Var)
+            return bind if loop_vars.isdisjoint(used) else tirx.Bind(bind.var, _hide(bind.value))
+
+        body = tvm_ffi.structural_map(function.body, (tirx.Bind, hide))
         body = replace_variables(body, own)
         if not bound:
             return function.with_body(body)
         return function.with_body(
-            tirx.SeqStmt([*(tirx.Bind(var, _hide(value)) for var, value in bound), body])
+            tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
         )
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="BindOpenLengths")
@@ -234,10 +239,6 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     body = tvm_ffi.structural_map(loop.body, ((tirx.FloorDiv, bind), (tirx.FloorMod, bind)))
     binds = [tirx.Bind(var, value) for var, value in bound]
     return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
-
-
-def _hide_value(bind: tirx.Bind) -> tirx.Bind:
-    return tirx.Bind(bind.var, _hide(bind.value))
 
 
 def _has_open_loops(loops: Sequence[tirx.For]) -> bool:

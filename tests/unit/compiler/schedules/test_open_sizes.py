@@ -1,0 +1,178 @@
+"""Schedules of kernels whose sizes each call chooses: one library computes what numpy computes at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, tirx, topi
+
+from tests.support.kernels import LEVELS_HERE, level
+from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.ir import replace_variables
+from tvmflow.compiler.open_sizes import list_symbols
+from tvmflow.compiler.schedules import rules
+
+Array = np.ndarray[Any, Any]
+
+SIZES: Final = (1, 2, 3, 7, 8, 16, 31, 37, 128)
+IMAGES: Final = ((1, 1), (2, 3), (7, 7), (13, 17), (31, 20))
+
+
+def check(
+    tensors: Sequence[Any], rule: str, sizes: Sequence[dict[str, int]], expected: Any, mcpu: str
+) -> None:
+    """Check that an open kernel gets its schedule from a rule, and is exact at all sizes."""
+    target = level(mcpu)
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    function = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    choice = rules.choose_schedule(mod, cpu)
+    assert choice is not None
+    assert choice.rule == rule
+    run = build_kernels(choice.schedule.mod, tvm.target.Target(target))["main"]
+    rng = np.random.default_rng(0)
+    for at in sizes:
+        *inputs, output = (
+            [size_at(size, at) for size in param.ty.shape] for param in function.params
+        )
+        arrays = [rng.standard_normal(shape).astype(np.float32) for shape in inputs]
+        result = tvm.runtime.tensor(np.full(output, np.nan, np.float32))
+        run(*map(tvm.runtime.tensor, arrays), result)
+        np.testing.assert_allclose(result.numpy(), expected(*arrays), rtol=1e-4, atol=1e-4)
+
+
+def size_at(size: Any, at: dict[str, int]) -> int:
+    values = {var: tirx.IntImm("int64", at[str(var.name)]) for var in list_symbols(size)}
+    return int(tvm.sym.Analyzer().simplify(replace_variables(size, values)) if values else size)
+
+
+def rows() -> list[dict[str, int]]:
+    return [{"m": size} for size in SIZES]
+
+
+def images() -> list[dict[str, int]]:
+    return [{"h": height, "w": width} for height, width in IMAGES]
+
+
+M: Final = tirx.Var("m", "int64")
+H: Final = tirx.Var("h", "int64")
+W: Final = tirx.Var("w", "int64")
+
+
+def softmax(x: Array) -> Array:
+    exponents = np.exp(x - x.max(-1, keepdims=True))
+    result: Array = exponents / exponents.sum(-1, keepdims=True)
+    return result
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("columns", [96, 100, 29])
+def test_products_with_an_open_number_of_rows(columns: int, mcpu: str) -> None:
+    x, w = te.placeholder((M, 24), name="x"), te.placeholder((24, columns), name="w")
+    bias = te.placeholder((columns,), name="bias")
+    result = topi.nn.relu(topi.add(topi.matmul(x, w), bias))
+    tensors = (x, w, bias, result)
+    check(tensors, "register_tiles", rows(), lambda x, w, b: np.maximum(x @ w + b, 0), mcpu)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("shape", [(M, 48), (12, M), (1, 3, M, M), (M, 1000)], ids=str)
+def test_elementwise_kernels(shape: tuple[Any, ...], mcpu: str) -> None:
+    x, y = te.placeholder(shape, name="x"), te.placeholder(shape[-1:], name="y")
+    tensors = (x, y, topi.nn.relu(topi.add(topi.multiply(x, x), y)))
+    check(tensors, "elementwise", rows(), lambda x, y: np.maximum(x * x + y, 0), mcpu)
+
+
+@pytest.mark.parametrize("shape", [(M, 96), (96, M), (M, M)], ids=str)
+def test_transpositions(shape: tuple[Any, ...]) -> None:
+    x = te.placeholder(shape, name="x")
+    tensors = (x, topi.transpose(x, (1, 0)))
+    check(tensors, "elementwise", rows(), lambda x: x.T, LEVELS_HERE[-1])
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_concatenations(axis: int) -> None:
+    x, y = te.placeholder((M, 3, 40), name="x"), te.placeholder((M, 3, 40), name="y")
+    tensors = (x, y, topi.concatenate([x, y], axis=axis))
+    expected: Callable[..., Array] = lambda x, y: np.concatenate([x, y], axis)  # noqa: E731
+    check(tensors, "elementwise", rows(), expected, LEVELS_HERE[-1])
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("shape", [(9, M), (1, 12, M, M), (M, 50), (M, 384)], ids=str)
+def test_softmax(shape: tuple[Any, ...], mcpu: str) -> None:
+    """A row that is shorter than one vector, or than the last of several, is its own sum."""
+    x = te.placeholder(shape, name="x")
+    check((x, topi.nn.softmax(x)), "row_reductions", rows(), softmax, mcpu)
+
+
+def test_layer_norms_of_open_rows() -> None:
+    x, scale = te.placeholder((1, M, 384), name="x"), te.placeholder((384,), name="scale")
+    shift = te.placeholder((384,), name="shift")
+
+    def norm(x: Array, scale: Array, shift: Array) -> Array:
+        centered = x - x.mean(-1, keepdims=True)
+        result: Array = centered / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale + shift
+        return result
+
+    tensors = (x, scale, shift, topi.nn.layer_norm(x, scale, shift, [2], 1e-5))
+    check(tensors, "row_reductions", rows(), norm, LEVELS_HERE[-1])
+
+
+def test_sums_over_an_open_axis_that_is_not_the_last() -> None:
+    x = te.placeholder((1, M, 96), name="x")
+    check((x, topi.sum(x, axis=1)), "register_tiles", rows(), lambda x: x.sum(1), LEVELS_HERE[-1])
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize(("edge", "stride"), [(3, 1), (3, 2), (1, 1)])
+@pytest.mark.parametrize("is_depthwise", [False, True])
+def test_convolutions_of_open_images(edge: int, stride: int, is_depthwise: bool, mcpu: str) -> None:
+    lanes, inner, out = 16, 2, 1 if not is_depthwise else 2
+    margin = edge // 2
+    x = te.placeholder((1, inner, H, W, lanes), name="x")
+    weights = (out, edge, edge, lanes) if is_depthwise else (out, inner, edge, edge, lanes, lanes)
+    w = te.placeholder(weights, name="w")
+    padded = topi.nn.pad(x, (0, 0, margin, margin, 0), name="pad") if margin else x
+    y, z = te.reduce_axis((0, edge), "y"), te.reduce_axis((0, edge), "z")
+    c, i = te.reduce_axis((0, inner), "c"), te.reduce_axis((0, lanes), "i")
+
+    def compute(n: Any, o: Any, r: Any, q: Any, lane: Any) -> Any:
+        row, column = r * stride + y, q * stride + z
+        if is_depthwise:
+            product = padded[n, o, row, column, lane] * w[o, y, z, lane]
+            return te.sum(product, axis=[y, z])
+        product = padded[n, c, row, column, i] * w[o, c, y, z, i, lane]
+        return te.sum(product, axis=[c, y, z, i])
+
+    size = [(length - 1) // stride + 1 if stride > 1 else length for length in (H, W)]
+    result = topi.nn.relu(te.compute((1, out, *size, lanes), compute, name="conv"))
+
+    def expected(x: Array, w: Array) -> Array:
+        pads = ((0, 0), (0, 0), (margin, margin), (margin, margin), (0, 0))
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, pads), (edge, edge), (2, 3))
+        names = "nchwlyz,cyzl->nchwl" if is_depthwise else "nchwiyz,ocyzil->nohwl"
+        sums = np.einsum(names, windows[:, :, ::stride, ::stride], w, optimize=True)
+        return np.maximum(sums, 0)
+
+    check((x, w, result), "register_tiles", images(), expected, mcpu)
+
+
+def test_pooling_of_open_images() -> None:
+    x = te.placeholder((1, 2, H, W, 16), name="x")
+    pooled = topi.nn.pool2d(x, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "max", layout="NCHW16c")
+
+    def expected(x: Array) -> Array:
+        pads = ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0))
+        padded = np.pad(x, pads, constant_values=-np.inf)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+        result: Array = windows[:, :, ::2, ::2].max((-1, -2))
+        return result
+
+    check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
