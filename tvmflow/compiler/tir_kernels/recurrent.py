@@ -366,7 +366,7 @@ class _CpuLoops(_Loops):
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
         if is_open(self._layer.batch):
-            return self._build_open_loops(directions, activations)
+            return self._build_open_loop(directions, activations)
         groups = self._layer.batch // self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
         with IRBuilder() as builder:
@@ -375,23 +375,23 @@ class _CpuLoops(_Loops):
                 self._emit_group(direction, activations, group % groups * self._rows)
             return builder.get()
 
-    def _build_open_loops(self, directions: range, activations: Sequence[Activation]) -> Any:
-        """Return the loops over an open batch: over whole groups of sequences, and over those that are left."""
-        batch, whole, loops = self._layer.batch, self._rows, []
+    def _build_open_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
+        """Return the loop over an open batch: whole groups of sequences, then those that are left."""
+        batch, whole = self._layer.batch, self._rows
         loop = T.parallel if self._has_parallel_groups else T.serial
-        for rows, groups, begin in (
-            (whole, batch // whole, 0),
-            (1, batch % whole, batch // whole * whole),
-        ):
-            self._rows = rows
-            with IRBuilder() as builder:
-                with loop(0, groups * len(directions)) as group:
-                    direction = tirx.Cast("int32", directions.start + group % len(directions))
-                    first = begin + group // len(directions) * rows
-                    self._emit_group(direction, activations, first)
-                loops.append(builder.get())
-        self._rows = whole
-        return tirx.SeqStmt(loops)
+        sizes = [whole >> shift for shift in range(whole.bit_length())]
+        counts = [batch // whole, *(batch % (2 * rows) // rows for rows in sizes[1:])]
+        with IRBuilder() as builder:
+            with loop(0, sum(counts) * len(directions)) as part:
+                direction = tirx.Cast("int32", directions.start + part % len(directions))
+                group, begin, before = part // len(directions), 0, 0
+                for self._rows, count in zip(sizes, counts, strict=True):
+                    with T.If(tirx.all(group >= before, group < before + count)), T.Then():
+                        first = begin + (group - before) * self._rows
+                        self._emit_group(direction, activations, first)
+                    begin, before = begin + count * self._rows, before + count
+            self._rows = whole
+            return builder.get()
 
     def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
         layer, inputs = self._layer, self._inputs

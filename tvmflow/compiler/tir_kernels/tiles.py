@@ -34,11 +34,12 @@ _MIN_USEFUL_VECTORS: Final = 16
 # One row may be added for so many rows, and no more than so many.
 _MIN_USEFUL_ROWS: Final = 4
 _MAX_ADDED_ROWS: Final = 7
-_MAX_OPEN_POINTS: Final = 4
 # Tiles of an open number of rows suit so many quarters of a typical number.
 _TYPICAL_QUARTERS: Final = (2, 3, 4, 6, 8)
 # The relative time of tiles of which the last is tested vector by vector.
 _PARTIAL_TILE_COST: Final = 1.7
+# The most rows of a tile where their number is open.
+_MAX_OPEN_POINTS: Final = 4
 
 
 class Columns(NamedTuple):
