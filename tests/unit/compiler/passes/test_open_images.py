@@ -45,7 +45,7 @@ def check(
     for kernel in kernels:
         assert any(kernel in name for name in names), (kernel, names)
     fast, plain = network.compile(target), network.compile(target, PLAIN)
-    names_open = {entry.sizes[axis] for entry in network.inputs.values() for axis in range(4)}
+    names_open = {size for entry in network.inputs.values() for size in entry.sizes}
     for sizes in ALL_SIZES:
         feed = network.draw({name: n for name, n in sizes.items() if name in names_open})
         for actual, expected in zip(fast(**feed), plain(**feed), strict=True):
@@ -210,3 +210,17 @@ def few_channels(emit: Any, x: Any, a: Any, b: Any) -> Any:
 def test_neighboring_pixels_become_channels() -> None:
     network = make_image_network(few_channels, a=[8, 16, 3, 3], b=[3, 8, 7, 7])
     check(network, ["interleave"])
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_sequences_and_volumes_of_open_sizes_are_blocked(rank: int) -> None:
+    image = ("batch", 16, "w") if rank == 1 else ("batch", 16, 5, "h", "w")
+    taps = [3] * rank
+
+    def body(emit: Any, x: Any, a: Any, b: Any) -> Any:
+        convolve = op.nn.conv1d if rank == 1 else op.nn.conv3d
+        y = emit(op.nn.relu(emit(convolve(x, a, padding=[1] * 2 * rank))))
+        return emit(convolve(y, b, strides=[2] * rank))
+
+    network = make_image_network(body, image, a=[12, 16, *taps], b=[8, 12, *taps])
+    check(network, [f"conv{rank}d_NCHWc"])

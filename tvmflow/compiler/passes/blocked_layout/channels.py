@@ -102,8 +102,18 @@ def rewrite_split(rewriter: LayoutRewriter, item: relax.TupleGetItem) -> relax.E
 
 def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: Any) -> Any:
     """Rewrite a reshape to the same shape, or one that ends a shuffle of channels."""
-    is_same = same_sizes(known_sizes(data), known_sizes(call))
+    before, after = known_sizes(data), known_sizes(call)
+    if any(map(is_open, after)) and _is_flattened(before, after):
+        # TVM fuses no reshape of open sizes
+        return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
+    is_same = same_sizes(before, after)
     return rewriter.blocked_form(data) if is_same else _rewrite_shuffle(rewriter, call)
+
+
+def _is_flattened(before: Sequence[IrSize], after: Sequence[IrSize]) -> bool:
+    """Return whether a reshape removes the spatial axes of images of one pixel."""
+    pixel = before[2:]
+    return len(pixel) > 0 and set(pixel) == {1} and same_sizes(before[:2], after)
 
 
 def _rewrite_shuffle(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
