@@ -27,6 +27,7 @@ _SYSTEMS: Final = ("linux", "macos", "windows")
 # The project's files: templates, which name the model, and a file that is copied.
 _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
+_OPEN_SIZES: Final = "a C++ project has fixed sizes, and the recipe has `dimensions`: use the header of `c-library` in C++"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
 SOURCES: Final = (
     *c_runtime.SOURCES,
@@ -45,6 +46,8 @@ def unsupported_reason(request: ExportRequest) -> str:
 
     All parts must be C libraries of one system.
     """
+    if request.has_dimensions:
+        return _OPEN_SIZES
     reason = c_library_exporter.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
@@ -88,9 +91,11 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     """Write the project, and compile its programs.
 
     Raises:
-        StageError: when a compiler or the linker fails; the message holds its error.
+        StageError: when sizes are open; when a compiler or the linker fails, with its error in the message.
     """
     request = built.request
+    if built.signature.get("dimensions"):
+        raise StageError(_OPEN_SIZES, fix="leave `cpp` out of `outputs`")
     project = folder / f"{request.name}-cpp"
     for name in files(request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

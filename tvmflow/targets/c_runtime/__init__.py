@@ -383,14 +383,16 @@ def write_tensor_comment(signature: Mapping[str, Json]) -> str:
 def describe_tensors(
     signature: Mapping[str, Json], write_name: Callable[[str], str] = str
 ) -> list[str]:
-    """Return a line for each input and output: `takes data: float32 [1, 3]`.
+    """Return a line for each input, output and dimension: `takes data: float32 [1, 3]`.
 
     Args:
         signature: The inputs and outputs.
         write_name: Returns a name as the language of the lines has it.
     """
-    return [
+    tensors = [
         f"{verb} {write_name(tensor['name'])}: {tensor['dtype']} {shape_text(tensor)}"
         for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
         for tensor in signature[direction]
     ]
+    ranges = dimensions.describe_ranges(dimensions.list_dimensions(signature))
+    return [*tensors, *(f"where {text}" for text in ranges)]

@@ -87,7 +87,7 @@ def header_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) ->
     """Return the values of the header's template about dimensions; empty texts without any."""
     if not dimensions:
         return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "ranges": _describe_ranges(dimensions)}
+    named = {**values, "ranges": "; ".join(describe_ranges(dimensions))}
     return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
 
 
@@ -95,21 +95,21 @@ def write_code(dimensions: Sequence[Dimension]) -> list[str]:
     """Return the lines of C that a library with dimensions begins with."""
     if not dimensions:
         return []
-    text = f"a dimension has a size that it cannot have: {_describe_ranges(dimensions)}"
+    text = f"a dimension has a size that it cannot have: {'; '.join(describe_ranges(dimensions))}"
     return [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
 
 
-def _describe_ranges(dimensions: Sequence[Dimension]) -> str:
-    """Return the sizes that dimensions can have.
+def describe_ranges(dimensions: Sequence[Dimension]) -> list[str]:
+    """Return the sizes that each dimension can have.
 
-    >>> _describe_ranges([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
-    'batch is 1 to 8; seq is 8 to 512, in steps of 8'
+    >>> describe_ranges([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
+    ['batch is 1 to 8', 'seq is 8 to 512, in steps of 8']
     """
-    return "; ".join(
+    return [
         f"{entry.name} is {entry.min} to {entry.max}"
         + (f", in steps of {entry.multiple_of}" if entry.multiple_of > 1 else "")
         for entry in dimensions
-    )
+    ]
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:

@@ -30,8 +30,10 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension
+from tvmflow.exporters import cpp
+from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.runtime.c_loader import Buffer, Options
-from tvmflow.targets import c_runtime
+from tvmflow.targets import c_runtime, emulation, linking
 
 WRONG_COUNT, WRONG_SIZE, NO_MEMORY, WRONG_DIMENSION = 4, 5, 8, 18
 BATCH, SEQ = 0, 1
@@ -316,3 +318,36 @@ def test_models_of_fixed_sizes_have_no_dimensions() -> None:
     )
     header = c_runtime.write_header(described)
     assert "dimension" not in header.lower() and "%" not in header
+
+
+@pytest.mark.parametrize(
+    "triple",
+    [
+        "x86_64-pc-windows-gnu",
+        "wasm32-wasi",
+        "thumbv7em-none-eabihf",
+        "armv7-linux-gnueabihf",
+        "arm64-apple-macos13",
+    ],
+)
+def test_other_systems_compile_the_code(built: Built, tmp_path: Path, triple: str) -> None:
+    """Without a warning, also where nothing is allocated after `create`."""
+    program = built.folder / "objects" / c_runtime.PROGRAM
+    described = built.described._replace(triple=triple)
+    c_runtime.write_sources(described, program, tmp_path)
+    linking.compile_c(tmp_path, c_runtime.SOURCE, "model.o", triple)
+    header = (tmp_path / "library.h").read_text()
+    assert ("NET_MEMORY_BYTES" in header) == triple.startswith("thumb")
+
+
+def test_outputs_of_fixed_sizes_are_refused(built: Built, tmp_path: Path) -> None:
+    """A C++ project, and programs for qemu."""
+    triple = built.described.triple
+    request = ExportRequest("net", "1", "host", "llvm", triple, has_dimensions=True)
+    assert "`dimensions`" in cpp.unsupported_reason(request)
+    path = tmp_path / "none"
+    model = BuiltModel(request, path, {}, built.model.signature, {}, path, {})
+    with pytest.raises(StageError, match="has fixed sizes"):
+        cpp.export(model, tmp_path)
+    with pytest.raises(StageError, match="qemu runs models of fixed sizes"):
+        emulation.compile_main(built.described, {}, tmp_path)
