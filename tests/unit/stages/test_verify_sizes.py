@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,6 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.runtime.samples import make_samples
-from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison, findings, verdict_text
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.reference_run import ReferenceRun
@@ -211,10 +209,7 @@ def compare_with(double: Callable[[Any], Any], *sizes: Sizes) -> list[SizeVerdic
         indices=None,
         sized=tuple(runs),
     )
-    settings = VerifySettings.model_construct(run_on="local")
-    nowhere = Path()
-    context = StageContext({}, nowhere, nowhere, nowhere, nowhere, lambda _: None)
-    return compare_sizes(NumpyLibrary(double), reference, settings, context)
+    return compare_sizes(NumpyLibrary(double), reference)
 
 
 SMALL, LARGE = {"batch": 3, "seq": 37}, {"batch": 8, "seq": 512}

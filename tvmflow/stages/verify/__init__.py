@@ -26,7 +26,7 @@ from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
-from tvmflow.stages.verify.size_check import compare_sizes
+from tvmflow.stages.verify.size_check import compare_sizes, time_sizes
 from tvmflow.stages.verify.sizes import (
     Sizes,
     choose_sizes,
@@ -283,7 +283,8 @@ def _verify(
             add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
         if reference is not None and reference.sized:
-            verdict["sizes"] = compare_sizes(library, reference, settings, context)
+            verdict["sizes"] = compare_sizes(library, reference)
+            time_sizes(verdict["sizes"], library, reference, settings, context)
     min_speedup = settings.tune.min_speedup if settings.tune else None
     failures = findings.list_failures(verdict, checks)
     if failures and reference is not None:
@@ -393,6 +394,8 @@ def _add_comparisons(
         # the library for TVM's virtual machine, which outputs are made of beside the other one
         machine = load_local(vm_bundle, settings)
         verdict["vm"] = {"outputs": compare(machine, machine.run_all(data.batches))}
+        if reference.sized:
+            verdict["vm"]["sizes"] = compare_sizes(machine, reference)
     _add_layers(verdict, library, reference, settings, context)
 
 

@@ -422,7 +422,7 @@ class _Search:
         """Import the model again with inner tensors as outputs: by default those that go into an index."""
         model = self._model
         names = [spec.name for spec in self._index_inputs] if tensors is None else tensors
-        return self._frontend.load(model.files, model.inputs, tuple(names), model.bound)
+        return model.load(self._settings.model["kind"], names)
 
     def _run_imported(self, loaded: LoadedModel) -> list[Array]:
         from tvmflow.compiler import lowering

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
-from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, Verdict
+from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, SizeVerdict, Verdict
 from tvmflow.stages.verify_settings import CheckSettings
 
 _UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
@@ -35,7 +35,9 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
-    failures += _list_wrong_sizes(verdict, reference)
+    failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
+    for wrong in _list_wrong_sizes(verdict.get("vm", {}).get("sizes", ()), reference):
+        failures.append(f"the library for TVM's virtual machine: {wrong}")
     if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
         failures.append(
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
@@ -60,9 +62,9 @@ def _list_wrong_index_inputs(verdict: Verdict, reference: str) -> Iterator[str]:
             yield from list_mismatches({name: tensor}, reference, subject)
 
 
-def _list_wrong_sizes(verdict: Verdict, reference: str) -> Iterator[str]:
+def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[str]:
     """Give a sentence for everything that is wrong at some sizes of the dimensions."""
-    for entry in verdict.get("sizes", ()):
+    for entry in sizes:
         where = sizes_text(entry["sizes"])
         if "failure" in entry:
             yield f"fails at {where}: {entry['failure']}"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
 from tvmflow.stages.image_data import DATA
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tvmflow.frontends.base import LoadedModel
 
 
 class ImportedModel(NamedTuple):
@@ -23,6 +26,7 @@ class ImportedModel(NamedTuple):
         outputs: Its outputs.
         tensors: Those of its parameters that a reference needs to know.
         bound: The constants, by input.
+        dimensions: The sizes that each call of its library chooses.
     """
 
     files: Mapping[str, Path]
@@ -30,6 +34,23 @@ class ImportedModel(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     tensors: tuple[TensorSpec, ...]
     bound: Mapping[str, np.ndarray[Any, Any]]
+    dimensions: tuple[Dimension, ...] = ()
+
+    def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
+        """Import it again, with inner tensors as further outputs.
+
+        Args:
+            kind: Its frontend.
+            tensors: The names of the inner tensors.
+        """
+        from tvmflow.compiler.open_sizes import with_dimensions
+
+        loaded = FRONTENDS[kind].load(
+            self.files, self.inputs, tuple(tensors), self.bound, self.dimensions
+        )
+        main = loaded.mod.get_global_var("main")
+        loaded.mod.update_func(main, with_dimensions(loaded.mod[main], self.dimensions))
+        return loaded
 
 
 def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]) -> ImportedModel:
@@ -49,5 +70,10 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
     }
     own = {role: path for role, path in files.items() if role.partition("/")[0] != DATA}
     return ImportedModel(
-        files=own, inputs=(*inputs, *bound), outputs=outputs, tensors=tensors, bound=values
+        files=own,
+        inputs=(*inputs, *bound),
+        outputs=outputs,
+        tensors=tensors,
+        bound=values,
+        dimensions=tuple(map(Dimension.from_json, signature.get("dimensions", ()))),
     )

@@ -20,7 +20,6 @@ from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.counts import read_counts
 from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
-from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -68,24 +67,16 @@ def load_with_inner(
     tensors = frontend.list_tensors(model.files)
     if not tensors:
         return None
-    dimensions = read_dimensions(mod["main"])
-
-    def load(names: Sequence[str]) -> LoadedModel:
-        loaded = frontend.load(model.files, model.inputs, tuple(names), model.bound)
-        main = loaded.mod.get_global_var("main")
-        loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
-        return loaded
-
-    plain = load(())
+    plain = model.load(kind)
     if not tvm_ffi.structural_equal(plain.mod, mod):
         _log.debug("the model is imported in another way than it was")
         return None
     nodes = set(find_nodes_of(mod["main"], variables, plain.nodes).values())
     names = tuple(name for name, node in tensors.items() if node in nodes)
-    loaded = load(names)
+    loaded = model.load(kind, names)
     kept = tuple(spec.name for spec in loaded.tensors if not dtypes or spec.dtype in dtypes)
     if kept != tuple(spec.name for spec in loaded.tensors):
-        loaded = load(kept)
+        loaded = model.load(kind, kept)
     weights = lowering.load_weights(files["import/params.safetensors"])
     if not loaded.tensors or not loaded.params.keys() <= weights.keys():
         return None

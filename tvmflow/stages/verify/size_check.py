@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvmflow.core.errors import BundleError, StageError
@@ -21,18 +22,10 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-def compare_sizes(
-    library: Library, reference: ReferenceRun, settings: VerifySettings, context: StageContext
-) -> list[SizeVerdict]:
-    """Run a library at all sizes, compare it with the reference, and time both where they can be timed.
+def compare_sizes(library: Library, reference: ReferenceRun) -> list[SizeVerdict]:
+    """Run a library at all sizes, and compare it with the reference.
 
     It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls.
-
-    Args:
-        library: The library.
-        reference: What the reference has computed.
-        settings: Those of `verify`.
-        context: That of the stage.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -46,12 +39,31 @@ def compare_sizes(
         [again] = library.run_all([sized.feed])
         if any(again[name].tobytes() != array.tobytes() for name, array in outputs.items()):
             verdict["is_repeatable"] = verdict["passed"] = False
-    if library.timed is not None:
-        with exclusive_devices(settings, context):
-            for verdict, sized in zip(verdicts, reference.sized, strict=True):
-                if "failure" not in verdict:
-                    _time_at(verdict, library.timed, sized, reference)
     return verdicts
+
+
+def time_sizes(
+    verdicts: Sequence[SizeVerdict],
+    library: Library,
+    reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Time a library and the reference at all sizes, where they can be timed.
+
+    Args:
+        verdicts: The verdict at each size, which gets the latencies.
+        library: The library.
+        reference: What the reference has computed.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+    if library.timed is None:
+        return
+    with exclusive_devices(settings, context):
+        for verdict, sized in zip(verdicts, reference.sized, strict=True):
+            if "failure" not in verdict:
+                _time_at(verdict, library.timed, sized, reference)
 
 
 def _compare_at(

@@ -224,10 +224,11 @@ class ImageComparison(TypedDict):
 
 
 class PartVerdict(TypedDict, total=False):
-    """The verdict on a part of a model by itself."""
+    """The verdict on a part of a model by itself, or on a library beside the delivered one."""
 
     outputs: dict[str, OutputComparison]
     latency: Latency
+    sizes: list[SizeVerdict]
 
 
 class _Judged(TypedDict):
