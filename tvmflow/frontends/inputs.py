@@ -284,7 +284,7 @@ def _size_problems(pairs: Sequence[tuple[ModelInput, InputRequest]]) -> Iterator
 
 
 def _is_shared(dim: str) -> bool:
-    """Return whether equal names of sizes say that these are equal; some exporters write a word for all unknown ones."""
+    """Return whether equal names say that sizes are equal: some exporters have one word for all."""
     return dim.isidentifier() and dim.lower() not in ("none", "unk", "unknown")
 
 
@@ -362,7 +362,7 @@ def suggest_inputs(
 
 
 def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
-    """Return `dimensions` and `inputs` of a recipe that keeps all free sizes open; nothing where it chooses some."""
+    """Return `dimensions` and `inputs` that keep all free sizes open; nothing where some are chosen."""
     pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
     for value, request in pairs:
         is_free = value.dims is None or any(map(_is_free, value.dims))

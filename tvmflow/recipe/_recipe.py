@@ -95,7 +95,7 @@ class Variant(ClosedModel):
 
 
 def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
-    """Check that there are few dimensions, and that names differ in more than case: constants in C are upper-case."""
+    """Check that there are few dimensions, and that their names differ in more than case, as in C."""
     if len(dimensions) > _MAX_DIMENSIONS:
         text = f"has {len(dimensions)} dimensions, and a library has at most {_MAX_DIMENSIONS}"
         raise field_error(text, *loc)
@@ -108,7 +108,7 @@ def _check_dimension_names(dimensions: Mapping[str, DimensionSpec], *loc: str) -
 
 
 def _check_open_shape(spec: InputSpec, dimensions: Mapping[str, DimensionSpec], *loc: str) -> None:
-    """Check the names in a shape, the number of elements at their largest sizes, and images of such a shape."""
+    """Check the names in a shape, its elements at the largest sizes, and images of such a shape."""
     for axis, size in enumerate(spec.shape or ()):
         if isinstance(size, str) and size not in dimensions:
             hint = did_you_mean(size, dimensions)

@@ -233,7 +233,7 @@ def _check_sizes(mod: tvm.IRModule, nodes: Sequence[str] = ()) -> None:
 
 
 def _list_extremes(mod: tvm.IRModule) -> dict[tuple[tuple[str, int], ...], str]:
-    """Return the smallest and the largest sizes of the dimensions, each with a text; one without any for fixed sizes."""
+    """Return the smallest and the largest sizes of the dimensions, each with a text for messages."""
     from tvmflow.compiler.open_sizes import read_dimensions
 
     dimensions = read_dimensions(mod["main"])

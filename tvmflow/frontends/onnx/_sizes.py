@@ -1,4 +1,4 @@
-"""Sizes in a graph with dimensions: values that are computed from shapes, and operators that take them.
+"""Sizes in a graph with dimensions: values computed from shapes, and operators that take them.
 
 An exporter computes shapes in the graph: `Shape`, then `Gather`, `Concat` and the like. Here such values are
 numbers and expressions of the dimensions, so that what they shape keeps its sizes.
@@ -306,7 +306,7 @@ class Sizes:
     # ------------------------------------------------------------ operators that take sizes
 
     def convert(self, node: NodeProto) -> Any:
-        """Return the result of an operator that takes sizes; None for one that the importer converts as always.
+        """Return the result of an operator that takes sizes; None where the importer converts it.
 
         Raises:
             OpenSizeProblem: when its sizes do not follow from the dimensions.

@@ -348,8 +348,9 @@ def test_a_vision_transformer_follows_the_batch(tmp_path: Path) -> None:
     assert [spec.sizes for spec in loaded.outputs] == [("batch", 10)]
 
 
-TEXT = {"x": (["batch", "seq", 8], "float32")}
-IMAGE = {"x": (["batch", 4, "h", "w"], "float32")}
+Inputs = Mapping[str, tuple[Sequence[int | str], str]]
+TEXT: Inputs = {"x": (["batch", "seq", 8], "float32")}
+IMAGE: Inputs = {"x": (["batch", 4, "h", "w"], "float32")}
 
 
 def halved_and_doubled(g: Graph) -> str:
