@@ -27,9 +27,9 @@ from tvmflow.compiler.cpu_model import converts_float16, is_cpu
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
-    begin_open_reductions,
     bind_open_lengths,
     split_open_tiles,
+    start_open_reductions,
 )
 
 # ---------------------------------------------------------------- strided loads
@@ -597,7 +597,7 @@ CPU_PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
-    begin_open_reductions,
+    start_open_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
     s_tir.transform.ConvertBlocksToOpaque,

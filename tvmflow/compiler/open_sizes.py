@@ -10,6 +10,7 @@ which schedule rules estimate; what these generate holds for all sizes.
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -206,21 +207,25 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         kernel, arguments, *sizes = call.args
         found = numbers.setdefault(kernel, {})
         params = list(mod[kernel].params)
-        results = [call.ty_args[0]] if call.ty_args else []
-        tensors = [kind for result in results for kind in getattr(result, "fields", [result])]
+        tensors: list[Any] = []
+        for result in call.ty_args:
+            tensors += getattr(result, "fields", [result])
         pairs: list[tuple[Any, Any]] = []
         for param, value in zip(params, [*arguments, *tensors], strict=False):
             kind = getattr(value, "ty", value)
             if isinstance(kind, relax.TensorType):
-                pairs += zip(param.ty.shape, kind.shape.values, strict=True)
+                values = getattr(kind.shape, "values", ())
+                pairs += zip(param.ty.shape, values, strict=False)
             else:
                 pairs.append((param, value))
         rest = params[len(arguments) + len(tensors) :]
         pairs += zip(rest, sizes[0].values if sizes else (), strict=False)
         for variable, size in pairs:
-            if isinstance(variable, tvm.ir.Var):
-                name = str(variable.name)
-                found[name] = max(found.get(name, 1), representative.size(size))
+            # sizes that data decide have no number
+            with contextlib.suppress(ValueError):
+                if isinstance(variable, tvm.ir.Var):
+                    name = str(variable.name)
+                    found[name] = max(found.get(name, 1), representative.size(size))
 
     relax.analysis.post_order_visit(main, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)

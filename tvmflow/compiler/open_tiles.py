@@ -1,4 +1,4 @@
-"""Tiles and vectors of loops whose lengths each call chooses: whole ones have no condition, the last one is cut.
+"""Tiles and vectors of loops of open lengths: whole ones have no condition, the last is cut.
 
 A schedule splits an open loop into tiles, and a condition leaves out what is beyond the end of the last
 one: TVM computes vectors with a condition number by number, and tests each row of a tile in all of them.
@@ -66,18 +66,18 @@ def split_open_tiles() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitOpenTiles")
 
 
-def begin_open_reductions() -> tvm.transform.Pass:
+def start_open_reductions() -> tvm.transform.Pass:
     """Return a pass that lets all lanes of partial sums begin before an open row is read.
 
     A row that is shorter than one vector does not reach the others.
     """
-    return tirx.transform.prim_func_pass(_begin, opt_level=0, name="BeginOpenReductions")
+    return tirx.transform.prim_func_pass(_start, opt_level=0, name="StartOpenReductions")
 
 
-def _begin(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
     loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
 
-    def begin(loop: tirx.For) -> Any:
+    def start(loop: tirx.For) -> Any:
         lane = loop.body
         if not isinstance(lane, tirx.For) or lane.kind != tirx.ForKind.VECTORIZED:
             return loop
@@ -98,7 +98,7 @@ def _begin(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         )
         return tirx.SeqStmt([first, _with_body(loop, _with_body(lane, update))])
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, begin)))
+    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, start)))
 
 
 def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
@@ -388,7 +388,7 @@ class _Splitter:
 
 
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
-    """Return a condition on a tile; None if not only the loops within a tile are inside of the loop around it."""
+    """Return a condition on a tile; None if it depends on other inner loops than those of a tile."""
     used = [var for var in dict.fromkeys(find_nodes(term, tirx.Var)) if var in inner]
     tile_kinds = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
     lengths: dict[Any, int] = {}

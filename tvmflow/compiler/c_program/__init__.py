@@ -164,6 +164,17 @@ def _read_allocation(
     return limit
 
 
+_DIVISION: Final = "(({}) // ({}))"
+# What is larger where its operands are, none of which is below 0, but for divisors.
+_GROWING: Final[Mapping[type, str]] = {
+    tirx.Add: "(({}) + ({}))",
+    tirx.Mul: "(({}) * ({}))",
+    tirx.Max: "max({}, {})",
+    tirx.Div: _DIVISION,
+    tirx.FloorDiv: _DIVISION,
+}
+
+
 def _find_limit(size: Any, names: Mapping[Any, str]) -> Size | None:
     """Return what a size is at most, by the kernel's sizes alone; None where that is unknown.
 
@@ -174,13 +185,14 @@ def _find_limit(size: Any, names: Mapping[Any, str]) -> Size | None:
             return named_size_text(size, names)
     if isinstance(size, tirx.Cast):
         return _find_limit(size.value, names)
-    if isinstance(size, tirx.Min | tirx.Mul):
-        limits = [_find_limit(side, names) for side in (size.a, size.b)]
-        if isinstance(size, tirx.Min):
-            return next((limit for limit in limits if limit is not None), None)
-        if None not in limits:
-            return f"({limits[0]}) * ({limits[1]})"
-    return None
+    if isinstance(size, tirx.Min):
+        limits = (_find_limit(side, names) for side in (size.a, size.b))
+        return next((limit for limit in limits if limit is not None), None)
+    form = _GROWING.get(type(size))
+    if form is None or (form == _DIVISION and not isinstance(size.b, tirx.IntImm)):
+        return None
+    sides = [_find_limit(side, names) for side in (size.a, size.b)]
+    return None if None in sides else form.format(*sides)
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:

@@ -8,14 +8,17 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx, topi
+from tvm import relax, te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, level
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.ir import replace_variables
-from tvmflow.compiler.open_sizes import list_symbols
+from tvmflow.compiler.lowering import lower
+from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols, with_dimensions
+from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules
+from tvmflow.core.types import Dimension
 
 Array = np.ndarray[Any, Any]
 
@@ -63,6 +66,13 @@ def images() -> list[dict[str, int]]:
 M: Final = tirx.Var("m", "int64")
 H: Final = tirx.Var("h", "int64")
 W: Final = tirx.Var("w", "int64")
+
+
+def slide(images: Array, size: int) -> Array:
+    """Return all windows (n, c, h, w, …, size, size) of images (n, c, h, w, …)."""
+    rows = np.lib.stride_tricks.sliding_window_view(images, size, axis=2)
+    result: Array = np.lib.stride_tricks.sliding_window_view(rows, size, axis=3)
+    return result
 
 
 def softmax(x: Array) -> Array:
@@ -156,10 +166,11 @@ def test_convolutions_of_open_images(edge: int, stride: int, is_depthwise: bool,
 
     def expected(x: Array, w: Array) -> Array:
         pads = ((0, 0), (0, 0), (margin, margin), (margin, margin), (0, 0))
-        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, pads), (edge, edge), (2, 3))
+        windows = slide(np.pad(x, pads), edge)
         names = "nchwlyz,cyzl->nchwl" if is_depthwise else "nchwiyz,ocyzil->nohwl"
         sums = np.einsum(names, windows[:, :, ::stride, ::stride], w, optimize=True)
-        return np.maximum(sums, 0)
+        result: Array = np.maximum(sums, 0)
+        return result
 
     check((x, w, result), "register_tiles", images(), expected, mcpu)
 
@@ -171,8 +182,24 @@ def test_pooling_of_open_images() -> None:
     def expected(x: Array) -> Array:
         pads = ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0))
         padded = np.pad(x, pads, constant_values=-np.inf)
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
+        windows = slide(padded, 3)
         result: Array = windows[:, :, ::2, ::2].max((-1, -2))
         return result
 
     check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
+
+
+def test_lowered_kernels_have_numbers_for_the_variables_of_their_shapes() -> None:
+    builder = relax.BlockBuilder()
+    rows = tirx.Var("rows", "int64")
+    x = relax.Var("x", relax.TensorType((rows, 48), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(relax.op.nn.softmax(x)))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    dimension = Dimension("rows", 1, 512, tune_at=(16, 300))
+    mod["main"] = with_dimensions(mod["main"].with_attr("num_input", 1), [dimension])
+    lowered = lower(mod, tvm.target.Target(level(LEVELS_HERE[-1])), LoweringOptions())
+    kernels = [f for _, f in lowered.mod.functions_items() if isinstance(f, tirx.PrimFunc)]
+    assert [list(kernel.attrs[OPEN_SIZES].values()) for kernel in kernels] == [[300]]
