@@ -27,7 +27,7 @@ from tvmflow.compiler.cpu_model import converts_float16, is_cpu
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
-    bind_open_lengths,
+    name_open_lengths,
     split_open_tiles,
     start_open_reductions,
 )
@@ -605,7 +605,7 @@ CPU_PASSES: Final = (
     split_open_tiles,
     overlap_last_vectors,
     s_tir.transform.CompactBufferAllocation,
-    bind_open_lengths,
+    name_open_lengths,
     s_tir.transform.LowerMatchBuffer,
     s_tir.transform.StmtSimplify,
     s_tir.transform.AnnotateIrregularLoop,

@@ -136,7 +136,7 @@ def _with_parts(block: SBlock, body: Any) -> SBlock:
     )
 
 
-def bind_open_lengths() -> tvm.transform.Pass:
+def name_open_lengths() -> tvm.transform.Pass:
     """Return a pass that computes the open lengths of a kernel's own buffers once.
 
     Each index repeats them otherwise, and TVM simplifies them in each.
@@ -180,7 +180,7 @@ def bind_open_lengths() -> tvm.transform.Pass:
             tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
         )
 
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="BindOpenLengths")
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="NameOpenLengths")
 
 
 def _terms(condition: Any) -> list[Any]:
