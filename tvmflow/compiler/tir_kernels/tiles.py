@@ -120,7 +120,11 @@ class Workspace(NamedTuple):
     @classmethod
     def allocate(cls, size: IrSize) -> Workspace:
         """Emit an allocation."""
-        return cls(T.alloc_buffer((size,), FLOAT))
+        buffer = T.alloc_buffer((size,), FLOAT)
+        if is_open(size):
+            # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
+            buffer = T.decl_buffer((size,), FLOAT, data=buffer.data)
+        return cls(buffer)
 
     def __getitem__(self, index: Any) -> Any:
         return tirx.BufferLoad(self.buffer, [index])
