@@ -167,7 +167,7 @@ def simplify(size: IrSize) -> IrSize:
     return plain(tvm.sym.Analyzer().simplify(size)) if is_open(size) else plain(size)
 
 
-def larger(size: IrSize, other: IrSize) -> IrSize:
+def max_size(size: IrSize, other: IrSize) -> IrSize:
     """Return the larger one of two sizes: one of them where it is known which."""
     gap = simplify(size - other)
     if is_open(gap):

@@ -149,7 +149,7 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> _OwnKernel:
 
 
 def _replace(node: Any, sizes: list[tuple[Any, Any]], dimensions: set[Any]) -> Any:
-    """Return an expression of dimensions as one of a size; itself where it is no sum of a size and a number."""
+    """Return an expression of dimensions as a size plus a number; itself where it is none."""
     symbols = list_symbols(node)
     if symbols and dimensions.issuperset(symbols):
         for size, variable in sizes:

@@ -72,7 +72,7 @@ def as_resize(call: relax.Call) -> Resize | None:
     )
     axes = tuple(axis for axis, n in enumerate(target) if not same_size(n, source[axis]))
     has_open = any(is_open(source[axis]) or is_open(target[axis]) for axis in axes)
-    if not operators.is_supported(mode) or (has_open and not operators.is_computable(mode)):
+    if not operators.is_supported(mode) or (has_open and not operators.is_computed(mode)):
         return None
     return Resize(mode, axes, tuple(target[axis] for axis in axes))
 

@@ -181,7 +181,7 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
     Args:
         source: The number of pixels of the source.
         size: The number of pixels of the result.
-        mode: A mode that `is_computable`.
+        mode: A mode that `is_computed`.
 
     Returns:
         The positions and the weights, each (pixels of the result, taps).
@@ -218,7 +218,7 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
     )
 
 
-def is_computable(mode: Interpolation) -> bool:
+def is_computed(mode: Interpolation) -> bool:
     """Return whether `compute_taps` knows a mode."""
     rounds = mode.method != "nearest_neighbor" or mode.rounding in _COMPUTED_ROUNDING
     return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COMPUTED_COORDINATES

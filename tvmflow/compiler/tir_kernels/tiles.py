@@ -367,7 +367,7 @@ def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel, min_gain: float
 
 
 def choose_points(rows: int, vectors: int, depth: int, cpu: CpuModel) -> int:
-    """Return the rows of a tile for a product of an open number of rows, which are computed in whole tiles.
+    """Return the rows of a tile for a product of an open number of rows, in whole tiles.
 
     Args:
         rows: A typical number of rows.

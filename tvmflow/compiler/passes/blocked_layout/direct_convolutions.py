@@ -143,7 +143,7 @@ class Image(NamedTuple):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether no extent is open."""
+        """True if no extent is open."""
         return not any(map(is_open, (*self.data, *self.result)))
 
 

@@ -23,7 +23,7 @@ from tvmflow.compiler.open_sizes import (
     divide_up,
     is_open,
     known_sizes,
-    larger,
+    max_size,
     same_sizes,
     simplify,
 )
@@ -290,7 +290,7 @@ def _analyze(
         # Padding of whole strides only skips rows of data.
         skipped = min(pad // step, length - 1)
         offset = pad - skipped * step
-        count = larger(simplify(divide_up(out + offset, step)), size - skipped)
+        count = max_size(simplify(divide_up(out + offset, step)), size - skipped)
         after = simplify(count - size + skipped)
         axes.append((length, length - 1 - skipped, after, count, offset))
     inner_kernel, before, after, rows, offsets = map(list, zip(*axes, strict=True))
