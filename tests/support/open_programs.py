@@ -7,7 +7,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,21 +171,27 @@ class Built(NamedTuple):
 
 def build(model: OpenModel, folder: Path) -> Built:
     """Compile a model, all of whose loops are divided into tasks, however short they are."""
-    tvm_target = lowering.make_target(target().tvm)
+    compiled, executable = compile_objects(model, folder, target().tvm)
+    program = compiled[c_runtime.PROGRAM]
+    program.write_text(divide_loops(program.read_text()))
+    built = Built(model, folder, executable())
+    c_runtime.link(built.described, compiled, built.library, folder / "libnet.a", folder / "net.h")
+    return built
+
+
+def compile_objects(
+    model: OpenModel, folder: Path, tvm_dict: Mapping[str, Any]
+) -> tuple[dict[str, Path], Callable[[], relax.VMExecutable]]:
+    """Compile what a library is linked from; also return how the same is compiled for the virtual machine."""
+    tvm_target = lowering.make_target(tvm_dict)
     lowered = lowering.lower(model.mod, tvm_target, LoweringOptions())
-    mod = schedules.schedule_untuned(lowered.mod, target().tvm, 1).mod
-    mod = _divide(mod)
+    mod = _divide(schedules.schedule_untuned(lowered.mod, tvm_dict, 1).mod)
     weights = lowered.compute_weights({})
     objects = folder / "objects"
     objects.mkdir()
     compile_program(mod, weights, tvm_target, "net_", objects)
-    program = objects / c_runtime.PROGRAM
-    program.write_text(divide_loops(program.read_text()))
-    executable = lowering.compile_with_weights(mod, weights, tvm_target)
-    built = Built(model, folder, executable)
     compiled = {path.name: path for path in objects.iterdir()}
-    c_runtime.link(built.described, compiled, built.library, folder / "libnet.a", folder / "net.h")
-    return built
+    return compiled, lambda: lowering.compile_with_weights(mod, weights, tvm_target)
 
 
 def divide_loops(program: str) -> str:

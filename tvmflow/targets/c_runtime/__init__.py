@@ -281,6 +281,7 @@ def write_loader(model: DescribedModel) -> str:
         "file": files.loader,
         "module": files.shared,
     }
+    values |= dimensions.loader_values(values, model.dimensions)
     return (_FOLDER / _LOADER).read_text() % values
 
 

@@ -58,7 +58,7 @@ async function compile(source) {
 
 /**
  * A loaded model. `inputs` and `outputs` describe its tensors: name, dtype and shape. An output with a `boundedAxis` has a
- * size along that axis that is known after a call, and at most that of its shape.
+ * size along that axis that is known after a call, and at most that of its shape.%(dimensions_title)s
  */
 export class Model {
   #exports;
@@ -75,7 +75,7 @@ export class Model {
       const boundedAxis = exports.%(name)s_bounded_axis(index);
       return boundedAxis < 0 ? tensor : { ...tensor, boundedAxis };
     });
-    const shape = this.#allocate(8 * Math.max(0, ...this.outputs.map((tensor) => tensor.shape.length)));
+%(dimensions_read)s    const shape = this.#allocate(8 * Math.max(0, ...this.outputs.map((tensor) => tensor.shape.length)));
     this.#places = { inputs: this.#place(this.inputs), outputs: this.#place(this.outputs), shape };
   }
 
@@ -107,7 +107,7 @@ export class Model {
       }));
   }
 
-  /** Free the model's memory. */
+%(dimensions_methods)s  /** Free the model's memory. */
   destroy() {
     this.#exports.%(name)s_destroy(this.#context);
     this.#context = 0;

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,14 @@ from tvm import relax, tirx
 
 from tests.support.c_library import CLibrary, buffer_of
 from tests.support.exports import Array
-from tests.support.open_programs import DIMENSIONS, Built, OpenModel, build, draw_network
+from tests.support.open_programs import (
+    DIMENSIONS,
+    Built,
+    OpenModel,
+    build,
+    compile_objects,
+    draw_network,
+)
 from tests.support.seeds import seeds
 from tvmflow.compiler.c_program.parallel_work import ParallelWork
 from tvmflow.compiler.c_program.program import (
@@ -351,3 +360,63 @@ def test_outputs_of_fixed_sizes_are_refused(built: Built, tmp_path: Path) -> Non
         cpp.export(model, tmp_path)
     with pytest.raises(StageError, match="qemu runs models of fixed sizes"):
         emulation.compile_main(built.described, {}, tmp_path)
+
+
+NODE = """
+import { load } from "./net.js";
+const model = await load();
+const results = [];
+for (const [batch, seq] of [[1, 16], [6, 96], [1, 4], [2, 32], [1, 16]]) {
+  model.setDimensions({ batch, seq });
+  const values = model.inputs.map((tensor) => Float32Array.from({ length: tensor.bytes / 4 }, (_, i) => (i % 13) / 13 - 0.5));
+  const outputs = model.run({ x: values[0], y: values[1] });
+  results.push([model.outputs.map((tensor) => tensor.shape), [...outputs.out1]]);
+}
+const errors = [{ seq: 15 }, { seq: 98 }, { other: 1 }, { batch: NaN }].map((sizes) => {
+  try {
+    return model.setDimensions(sizes);
+  } catch (error) {
+    return error.message;
+  }
+});
+model.destroy();
+console.log(JSON.stringify([model.dimensions, results, errors]));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+def test_javascript_chooses_dimensions(built: Built, tmp_path: Path) -> None:
+    """The outputs are those of this machine's library, up to roundings."""
+    wasm = {
+        "kind": "llvm",
+        "mtriple": "wasm32-wasi",
+        "mcpu": "generic",
+        "mattr": ["+simd128"],
+        "vector-width": 128,
+    }
+    described = built.described._replace(triple="wasm32-wasi")
+    compiled, _ = compile_objects(built.model, tmp_path, wasm)
+    c_runtime.link(described, compiled, tmp_path / "net.wasm", tmp_path / "libnet.a")
+    (tmp_path / "net.js").write_text(c_runtime.write_loader(described))
+    (tmp_path / "main.mjs").write_text(NODE)
+    done = subprocess.run(["node", "main.mjs"], cwd=tmp_path, capture_output=True, check=True)
+    dimensions, results, errors = json.loads(done.stdout)
+    assert dimensions[1] == {"name": "seq", "min": 2, "max": 96, "multipleOf": 2, "size": 16}
+    library = load(built)
+    for (batch, seq), (shapes, values) in zip(
+        ((1, 16), (6, 96), (1, 4), (2, 32), (1, 16)), results, strict=True
+    ):
+        sizes = {"batch": batch, "seq": seq}
+        assert list(map(tuple, shapes)) == built.model.shapes(sizes)
+        inputs = [
+            ((np.arange(array.size) % 13) / 13 - 0.5).astype("float32").reshape(array.shape)
+            for array in built.model.draw(sizes)
+        ]
+        expected = library.call(built.model, inputs)[1]
+        np.testing.assert_allclose(np.reshape(values, expected.shape), expected, 1e-4, 1e-5)
+    assert errors == [
+        "the dimension seq is 15, and its sizes are 2 to 96, multiples of 2",
+        "the dimension seq is 98, and its sizes are 2 to 96, multiples of 2",
+        "the model has no dimension other",
+        "the dimension batch is NaN, and its sizes are 1 to 6, multiples of 1",
+    ]
