@@ -15,7 +15,7 @@ from tvmflow.core.errors import BundleError, TvmflowError
 from tvmflow.exporters._wheel_package import Model, load
 from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.labels import format_predictions, predictions_json
-from tvmflow.runtime.samples import image_samples, load_samples, run_samples, write_npz
+from tvmflow.runtime.samples import image_samples, load_samples, read_npz, run_samples, write_npz
 
 _ARRAYS = ".npz"
 
@@ -46,6 +46,16 @@ def _usage(model: Model) -> str:
 def _run(model: Model, inputs: Path, outputs: Path) -> None:
     if not inputs.is_file():
         raise BundleError(f"there is no file {inputs}")
+    if model.open_tensors is not None:
+        # they have sizes of their own, and are one call
+        arrays = read_npz(inputs, str(inputs))
+        write_npz(
+            outputs,
+            model.run(
+                {spec.name: arrays[spec.name] for spec in model.inputs if spec.name in arrays}
+            ),
+        )
+        return
     samples = load_samples(model.inputs, inputs, source=str(inputs))
     write_npz(outputs, run_samples(model.run, samples))
 

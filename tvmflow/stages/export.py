@@ -118,7 +118,10 @@ def digest_sources(
 def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     """Return what is to be exported for a resolved target."""
     request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
-    return request._replace(has_images=bool(images.image_inputs(recipe)))
+    return request._replace(
+        has_images=bool(images.image_inputs(recipe)),
+        has_dimensions=bool(recipe.list_dimensions()),
+    )
 
 
 def _make_request(

@@ -92,7 +92,10 @@ def _joined_outputs(recipe: Recipe) -> list[str]:
 def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
     """Return what is to be exported for a partitioned target."""
     request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
-    return request._replace(has_images=bool(images.image_inputs(recipe)))
+    return request._replace(
+        has_images=bool(images.image_inputs(recipe)),
+        has_dimensions=bool(recipe.list_dimensions()),
+    )
 
 
 def _describe_parts(target: PartitionedTarget) -> tuple[JoinedPart, ...]:

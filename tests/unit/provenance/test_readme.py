@@ -70,6 +70,27 @@ def test_names_of_others_cannot_break_its_tables(world: World) -> None:
     assert "for tensor in model.inputs}" in text
 
 
+def test_sizes_that_each_call_chooses_have_names_and_ranges(world: World) -> None:
+    """The examples have the smallest ones."""
+    signature = {
+        "inputs": [
+            {"name": "x", "shape": [8, 64, 3], "sizes": ["batch", "seq", 3], "dtype": "float32"}
+        ],
+        "outputs": [
+            {"name": "y", "shape": [8, 127], "sizes": ["batch", "2 * seq - 1"], "dtype": "int8"}
+        ],
+        "dimensions": [
+            {"name": "batch", "min": 1, "max": 8, "multiple_of": 1},
+            {"name": "seq", "min": 4, "max": 64, "multiple_of": 4, "tune_at": [16]},
+        ],
+    }
+    world.make(contents(signature=json.dumps(signature).encode()))
+    text = readme(world)
+    assert "| input | `x` | batch × seq × 3 | float32 |" in text
+    assert "- `batch`: 1 to 8\n- `seq`: 4 to 64, multiples of 4" in text
+    assert "np.zeros((1, 4, 3), 'float32')" in text
+
+
 @pytest.mark.parametrize(
     ("name", "word"),
     [
