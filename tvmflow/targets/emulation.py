@@ -103,13 +103,8 @@ def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Pa
     """Compile all C code of the emulation program in a folder, and return the object file.
 
     Raises:
-        StageError: when sizes are open; when the compiler fails, with its error in the message.
+        StageError: when the compiler fails; the message holds its error.
     """
-    if model.dimensions:
-        raise StageError(
-            "qemu runs models of fixed sizes, and this one has `dimensions`",
-            fix="choose another `verify.run_on`",
-        )
     c_runtime.write_sources(model, compiled[c_runtime.PROGRAM], folder)
     shutil.copyfile(_MAIN, folder / _MAIN.name)
     # one file, because the program uses the names that the model's C code defines

@@ -73,3 +73,12 @@ def test_targets_that_need_fixed_sizes_are_refused_with_a_remedy(
 def test_open_sizes_are_no_problem_for_a_cpu() -> None:
     plan = plan_of(planned(made(), target("host"), stages=STAGES))
     assert [spec.stage for spec in plan.stages if isinstance(spec, StageSpec)][-1] == "verify"
+
+
+def test_an_output_that_needs_fixed_sizes_is_refused_where_it_is_named() -> None:
+    wrong = made().model_copy(update={"outputs": ("bundle", "cpp")})
+    with pytest.raises(RecipeError) as refused:
+        plan_of(planned(wrong, target("host"), stages=STAGES))
+    [problem] = refused.value.problems
+    start = "/recipes/net.yaml:outputs.1: outputs.1: there is no cpp for the target 'host': "
+    assert problem.startswith(start) and "`dimensions`" in problem

@@ -42,7 +42,7 @@ from tvmflow.core.types import Dimension
 from tvmflow.exporters import cpp
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.runtime.c_loader import Buffer, Options
-from tvmflow.targets import c_runtime, emulation, linking
+from tvmflow.targets import c_runtime, linking
 
 WRONG_COUNT, WRONG_SIZE, NO_MEMORY, WRONG_DIMENSION = 4, 5, 8, 18
 BATCH, SEQ = 0, 1
@@ -350,7 +350,7 @@ def test_other_systems_compile_the_code(built: Built, tmp_path: Path, triple: st
 
 
 def test_outputs_of_fixed_sizes_are_refused(built: Built, tmp_path: Path) -> None:
-    """A C++ project, and programs for qemu."""
+    """A C++ project."""
     triple = built.described.triple
     request = ExportRequest("net", "1", "host", "llvm", triple, has_dimensions=True)
     assert "`dimensions`" in cpp.unsupported_reason(request)
@@ -358,8 +358,6 @@ def test_outputs_of_fixed_sizes_are_refused(built: Built, tmp_path: Path) -> Non
     model = BuiltModel(request, path, {}, built.model.signature, {}, path, {})
     with pytest.raises(StageError, match="has fixed sizes"):
         cpp.export(model, tmp_path)
-    with pytest.raises(StageError, match="qemu runs models of fixed sizes"):
-        emulation.compile_main(built.described, {}, tmp_path)
 
 
 NODE = """
