@@ -97,7 +97,7 @@ class KernelShare(NamedTuple):
 
 
 class SizeResult(NamedTuple):
-    """What `verify` found at some sizes of a library's dimensions.
+    """The finding of `verify` at some sizes of a library's dimensions.
 
     Attributes:
         sizes: The sizes, as reports name them.
