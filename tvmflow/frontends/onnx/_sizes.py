@@ -17,11 +17,15 @@ from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, te, tirx
 
 from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text
+from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
+from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
+# Those of real models have less than ten.
+_MAX_TERMS: Final = 100
 _Array = np.ndarray[Any, Any]
 # What ends a Slice that has no end.
 _NO_END: Final = 1 << 31
@@ -100,7 +104,7 @@ class Sizes:
             result = rule(_Call(node, operands, attributes_of(node), self))
         except (_Unknown, IndexError, ValueError, TypeError, ZeroDivisionError):
             return False
-        if result.values.size > _MAX_ELEMENTS:
+        if result.values.size > _MAX_ELEMENTS or not all(map(_is_small, result.values.flat)):
             return False
         self._known[node.output[0]] = result
         return True
@@ -130,10 +134,26 @@ class Sizes:
                 continue
             if not isinstance(kind.shape, relax.ShapeExpr):
                 raise OpenSizeProblem(self._unknown_text(node))
-            for size in self.shape_of(self._nodes[name]):
+            sizes = self.shape_of(self._nodes[name])
+            for size in sizes:
                 symbols = [var.name for var in list_symbols(size)]
                 if not all(symbol in self._dimensions for symbol in symbols):
                     raise OpenSizeProblem(self._unknown_text(node))
+            self._check_elements(sizes)
+
+    def _check_elements(self, sizes: Sequence[Any]) -> None:
+        """Check that a tensor can exist at the largest sizes of the dimensions."""
+        largest = {name: entry.max for name, entry in self._dimensions.items()}
+        try:
+            elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
+        except (NoSize, WrongSize) as error:
+            raise OpenSizeProblem(
+                f"one of its sizes is no expression of dimensions: {error}"
+            ) from error
+        if elements > MAX_ELEMENTS:
+            names = ", ".join(f"{name} = {size}" for name, size in largest.items())
+            text = f"its result has {elements:,} elements at {names}, and the limit is {MAX_ELEMENTS:,}"
+            raise OpenSizeProblem(f"{text}; lower `max` under `dimensions`")
 
     def _unknown_text(self, node: NodeProto) -> str:
         """Return why the result of a node has unknown sizes."""
@@ -343,6 +363,17 @@ class Sizes:
     def is_open(self, expr: Any) -> bool:
         """Return whether a tensor has sizes that depend on dimensions."""
         return not all(isinstance(size, int) for size in self.shape_of(expr))
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value is no expression that grows without end, as that of a hostile model."""
+    parts = [value.expr if isinstance(value, _Quotient) else value]
+    for _ in range(_MAX_TERMS):
+        if not parts:
+            return True
+        part = parts.pop()
+        parts += [getattr(part, name) for name in ("a", "b", "value") if hasattr(part, name)]
+    return False
 
 
 def _range(least: int, largest: int, dtype: str) -> Any:

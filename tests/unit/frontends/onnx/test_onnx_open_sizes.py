@@ -370,6 +370,15 @@ def group_norm(g: Graph) -> str:
     )
 
 
+def grown(g: Graph) -> str:
+    """A size as an expression of thousands of terms."""
+    size = g.add("Add", g.size("x", 0), g.size("x", 1))
+    for _ in range(12):
+        halves = g.add("Add", g.add("Div", size, np.array(3, np.int64)), np.array(1, np.int64))
+        size = g.add("Mul", g.add("Add", size, halves), halves)
+    return size
+
+
 def position_scores(g: Graph) -> str:
     """Relative positions, from one Range less another."""
     zero, one = np.array(0, np.int64), np.array(1, np.int64)
@@ -482,6 +491,16 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         TEXT,
         lambda g: g.add("Range", np.float32(0), g.add("ReduceMax", "x", keepdims=0), np.float32(1)),
         "Range .* its bounds depend on values, and not on the dimensions alone",
+    ),
+    "a tensor that is too large": (
+        TEXT,
+        lambda g: g.add("Expand", "x", integers(10**7, 1, 1, 1)),
+        r"Expand .* its result has 40,960,000,000 elements at batch = 8, seq = 64, and the limit is 2,147,483,648; lower `max`",
+    ),
+    "sizes that grow": (
+        TEXT,
+        lambda g: g.add("Reshape", "x", g.add("Unsqueeze", grown(g), integers(0))),
+        "Reshape .* its sizes depend on values, and not on the dimensions alone",
     ),
     "a recurrence": (
         TEXT,
