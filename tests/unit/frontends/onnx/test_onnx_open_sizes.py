@@ -431,6 +431,8 @@ OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
         ),
     ),
     "positions": (TEXT, position_scores),
+    "a shape": (TEXT, lambda g: g.add("Cast", g.add("Shape", "x"), to=1)),
+    "a half": (TEXT, lambda g: g.add("Mul", g.add("Cast", g.size("x", 1), to=1), np.float32(0.5))),
     "skip": (IMAGE, halved_and_doubled),
     "groups": (IMAGE, group_norm),
     "padding by size": (
