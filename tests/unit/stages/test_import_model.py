@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from onnx import helper
 
+from tests.support.kernels import host_level
 from tests.support.onnx_models import model, save, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.open_sizes import read_dimensions
+from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Json
 from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
-from tvmflow.stages import import_model
+from tvmflow.stages import import_model, lower
 from tvmflow.stages.base import StageContext, parse_settings
 
 
@@ -96,6 +98,20 @@ def test_an_open_size_is_in_signature_facts_and_ir(tmp_path: Path) -> None:
     assert from_json(import_model.ImportFacts, to_json(facts)) == facts
     mod = lowering.load_ir(tmp_path / import_model.MODEL)
     assert read_dimensions(mod["main"]) == facts.dimensions
+
+
+def test_the_sizes_to_tune_at_reach_what_is_lowered(tmp_path: Path) -> None:
+    """The stage that lowers the model has them in its key, and adds them to the dimensions."""
+    settings = import_model.settings(open_recipe(), None).to_json()
+    run(settings, save(shifted(), tmp_path), tmp_path)
+    options: dict[str, Any] = {"target": host_level(), "lowering": LoweringOptions()}
+    plain = lower.LowerSettings(**options)
+    assert "tune_at" not in plain.to_json()
+    tuned = lower.LowerSettings(**options, tune_at={"time": (2, 4)})
+    assert tuned.to_json() == {**plain.to_json(), "tune_at": {"time": [2, 4]}}
+    model = {"import/model.json": tmp_path / import_model.MODEL}
+    mod = lower._lower(parse_settings(lower.run, tuned.to_json()), model).mod
+    assert read_dimensions(mod["main"]) == (Dimension("time", 1, 8)._replace(tune_at=(2, 4)),)
 
 
 def test_a_window_that_is_too_large_for_the_smallest_size_is_named(tmp_path: Path) -> None:
