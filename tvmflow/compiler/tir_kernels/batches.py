@@ -173,7 +173,7 @@ def _repeats(table: _Array, step: int) -> bool:
 
 
 class StridedView(NamedTuple):
-    """How a tensor with open sizes is read: axes whose digits each have a stride in the buffer.
+    """The axes by which a tensor with open sizes is read, whose digits each have a stride.
 
     Attributes:
         offset: The place of the first element.

@@ -309,12 +309,12 @@ def choose_rows(
 
 
 def max_points_of(rows: IrSize) -> int:
-    """Return the most rows of a tile: of an open number, the last tile should compute few that do not exist."""
+    """Return the most rows of a tile: of an open number, the last tile should compute few others."""
     return _MAX_OPEN_POINTS if is_open(rows) else MAX_TILE_POINTS
 
 
 def count_rows(rows: IrSize, first: Any, together: int, points: int) -> IrSize:
-    """Return how many rows of a block are computed: all, or of the last of an open number whole tiles.
+    """Return how many rows of a block are computed: whole tiles, where the number of rows is open.
 
     Args:
         rows: The number of rows.
