@@ -15,6 +15,7 @@ from tvmflow.compiler.ir_operators import (
     Recurrent,
     RecurrentOperands,
 )
+from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 
 OPERATORS: Final = frozenset(GATES)
@@ -43,7 +44,8 @@ def convert(
         All hidden states, the last ones, and of an LSTM the last cell states.
     """
     operands = RecurrentOperands(*(NOTHING if value is None else value for value in inputs))
-    size, expected = ir.known_shape(operands.x)[2], ir.known_shape(operands.weights)[2]
+    sizes, expected = sizes_of(operands.x), ir.known_shape(operands.weights)[2]
+    size = sizes[2] if sizes and len(sizes) == 3 else None
     if size != expected:
         raise ValueError(f"its input has {size} values a step, and its weights are for {expected}")
     layer = Recurrent(
