@@ -266,3 +266,14 @@ def bfloat16_target() -> dict[str, Any]:
     if "avx512_bf16" not in read_host().flags:
         pytest.skip("this machine lacks avx512_bf16")
     return {**level("x86-64-v4"), "mattr": ["+avx512bf16"]}
+
+
+def test_the_kernels_are_those_of_a_fixed_length() -> None:
+    width = HEADS * DEPTH
+    lists = [
+        make_attention(
+            {name: Input((1, length, width)) for name in "qkv"}, dimensions
+        ).list_kernels()
+        for length, dimensions in (("seq", (SEQ,)), (37, ()))
+    ]
+    assert lists == [["attention", "reshape"]] * 2
