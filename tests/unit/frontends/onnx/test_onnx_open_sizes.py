@@ -431,6 +431,18 @@ OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
         ),
     ),
     "positions": (TEXT, position_scores),
+    "an LSTM": (
+        TEXT,
+        lambda g: g.add(
+            "LSTM",
+            g.add("Transpose", "x", perm=[1, 0, 2]),
+            draw(2, 16, 8),
+            draw(2, 16, 4),
+            hidden_size=4,
+            direction="bidirectional",
+        ),
+    ),
+    "a GRU": (TEXT, lambda g: g.add("GRU", "x", draw(1, 12, 8), draw(1, 12, 4), hidden_size=4)),
     "a shape": (TEXT, lambda g: g.add("Cast", g.add("Shape", "x"), to=1)),
     "a half": (TEXT, lambda g: g.add("Mul", g.add("Cast", g.size("x", 1), to=1), np.float32(0.5))),
     "skip": (IMAGE, halved_and_doubled),
@@ -504,10 +516,10 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         lambda g: g.add("Reshape", "x", g.add("Unsqueeze", grown(g), integers(0))),
         "Reshape .* its sizes depend on values, and not on the dimensions alone",
     ),
-    "a recurrence": (
+    "a recurrence of other inputs": (
         TEXT,
-        lambda g: g.add("LSTM", "x", draw(1, 16, 8), draw(1, 16, 4), hidden_size=4),
-        r"LSTM .* it is imported with fixed sizes alone; its operands have the shapes \[batch, seq, 8\], ",
+        lambda g: g.add("LSTM", "x", draw(1, 16, 7), draw(1, 16, 4), hidden_size=4),
+        "LSTM .* its input has 8 values a step, and its weights are for 7",
     ),
 }
 
