@@ -331,6 +331,8 @@ class _Reader:
             made = _written_by(branch)
             for source, target in zip(_flatten(result), joined, strict=True):
                 source = source.resolve()
+                if source.size != target.size:
+                    raise UnsupportedProgram("a condition whose results differ in size")
                 if source in made and source is not target:
                     source.replacement = target
                     made.remove(source)
@@ -387,8 +389,10 @@ class _Reader:
                 bound[param] = ty
             else:
                 _match(param.ty.shape, _sizes_of_type(ty), bound)
-        # where no size is the variable alone, it is the one of `main`
-        return tuple(self._read_size(bound.get(variable, variable)) for variable in parameters)
+        if not bound.keys() >= set(parameters):
+            # the type of an argument, such as the result of a condition, does not say its shape
+            raise UnsupportedProgram(_OPEN_SHAPES)
+        return tuple(self._read_size(bound[variable]) for variable in parameters)
 
     def _read_function(self, call: Any, steps: list[Step]) -> Value:
         function = self._mod[call.op]

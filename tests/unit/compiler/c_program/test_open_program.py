@@ -23,6 +23,7 @@ from tests.support.open_programs import (
     OpenModel,
     build,
     compile_objects,
+    describe,
     draw_network,
 )
 from tests.support.seeds import seeds
@@ -418,3 +419,44 @@ def test_javascript_chooses_dimensions(built: Built, tmp_path: Path) -> None:
         "the model has no dimension other",
         "the dimension batch is NaN, and its sizes are 1 to 6, multiples of 1",
     ]
+
+
+def make_condition() -> OpenModel:
+    """A model that joins its input with itself, or with its negative, by the sign of its mean."""
+    batch, seq = (tirx.Var(entry.name, "int64") for entry in DIMENSIONS)
+    x = relax.Var("x", relax.TensorType([batch, seq, 24], "float32"))
+    y = relax.Var("y", relax.TensorType([batch, 24], "float32"))
+    joined = relax.TensorType([batch, seq * 2, 24], "float32")
+    first, second = relax.Var("first", joined), relax.Var("second", joined)
+    negative = relax.Var("negative", x.ty)
+    steps = [
+        relax.VarBinding(negative, relax.op.negative(x)),
+        relax.VarBinding(second, relax.op.concat([negative, x], 1)),
+    ]
+    same = [relax.VarBinding(first, relax.op.concat([x, x], 1))]
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y]):
+        mean = builder.emit(relax.op.mean(x))
+        positive = builder.emit(relax.op.greater(mean, relax.const(np.float32(0))))
+        sides = [
+            relax.SeqExpr([relax.BindingBlock(bindings)], result)
+            for bindings, result in ((same, first), (steps, second))
+        ]
+        chosen = builder.emit(relax.If(positive, *sides))
+        total = builder.emit(relax.op.add(chosen, chosen))
+        builder.emit_func_output(relax.Tuple([total, builder.emit(relax.op.mean(x, 1))]))
+    mod = builder.get()
+    main = mod["main"].with_attr("num_input", 2)
+    mod.update_func(mod.get_global_var("main"), with_dimensions(main, DIMENSIONS))
+    return describe(mod)
+
+
+def test_conditions_have_open_sizes(tmp_path: Path) -> None:
+    """Both sides write the same memory."""
+    made = build(make_condition(), tmp_path)
+    library = load(made, threads=2)
+    for number, seq in enumerate(ORDER):
+        inputs = made.model.draw({"batch": 2, "seq": seq}, number)
+        inputs[0] += (-1) ** number
+        actual, expected = library.call(made.model, inputs), made.run_machine(inputs)
+        assert all(map(np.array_equal, actual, expected))
