@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from tvmflow.compiler.options import Precision
-from tvmflow.core.types import Json
+from tvmflow.core.types import Dimension, Json
 from tvmflow.stages.base import Lowering, Settings, StageSettings
 
 LOCAL: Final = "local"
@@ -91,6 +92,11 @@ class VerifySettings(StageSettings):
     run_on: str = LOCAL
     compare: CompareSettings | None = None
     tune_at: dict[str, tuple[int, ...]] | None = None
+
+    def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
+        """Return dimensions with the sizes that kernels are tuned at."""
+        tune_at = self.tune_at or {}
+        return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
 
     @property
     def machines(self) -> dict[str, MachineSettings]:

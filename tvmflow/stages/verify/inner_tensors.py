@@ -20,6 +20,7 @@ from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.counts import read_counts
 from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
+from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -151,7 +152,12 @@ class InnerLibrary:
             runtime="",
             forms=(),
         )
-        lowered = lowering.lower(loaded.mod, target, settings.lowering)
+        mod = ir.copy_module(loaded.mod)
+        if dimensions := read_dimensions(mod["main"]):
+            # as `lower` does: decisions follow the sizes to tune at
+            tuned = settings.add_sizes_to_tune_at(dimensions)
+            mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
+        lowered = lowering.lower(mod, target, settings.lowering)
         scheduled, _ = schedule_kernels(lowered.mod, build, files, must_fit=False)
         weights = lowered.compute_weights(loaded.params)
         return cls(loaded, lowered, ScheduledModel(scheduled, weights, target))

@@ -70,8 +70,7 @@ def read_dimensions(
         settings: Those of `verify`.
     """
     dimensions = map(Dimension.from_json, signature.get("dimensions", ()))
-    tune_at = settings.tune_at or {}
-    return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
+    return settings.add_sizes_to_tune_at(dimensions)
 
 
 def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:
