@@ -34,8 +34,6 @@ _MIN_USEFUL_VECTORS: Final = 16
 # One row may be added for so many rows, and no more than so many.
 _MIN_USEFUL_ROWS: Final = 4
 _MAX_ADDED_ROWS: Final = 7
-# Tiles of an open number of rows suit so many quarters of a typical number.
-_TYPICAL_QUARTERS: Final = (2, 3, 4, 6, 8)
 # The relative time of tiles of which the last is tested vector by vector.
 _PARTIAL_TILE_COST: Final = 1.7
 # The most rows of a tile where their number is open.
@@ -366,39 +364,15 @@ def pad_rows(rows: int, vectors: int, depth: int, cpu: CpuModel, min_gain: float
     return padded if time(rows) > min_gain * time(padded) else rows
 
 
-def choose_points(rows: int, vectors: int, depth: int, cpu: CpuModel) -> int:
-    """Return the rows of a tile for a product of an open number of rows, in whole tiles.
-
-    Args:
-        rows: A typical number of rows.
-        vectors: The vectors of a row of the result.
-        depth: The length of a sum.
-        cpu: The CPU.
-    """
-
-    def time(points: int) -> float:
-        tile = _estimate_time(points, vectors, depth, cpu, points) / points
-        padded = (-(-size // points) * points / size for size in sizes)
-        return round(tile * sum(padded), 6)
-
-    sizes = [max(1, rows * quarters // 4) for quarters in _TYPICAL_QUARTERS]
-    points = [p for p in range(1, MAX_TILE_POINTS + 1) if cpu.holds_packed_tile(1, p)]
-    return min(reversed(points), key=time)
-
-
 def _list_padded(rows: int) -> range:
     """Return the numbers of rows that may be computed in place of a number."""
     return range(rows, rows + min(rows // _MIN_USEFUL_ROWS, _MAX_ADDED_ROWS) + 1)
 
 
 @functools.cache
-def _estimate_time(
-    rows: int, vectors: int, depth: int, cpu: CpuModel, min_points: int = 1
-) -> float:
+def _estimate_time(rows: int, vectors: int, depth: int, cpu: CpuModel) -> float:
     """Return the estimated time of a product in the tiles, which divide its rows, that suit it best."""
-    sizes = itertools.product(
-        range(min_points, MAX_TILE_POINTS + 1), range(1, MAX_TILE_VECTORS + 1)
-    )
+    sizes = itertools.product(range(1, MAX_TILE_POINTS + 1), range(1, MAX_TILE_VECTORS + 1))
     best = min(
         max(
             (_PARTIAL_TILE_COST if vectors % width else 1)

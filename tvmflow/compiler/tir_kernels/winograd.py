@@ -137,9 +137,7 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: i
     return bool(direct > terms * _MIN_GAIN * (product + transforms))
 
 
-def pad_columns(
-    geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel, *, is_open: bool = False
-) -> Geometry:
+def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
     """Return a convolution with columns of tiles added where no register tile divides those that it has.
 
     Args:
@@ -147,12 +145,8 @@ def pad_columns(
         out_blocks: The number of blocks of output channels.
         inner: The number of input channels.
         cpu: The CPU.
-        is_open: Whether the number of columns is open, and that of `geometry` a typical one.
     """
     columns = geometry.tiles[1]
-    if is_open:
-        points = tiles.choose_points(columns, out_blocks, inner, cpu)
-        return geometry._replace(tile_columns=points)
     # all of a row are one register tile
     if cpu.holds_operands(1, columns):
         return geometry

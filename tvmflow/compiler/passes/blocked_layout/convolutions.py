@@ -207,6 +207,8 @@ def _find_winograd(
         or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
         or int(call.attrs.groups) != 1
         or min(window.padding) < 0
+        # rules divide the tiles of fixed images alone
+        or any(map(is_open, known_sizes(call)[2:]))
     ):
         return None
     n, _, *size = shape
@@ -220,10 +222,8 @@ def _find_winograd(
         return None
     cpu = rewriter.context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
-    blocks, is_open_width = -(-out // rewriter.block), is_open(known_sizes(call)[-1])
-    padded = winograd.pad_columns(geometry, blocks, inner, cpu, is_open=is_open_width)
-    n, _, *sizes = known_sizes(call)
-    return padded._replace(shape=(n, *[1, *sizes][-3:]))
+    geometry = geometry._replace(shape=(known_sizes(call)[0], depth, height, width))
+    return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
 
 def _emit_winograd(
