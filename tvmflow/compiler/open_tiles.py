@@ -207,6 +207,14 @@ def _with_local_lengths(body: Any) -> Any:
         known = [size if isinstance(size, tirx.IntImm) else _LOCAL_LENGTH for size in buffer.shape]
         if str(buffer.scope()) == "local" and any(isinstance(size, int) for size in known):
             own[buffer] = tirx.decl_buffer(known, buffer.dtype, buffer.name, scope="local")
+    # what matches a part of a buffer begins at a place of its own
+    own |= {
+        place: tirx.Var(place.name, place.ty.dtype)
+        for block in find_nodes(body, SBlock)
+        for match in block.match_buffers
+        for place in (match.buffer.elem_offset, *match.buffer.strides)
+        if isinstance(place, tvm.ir.Var)
+    }
     return replace_variables(body, own) if own else body
 
 
@@ -569,6 +577,14 @@ def _copy(body: Any) -> Any:
     own = {
         buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope())
         for buffer in buffers
+    }
+    # what matches a part of a buffer begins at a place of its own
+    own |= {
+        place: tirx.Var(place.name, place.ty.dtype)
+        for block in find_nodes(body, SBlock)
+        for match in block.match_buffers
+        for place in (match.buffer.elem_offset, *match.buffer.strides)
+        if isinstance(place, tvm.ir.Var)
     }
     return replace_variables(body, own) if own else body
 
