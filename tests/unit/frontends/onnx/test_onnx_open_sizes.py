@@ -516,11 +516,6 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         lambda g: g.add("Reshape", "x", g.add("Unsqueeze", grown(g), integers(0))),
         "Reshape .* its sizes depend on values, and not on the dimensions alone",
     ),
-    "a recurrence of other inputs": (
-        TEXT,
-        lambda g: g.add("LSTM", "x", draw(1, 16, 7), draw(1, 16, 4), hidden_size=4),
-        "LSTM .* its input has 8 values a step, and its weights are for 7",
-    ),
 }
 
 
