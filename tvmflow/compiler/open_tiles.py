@@ -89,6 +89,13 @@ def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         if not any(_is_open(term, loop_vars) for term in cut):
             return loop
         kept = [term for term in terms if not any(term.same_as(other) for other in cut)]
+        # other loops of the reduction are around this one: they begin once
+        kept += [
+            tirx.EQ(value, axis.dom.min)
+            for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            if axis.iter_type == tirx.IterVar.CommReduce
+            and loop.loop_var not in find_nodes(value, tirx.Var)
+        ]
         first = _with_body(lane, _make_initial(realize, kept))
         own = tirx.Var(f"{lane.loop_var.name}_first", lane.loop_var.ty.dtype)
         body = replace_variables(first.body, {lane.loop_var: own})
@@ -170,7 +177,10 @@ def name_open_lengths() -> tvm.transform.Pass:
 
         def hide(bind: tirx.Bind) -> tirx.Bind:
             used = find_nodes(bind.value, tirx.Var)
-            return bind if loop_vars.isdisjoint(used) else tirx.Bind(bind.var, _hide(bind.value))
+            is_index = str(bind.value.ty.dtype).startswith("int")
+            if loop_vars.isdisjoint(used) or not is_index:
+                return bind
+            return tirx.Bind(bind.var, _hide(bind.value))
 
         body = tvm_ffi.structural_map(function.body, (tirx.Bind, hide))
         body = replace_variables(body, own)
@@ -384,15 +394,17 @@ class _Splitter:
         """Return whether numbers may be computed twice, the second time after all vectors of a loop."""
         target = store.buffer
         loads = find_nodes(store.value, tvm.ir.TensorLoad)
+        stores = find_nodes(loop.body, tirx.BufferStore)
         others = [
-            other
-            for other in find_nodes(loop.body, tirx.BufferStore)
-            if other.buffer.same_as(target) and not other.same_as(store)
+            other for other in stores if other.buffer.same_as(target) and not other.same_as(store)
         ]
+        # what the last iteration computes itself, it has of its own numbers alone
+        if any(load.source.same_as(other.buffer) for load in loads for other in stores):
+            return False
         # buffers that are no parameters may share their memory, if the numbers of one are read but once
         read = [load for load in loads if lane in find_nodes(list(load.indices), tirx.Var)]
         is_kept = target not in self._own or not any(load.source in self._own for load in read)
-        return is_kept and not others and not any(load.source.same_as(target) for load in loads)
+        return is_kept and not others
 
 
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:
