@@ -27,6 +27,8 @@ _MAX_EXACT_ROWS: Final = 4
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
 """The attribute of a loop whose first or last iterations LoopPartition takes apart."""
 
+# More than any size of a tensor; none is below 1.
+_MOST: Final = 1 << 31
 # More than any tile has along one axis.
 _LOCAL_LENGTH: Final = 1 << 12
 
@@ -59,6 +61,9 @@ def split_open_tiles() -> tvm.transform.Pass:
         body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
         bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
         body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
+        body = tvm_ffi.structural_map(
+            body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
+        )
         made = tvm.IRModule({"kernel": function.with_body(body)})
         # each copy of a loop or a buffer has a variable of its own
         return tirx.transform.ConvertSSA()(made)["kernel"]
@@ -259,6 +264,17 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
 
 
+def _guard_divisor(division: Any) -> Any:
+    """Return a division by an open length that TVM never takes for one by 0.
+
+    It does in what only rows shorter than any would run, and fails (apache-tvm 0.27).
+    """
+    if isinstance(division.b, tirx.IntImm | tirx.Max):
+        return division
+    one = tirx.IntImm(division.b.ty.dtype, 1)
+    return type(division)(division.a, tirx.max(division.b, one))
+
+
 def _has_open_loops(loops: Sequence[tirx.For]) -> bool:
     """Return whether the length of a loop depends on more than the loops around it."""
     variables = {loop.loop_var for loop in loops}
@@ -370,8 +386,14 @@ class _Splitter:
             overlapping = self._overlap(loop, lane, condition, body)
             if overlapping is None:
                 return numbers
-            end = tvm.sym.Analyzer().simplify(condition.term.b)
+            analyzer = tvm.sym.Analyzer()
+            end = analyzer.simplify(condition.term.b)
             is_long = tirx.GE(end, tirx.IntImm(end.ty.dtype, int(lane.extent)))
+            for var in dict.fromkeys(find_nodes(end, tirx.Var)):
+                if var not in self._loop_vars:
+                    analyzer.bind(var, tvm.ir.Range(1, tirx.IntImm(var.ty.dtype, _MOST)))
+            if analyzer.can_prove(is_long):
+                return overlapping
             return tirx.IfThenElse(is_long, overlapping, numbers)
 
         return tvm_ffi.structural_map(loop.body, (tirx.For, cut))

@@ -187,7 +187,8 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
         The positions and the weights, each (pixels of the result, taps).
     """
     taps = _COMPUTED_TAPS[mode.method]
-    shape = (size, taps)
+    source, size = map(_as_int64, (source, size))
+    shape = (size, _as_int64(taps))
 
     def coordinate(i: Any) -> Any:
         x, wide, long = (value.astype("float32") for value in (i, source, size))
@@ -216,6 +217,11 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
         te.compute(shape, position, name="positions"),
         te.compute(shape, weight, name="weights"),
     )
+
+
+def _as_int64(size: Any) -> Any:
+    """Return a fixed or an open size as an expression of int64."""
+    return tirx.const(size, "int64") if isinstance(size, int) else size.astype("int64")
 
 
 def is_computed(mode: Interpolation) -> bool:
