@@ -211,7 +211,7 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
             return _float(1)
         x = tirx.max(tirx.min(coordinate(i), (source - 1).astype("float32")), _float(0))
         fraction = x - tirx.floor(x)
-        return tirx.Select(tirx.EQ(tap, 0), _float(1) - fraction, fraction)
+        return tirx.Select(tirx.EQ(tap, tirx.const(0, "int64")), _float(1) - fraction, fraction)
 
     return (
         te.compute(shape, position, name="positions"),
