@@ -61,7 +61,12 @@ def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
         **tune,
     }
     return SimpleNamespace(
-        tune=Tune(**values), kernels=kernels, outputs=("bundle",), runtime="c", verify=Verify()
+        list_dimensions=tuple,
+        tune=Tune(**values),
+        kernels=kernels,
+        outputs=("bundle",),
+        runtime="c",
+        verify=Verify(),
     )
 
 
