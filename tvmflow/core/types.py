@@ -27,7 +27,7 @@ class Dimension(NamedTuple):
         min: Its smallest size.
         max: Its largest size.
         multiple_of: The number that divides all of its sizes; `min` and `max` are such multiples.
-        tune_at: The sizes at which kernels are tuned.
+        tune_at: The sizes that matter most: kernels are fast at the largest of them.
     """
 
     name: str

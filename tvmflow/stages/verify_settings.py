@@ -77,8 +77,8 @@ class VerifySettings(StageSettings):
     """The checks, the ranges of random inputs, and the machine whose latency is reported.
 
     `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
-    untuned variant; a partitioned target has none. `tune_at` has the sizes that kernels are tuned
-    at, by dimension.
+    untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
+    by dimension.
     """
 
     verify: CheckSettings
@@ -94,7 +94,7 @@ class VerifySettings(StageSettings):
     tune_at: dict[str, tuple[int, ...]] | None = None
 
     def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
-        """Return dimensions with the sizes that kernels are tuned at."""
+        """Return dimensions with the sizes that matter most."""
         tune_at = self.tune_at or {}
         return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
 
