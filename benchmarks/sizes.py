@@ -81,8 +81,10 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
     case = CASES[name]
     path = folder / f"{name}.onnx"
     onnx.save(_nets.open_sizes(case.make(), {"x": case.shape}), path)
+    own = folder / "open"
+    own.mkdir()
     opened, seconds = build(
-        path, folder / "open", "trials: 0", folder / "log",
+        path, own, "trials: 0", folder / "log",
         inputs={"x": {"shape": list(case.shape)}}, dimensions=case.dimensions(),
     )  # fmt: skip
     count = len(next(iter(case.sizes.values())))
