@@ -35,7 +35,6 @@ class ExportRequest(NamedTuple):
         precision: How the numbers of the model are rounded.
         parts: The request for each part of a partitioned model, in order.
         has_images: Whether an input takes images.
-        has_dimensions: Whether sizes are open.
     """
 
     name: str
@@ -46,7 +45,6 @@ class ExportRequest(NamedTuple):
     precision: Precision = "model"
     parts: tuple[ExportRequest, ...] = ()
     has_images: bool = False
-    has_dimensions: bool = False
 
     @property
     def platform(self) -> Platform:

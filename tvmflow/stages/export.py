@@ -120,7 +120,6 @@ def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
     return request._replace(
         has_images=bool(images.image_inputs(recipe)),
-        has_dimensions=bool(recipe.list_dimensions()),
     )
 
 

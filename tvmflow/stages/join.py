@@ -94,7 +94,6 @@ def make_request(recipe: Recipe, target: PartitionedTarget) -> ExportRequest:
     request = _make_request(recipe.name, recipe.version, target.name, _describe_parts(target))
     return request._replace(
         has_images=bool(images.image_inputs(recipe)),
-        has_dimensions=bool(recipe.list_dimensions()),
     )
 
 

@@ -75,10 +75,6 @@ def test_open_sizes_are_no_problem_for_a_cpu() -> None:
     assert [spec.stage for spec in plan.stages if isinstance(spec, StageSpec)][-1] == "verify"
 
 
-def test_an_output_that_needs_fixed_sizes_is_refused_where_it_is_named() -> None:
-    wrong = made().model_copy(update={"outputs": ("bundle", "cpp")})
-    with pytest.raises(RecipeError) as refused:
-        plan_of(planned(wrong, target("host"), stages=STAGES))
-    [problem] = refused.value.problems
-    start = "/recipes/net.yaml:outputs.1: outputs.1: there is no cpp for the target 'host': "
-    assert problem.startswith(start) and "`dimensions`" in problem
+def test_a_project_in_cpp_takes_open_sizes() -> None:
+    cpp = made().model_copy(update={"outputs": ("bundle", "cpp")})
+    assert "cpp" in settings(cpp)["net:export/host"]["outputs"]

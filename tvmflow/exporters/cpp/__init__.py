@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
 from tvmflow.exporters import c_library as c_library_exporter
@@ -27,7 +28,6 @@ _SYSTEMS: Final = ("linux", "macos", "windows")
 # The project's files: templates, which name the model, and a file that is copied.
 _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
-_OPEN_SIZES: Final = "a C++ project has fixed sizes, and the recipe has `dimensions`: use the header of `c-library` in C++"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
 SOURCES: Final = (
     *c_runtime.SOURCES,
@@ -46,8 +46,6 @@ def unsupported_reason(request: ExportRequest) -> str:
 
     All parts must be C libraries of one system.
     """
-    if request.has_dimensions:
-        return _OPEN_SIZES
     reason = c_library_exporter.unsupported_reason(request)
     system = request.platform.system
     if not reason and system not in _SYSTEMS:
@@ -91,11 +89,9 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
     """Write the project, and compile its programs.
 
     Raises:
-        StageError: when sizes are open; when a compiler or the linker fails, with its error in the message.
+        StageError: when a compiler or the linker fails; the message holds its error.
     """
     request = built.request
-    if built.signature.get("dimensions"):
-        raise StageError(_OPEN_SIZES, fix="leave `cpp` out of `outputs`")
     project = folder / f"{request.name}-cpp"
     for name in files(request):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +110,8 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
         shutil.copyfile(_header.FOLDER / name, project / name)
     values = _describe(model, libraries, request) | _images.describe(model, built.manifest)
     for name in _templates(request):
-        _write(project / name, render_template(name, values))
+        text = render_template(name, values, has_dimensions=bool(model.dimensions))
+        _write(project / name, text)
     for kind, name in _CMAKE.items():
         path = project / f"lib/cmake/{model.name}/{model.name}-{kind}.cmake"
         _write(path, render_template(name, values))
@@ -193,8 +190,14 @@ def _describe(
         ),
         "EXAMPLE": "\n".join(f"  {line}" for line in example),
         "FIRST_INPUT": c_string(next((t["name"] for t in model.signature["inputs"]), "NAME")),
+        "FIRST_DIMENSION": _write_first_size(model),
         **_describe_libraries(model, libraries),
     }
+
+
+def _write_first_size(model: DescribedModel) -> str:
+    """Return a size of the first dimension, as the command line tool takes it: `batch=3`."""
+    return next((f"{d.name}={choose_representative(d)}" for d in model.dimensions), "")
 
 
 def _describe_libraries(model: DescribedModel, libraries: Sequence[Library]) -> dict[str, str]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, describe_tensors
+from tvmflow.targets.c_runtime import DescribedModel, describe_tensors, dimensions
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
@@ -26,6 +27,8 @@ _RESERVED: Final = frozenset(
     "this thread_local throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t "
     "while xor xor_eq main std tvmflow_models".split()
 )
+# A line that says for which models the lines after it are: those of fixed sizes, those of open sizes, or all.
+_MARK: Final = re.compile(r"^//@(fixed|open|all)\n", re.MULTILINE)
 _STATUS: Final = re.compile(r"%\(NAME\)s_(\w+) = (\d+)")
 # Types whose names in C++ are not NumPy's with `_t`. Bits of 16-bit floating-point numbers are integers.
 _TYPES: Final[Mapping[str, str]] = {
@@ -86,34 +89,45 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
         "TENSORS": "\n".join(f"//   {comment(line)}" for line in describe_tensors(model.signature)),
         "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
-        "STATUSES": "\n".join(_list_statuses()),
+        "STATUSES": "\n".join(_list_statuses(has_dimensions=bool(model.dimensions))),
         "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),
         "LIBRARY_NAMES": ", ".join(f"{library.model.prefix}_library" for library in libraries),
         "INPUT_COUNT": str(len(model.signature["inputs"])),
         "OUTPUT_COUNT": str(len(model.signature["outputs"])),
         **_write_table(tensors),
+        **_write_dimensions(model),
     }
-    return render_template("model.hpp", values)
+    return render_template("model.hpp", values, has_dimensions=bool(model.dimensions))
 
 
-def render_template(name: str, values: Mapping[str, str]) -> str:
-    """Return a template with `@NAME@` replaced by values, whose own text stays as it is."""
-    text = (FOLDER / name).read_text(encoding="utf-8")
+def render_template(name: str, values: Mapping[str, str], *, has_dimensions: bool = False) -> str:
+    """Return a template with `@NAME@` replaced by values, whose own text stays as it is.
+
+    Lines after `//@open` are for models with dimensions alone, those after `//@fixed` for others.
+    """
+    first, *parts = _MARK.split((FOLDER / name).read_text(encoding="utf-8"))
+    words = ("all", "open" if has_dimensions else "fixed")
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    text = first + "".join(part for word, part in pairs if word in words)
     return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
 
 
 def write_example(model: DescribedModel) -> list[str]:
     """Return the lines of C++ that make a model and run it once."""
     names: dict[str, list[str]] = {}
-    memory = []
+    sizes = [
+        f"{{{c_string(entry.name)}, {choose_representative(entry)}}}" for entry in model.dimensions
+    ]
+    memory = [f"model.set_dimensions({{{', '.join(sizes)}}});"] if sizes else []
     for direction in ("inputs", "outputs"):
         tensors, word = model.signature[direction], direction.removesuffix("s")
         names[direction] = [
             word if len(tensors) == 1 else f"{word}{i}" for i in range(len(tensors))
         ]
-        for name, tensor in zip(names[direction], tensors, strict=True):
+        for place, (name, tensor) in enumerate(zip(names[direction], tensors, strict=True)):
             kind = type_of(tensor["dtype"])
-            memory.append(f"std::vector<{kind}> {name}({math.prod(tensor['shape'])});")
+            count = f"model.{word}_tensor({place}).size()" if sizes else math.prod(tensor["shape"])
+            memory.append(f"std::vector<{kind}> {name}({count});")
     inputs, outputs = (", ".join(names[direction]) for direction in ("inputs", "outputs"))
     return [
         f"{namespace(model.prefix)}::Model model;",
@@ -162,9 +176,11 @@ def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
     return tensor["name"], tensor["dtype"], tuple(tensor["shape"])
 
 
-def _list_statuses() -> Iterator[str]:
+def _list_statuses(*, has_dimensions: bool) -> Iterator[str]:
     """Yield an enumerator for each status of the C libraries' header."""
-    for name, number in _STATUS.findall(c_runtime.read_header_template()):
+    template = c_runtime.read_header_template()
+    template += dimensions.STATUSES if has_dimensions else ""
+    for name, number in _STATUS.findall(template):
         yield f"  {name.lower()} = {number},"
 
 
@@ -182,7 +198,7 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
             "RESULT_COUNT": str(len(results)),
             "RESULTS": ", ".join(map(str, results)),
         }
-        yield render_template("library.hpp", values)
+        yield render_template("library.hpp", values, has_dimensions=bool(library.model.dimensions))
 
 
 def _write_table(tensors: _Tensors) -> dict[str, str]:
@@ -192,11 +208,16 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
         shape = tensor["shape"]
         span = f"{{shape{place}, {len(shape)}}}" if shape else "{}"
         if shape:
-            lengths = ", ".join(map(str, shape))
+            lengths = ", ".join(dimensions.describe_shape(tensor))
             shapes.append(f"inline constexpr std::int64_t shape{place}[] = {{{lengths}}};")
         fields = (c_string(tensor["name"]), c_string(tensor["dtype"]), span)
         spec = TensorSpec.from_json(tensor)
         axis = "" if spec.bounded_axis is None else f", {spec.bounded_axis}"
+        if spec.sizes:
+            axis = axis or ", -1"
+            axis += f", {{sizes{place}, {len(shape)}}}"
+            texts = ", ".join(c_string(str(size)) for size in spec.sizes)
+            shapes.append(f"inline constexpr std::string_view sizes{place}[] = {{{texts}}};")
         rows.append(f"\n    {{{', '.join(fields)}, {spec.bytes}{axis}}},")
     return {
         "SHAPES": "\n".join(shapes),
@@ -204,4 +225,26 @@ def _write_table(tensors: _Tensors) -> dict[str, str]:
         "TENSOR_TABLE": "".join(rows),
         "COPY_COUNT": str(len(tensors.copies)),
         "COPIES": ", ".join(f"{{{output}, {source}}}" for output, source in tensors.copies),
+    }
+
+
+def _write_dimensions(model: DescribedModel) -> dict[str, str]:
+    """Return the C++ of the dimensions, and of those along the axes of each input."""
+    places = {entry.name: place for place, entry in enumerate(model.dimensions)}
+    rows = [
+        f"\n    {{{c_string(entry.name)}, {entry.min}, {entry.max}, {entry.multiple_of}}},"
+        for entry in model.dimensions
+    ]
+    lines, names = [], []
+    for index, spec in enumerate(map(TensorSpec.from_json, model.signature["inputs"])):
+        axes = [places.get(str(size), -1) for size in spec.sizes or spec.shape]
+        name = f"input_axes{index}" if axes else "nullptr"
+        names.append(name)
+        if axes:
+            lines.append(f"inline constexpr int {name}[] = {{{', '.join(map(str, axes))}}};")
+    table = f"inline constexpr std::array<const int*, {len(names)}> input_axes = {{{', '.join(names)}}};"
+    return {
+        "DIMENSION_COUNT": str(len(rows)),
+        "DIMENSIONS": "".join(rows),
+        "INPUT_AXES": "\n".join([*lines, table]),
     }

@@ -52,7 +52,7 @@ def write_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
         "LABELS": "{" + ", ".join(map(c_string, names)) + "}",
         "ARE_PROBABILITIES": "true" if labels and labels.activation else "false",
     }
-    return _header.render_template(HEADER, values)
+    return _header.render_template(HEADER, values, has_dimensions=bool(model.dimensions))
 
 
 def describe(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:

@@ -14,13 +14,14 @@ FUNCTIONS: Final = (
 )
 """The functions of a library with dimensions."""
 
-_STATUSES: Final = """\
+STATUSES: Final = """\
 
 /* What functions return for dimensions. */
 enum {
   %(NAME)s_WRONG_DIMENSION = 18 /* a dimension has a size that it cannot have: %(ranges)s */
 };
 """
+"""Its part of the header about statuses, as a template."""
 _FUNCTIONS: Final = """\
 /* The dimensions: sizes of inputs that each call chooses, and that sizes of outputs follow. There are %(NAME)s_DIMENSIONS of
  * them, in the order of their places. Sizes are from `min` to `max`, and multiples of `multiple_of`.
@@ -179,7 +180,7 @@ def header_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) ->
     if not dimensions:
         return {"dimension_statuses": "", "dimension_functions": ""}
     named = {**values, "ranges": "; ".join(describe_ranges(dimensions))}
-    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
+    return {"dimension_statuses": STATUSES % named, "dimension_functions": _FUNCTIONS % named}
 
 
 def write_code(dimensions: Sequence[Dimension]) -> list[str]:

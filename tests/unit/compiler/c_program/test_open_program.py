@@ -40,8 +40,6 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension
-from tvmflow.exporters import cpp
-from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime, linking
 
@@ -348,17 +346,6 @@ def test_other_systems_compile_the_code(built: Built, tmp_path: Path, triple: st
     linking.compile_c(tmp_path, c_runtime.SOURCE, "model.o", triple)
     header = (tmp_path / "library.h").read_text()
     assert ("NET_MEMORY_BYTES" in header) == triple.startswith("thumb")
-
-
-def test_outputs_of_fixed_sizes_are_refused(built: Built, tmp_path: Path) -> None:
-    """A C++ project."""
-    triple = built.described.triple
-    request = ExportRequest("net", "1", "host", "llvm", triple, has_dimensions=True)
-    assert "`dimensions`" in cpp.unsupported_reason(request)
-    path = tmp_path / "none"
-    model = BuiltModel(request, path, {}, built.model.signature, {}, path, {})
-    with pytest.raises(StageError, match="has fixed sizes"):
-        cpp.export(model, tmp_path)
 
 
 NODE = """

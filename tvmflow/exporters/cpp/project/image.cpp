@@ -44,7 +44,11 @@ void write_outputs(Model& net, const std::string& path) {
   std::map<std::string, npz::Array> arrays;
   for (const model::Tensor& tensor : Model::outputs()) {
     const auto values = net.output<std::byte>(tensor.name);
+//@fixed
     arrays[std::string(tensor.name)] = {{tensor.shape.begin(), tensor.shape.end()},
+//@open
+    arrays[std::string(tensor.name)] = {net.shape(tensor.name),
+//@all
                                         std::string(tensor.dtype),
                                         {reinterpret_cast<const char*>(values.data()), values.size()}};
   }
@@ -64,7 +68,11 @@ int main(int count, char** words) {
     const model::Image image{pixels.values.data(), pixels.height, pixels.width, pixels.channels};
     Model net;
     for (const model::Tensor& tensor : Model::inputs()) {
+//@fixed
       for (std::int64_t place = 0; place < tensor.shape[0]; ++place) {
+//@open
+      for (std::int64_t place = 0; place < net.input_tensor(tensor.name).shape[0]; ++place) {
+//@all
         model::preprocess(image, tensor.name, net.input<std::byte>(tensor.name), static_cast<std::size_t>(place));
       }
     }

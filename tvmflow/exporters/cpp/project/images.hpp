@@ -217,16 +217,37 @@ void preprocess(const Image& image, std::string_view input, Values&& values, std
     throw Error(Status::unknown_name, "no input '" + std::string(input) + "' takes images");
   }
   const Tensor& tensor = Model::inputs()[detail::find(Model::inputs(), input, "input")];
+//@fixed
   detail::check_view(detail::view_of<const void*>(input, values), tensor, "input");
+//@open
+  const auto view = detail::view_of<const void*>(input, values);
+  const char digit = tensor.dtype.back();
+  const std::size_t bytes = digit == '8' ? 1 : digit == '6' ? 2 : digit == '2' ? 4 : 8;
+  const std::size_t image_bytes = to->height * to->width * to->channels * bytes;
+  std::vector<std::int64_t> shape(tensor.shape.begin(), tensor.shape.end());
+  if (shape[0] < 0) shape[0] = static_cast<std::int64_t>(view.size * view.item_bytes / image_bytes);
+  Tensor now = tensor;
+  now.shape = {shape.data(), shape.size()};
+  now.bytes = now.size() * bytes;
+  detail::check_view(view, now, "input");
+//@all
   const bool is_image = image.pixels && image.height && image.width &&
                         (image.channels == 1 || image.channels == 3 || image.channels == 4);
   if (!is_image) throw Error(Status::wrong_size, "an image has pixels of 1, 3 or 4 values");
+//@fixed
   const auto batch = static_cast<std::size_t>(tensor.shape[0]);
+//@open
+  const auto batch = static_cast<std::size_t>(now.shape[0]);
+//@all
   if (place >= batch) {
     throw Error(Status::wrong_count, "a batch has " + std::to_string(batch) + " images, counted from 0");
   }
+//@fixed
   const std::size_t bytes = tensor.bytes / tensor.size();
   auto* start = reinterpret_cast<unsigned char*>(std::data(values)) + place * (tensor.bytes / batch);
+//@open
+  auto* start = reinterpret_cast<unsigned char*>(std::data(values)) + place * image_bytes;
+//@all
   const detail::Pixels pixels = detail::fit(image, *to);
   if (bytes == 1) detail::write_tensor<1>(pixels, *to, start);
   if (bytes == 2) detail::write_tensor<2>(pixels, *to, start);

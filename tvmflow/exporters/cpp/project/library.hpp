@@ -15,6 +15,20 @@ struct @PREFIX@_library {
   static int output_shape(Context* context, std::size_t output, std::int64_t* shape) {
     return @PREFIX@_output_shape(context, output, shape);
   }
+//@open
+  static int set_dimension(Context* context, std::size_t dimension, std::int64_t size) {
+    return @PREFIX@_set_dimension(context, dimension, size);
+  }
+  static int input_shape(Context* context, std::size_t input, std::int64_t* shape) {
+    return @PREFIX@_input_shape(context, input, shape);
+  }
+  static int input_bytes(Context* context, std::size_t input, std::size_t* bytes) {
+    return @PREFIX@_input_bytes(context, input, bytes);
+  }
+  static int output_bytes(Context* context, std::size_t output, std::size_t* bytes) {
+    return @PREFIX@_output_bytes(context, output, bytes);
+  }
+//@all
   static int destroy(Context* context) { return @PREFIX@_destroy(context); }
   static const char* message(int status) { return @PREFIX@_message(status); }
   static const char* missing_feature() { return @PREFIX@_missing_feature(); }

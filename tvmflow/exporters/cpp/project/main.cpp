@@ -1,9 +1,18 @@
 // Runs the model @TITLE@ on the arrays of a file:
 //
 //   run input.npz output.npz
+//@fixed
 //   run NAME=values.bin ... output.npz
+//@open
+//   run --size DIMENSION=SIZE NAME=values.bin ... output.npz
+//@all
 //
+//@fixed
 // Inputs that hold several batches are run one after the other.
+//@open
+// Sizes that each call chooses are those of the arrays. Inputs that hold several batches along a first axis of a fixed size
+// are run one after the other.
+//@all
 
 #include <@TITLE@.hpp>
 
@@ -32,16 +41,38 @@ struct Arguments {
   std::string labels;  // the array with the right classes; empty for none
   Options options;
   bool has_profile = false;
+//@open
+  std::map<std::string, std::int64_t> sizes;  // of dimensions, by name
+//@all
 };
 
 const char* const kUsage =
+//@fixed
     "usage: %s [--threads N] [--labels NAME] [--profile] (input.npz | NAME=values.bin ...) output.npz\n";
+//@open
+    "usage: %s [--threads N] [--labels NAME] [--profile] [--size DIMENSION=SIZE ...] (input.npz | NAME=values.bin ...) output.npz\n";
+//@all
 
+//@open
+// Reads the size of a dimension: `seq=37`.
+std::pair<std::string, std::int64_t> read_size(const std::string& word) {
+  const std::size_t sign = word.find('=');
+  const std::string digits = sign == std::string::npos ? "" : word.substr(sign + 1);
+  const bool is_size = !digits.empty() && digits.size() < 16 && digits.find_first_not_of("0123456789") == std::string::npos;
+  if (!is_size) throw npz::Error("--size takes DIMENSION=SIZE, such as @FIRST_DIMENSION@, not '" + word + "'");
+  return {word.substr(0, sign), std::stoll(digits)};
+}
+
+//@all
 Arguments read_arguments(int count, char** words) {
   Arguments arguments;
   for (int i = 1; i < count; ++i) {
     const std::string word = words[i];
+//@fixed
     const bool has_value = word == "--threads" || word == "--labels";
+//@open
+    const bool has_value = word == "--threads" || word == "--labels" || word == "--size";
+//@all
     if (has_value && i + 1 == count) throw npz::Error(word + " needs a value");
     if (word == "--threads") {
       const std::string value = words[++i];
@@ -50,6 +81,11 @@ Arguments read_arguments(int count, char** words) {
       arguments.options.threads = static_cast<std::uint32_t>(std::stoul(value));
     } else if (word == "--labels") {
       arguments.labels = words[++i];
+//@open
+    } else if (word == "--size") {
+      const auto [name, size] = read_size(words[++i]);
+      arguments.sizes[name] = size;
+//@all
     } else if (word == "--profile") {
       arguments.has_profile = true;
     } else {
@@ -81,17 +117,55 @@ npz::Array read_raw(const Tensor& tensor, const std::string& path) {
   return array;
 }
 
+//@fixed
 Arrays read_inputs(const std::vector<std::string>& words) {
   Arrays arrays;
+//@open
+// Chooses the sizes of dimensions: those of arrays, or else those of the command line, or else the smallest.
+void choose_sizes(Model& net, const Arrays& arrays, const std::map<std::string, std::int64_t>& sizes) {
+  net.set_dimensions({sizes.begin(), sizes.end()});
+  std::map<std::string_view, std::vector<std::int64_t>> shapes;
+  for (const Tensor& tensor : Model::inputs()) {
+    const auto entry = arrays.find(std::string(tensor.name));
+    if (entry == arrays.end()) continue;
+    std::vector<std::int64_t>& shape = shapes[tensor.name] = entry->second.shape;
+    const std::int64_t one = tensor.shape.size() == 0 ? 0 : tensor.shape[0];
+    // several batches
+    if (one > 0 && shape.size() == tensor.shape.size() && shape[0] > 0 && shape[0] % one == 0) shape[0] = one;
+  }
+  net.set_input_shapes(shapes);
+  for (const auto& [name, size] : sizes) {
+    if (net.dimension(name) == size) continue;
+    throw npz::Error("--size says that " + name + " is " + std::to_string(size) + ", and the arrays have " +
+                     std::to_string(net.dimension(name)));
+  }
+}
+
+Arrays read_inputs(Model& net, const std::vector<std::string>& words, const std::map<std::string, std::int64_t>& sizes) {
+  Arrays arrays;
+  for (const std::string& word : words) {
+    if (word.find('=') != std::string::npos) continue;
+    for (auto& entry : npz::read(word)) arrays[entry.first] = entry.second;
+  }
+  choose_sizes(net, arrays, sizes);
+//@all
   for (const std::string& word : words) {
     const std::size_t sign = word.find('=');
+//@fixed
     if (sign == std::string::npos) {
       for (auto& entry : npz::read(word)) arrays[entry.first] = entry.second;
       continue;
     }
+//@open
+    if (sign == std::string::npos) continue;
+//@all
     const std::string name = word.substr(0, sign);
     for (const Tensor& tensor : Model::inputs()) {
+//@fixed
       if (tensor.name == name) arrays[name] = read_raw(tensor, word.substr(sign + 1));
+//@open
+      if (tensor.name == name) arrays[name] = read_raw(net.input_tensor(name), word.substr(sign + 1));
+//@all
     }
     if (arrays.count(name) == 0) throw npz::Error("there is no input '" + name + "'");
   }
@@ -119,7 +193,16 @@ std::size_t count_batches(const Tensor& tensor, const Arrays& arrays) {
 
 Arrays run(Model& net, const Arrays& arrays) {
   std::vector<std::size_t> batches;
+//@fixed
   for (const Tensor& tensor : net.inputs()) batches.push_back(count_batches(tensor, arrays));
+//@open
+  for (const Tensor& tensor : net.inputs()) {
+    batches.push_back(count_batches(net.input_tensor(tensor.name), arrays));
+    if (batches.back() > 1 && tensor.shape[0] < 0) {
+      throw npz::Error("the input " + describe(tensor) + " has values for larger sizes: choose them with --size");
+    }
+  }
+//@all
   const std::size_t count = batches.empty() ? 1 : batches[0];
   if (std::any_of(batches.begin(), batches.end(), [&](std::size_t other) { return other != count; })) {
     throw npz::Error("the arrays do not hold the same number of batches");
@@ -129,7 +212,11 @@ Arrays run(Model& net, const Arrays& arrays) {
     for (const Tensor& tensor : net.inputs()) {
       const std::string& values = arrays.at(std::string(tensor.name)).values;
       const auto input = net.input<std::byte>(tensor.name);
+//@fixed
       std::memcpy(input.data(), values.data() + index * tensor.bytes, tensor.bytes);
+//@open
+      std::memcpy(input.data(), values.data() + index * input.size(), input.size());
+//@all
     }
     net.run();
     for (const Tensor& tensor : net.outputs()) {
@@ -218,7 +305,11 @@ int main(int count, char** words) {
     Model net(arguments.options);
     Profile profile;
     if (arguments.has_profile) profile.watch(net);
+//@fixed
     const Arrays inputs = read_inputs(arguments.inputs), results = run(net, inputs);
+//@open
+    const Arrays inputs = read_inputs(net, arguments.inputs, arguments.sizes), results = run(net, inputs);
+//@all
     if (!arguments.labels.empty()) print_accuracy(arguments.labels, inputs, results);
     npz::write(arguments.output, results);
     profile.print();

@@ -17,6 +17,9 @@
 #include <functional>
 #include <initializer_list>
 #include <iterator>
+//@open
+#include <map>
+//@all
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -66,28 +69,69 @@ class Span {
   std::size_t size_ = 0;
 };
 
+//@fixed
 // An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ... The size along `bounded_axis`, if it
 // is not -1, is known after a call, and at most that of `shape`.
 struct Tensor {
+//@open
+// A size of inputs that each call chooses: from `min` to `max`, a multiple of `multiple_of`.
+struct Dimension {
+  std::string_view name;
+  std::int64_t min;
+  std::int64_t max;
+  std::int64_t multiple_of;
+};
+
+// An input or output of the model; `dtype` is NumPy's name: float32, int64, bool, ... The size along `bounded_axis`, if it
+// is not -1, is known after a call, and at most that of `shape`.
+//
+// In Model::inputs() and Model::outputs(), sizes that depend on dimensions are -1, `sizes` says how, and `bytes` is that
+// of the largest tensor. Those of the next call are input_tensor() and output_tensor() of a model.
+struct Tensor {
+//@all
   std::string_view name;
   std::string_view dtype;
   Span<const std::int64_t> shape;
   std::size_t bytes;
   int bounded_axis = -1;
+//@open
+  Span<const std::string_view> sizes = {};
+//@all
 
+//@fixed
   constexpr std::size_t size() const {
     std::size_t count = 1;
     for (std::int64_t length : shape) count *= static_cast<std::size_t>(length);
     return count;
   }
+//@open
+  // 0 where a size depends on dimensions.
+  constexpr std::size_t size() const {
+    std::size_t count = 1;
+    for (std::int64_t length : shape) count *= static_cast<std::size_t>(length < 0 ? 0 : length);
+    return count;
+  }
+//@all
 
+//@fixed
   // "float32 [1, 3, 224, 224]"
+//@open
+  // "float32 [1, 3, 224, 224]", or "float32 [batch, 3, 224, 224]"
+//@all
   std::string type() const {
     std::string text;
+//@fixed
     int axis = 0;
     for (std::int64_t length : shape) {
       text += (text.empty() ? "" : ", ") + std::string(axis++ == bounded_axis ? "at most " : "") + std::to_string(length);
     }
+//@open
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      text += text.empty() ? "" : ", ";
+      text += static_cast<int>(axis) == bounded_axis ? "at most " : "";
+      text += shape[axis] < 0 ? std::string(sizes[axis]) : std::to_string(shape[axis]);
+    }
+//@all
     return std::string(dtype) + " [" + text + "]";
   }
 };
@@ -199,26 +243,84 @@ inline std::size_t find(Span<const Tensor> tensors, std::size_t place, const cha
                                        std::to_string(tensors.size()) + ", counted from 0)");
 }
 
+//@open
+// Returns the place of a dimension. Throws Error when there is none of this name, or in this place.
+inline std::size_t find(Span<const Dimension> dimensions, std::string_view name) {
+  std::string names;
+  for (const Dimension& dimension : dimensions) {
+    if (dimension.name == name) return static_cast<std::size_t>(&dimension - dimensions.begin());
+    names += (names.empty() ? "'" : ", '") + std::string(dimension.name) + "'";
+  }
+  throw Error(Status::unknown_name, "there is no dimension '" + std::string(name) + "' (there is " + names + ")");
+}
+
+inline std::size_t find(Span<const Dimension> dimensions, std::size_t place) {
+  if (place < dimensions.size()) return place;
+  throw Error(Status::wrong_count, "there is no dimension " + std::to_string(place) + " (there are " +
+                                       std::to_string(dimensions.size()) + ", counted from 0)");
+}
+
+// Throws Error when a dimension cannot have a size.
+inline void check_size(const Dimension& dimension, std::int64_t size) {
+  const std::string start =
+      "the dimension " + std::string(dimension.name) + " is " + std::to_string(size) + ", and its sizes are ";
+  if (size < dimension.min || size > dimension.max) {
+    throw Error(Status::wrong_dimension, start + std::to_string(dimension.min) + " to " + std::to_string(dimension.max));
+  }
+  if (size % dimension.multiple_of != 0) {
+    throw Error(Status::wrong_dimension, start + "multiples of " + std::to_string(dimension.multiple_of));
+  }
+}
+
+//@all
 // The functions of a C library, and the tensors that it takes and computes, by their places in `tensors`.
 @LIBRARIES@
 
 // The inputs and outputs of the model, and what its parts hand to each other.
 @SHAPES@
 inline constexpr std::array<Tensor, @TENSOR_COUNT@> tensors = {{@TENSOR_TABLE@}};
+//@open
+inline constexpr std::array<Dimension, @DIMENSION_COUNT@> dimensions = {{@DIMENSIONS@}};
+using Sizes = std::array<std::int64_t, dimensions.size()>;
+// The place of the dimension along each axis of each input; -1 for a fixed size.
+@INPUT_AXES@
+//@all
 inline constexpr std::size_t input_count = @INPUT_COUNT@, output_count = @OUTPUT_COUNT@;
 // Outputs that are an input or another output as well: the place of each, and that of its values.
 inline constexpr std::array<std::pair<std::size_t, std::size_t>, @COPY_COUNT@> copies = {{@COPIES@}};
 
 inline constexpr std::size_t alignment = 64;
 
+//@open
+// The tensors with the shapes and bytes that they have in the next call.
+struct CallTensors {
+  CallTensors() {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      all[i] = tensors[i];
+      shapes[i].assign(all[i].shape.begin(), all[i].shape.end());
+      all[i].shape = {shapes[i].data(), shapes[i].size()};
+    }
+  }
+  CallTensors(const CallTensors&) = delete;
+  CallTensors& operator=(const CallTensors&) = delete;
+
+  std::array<Tensor, tensors.size()> all;
+  std::array<std::vector<std::int64_t>, tensors.size()> shapes;
+};
+
+//@all
 // Memory for the tensors in some places of `tensors`, aligned, and 0 at first.
 class Memory {
  public:
   Memory() = default;
+//@fixed
   Memory(const Options& options, std::size_t first, std::size_t end, void** addresses) : options_(&options) {
     std::size_t bytes = 0;
     for (std::size_t i = first; i < end; ++i) bytes += padded(tensors[i].bytes);
     if (bytes == 0) return;
+//@open
+  Memory(const Options& options, std::size_t bytes) : options_(&options), bytes_(bytes) {
+//@all
     if (options.allocate) {
       data_ = options.allocate(bytes, alignment);
     } else {
@@ -226,13 +328,36 @@ class Memory {
     }
     if (!data_) throw Error(Status::no_memory, "there are no " + std::to_string(bytes) + " bytes of memory");
     std::memset(data_, 0, bytes);
+//@fixed
     char* address = static_cast<char*>(data_);
     for (std::size_t i = first; i < end; address += padded(tensors[i++].bytes)) addresses[i] = address;
+//@all
   }
+//@open
+
+  // Places the inputs and outputs of the next call. Memory grows where it must, and never shrinks.
+  static void place(Memory& memory, const Options& options, const CallTensors& now, void** addresses) {
+    std::size_t bytes = 0;
+    for (const Tensor& tensor : now.all) {
+      if (tensor.bytes > SIZE_MAX / 2 - bytes) throw Error(Status::no_memory, "the tensors are larger than all memory");
+      bytes += padded(tensor.bytes);
+    }
+    if (bytes > memory.bytes_) {
+      memory = Memory();
+      memory = Memory(options, bytes);
+    }
+    char* address = static_cast<char*>(memory.data_);
+    for (std::size_t i = 0; i < now.all.size(); address += padded(now.all[i++].bytes)) addresses[i] = address;
+  }
+
+//@all
   Memory(const Memory&) = delete;
   Memory& operator=(Memory&& other) noexcept {
     std::swap(options_, other.options_);
     std::swap(data_, other.data_);
+//@open
+    std::swap(bytes_, other.bytes_);
+//@all
     return *this;
   }
   explicit operator bool() const { return data_; }
@@ -250,6 +375,9 @@ class Memory {
 
   const Options* options_ = nullptr;
   void* data_ = nullptr;
+//@open
+  std::size_t bytes_ = 0;
+//@all
 };
 
 // A context of a C library.
@@ -271,11 +399,19 @@ class Context {
   Context& operator=(const Context&) = delete;
   ~Context() { Library::destroy(context_); }
 
+//@fixed
   void run(void* const* addresses) {
     std::array<typename Library::Buffer, Library::arguments.size()> inputs;
     std::array<typename Library::Buffer, Library::results.size()> outputs;
     fill(inputs, Library::arguments, addresses);
     fill(outputs, Library::results, addresses);
+//@open
+  void run(void* const* addresses, const CallTensors& now) {
+    std::array<typename Library::Buffer, Library::arguments.size()> inputs;
+    std::array<typename Library::Buffer, Library::results.size()> outputs;
+    fill(inputs, Library::arguments, addresses, now);
+    fill(outputs, Library::results, addresses, now);
+//@all
     check(Library::run(context_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
   }
 
@@ -287,6 +423,23 @@ class Context {
     return true;
   }
 
+//@open
+  // Sets the sizes of all dimensions, and writes the shapes and bytes that tensors have at these.
+  void set_dimensions(const Sizes& sizes, CallTensors& now) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) check(Library::set_dimension(context_, i, sizes[i]));
+    for (std::size_t i = 0; i < Library::arguments.size(); ++i) {
+      const std::size_t place = Library::arguments[i];
+      if (!now.shapes[place].empty()) check(Library::input_shape(context_, i, now.shapes[place].data()));
+      check(Library::input_bytes(context_, i, &now.all[place].bytes));
+    }
+    for (std::size_t i = 0; i < Library::results.size(); ++i) {
+      const std::size_t place = Library::results[i];
+      if (!now.shapes[place].empty()) check(Library::output_shape(context_, i, now.shapes[place].data()));
+      check(Library::output_bytes(context_, i, &now.all[place].bytes));
+    }
+  }
+
+//@all
   std::uint32_t threads() const { return Library::threads(context_); }
 
   // The hook stays where it is until the next call of this function.
@@ -301,8 +454,13 @@ class Context {
  private:
   template <std::size_t size>
   static void fill(std::array<typename Library::Buffer, size>& buffers, const std::array<std::size_t, size>& places,
+//@fixed
                    void* const* addresses) {
     for (std::size_t i = 0; i < size; ++i) buffers[i] = {addresses[places[i]], tensors[places[i]].bytes};
+//@open
+                   void* const* addresses, const CallTensors& now) {
+    for (std::size_t i = 0; i < size; ++i) buffers[i] = {addresses[places[i]], now.all[places[i]].bytes};
+//@all
   }
 
   static void check(int status) {
@@ -337,11 +495,18 @@ class Context {
 // A context of each library, to be called one after the other.
 template <typename... Library>
 struct Contexts : Context<Library>... {
+//@fixed
   static constexpr bool are_several = sizeof...(Library) > 1;
 
+//@all
   explicit Contexts(Options& options) : Context<Library>(options)... {}
 
+//@fixed
   void run(void* const* addresses) { (Context<Library>::run(addresses), ...); }
+//@open
+  void run(void* const* addresses, const CallTensors& now) { (Context<Library>::run(addresses, now), ...); }
+  void set_dimensions(const Sizes& sizes, CallTensors& now) { (Context<Library>::set_dimensions(sizes, now), ...); }
+//@all
   bool read_shape(std::size_t place, std::int64_t* shape) { return (Context<Library>::read_shape(place, shape) || ...); }
   void profile(const Hook* hook) { (Context<Library>::profile(hook), ...); }
   std::uint32_t threads() const { return (std::max)({Context<Library>::threads()...}); }
@@ -380,6 +545,63 @@ class Model {
     return {detail::tensors.data() + detail::input_count, detail::output_count};
   }
 
+//@open
+  static constexpr Span<const Dimension> dimensions() { return {detail::dimensions.data(), detail::dimensions.size()}; }
+
+  // The size of a dimension, by its name or place: its smallest one, until another one is set.
+  template <typename Key = std::size_t>
+  std::int64_t dimension(const Key& key) const {
+    return state().sizes[detail::find(dimensions(), key)];
+  }
+
+  // Chooses the size of a dimension for the next calls: `model.set_dimension("seq", 37)`. Throws Error when it cannot have
+  // this size. What is in the model's own memory is lost then, where the size differs from the one before.
+  template <typename Key = std::size_t>
+  void set_dimension(const Key& key, std::int64_t size) {
+    const std::size_t place = detail::find(dimensions(), key);
+    detail::check_size(detail::dimensions[place], size);
+    const Call call(state());
+    detail::Sizes sizes = state().sizes;
+    sizes[place] = size;
+    state().resize(sizes);
+  }
+
+  // The same for several dimensions: `model.set_dimensions({{"batch", 2}, {"seq", 37}})`. After an error, all are as before.
+  void set_dimensions(const std::map<std::string_view, std::int64_t>& chosen) {
+    const Call call(state());
+    detail::Sizes sizes = state().sizes;
+    for (const auto& [name, size] : chosen) {
+      const std::size_t place = detail::find(dimensions(), name);
+      detail::check_size(detail::dimensions[place], size);
+      sizes[place] = size;
+    }
+    state().resize(sizes);
+  }
+
+  // Derives the sizes of dimensions from shapes of inputs: `model.set_input_shapes({{"x", {2, 37}}, {"y", {2, 8}}})`.
+  // Dimensions that none of them has stay as they are.
+  void set_input_shapes(const std::map<std::string_view, std::vector<std::int64_t>>& shapes) {
+    const Call call(state());
+    detail::Sizes sizes = state().sizes;
+    std::array<std::string, detail::dimensions.size()> found;
+    for (const auto& [name, shape] : shapes) {
+      derive_sizes(detail::find(inputs(), name, "input"), shape, sizes, found);
+    }
+    state().resize(sizes);
+  }
+
+  // An input or output, by name or place, as it is in the next call: with its shape and its bytes, and with size(), the
+  // number of its values. The reference is valid as long as the model exists, and follows the dimensions.
+  template <typename Key = std::size_t>
+  const Tensor& input_tensor(const Key& key) const {
+    return state().now.all[detail::find(inputs(), key, "input")];
+  }
+  template <typename Key = std::size_t>
+  const Tensor& output_tensor(const Key& key) const {
+    return state().now.all[detail::input_count + detail::find(outputs(), key, "output")];
+  }
+
+//@all
   // Computes the outputs in the caller's memory: `model.run({pixels}, {scores})`, or by name,
   // `model.run({{"data", pixels}}, {{"scores", scores}})`.
   void run(std::initializer_list<Input> in, std::initializer_list<Output> out) {
@@ -389,7 +611,12 @@ class Model {
     run(in.data(), in.size(), out.data(), out.size());
   }
 
+//@fixed
   // The model's own memory for an input, to be written before run(): `model.input<float>("data")`, or by place.
+//@open
+  // The model's own memory for an input, to be written before run(): `model.input<float>("data")`, or by place. It is valid
+  // until a dimension changes.
+//@all
   template <typename T, typename Key = std::size_t>
   Span<T> input(const Key& key) {
     return own_memory<T>(detail::find(inputs(), key, "input"), "input");
@@ -406,18 +633,31 @@ class Model {
   Span<const T> output(const Key& key) {
     const std::size_t place = detail::find(outputs(), key, "output");
     const Span<T> memory = own_memory<T>(detail::input_count + place, "output");
+//@fixed
     const Tensor& tensor = outputs()[place];
+//@open
+    const Tensor& tensor = output_tensor(place);
+//@all
     if (tensor.bounded_axis < 0 || memory.size() == 0) return {memory.data(), memory.size()};
     const auto axis = static_cast<std::size_t>(tensor.bounded_axis);
     const std::size_t part = memory.size() / static_cast<std::size_t>(tensor.shape[axis]);
     return {memory.data(), part * static_cast<std::size_t>(shape(place)[axis])};
   }
 
+//@fixed
   // The sizes of an output after the last call; its values are the first ones of its memory.
+//@open
+  // The sizes of an output in the next call. Along its `bounded_axis`, it is that of the last call, unless a dimension has
+  // changed since; the values are the first ones of its memory.
+//@all
   template <typename Key = std::size_t>
   std::vector<std::int64_t> shape(const Key& key) {
     const std::size_t output = detail::find(outputs(), key, "output");
+//@fixed
     const Tensor& tensor = outputs()[output];
+//@open
+    const Tensor& tensor = output_tensor(output);
+//@all
     std::vector<std::int64_t> sizes(tensor.shape.begin(), tensor.shape.end());
     if (tensor.bounded_axis < 0) return sizes;
     std::size_t place = detail::input_count + output;
@@ -447,15 +687,42 @@ class Model {
 
   // Everything that C code has the address of.
   struct State {
+//@fixed
     explicit State(Options chosen)
         : options(std::move(chosen)), contexts(options),
           between(options, outer_count, detail::tensors.size(), own.data()) {}
 
+//@open
+    explicit State(Options chosen) : options(std::move(chosen)), contexts(options) {
+      for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = detail::dimensions[i].min;
+      contexts.set_dimensions(sizes, now);
+    }
+
+    void resize(const detail::Sizes& wanted) {
+      if (wanted == sizes) return;
+      are_placed = false;
+      try {
+        contexts.set_dimensions(wanted, now);
+      } catch (...) {
+        contexts.set_dimensions(sizes, now);
+        throw;
+      }
+      sizes = wanted;
+    }
+
+//@all
     Options options;
     std::unique_ptr<Hook> hook;
     detail::ModelContexts contexts;
     Addresses own{};
+//@fixed
     detail::Memory between, outer;
+//@open
+    detail::Sizes sizes{};
+    detail::CallTensors now;
+    detail::Memory outer;
+    bool are_placed = false;
+//@all
     std::atomic_flag is_busy = ATOMIC_FLAG_INIT;
   };
 
@@ -480,19 +747,32 @@ class Model {
   }
 
   void run(const Input* in, std::size_t in_count, const Output* out, std::size_t out_count) {
+//@fixed
     Addresses addresses = state().own;
     place(in, in_count, inputs(), "input", addresses.data());
     place(out, out_count, outputs(), "output", addresses.data() + detail::input_count);
     if (detail::ModelContexts::are_several || !detail::copies.empty()) check_overlap(addresses);
     run(addresses);
+//@open
+    Addresses addresses{};
+    const Tensor* tensors = state().now.all.data();
+    place(in, in_count, {tensors, detail::input_count}, "input", addresses.data());
+    place(out, out_count, {tensors + detail::input_count, detail::output_count}, "output",
+          addresses.data() + detail::input_count);
+    run(addresses);
+//@all
   }
 
   void run(const Addresses& addresses) {
     const Call call(state());
+//@fixed
     state().contexts.run(addresses.data());
     for (const auto& [output, source] : detail::copies) {
       std::memcpy(addresses[output], addresses[source], detail::tensors[source].bytes);
     }
+//@open
+    state().contexts.run(addresses.data(), state().now);
+//@all
   }
 
   // Writes the address of each tensor's values. Throws Error when there are too few or too many, or others.
@@ -514,6 +794,7 @@ class Model {
     }
   }
 
+//@fixed
   // Throws Error when an output shares memory with an input or another output.
   static void check_overlap(const Addresses& addresses) {
     const auto begin = [&](std::size_t i) { return reinterpret_cast<std::uintptr_t>(addresses[i]); };
@@ -531,11 +812,51 @@ class Model {
   void allocate() {
     if (!state().outer) state().outer = detail::Memory(state().options, 0, outer_count, state().own.data());
   }
+//@open
+  // Adds the sizes that an input of some shape has; `found` says where each came from.
+  static void derive_sizes(std::size_t input, const std::vector<std::int64_t>& shape, detail::Sizes& sizes,
+                           std::array<std::string, detail::dimensions.size()>& found) {
+    const Tensor& tensor = inputs()[input];
+    const std::string name = "input '" + std::string(tensor.name) + "'";
+    if (shape.size() != tensor.shape.size()) {
+      throw Error(Status::wrong_size, name + " is " + tensor.type() + ": a shape of " +
+                                          std::to_string(tensor.shape.size()) + " sizes, not " + std::to_string(shape.size()));
+    }
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      const std::string size = std::to_string(shape[axis]);
+      const std::string where = "size " + std::to_string(axis) + " of " + name;
+      const int dimension = detail::input_axes[input][axis];
+      if (dimension < 0) {
+        if (shape[axis] == tensor.shape[axis]) continue;
+        throw Error(Status::wrong_size, where + " is " + size + ", and the model's is " + std::to_string(tensor.shape[axis]));
+      }
+      const auto place = static_cast<std::size_t>(dimension);
+      if (!found[place].empty() && sizes[place] != shape[axis]) {
+        throw Error(Status::wrong_size, "the dimension " + std::string(detail::dimensions[place].name) + " has two sizes: " +
+                                            where + " is " + size + ", and " + found[place] + " is " +
+                                            std::to_string(sizes[place]));
+      }
+      detail::check_size(detail::dimensions[place], shape[axis]);
+      sizes[place] = shape[axis];
+      found[place] = where;
+    }
+  }
+
+  void allocate() {
+    if (state().are_placed) return;
+    detail::Memory::place(state().outer, state().options, state().now, state().own.data());
+    state().are_placed = true;
+  }
+//@all
 
   template <typename T>
   Span<T> own_memory(std::size_t place, const char* kind) {
     allocate();
+//@fixed
     const Tensor& tensor = detail::tensors[place];
+//@open
+    const Tensor& tensor = state().now.all[place];
+//@all
     const Span<T> memory(static_cast<T*>(state().own[place]), tensor.bytes / sizeof(T));
     detail::check_view(detail::view_of<const void*>("", memory), tensor, kind);
     return memory;
