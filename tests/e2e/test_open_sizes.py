@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import tvmflow
+from tests.support import exports
 from tests.support.project import Project
 
 DIMENSIONS = "dimensions:\n  rows: {min: 1, max: 40, tune_at: [16]}\ninputs:"
+
+
+def check_project(folder: Path) -> None:
+    """Compare the tool of the C++ project with Python, at several sizes."""
+    program = exports.program_of(folder / "tiny-cpp", folder.parent / "run")
+    module = tvmflow.load(folder / "tiny.tvmflow")
+    [given] = module.inputs
+    for rows in (37, 1, 40):
+        shape = (rows, *given.shape[1:])
+        values = np.random.default_rng(rows).standard_normal(shape).astype(given.dtype)
+        np.savez(folder.parent / "in.npz", **{given.name: values})
+        words = [program, folder.parent / "in.npz", folder.parent / "out.npz"]
+        subprocess.run(words, check=True)
+        with np.load(folder.parent / "out.npz") as arrays:
+            expected = module.run({given.name: values})["scores"]
+            np.testing.assert_array_equal(arrays["scores"], expected, strict=True)
 
 
 @pytest.fixture
@@ -16,7 +37,7 @@ def open_project(project: Project) -> Project:
     """A project whose model has an open number of rows."""
     project.write_products("rows")
     project.edit_recipe("inputs:", DIMENSIONS)
-    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+    project.edit_recipe("[shared-library, bundle]", "[bundle, cpp]")
     return project
 
 
@@ -42,6 +63,7 @@ def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
     assert ran.events[-1]["outputs"] == {"scores": [37, 128]}
     wrong = project.tvmflow("run-model", bundle, "--size", "rows=41")
     assert wrong.code == 2 and "its sizes are 1 to 40" in wrong.err
+    check_project(project.folder / "dist/tiny/host")
 
     project.edit_recipe("tune_at: [16]", "tune_at: [8]")
     tuned = project.run()
