@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tvm
 from tvm import relax, tirx
+from tvm.s_tir import SBlockRealize
 
 from tests.support.exports import Array, target
 from tvmflow.compiler import lowering, schedules
@@ -206,7 +207,8 @@ def divide_loops(program: str) -> str:
 def _divide(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose kernels have their outermost loops in parallel, where these are."""
     for var, function in list(mod.functions_items()):
-        if isinstance(function, tirx.PrimFunc):
+        # kernels that are written out have no block
+        if isinstance(function, tirx.PrimFunc) and isinstance(function.body, SBlockRealize):
             schedule = tvm.s_tir.Schedule(function)
             for block in schedule.get_child_blocks(schedule.get_sblock("root")):
                 loops = schedule.get_loops(block)
