@@ -27,6 +27,7 @@ from tvmflow.compiler.cpu_model import converts_float16, is_cpu
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
+    STAYS_ON_STACK,
     name_open_lengths,
     split_open_tiles,
     start_open_reductions,
@@ -443,8 +444,6 @@ _MAX_GROUPS: Final = 16
 
 # Some C libraries give threads a stack of 128 KiB, and parallel loops are nested in a kernel's frames.
 _MAX_STACK_BYTES: Final = 4096
-# The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
-_ON_STACK: Final = "disable_lower_builtin"
 
 
 def compile_model(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -653,7 +652,7 @@ def _mark_small_buffer(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
     size = prod(map(int, extents)) * dtype.lanes * -(-dtype.bits // 8)
     if size > _MAX_STACK_BYTES:
         return allocation
-    annotations = {**dict(allocation.annotations.items()), _ON_STACK: tirx.const(True, "bool")}
+    annotations = {**dict(allocation.annotations.items()), STAYS_ON_STACK: tirx.const(True, "bool")}
     return tirx.AllocBuffer(allocation.buffer, annotations=annotations)
 
 

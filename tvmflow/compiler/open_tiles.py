@@ -31,6 +31,11 @@ PARTITION_HINT: Final = "pragma_loop_partition_hint"
 _MOST: Final = 1 << 31
 # More than any tile has along one axis.
 _LOCAL_LENGTH: Final = 1 << 12
+# More than any index is.
+_MAX_PLACE: Final = 1 << 30
+# The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
+STAYS_ON_STACK: Final = "disable_lower_builtin"
+_SIZE_TYPES: Final = ("int32", "int64")
 
 
 class _Condition(NamedTuple):
@@ -160,10 +165,12 @@ def name_open_lengths() -> tvm.transform.Pass:
         if not _has_open_loops(loops):
             return function
         bound: list[tuple[Any, Any]] = []
+        moving = loop_vars | {bind.var for bind in find_nodes(function.body, tirx.Bind)}
 
         def bind(size: Any) -> Any:
+            size = _choose_plain(size, moving)
             used = find_nodes(size, tirx.Var)
-            if isinstance(size, tirx.IntImm | tirx.Var) or not loop_vars.isdisjoint(used):
+            if isinstance(size, tirx.IntImm | tirx.Var) or not moving.isdisjoint(used):
                 return size
             for var, value in bound:
                 if _same(value, size):
@@ -172,23 +179,21 @@ def name_open_lengths() -> tvm.transform.Pass:
             bound.append((var, size))
             return var
 
+        buffers = [
+            buffer for block in find_nodes(function.body, SBlock) for buffer in block.alloc_buffers
+        ]
         own = {}
-        for block in find_nodes(function.body, SBlock):
-            for buffer in block.alloc_buffers:
-                shape = list(map(bind, buffer.shape))
-                if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
-                    name, scope = buffer.name, buffer.scope()
-                    own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
+        for buffer in buffers:
+            shape = list(map(bind, buffer.shape))
+            if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
+                name, scope = buffer.name, buffer.scope()
+                own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
 
-        def hide(bind: tirx.Bind) -> tirx.Bind:
-            used = find_nodes(bind.value, tirx.Var)
-            is_index = str(bind.value.ty.dtype).startswith("int")
-            if loop_vars.isdisjoint(used) or not is_index:
-                return bind
-            return tirx.Bind(bind.var, _hide(bind.value))
+        def hide(loop: tirx.For) -> tirx.For:
+            return _hide_divisions(loop, loop_vars)
 
-        body = tvm_ffi.structural_map(function.body, (tirx.Bind, hide))
-        body = replace_variables(body, own)
+        body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
+        body = replace_variables(_simplify_places(body, set(buffers)), own)
         if not bound:
             return function.with_body(body)
         return function.with_body(
@@ -281,14 +286,78 @@ def _has_open_loops(loops: Sequence[tirx.For]) -> bool:
     return any(var not in variables for loop in loops for var in find_nodes(loop.extent, tirx.Var))
 
 
-def _hide(value: Any) -> Any:
-    """Return a value of which TVM knows nothing, but that it is not negative.
+def _choose_plain(size: Any, moving: set[Any]) -> Any:
+    """Return a plain size that is at least as large as one that CompactBufferAllocation computed.
 
-    Its passes and code generator simplify each index with the values of all variables in their places
-    (apache-tvm 0.27): divisions by open lengths grow without end.
+    It makes a buffer as long as what is used of it, but not longer than it was.
     """
-    hidden = tirx.call_intrin(value.ty.dtype, "tirx.reinterpret", value)
-    return tirx.max(hidden, tirx.IntImm(value.ty.dtype, 0))
+    if not isinstance(size, tirx.Min):
+        return size
+    sides = [_choose_plain(side, moving) for side in (size.a, size.b)]
+
+    def rate(side: Any) -> tuple[bool, bool, int]:
+        used = find_nodes(side, tirx.Var)
+        return not moving.isdisjoint(used), bool(used), len(str(side))
+
+    return min(sides, key=rate)
+
+
+def _simplify_places(body: Any, buffers: set[Any]) -> Any:
+    """Return a statement with simple indices of some buffers."""
+    analyzer = tvm.sym.Analyzer()
+    loops, binds = find_nodes(body, tirx.For), find_nodes(body, tirx.Bind)
+    variables = {*(loop.loop_var for loop in loops), *(bind.var for bind in binds)}
+    for var in variables:
+        if str(var.ty.dtype) in _SIZE_TYPES:
+            analyzer.bind(var, tvm.ir.Range(0, tirx.IntImm(var.ty.dtype, _MAX_PLACE)))
+
+    def simplify(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+        return list(map(analyzer.simplify, indices)) if buffer in buffers else list(indices)
+
+    def read(load: Any) -> Any:
+        return tirx.BufferLoad(load.source, simplify(load.source, load.indices))
+
+    def write(store: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(store.buffer, store.value, simplify(store.buffer, store.indices))
+
+    rules = ((tvm.ir.TensorLoad, read), (tirx.BufferStore, write))
+    return tvm_ffi.structural_map(body, rules)
+
+
+def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
+    """Return a loop whose divisions are computed where they are bound to variables, and nowhere else.
+
+    CompactBufferAllocation writes them out in the indices of what it makes smaller, and other passes simplify
+    each index with the values of all variables in their places: they grow without end (apache-tvm 0.27).
+    """
+    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    bound: list[tirx.Bind] = []
+    moving = set(loop_vars)
+    for bind in stmts:
+        if not isinstance(bind, tirx.Bind) or str(bind.var.ty.dtype) not in _SIZE_TYPES:
+            continue
+        if not moving.isdisjoint(find_nodes(bind.value, tirx.Var)):
+            bound.append(bind)
+            moving.add(bind.var)
+    if not bound:
+        return loop
+
+    def name(division: Any) -> Any:
+        return next((bind.var for bind in bound if _same(bind.value, division)), division)
+
+    rules = ((tirx.FloorDiv, name), (tirx.FloorMod, name))
+    hidden = {bind.var: tirx.Bind(bind.var, _hide(bind.value)) for bind in bound}
+
+    def rewrite(stmt: Any) -> Any:
+        is_hidden = isinstance(stmt, tirx.Bind) and stmt.var in hidden
+        return hidden[stmt.var] if is_hidden else tvm_ffi.structural_map(stmt, rules)
+
+    return _with_body(loop, tirx.SeqStmt(list(map(rewrite, stmts))))
+
+
+def _hide(value: Any) -> Any:
+    """Return a value that is not below 0, and of which TVM knows nothing: it leaves it where it is."""
+    return tirx.call_llvm_intrin(value.ty.dtype, "llvm.smax", value, tirx.IntImm(value.ty.dtype, 0))
 
 
 def _normalize(realize: SBlockRealize) -> SBlockRealize:
@@ -657,3 +726,46 @@ def _simplify_indices(realize: Any) -> Any:
 
     rules = ((tvm.ir.TensorLoad, simplify_load), (tirx.BufferStore, simplify_store))
     return tvm_ffi.structural_map(realize, rules)
+
+
+def keep_open_places_on_stack() -> tvm.transform.Pass:
+    """Return a pass that stores what code generation cannot simplify, products and quotients of open sizes.
+
+    It simplifies each index with the values of all variables in their places, but does not look into
+    buffers (apache-tvm 0.27), and LLVM makes registers of them.
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        if not any(isinstance(param.ty, tvm.ir.PrimType) for param in function.params):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Bind, _store_places)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepOpenPlacesOnStack")
+
+
+def _store_places(bind: tirx.Bind) -> Any:
+    """Return a binding of a variable, after stores of what is no sum of variables in its value."""
+    stores: list[Any] = []
+
+    def store(value: Any) -> Any:
+        buffer = tirx.decl_buffer((1,), value.ty.dtype, bind.var.name, scope="local")
+        on_stack = {STAYS_ON_STACK: tirx.const(True, "bool")}
+        stores.extend(
+            [tirx.AllocBuffer(buffer, annotations=on_stack), tirx.BufferStore(buffer, value, [0])]
+        )
+        return tirx.BufferLoad(buffer, [0])
+
+    def take_out(value: Any) -> Any:
+        is_product = isinstance(value, tirx.Mul)
+        if isinstance(value, tirx.Add | tirx.Sub) or (
+            is_product and isinstance(value.b, tirx.IntImm)
+        ):
+            return type(value)(take_out(value.a), take_out(value.b))
+        if is_product or isinstance(value, tirx.FloorDiv | tirx.FloorMod | tvm.ir.Call):
+            return store(value)
+        return value
+
+    if str(bind.var.ty.dtype) not in _SIZE_TYPES:
+        return bind
+    value = take_out(bind.value)
+    return tirx.SeqStmt([*stores, tirx.Bind(bind.var, value)]) if stores else bind

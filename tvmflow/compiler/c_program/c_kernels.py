@@ -23,6 +23,7 @@ from tvmflow.compiler.code_generation import (
 )
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import list_symbols, size_text
+from tvmflow.compiler.open_tiles import keep_open_places_on_stack
 from tvmflow.core.types import Size
 
 # Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
@@ -128,7 +129,7 @@ def lower_kernels(
     mod = ir.transform.Sequential([make() for make in _ALLOCATION_PASSES])(mod)
     if observe:
         observe(mod)
-    return tirx.transform.LowerIntrin()(mod)
+    return tirx.transform.LowerIntrin()(keep_open_places_on_stack()(mod))
 
 
 def compile_kernels(mod: tvm.IRModule, target: tvm.target.Target, output: Path) -> None:
