@@ -729,9 +729,9 @@ def _simplify_indices(realize: Any) -> Any:
 
 
 def keep_open_places_on_stack() -> tvm.transform.Pass:
-    """Return a pass that stores what code generation cannot simplify, products and quotients of open sizes.
+    """Return a pass that stores products and quotients of open sizes in buffers.
 
-    It simplifies each index with the values of all variables in their places, but does not look into
+    Code generation simplifies each index with the values of all variables in their places, but does not look into
     buffers (apache-tvm 0.27), and LLVM makes registers of them.
     """
 

@@ -11,9 +11,9 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, level
-from tvmflow.compiler.code_generation import build_kernels
+from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.ir import replace_variables
+from tvmflow.compiler.ir import find_nodes, replace_variables
 from tvmflow.compiler.lowering import lower
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
@@ -173,6 +173,36 @@ def test_convolutions_of_open_images(edge: int, stride: int, is_depthwise: bool,
         return result
 
     check((x, w, result), "register_tiles", images(), expected, mcpu)
+
+
+def test_open_lengths_divide_no_index_and_registers_have_known_places() -> None:
+    """TVM simplifies each index in each pass: compiling took longer by the number of them."""
+    target = level(LEVELS_HERE[-1])
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    x, w = te.placeholder((1, 2, H, W, 16), name="x"), te.placeholder((2, 3, 3, 16), name="w")
+    padded = topi.nn.pad(x, (0, 0, 1, 1, 0), name="pad")
+    y, z = te.reduce_axis((0, 3), "y"), te.reduce_axis((0, 3), "z")
+
+    def compute(n: Any, o: Any, r: Any, q: Any, lane: Any) -> Any:
+        return te.sum(padded[n, o, r + y, q + z, lane] * w[o, y, z, lane], axis=[y, z])
+
+    function = te.create_prim_func(
+        [x, w, te.compute((1, 2, H, W, 16), compute, name="conv")], index_dtype_override="int64"
+    )
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    choice = rules.choose_schedule(mod, cpu)
+    assert choice is not None
+    mod = tirx.transform.BindTarget(tvm.target.Target(target, host=target))(choice.schedule.mod)
+    body = tvm.transform.Sequential([make() for make in CPU_PASSES])(mod)["main"].body
+    stores = find_nodes(body, tirx.BufferStore)
+    places = [(store.buffer, store.indices) for store in stores]
+    places += [(load.source, load.indices) for load in find_nodes(body, tvm.ir.TensorLoad)]
+    assert any(str(buffer.scope()) == "local" for buffer, _ in places)
+    for buffer, indices in places:
+        assert not find_nodes(list(indices), tirx.FloorDiv, tirx.FloorMod)
+        if str(buffer.scope()) == "local":
+            assert not find_nodes(list(indices), tirx.Var)
 
 
 def test_pooling_of_open_images() -> None:
