@@ -219,6 +219,17 @@ def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IR
     return made
 
 
+def copies_in_order(function: tirx.PrimFunc) -> bool:
+    """Return whether a kernel copies its input in order: a reshape, which needs no kernel.
+
+    Of some with open sizes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
+    """
+    try:
+        return bool(relax.analysis.has_reshape_pattern(function))
+    except RuntimeError:
+        return False
+
+
 def find_nodes(tree: Any, *kinds: type) -> list[Any]:
     """Return the nodes of some kinds in a statement or an expression of TIR."""
     nodes: list[Any] = []

@@ -431,7 +431,7 @@ class _Reader:
             self._is_view[name] = (
                 len(tensors) == 2
                 and _have_same_length(*(param.ty.shape for param in tensors))
-                and bool(relax.analysis.has_reshape_pattern(function))
+                and ir.copies_in_order(function)
             )
         return self._is_view[name]
 
