@@ -212,6 +212,25 @@ def test_a_recipe_from_an_archive_to_a_verified_library(archives: Path, project:
     assert "torch" in explained.out and "onnxscript" in explained.out
 
 
+@pytest.mark.pytorch
+@with_torch
+def test_an_archive_keeps_the_batch_open(archives: Path, project: Project) -> None:
+    """One library is verified with PyTorch at the sizes of the recipe; the limits of the archive hold."""
+    shutil.copy(archives / "convolutions.pt2", project.folder / "net.pt2")
+    sizes = "dimensions: {batch: {max: 8}}\ninputs: {image: {shape: [batch, 3, 16, 16]}}\n"
+    recipe = project.folder / "tiny.yaml"
+    recipe.write_text(RECIPE + sizes)
+    ran = project.run()
+    assert ran.code == 0, ran.out + ran.err
+    verified = ran.stages["verify/host"]["facts"]["sizes"]
+    assert {"batch": 1}.items() <= verified[0]["sizes"].items()
+    assert max(entry["sizes"]["batch"] for entry in verified) == 8
+    recipe.write_text(RECIPE + sizes.replace("max: 8", "max: 17"))
+    refused = project.tvmflow("plan", "tiny.yaml")
+    assert refused.code == 2
+    assert "exported for" in refused.err
+
+
 @pytest.mark.skipif(bool(HAS_TORCH), reason="PyTorch is installed")
 def test_a_plan_without_pytorch_says_what_to_install(project: Project) -> None:
     """Only for recipes that name an archive, and before anything runs."""
