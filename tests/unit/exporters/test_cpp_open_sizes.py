@@ -286,6 +286,7 @@ def draw_classifier() -> OpenModel:
     return open_programs.describe(mod)._replace(dimensions=DIMENSIONS[:1])
 
 
+@pytest.mark.slow
 def test_the_tool_for_images_takes_a_batch_of_open_size(tmp_path: Path) -> None:
     """The smallest batch; a program fills one of any size."""
     built = open_programs.build(draw_classifier(), tmp_path)

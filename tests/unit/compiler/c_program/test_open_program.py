@@ -370,6 +370,7 @@ console.log(JSON.stringify([model.dimensions, results, errors]));
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_javascript_chooses_dimensions(built: Built, tmp_path: Path) -> None:
     """The outputs are those of this machine's library, up to roundings."""
