@@ -31,7 +31,12 @@ def run_reference(made: onnx.ModelProto, feed: Mapping[str, Any]) -> Arrays:
     return list(session.run(None, dict(feed)))
 
 
-def find_differences(made: onnx.ModelProto, feed: Mapping[str, Any], actual: Arrays) -> list[str]:
+def find_differences(
+    made: onnx.ModelProto,
+    feed: Mapping[str, Any],
+    actual: Arrays,
+    least_tolerance: float = _LEAST_TOLERANCE,
+) -> list[str]:
     """Return in what outputs differ from ONNX Runtime's.
 
     The error of an output is relative to its largest value: an output of zeros is always wrong. The
@@ -63,7 +68,7 @@ def find_differences(made: onnx.ModelProto, feed: Mapping[str, Any], actual: Arr
                 differences.append(f"{output.name} is zero in ONNX Runtime alone")
             continue
         error = np.abs(a - b).max() / largest
-        tolerance = max(_LEAST_TOLERANCE, 20 * np.abs(c - b).max() / largest)
+        tolerance = max(least_tolerance, 20 * np.abs(c - b).max() / largest)
         if error > min(tolerance, _LARGEST_TOLERANCE):
             differences.append(
                 f"{output.name} is off by {error:.2g} of {largest:.3g} (may be {tolerance:.2g})"
