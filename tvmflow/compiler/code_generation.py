@@ -24,7 +24,13 @@ from tvm.tirx import compilation_pipeline
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
 from tvmflow.compiler.cpu_model import converts_float16, is_cpu
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
+from tvmflow.compiler.ir import (
+    IF_THEN_ELSE,
+    find_nodes,
+    operator_name,
+    replace_variables,
+    simplify_indices,
+)
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
     STAYS_ON_STACK,
@@ -270,7 +276,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     if is_unrolled or not _may_repeat(realize.block.body, nest, scopes):
         return loop
     back = tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start
-    block = _simplify_indices(replace_variables(realize.block, {lane: lane + back}))
+    block = simplify_indices(replace_variables(realize.block, {lane: lane + back}))
     predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
     body = SBlockRealize([], predicate, block)
     return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
@@ -319,20 +325,6 @@ def _may_repeat(
 
 def _uses(expr: Any, variable: Any) -> bool:
     return any(var.same_as(variable) for var in find_nodes(expr, tirx.Var))
-
-
-def _simplify_indices(block: SBlock) -> Any:
-    """Return a block whose loads and stores have simple indices."""
-    simplify = tvm.sym.Analyzer().simplify
-
-    def simplify_load(load: Any) -> Any:
-        return tirx.BufferLoad(load.source, list(map(simplify, load.indices)))
-
-    def simplify_store(store: tirx.BufferStore) -> tirx.BufferStore:
-        return tirx.BufferStore(store.buffer, store.value, list(map(simplify, store.indices)))
-
-    rules = ((tvm.ir.TensorLoad, simplify_load), (tirx.BufferStore, simplify_store))
-    return tvm_ffi.structural_map(block, rules)
 
 
 # ---------------------------------------------------------------- float16 conversions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import tvm
@@ -240,6 +240,29 @@ def find_nodes(tree: Any, *kinds: type) -> list[Any]:
 def replace_variables(tree: Any, values: Mapping[Any, Any]) -> Any:
     """Return a statement or an expression of TIR with variables replaced."""
     return tvm_ffi.structural_map(tree, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:
+    """Return a statement of TIR with other indices in its loads and stores.
+
+    Args:
+        tree: The statement.
+        rewrite: Takes a buffer and indices, and returns those in their place.
+    """
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(node.source, rewrite(node.source, node.indices))
+
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
+        return tirx.BufferStore(node.buffer, node.value, rewrite(node.buffer, node.indices))
+
+    return tvm_ffi.structural_map(tree, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
+
+
+def simplify_indices(tree: Any) -> Any:
+    """Return a statement of TIR whose loads and stores have simple indices."""
+    simplify = tvm.sym.Analyzer().simplify
+    return rewrite_indices(tree, lambda _, indices: list(map(simplify, indices)))
 
 
 def operator_name(expr: Any) -> str:

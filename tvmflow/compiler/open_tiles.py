@@ -19,7 +19,12 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.ir import find_nodes, replace_variables
+from tvmflow.compiler.ir import (
+    find_nodes,
+    replace_variables,
+    rewrite_indices,
+    simplify_indices,
+)
 
 # Of so small tiles, there is one for each number of rows that may be left.
 _MAX_EXACT_ROWS: Final = 4
@@ -227,15 +232,7 @@ def _with_local_lengths(body: Any) -> Any:
         known = [size if isinstance(size, tirx.IntImm) else _LOCAL_LENGTH for size in buffer.shape]
         if str(buffer.scope()) == "local" and any(isinstance(size, int) for size in known):
             own[buffer] = tirx.decl_buffer(known, buffer.dtype, buffer.name, scope="local")
-    # what matches a part of a buffer begins at a place of its own
-    own |= {
-        place: tirx.Var(place.name, place.ty.dtype)
-        for block in find_nodes(body, SBlock)
-        for match in block.match_buffers
-        for place in (match.buffer.elem_offset, *match.buffer.strides)
-        if isinstance(place, tvm.ir.Var)
-    }
-    return replace_variables(body, own) if own else body
+    return _with_buffers(body, own)
 
 
 def _bind_divisions(loop: tirx.For) -> tirx.For:
@@ -314,14 +311,7 @@ def _simplify_places(body: Any, buffers: set[Any]) -> Any:
     def simplify(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         return list(map(analyzer.simplify, indices)) if buffer in buffers else list(indices)
 
-    def read(load: Any) -> Any:
-        return tirx.BufferLoad(load.source, simplify(load.source, load.indices))
-
-    def write(store: tirx.BufferStore) -> tirx.BufferStore:
-        return tirx.BufferStore(store.buffer, store.value, simplify(store.buffer, store.indices))
-
-    rules = ((tvm.ir.TensorLoad, read), (tirx.BufferStore, write))
-    return tvm_ffi.structural_map(body, rules)
+    return rewrite_indices(body, simplify)
 
 
 def _hide_divisions(loop: tirx.For, loop_vars: set[Any]) -> tirx.For:
@@ -478,7 +468,7 @@ class _Splitter:
         if not self._may_repeat(body.block.body, loop, lane.loop_var):
             return None
         back = condition.rest - tirx.IntImm(condition.rest.ty.dtype, int(lane.extent))
-        moved = _simplify_indices(replace_variables(body, {lane.loop_var: lane.loop_var + back}))
+        moved = simplify_indices(replace_variables(body, {lane.loop_var: lane.loop_var + back}))
         return tirx.For(lane.loop_var, lane.min, lane.extent, lane.kind, moved)
 
     def _may_repeat(self, store: tirx.BufferStore, loop: tirx.For, lane: Any) -> bool:
@@ -632,14 +622,7 @@ def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
         is_local = str(buffer.scope()) == "local"
         return [index if is_local else replace_variables(index, clamped) for index in indices]
 
-    def read(load: Any) -> Any:
-        return tirx.BufferLoad(load.source, clamp(load.source, load.indices))
-
-    def write(store: tirx.BufferStore) -> tirx.BufferStore:
-        return tirx.BufferStore(store.buffer, store.value, clamp(store.buffer, store.indices))
-
-    rules = ((tvm.ir.TensorLoad, read), (tirx.BufferStore, write))
-    return tvm_ffi.structural_map(_without(loop.body, [term]), rules)
+    return rewrite_indices(_without(loop.body, [term]), clamp)
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
@@ -681,15 +664,19 @@ def _copy(body: Any) -> Any:
         buffer: tirx.decl_buffer(buffer.shape, buffer.dtype, buffer.name, scope=buffer.scope())
         for buffer in buffers
     }
-    # what matches a part of a buffer begins at a place of its own
-    own |= {
+    return _with_buffers(body, own)
+
+
+def _with_buffers(body: Any, buffers: Mapping[Any, Any]) -> Any:
+    """Return a statement with other buffers; what matches a part of one begins at its own place."""
+    own = {
         place: tirx.Var(place.name, place.ty.dtype)
         for block in find_nodes(body, SBlock)
         for match in block.match_buffers
         for place in (match.buffer.elem_offset, *match.buffer.strides)
         if isinstance(place, tvm.ir.Var)
     }
-    return replace_variables(body, own) if own else body
+    return replace_variables(body, {**buffers, **own}) if buffers or own else body
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -713,19 +700,6 @@ def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
         body,
         annotations=loop.annotations,
     )
-
-
-def _simplify_indices(realize: Any) -> Any:
-    simplify = tvm.sym.Analyzer().simplify
-
-    def simplify_load(load: Any) -> Any:
-        return tirx.BufferLoad(load.source, list(map(simplify, load.indices)))
-
-    def simplify_store(store: tirx.BufferStore) -> tirx.BufferStore:
-        return tirx.BufferStore(store.buffer, store.value, list(map(simplify, store.indices)))
-
-    rules = ((tvm.ir.TensorLoad, simplify_load), (tirx.BufferStore, simplify_store))
-    return tvm_ffi.structural_map(realize, rules)
 
 
 def keep_open_places_on_stack() -> tvm.transform.Pass:

@@ -48,6 +48,11 @@ class Dimension(NamedTuple):
         """Return the dimension that `to_json` wrote."""
         return cls(**{**value, "tune_at": tuple(value.get("tune_at", ()))})
 
+    @classmethod
+    def list_of(cls, signature: Mapping[str, Json]) -> "tuple[Dimension, ...]":
+        """Return the dimensions of a signature; none for a model of fixed sizes."""
+        return tuple(map(cls.from_json, signature.get("dimensions", ())))
+
     def find_problem(self, size: int) -> str:
         """Return why it cannot have a size, or an empty string."""
         if not self.min <= size <= self.max:

@@ -57,7 +57,7 @@ class Module:
         self.manifest = dict(manifest)
         self.inputs = tuple(TensorSpec.from_json(entry) for entry in signature["inputs"])
         self.outputs = tuple(TensorSpec.from_json(entry) for entry in signature["outputs"])
-        self.dimensions = tuple(map(Dimension.from_json, signature.get("dimensions", ())))
+        self.dimensions = Dimension.list_of(signature)
         self.images = read_preprocessing(manifest, self.inputs)
         self.classes = read_labels(manifest)
         self.parts = dict(parts or {})

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.core.dimensions import WrongSize, derive_sizes, evaluate_shape, find_bounds
+from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, specs_at
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
@@ -51,7 +51,7 @@ class OpenTensors:
     """
 
     def __init__(self, signature: Mapping[str, Json]) -> None:
-        self.dimensions = tuple(map(Dimension.from_json, signature["dimensions"]))
+        self.dimensions = Dimension.list_of(signature)
         self.inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
         self.outputs = tuple(map(TensorSpec.from_json, signature["outputs"]))
         self._sizes = {spec.name: _sizes_of(spec) for spec in self.inputs}
@@ -77,8 +77,8 @@ class OpenTensors:
             )
             tensors = CallTensors(
                 sizes=sizes,
-                inputs=tuple(_fix(spec, sizes) for spec in self.inputs),
-                outputs=tuple(_fix(spec, sizes) for spec in self.outputs),
+                inputs=specs_at(self.inputs, sizes),
+                outputs=specs_at(self.outputs, sizes),
             )
         except WrongSize as error:
             raise BundleError(str(error), fix=f"the model takes {self._describe()}") from error
@@ -109,11 +109,6 @@ def _sizes_of(spec: TensorSpec) -> tuple[Size, ...]:
     return spec.sizes or spec.shape
 
 
-def _fix(spec: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
-    """Return a tensor with the shape that it has for some sizes of the dimensions."""
-    return spec._replace(shape=evaluate_shape(_sizes_of(spec), sizes), sizes=())
-
-
 def read_open_tensors(signature: Mapping[str, Json]) -> OpenTensors | None:
     """Return the tensors of a signature with dimensions; None for one of fixed sizes."""
     return OpenTensors(signature) if signature.get("dimensions") else None
@@ -132,7 +127,7 @@ def check_open_sizes(signature: Mapping[str, Json]) -> int:
     entries = signature.get("dimensions", ())
     if len(entries) > _MAX_DIMENSIONS:
         raise ValueError(f"there are {len(entries)} dimensions")
-    for entry in map(Dimension.from_json, entries):
+    for entry in Dimension.list_of(signature):
         numbers = (entry.min, entry.max, entry.multiple_of, *entry.tune_at)
         is_range = (
             all(type(number) is int and 1 <= number <= _MAX_SIZE for number in numbers)

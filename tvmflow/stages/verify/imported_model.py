@@ -75,5 +75,5 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
         outputs=outputs,
         tensors=tensors,
         bound=values,
-        dimensions=tuple(map(Dimension.from_json, signature.get("dimensions", ()))),
+        dimensions=Dimension.list_of(signature),
     )

@@ -69,8 +69,7 @@ def read_dimensions(
         signature: The signature of the imported model, or of the library.
         settings: Those of `verify`.
     """
-    dimensions = map(Dimension.from_json, signature.get("dimensions", ()))
-    return settings.add_sizes_to_tune_at(dimensions)
+    return settings.add_sizes_to_tune_at(Dimension.list_of(signature))
 
 
 def choose_representatives(dimensions: Sequence[Dimension]) -> Sizes:

@@ -151,8 +151,7 @@ def loader_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) ->
 
 def list_dimensions(signature: Mapping[str, Json]) -> list[Dimension]:
     """Return the dimensions of a signature, in the order of their places in C."""
-    found = [Dimension.from_json(entry) for entry in signature.get("dimensions", ())]
-    return sorted(found, key=lambda dimension: dimension.name)
+    return sorted(Dimension.list_of(signature), key=lambda dimension: dimension.name)
 
 
 def write_places(name: str, dimensions: Sequence[Dimension]) -> list[str]:
