@@ -6,7 +6,6 @@ Nothing of TVM is needed where they run. The runtime that they share, and their 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler import ir
@@ -156,43 +156,16 @@ def _read_allocation(
     """Return the bytes that a kernel allocates, as an expression of the names of its sizes."""
     while unbound := {var: bindings[var] for var in list_symbols(size) if var in bindings}:
         size = ir.replace_variables(size, unbound)
-    limit = _find_limit(size, names)
-    if limit is None:
-        raise UnsupportedProgram(
-            f"memory of the kernel {symbol}, whose size depends on the position in a loop"
-        )
-    return limit
-
-
-_DIVISION: Final = "(({}) // ({}))"
-# What is larger where its operands are, none of which is below 0, but for divisors.
-_GROWING: Final[Mapping[type, str]] = {
-    tirx.Add: "(({}) + ({}))",
-    tirx.Mul: "(({}) * ({}))",
-    tirx.Max: "max({}, {})",
-    tirx.Div: _DIVISION,
-    tirx.FloorDiv: _DIVISION,
-}
-
-
-def _find_limit(size: Any, names: Mapping[Any, str]) -> Size | None:
-    """Return what a size is at most, by the kernel's sizes alone; None where that is unknown.
-
-    TVM makes buffers as small as what a loop touches of them, and at most as large as they were.
-    """
-    if set(list_symbols(size)) <= names.keys():
-        with contextlib.suppress(NoSize):
+    # no size is below 0
+    size = tvm_ffi.structural_map(size, (tirx.Div, lambda node: tirx.FloorDiv(node.a, node.b)))
+    try:
+        if set(list_symbols(size)) <= names.keys():
             return named_size_text(size, names)
-    if isinstance(size, tirx.Cast):
-        return _find_limit(size.value, names)
-    if isinstance(size, tirx.Min):
-        limits = (_find_limit(side, names) for side in (size.a, size.b))
-        return next((limit for limit in limits if limit is not None), None)
-    form = _GROWING.get(type(size))
-    if form is None or (form == _DIVISION and not isinstance(size.b, tirx.IntImm)):
-        return None
-    sides = [_find_limit(side, names) for side in (size.a, size.b)]
-    return None if None in sides else form.format(*sides)
+    except NoSize:
+        pass
+    raise UnsupportedProgram(
+        f"memory of the kernel {symbol}, whose size depends on the position in a loop"
+    )
 
 
 def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
