@@ -38,6 +38,7 @@ def open_project(project: Project) -> Project:
     project.write_products("rows")
     project.edit_recipe("inputs:", DIMENSIONS)
     project.edit_recipe("[shared-library, bundle]", "[bundle, cpp]")
+    project.edit_recipe("verify: {", "verify: {compare: [fixed], ")
     return project
 
 
@@ -53,6 +54,7 @@ def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
     assert {1, 16, 40} < set(sizes) and len(sizes) == 8
     assert all(entry["passed"] and entry["latency_s"] > 0 for entry in sizes.values())
     assert all(entry["reference_latency_s"] > 0 for entry in sizes.values())
+    assert all(entry["fixed_speedup"]["median"] > 0 for entry in sizes.values())
     assert measured["at"] == {"rows": 16}
     verdict = json.loads((project.folder / "dist/tiny/host/verify.json").read_text())
     assert verdict["sizes"][0] == {"sizes": {"rows": 1}, "passed": True}

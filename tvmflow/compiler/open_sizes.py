@@ -68,6 +68,12 @@ def read_dimensions(function: relax.Function) -> tuple[Dimension, ...]:
     )
 
 
+def at_sizes(mod: tvm.IRModule, sizes: Mapping[str, int]) -> tvm.IRModule:
+    """Return an imported model with numbers in place of all its dimensions."""
+    main = mod["main"].bind_symbolic_vars(dict(sizes)).without_attr(DIMENSIONS)
+    return tvm.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main})
+
+
 def sizes_of(expr: Any) -> tuple[IrSize, ...] | None:
     """Return the sizes of a tensor, ints where they are fixed; None for one without a known rank."""
     shape = getattr(getattr(expr, "ty", None), "shape", None)

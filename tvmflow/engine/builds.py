@@ -27,6 +27,7 @@ from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,
     Verdict,
+    find_fixed_latency,
     find_largest_error,
     find_size_error,
     largest,
@@ -105,6 +106,7 @@ class SizeResult(NamedTuple):
         error: Largest absolute error of any output.
         latency_s: Median latency of one call, in seconds.
         reference_latency_s: That of the reference.
+        fixed_latency_s: That of a library of these sizes alone.
     """
 
     sizes: str
@@ -112,6 +114,7 @@ class SizeResult(NamedTuple):
     error: float | None = None
     latency_s: float | None = None
     reference_latency_s: float | None = None
+    fixed_latency_s: float | None = None
 
 
 class Tolerance(NamedTuple):
@@ -290,6 +293,7 @@ def _read_size(entry: SizeVerdict) -> SizeResult:
         error=find_size_error(entry),
         latency_s=entry.get("latency_s"),
         reference_latency_s=entry.get("reference_latency_s"),
+        fixed_latency_s=find_fixed_latency(entry),
     )
 
 

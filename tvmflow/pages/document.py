@@ -295,9 +295,9 @@ def _describe_accuracy(previous: float | None, current: float | None) -> Child:
 
 def _list_sizes(page: Page) -> list[Child]:
     """Return a row for each size at which a library with dimensions was verified."""
-    rows = [
-        _size_row(library, entry) for library in page.libraries for entry in library.build.sizes
-    ]
+    results = [(library, entry) for library in page.libraries for entry in library.build.sizes]
+    has_fixed = any(entry.fixed_latency_s for _, entry in results)
+    rows = [_size_row(library, entry, has_fixed=has_fixed) for library, entry in results]
     if not rows:
         return []
     columns = (
@@ -307,6 +307,7 @@ def _list_sizes(page: Page) -> list[Child]:
         Column("largest error", is_number=True),
         Column("latency", is_number=True),
         Column("reference", is_number=True),
+        *([Column("one size only", is_number=True)] if has_fixed else []),
     )
     measured = {library.build.measured_at for library in page.libraries} - {""}
     about = f"All other figures are at {'; '.join(sorted(measured))}." if measured else ""
@@ -316,7 +317,7 @@ def _list_sizes(page: Page) -> list[Child]:
     ]
 
 
-def _size_row(library: Library, entry: SizeResult) -> list[Cell]:
+def _size_row(library: Library, entry: SizeResult, *, has_fixed: bool) -> list[Cell]:
     sign, style, state = ("✓", "good", "right") if entry.passed else ("✗", "bad", "wrong")
     return [
         Cell(library.label, library.label),
@@ -325,6 +326,7 @@ def _size_row(library: Library, entry: SizeResult) -> list[Cell]:
         Cell(error(entry.error), entry.error),
         Cell(latency(entry.latency_s), entry.latency_s),
         Cell(latency(entry.reference_latency_s), entry.reference_latency_s),
+        *([Cell(latency(entry.fixed_latency_s), entry.fixed_latency_s)] if has_fixed else []),
     ]
 
 

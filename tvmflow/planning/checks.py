@@ -20,6 +20,7 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.verify import AUTO as COMPARE_AUTO
+from tvmflow.recipe.verify import FIXED
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
@@ -48,6 +49,10 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"
 _TUNE_ADVICE: Final = "set tune.trials: 0 (no search)"
+_COMPARE_FIXED: Final = (
+    "a library of one size is compared with one whose sizes each call chooses, and this model has fixed sizes; "
+    "leave it out, or name sizes under `dimensions`"
+)
 
 
 def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
@@ -218,6 +223,10 @@ def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
             where = planned.where(target, *loc[-2:], index)
         else:
             where = planned.loaded.where(*loc, index)
+        if name == FIXED:
+            if not recipe.list_dimensions():
+                yield f"{where}: verify.compare.{index}: {_COMPARE_FIXED}"
+            continue
         peer = PEERS[name]
         problem = peer.unsupported_reason(recipe.model.kind, device_of(target))
         if problem:

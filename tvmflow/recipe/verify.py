@@ -11,6 +11,8 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.recipe.tune import MAX_SEED
 
 AUTO: Final = "auto"
+FIXED: Final = "fixed"
+"""In the place of a runtime: libraries of one size each, beside one whose sizes each call chooses."""
 """All runtimes that can run a model and are installed."""
 
 
@@ -56,13 +58,13 @@ class Verify(ClosedModel):
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the random inputs.")
     repeat: int = Field(default=10, ge=1, le=10_000, description="Number of latency measurements.")
     compare: Annotated[
-        tuple[Annotated[str, one_of((*PEERS, AUTO), "a runtime")], ...],
+        tuple[Annotated[str, one_of((*PEERS, FIXED, AUTO), "a runtime")], ...],
         BeforeValidator(_to_list),
         WithJsonSchema(
             {
                 "anyOf": [
                     {"type": "string", "const": AUTO},
-                    {"type": "array", "items": {"type": "string", "enum": list(PEERS)}},
+                    {"type": "array", "items": {"type": "string", "enum": [*PEERS, FIXED]}},
                 ]
             }
         ),
@@ -71,7 +73,8 @@ class Verify(ClosedModel):
         examples=[["onnxruntime", "openvino"]],
         description="Other runtimes to compare with the reference and to time in turns with the library, with the same "
         "inputs and threads: a list of `onnxruntime`, `openvino`, `tensorrt` and `pytorch`, which must be installed, or "
-        "`auto` for all that are installed. See [comparison.md](comparison.md).",
+        "`auto` for all that are installed. `fixed` builds a library for each of the sizes that one with "
+        "[dimensions](howto/sizes.md) is verified at. See [comparison.md](comparison.md).",
     )
     run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
         default="auto",

@@ -42,10 +42,14 @@ class InputSettings(Settings):
 
 
 class CompareSettings(Settings):
-    """The runtimes that the library is timed beside, and those that could be and are not installed."""
+    """The runtimes that the library is timed beside, and those that could be and are not installed.
+
+    `fixed` asks for a library of each size that a library with dimensions is verified at.
+    """
 
     runtimes: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    fixed: bool = False
 
 
 class SpeedupSettings(Settings):

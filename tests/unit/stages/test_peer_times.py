@@ -112,6 +112,9 @@ def test_a_runtime_with_a_name_must_be_able_to_run_the_model(installed: set[str]
     assert problems(requests(["pytorch"])) == [
         f"{HERE}:verify.compare.0: verify.compare.0: PyTorch runs PyTorch models, and this one is of ONNX"
     ]
+    [problem] = problems(requests(["onnxruntime", "fixed"]))
+    assert problem.startswith(f"{HERE}:verify.compare.1: verify.compare.1: a library of one size")
+    assert "name sizes under `dimensions`" in problem
 
 
 @pytest.mark.parametrize(

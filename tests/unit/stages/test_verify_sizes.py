@@ -302,3 +302,17 @@ def test_reports_show_all_sizes_in_a_table() -> None:
     ]
     assert left_out == "WARNING: batch=64 is not verified: too large"
     assert at == "all else is verified at batch=3, seq=128"
+    sizes[0]["fixed_speedup"] = {
+        "median": 0.8,
+        "low": 0.79,
+        "high": 0.81,
+        "pairs": 5,
+        "is_slower": True,
+    }
+    [table, beside, *_] = verdict_text.describe(facts, cast(Any, None))
+    assert table.splitlines()[1].endswith("reference one size only")
+    assert table.splitlines()[3].endswith("2 ms       3.1 ms        1.6 ms")
+    assert beside == (
+        "latency beside libraries of one size: 1.25 times as long "
+        "(geometric mean; most at batch=8, seq=512: 1.25)"
+    )

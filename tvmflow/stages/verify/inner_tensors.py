@@ -166,7 +166,10 @@ class InnerLibrary:
         """Return it, compiled for this process and the runtime of a library."""
         loaded = self.loaded
         return library.load_variant_of(
-            self.scheduled, loaded.inputs, (*loaded.outputs, *loaded.tensors)
+            self.scheduled,
+            loaded.inputs,
+            (*loaded.outputs, *loaded.tensors),
+            library.module.dimensions,
         )
 
     def list_shared(self, delivered: tvm.IRModule) -> set[str]:

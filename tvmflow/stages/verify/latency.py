@@ -1,4 +1,4 @@
-"""Latencies that `verify` measures: of the library, of the same model untuned, and of the reference."""
+"""Latencies that `verify` measures: of a library, of variants of it, and of the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tvmflow.targets.devices import CPU, exclusive
 if TYPE_CHECKING:
     import numpy as np
 
-    from tvmflow.compiler.lowering import ScheduledModel
+    from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
@@ -108,7 +108,7 @@ def _measure_variants(
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
     if build.TUNED in rules.values():
         untuned = library.load_variant(_schedule_untuned(settings, context))
-        times = _measure_in_turns(library, untuned, feed)
+        times = measure_variant(library, untuned, feed)
         verdict["latency"] = {
             "library": make_latency(times.first),
             "untuned": make_latency(times.second),
@@ -169,15 +169,17 @@ def make_profile(
     }
 
 
-def _measure_in_turns(library: Timed, untuned: Timed, feed: Feed) -> PairedTimes:
-    """Return the times of the tuned and the untuned library, until it is decided which is faster."""
+def measure_variant(
+    library: Timed, variant: Timed, feed: Feed, seconds: float = _SECONDS_PER_SUBJECT
+) -> PairedTimes:
+    """Return the times of a library and of a variant of it, until it is decided which is faster."""
 
     def measure_once(subject: Timed) -> float:
         return subject.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_REPEAT)[0]
 
     _settle()
     return measure_in_turns(
-        lambda: measure_once(library), lambda: measure_once(untuned), seconds=_SECONDS_PER_SUBJECT
+        lambda: measure_once(library), lambda: measure_once(variant), seconds=seconds
     )
 
 
@@ -279,9 +281,30 @@ def _settle() -> None:
 def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
     """Return the model with the schedules that it has without tuning."""
     from tvmflow.compiler import lowering
-    from tvmflow.tuning.measure import load_compiler
 
     lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
+    return _schedule_by_rules(lowered, settings, context)
+
+
+def schedule_at(
+    sizes: Mapping[str, int], settings: VerifySettings, context: StageContext
+) -> ScheduledModel:
+    """Return a model with dimensions as it would be built, untuned, for some sizes of them alone."""
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.open_sizes import at_sizes
+
+    mod = at_sizes(lowering.load_ir(context.inputs["import/model.json"]), sizes)
+    target = lowering.make_target(settings.machines[""].tvm)
+    assert settings.lowering is not None
+    return _schedule_by_rules(lowering.lower(mod, target, settings.lowering), settings, context)
+
+
+def _schedule_by_rules(
+    lowered: LoweredModel, settings: VerifySettings, context: StageContext
+) -> ScheduledModel:
+    from tvmflow.compiler import lowering
+    from tvmflow.tuning.measure import load_compiler
+
     params = lowering.load_weights(context.inputs["import/params.safetensors"])
     target = settings.machines[""].tvm
     assert settings.schedules is not None

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.dimensions import specs_at
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC, VerifySettings
 
@@ -112,10 +113,20 @@ class LocalLibrary:
 
     def load_variant(self, model: ScheduledModel) -> Timed:
         """Return the same model with other schedules and the same runtime, in this process."""
-        return self.load_variant_of(model, self.inputs, self.outputs)
+        return self.load_variant_of(model, self.inputs, self.outputs, self.module.dimensions)
+
+    def load_at(self, sizes: Mapping[str, int], model: ScheduledModel) -> Timed:
+        """Return a model for some sizes of the dimensions alone, with the same runtime, in this process."""
+        return self.load_variant_of(
+            model, specs_at(self.inputs, sizes), specs_at(self.outputs, sizes)
+        )
 
     def load_variant_of(
-        self, model: ScheduledModel, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+        self,
+        model: ScheduledModel,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        dimensions: Sequence[Dimension] = (),
     ) -> Module:
         """Return a variant of the model that may have other inputs and outputs, with the same runtime."""
         from tvmflow.compiler.c_program import load_c_library
@@ -126,8 +137,8 @@ class LocalLibrary:
             side: [value.to_json() for value in values]
             for side, values in (("inputs", inputs), ("outputs", outputs))
         }
-        if self.module.dimensions:
-            signature["dimensions"] = [value.to_json() for value in self.module.dimensions]
+        if dimensions:
+            signature["dimensions"] = [value.to_json() for value in dimensions]
         program = self.module.program
         if isinstance(program, NativeProgram):
             variant: Program = load_c_library(model, signature, program.threads)

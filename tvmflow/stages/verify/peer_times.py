@@ -10,7 +10,7 @@ from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.types import Json
 from tvmflow.frontends.peers import PEERS, open_peer
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.verify import AUTO
+from tvmflow.recipe.verify import AUTO, FIXED
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
@@ -42,7 +42,8 @@ def compare_settings(
     if not requested:
         return None
     if requested != (AUTO,):
-        return CompareSettings(runtimes=requested)
+        runtimes = tuple(name for name in requested if name != FIXED)
+        return CompareSettings(runtimes=runtimes, fixed=FIXED in requested)
     suitable = [
         name
         for name, peer in PEERS.items()
@@ -110,7 +111,7 @@ def add_compared(
         context: That of the stage.
     """
     compare = settings.compare
-    if compare is None:
+    if compare is None or not (compare.runtimes or compare.missing):
         return
     compared: dict[str, ComparedRuntime] = {}
     for name in compare.runtimes:

@@ -1,15 +1,21 @@
-"""A library with dimensions at many sizes, each compared with the reference and timed beside it."""
+"""A library with dimensions at many sizes, compared with the reference and timed beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.latency import exclusive_devices, measure_briefly
-from tvmflow.stages.verify.libraries import Library, Timed
+from tvmflow.stages.verify.latency import (
+    exclusive_devices,
+    make_speedup,
+    measure_briefly,
+    measure_variant,
+    schedule_at,
+)
+from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed
 from tvmflow.stages.verify.reference_run import ReferenceRun
 from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.tolerances import Tolerance
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+
+_SECONDS_BESIDE_FIXED: Final = 5.0
 
 
 def compare_sizes(library: Library, reference: ReferenceRun) -> list[SizeVerdict]:
@@ -51,6 +59,8 @@ def time_sizes(
 ) -> None:
     """Time a library and the reference at all sizes, where they can be timed.
 
+    With `compare: [fixed]`, a library of each size alone is built, untuned, and timed in turns with it.
+
     Args:
         verdicts: The verdict at each size, which gets the latencies.
         library: The library.
@@ -64,6 +74,16 @@ def time_sizes(
         for verdict, sized in zip(verdicts, reference.sized, strict=True):
             if "failure" not in verdict:
                 _time_at(verdict, library.timed, sized, reference)
+    if settings.compare is None or not settings.compare.fixed:
+        return
+    if not isinstance(library, LocalLibrary):
+        return
+    for verdict, sized in zip(verdicts, reference.sized, strict=True):
+        if "failure" not in verdict:
+            fixed = library.load_at(sized.sizes, schedule_at(sized.sizes, settings, context))
+            with exclusive_devices(settings, context):
+                times = measure_variant(library, fixed, sized.feed, _SECONDS_BESIDE_FIXED)
+            verdict["fixed_speedup"] = make_speedup(times)
 
 
 def _compare_at(

@@ -180,6 +180,7 @@ class SizeVerdict(TypedDict, total=False):
         is_repeatable: It computes the same bits after calls with other sizes; absent where it does.
         latency_s: Seconds of a call; absent where the library cannot be timed.
         reference_latency_s: Those of the reference.
+        fixed_speedup: The speed relative to an untuned library of these sizes alone, where there was one.
     """
 
     sizes: dict[str, int]
@@ -189,6 +190,7 @@ class SizeVerdict(TypedDict, total=False):
     is_repeatable: bool
     latency_s: float
     reference_latency_s: float
+    fixed_speedup: Speedup
 
 
 class _Named(TypedDict):
@@ -302,6 +304,12 @@ def find_largest_error(verdict: Verdict) -> float | None:
 def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
     """Return the verdicts at all sizes, the smallest sizes first."""
     return sorted(verdict.get("sizes", ()), key=lambda entry: [*entry["sizes"].values()])
+
+
+def find_fixed_latency(entry: SizeVerdict) -> float | None:
+    """Return the shown latency of a library of some sizes alone; None where there was none."""
+    speedup = entry.get("fixed_speedup")
+    return shown_latency(entry["latency_s"], speedup) if speedup else None
 
 
 def find_size_error(entry: SizeVerdict) -> float | None:

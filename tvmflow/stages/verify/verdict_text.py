@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import geometric_mean
 from typing import Final
 
 from tvmflow.core.codec import Mismatch
@@ -22,6 +23,7 @@ from tvmflow.stages.verify.verdict import (
     SizeVerdict,
     Speedup,
     Verdict,
+    find_fixed_latency,
     find_size_error,
     shown_latency,
     sort_sizes,
@@ -99,19 +101,41 @@ def _describe_sizes(facts: Verdict) -> Iterator[str]:
     if sizes:
         width = max(len(sizes_text(entry["sizes"])) for entry in sizes)
         reference = facts.get("reference", "")
+        has_fixed = any("fixed_speedup" in entry for entry in sizes)
         rows = [
             f"    {sizes_text(entry['sizes']):<{width}} {_size_error(entry):>13} "
             f"{_latency_cell(entry.get('latency_s')):>12} {_latency_cell(entry.get('reference_latency_s')):>12}"
+            + f" {_latency_cell(find_fixed_latency(entry)):>13}"
+            * has_fixed
             for entry in sizes
         ]
-        head = f"    {'':<{width}} {'largest error':>13} {'this library':>12} {'reference':>12}"
+        head = (
+            f"    {'':<{width}} {'largest error':>13} {'this library':>12} {'reference':>12}"
+            + f" {'one size only':>13}" * has_fixed
+        )
         yield "\n".join(
             [f"verified at {count_text(len(sizes), 'size')} against {reference}", head, *rows]
         )
+        if has_fixed:
+            yield _describe_beside_fixed(sizes)
     for sentence in facts.get("sizes_left_out", ()):
         yield f"WARNING: {sentence}"
     if "at" in facts:
         yield f"all else is verified at {sizes_text(facts['at'])}"
+
+
+def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
+    """Return the latency of a library with dimensions relative to libraries of one size, over all sizes."""
+    ratios = {
+        sizes_text(entry["sizes"]): 1 / entry["fixed_speedup"]["median"]
+        for entry in sizes
+        if "fixed_speedup" in entry
+    }
+    slowest = max(ratios, key=lambda name: ratios[name])
+    return (
+        f"latency beside libraries of one size: {geometric_mean(ratios.values()):.2f} times as long "
+        f"(geometric mean; most at {slowest}: {ratios[slowest]:.2f})"
+    )
 
 
 def _size_error(entry: SizeVerdict) -> str:
