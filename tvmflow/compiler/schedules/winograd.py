@@ -9,30 +9,45 @@ become additions. The product of data and weights is held in registers as in `re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
+import tvm_ffi
+from tvm import tirx
 from tvm.s_tir import Schedule
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import MIN_SUMS, STRIPS_PER_CORE, CpuModel
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks
+from tvmflow.compiler.ir import replace_variables
+from tvmflow.compiler.open_sizes import divide_up, same_sizes
+from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
 from tvmflow.compiler.tir_kernels import winograd
+from tvmflow.compiler.tir_kernels.tiles import FLOAT
+from tvmflow.compiler.tir_kernels.winograd import OpenBlocks, OpenConvolution
 
 _FLOAT_BYTES: Final = 4
 # Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
 _MIN_TILES: Final = 96
 _MAX_SCHEDULES: Final = 12
+# Images, blocks of channels, height, width, lanes.
+_IMAGE_RANK: Final = 5
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a Winograd convolution, in their order; `final` computes the epilogue."""
+    """The blocks of a Winograd convolution, in their order; `epilogue` has all others, `final` is the last."""
 
     pad: Block
     data: Block
     product: Block
     image: Block
-    final: Block
+    epilogue: Sequence[Block]
+
+    @property
+    def final(self) -> Block:
+        """The block that computes the result of the kernel."""
+        return self.epilogue[-1]
 
     @property
     def tile(self) -> int:
@@ -48,6 +63,11 @@ class _Blocks(NamedTuple):
     def tile_columns(self) -> int:
         """The columns of tiles of one slice."""
         return self.image.spatial_extents[4]
+
+    @property
+    def has_open_tiles(self) -> bool:
+        """True if each call chooses how many tiles there are in an image."""
+        return not self.image.open_axes.isdisjoint({3, 4})
 
 
 class _Split(NamedTuple):
@@ -69,7 +89,13 @@ class _Split(NamedTuple):
 
 def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
     """Yield schedules of a Winograd convolution, the fastest estimate first; none for other kernels."""
-    blocks = _find_blocks(Schedule(mod, seed=1))
+    schedule = Schedule(mod, seed=1)
+    blocks = _find_blocks(schedule)
+    if blocks is not None and blocks.has_open_tiles:
+        function = _write_open(schedule, blocks, cpu)
+        if function is not None:
+            yield Schedule(tvm.IRModule({"main": function}), seed=1)
+        return
     for split in _list_splits(blocks, cpu)[:_MAX_SCHEDULES] if blocks else ():
         schedule = Schedule(mod, seed=1)
         own = _find_blocks(schedule)
@@ -79,7 +105,10 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 
 
 def _find_blocks(schedule: Schedule) -> _Blocks | None:
-    """Return the blocks of a Winograd convolution with its epilogue inlined; None for other kernels."""
+    """Return the blocks of a Winograd convolution; None for other kernels.
+
+    The epilogue is one block where the number of tiles is fixed.
+    """
     blocks = analyze_blocks(schedule) or []
     names = [str(block.stmt.name_hint) for block in blocks]
     first = ["pad", winograd.DATA, winograd.PRODUCT, winograd.IMAGE]
@@ -87,10 +116,12 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
         return None
     if len(blocks[-1].spatial_extents) not in (5, 6):
         return None
-    for block in blocks[4:-1]:
+    pad, data, product, image, *epilogue = blocks
+    found = _Blocks(pad=pad, data=data, product=product, image=image, epilogue=epilogue)
+    # TVM inlines nothing of kernels where it does not know that all of an image is computed
+    for block in () if found.has_open_tiles else epilogue[:-1]:
         schedule.compute_inline(block.handle)
-    pad, data, product, image = blocks[:4]
-    return _Blocks(pad=pad, data=data, product=product, image=image, final=blocks[-1])
+    return found
 
 
 def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
@@ -222,3 +253,109 @@ def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
         schedule.vectorize(loop)
     schedule.decompose_reduction(block.handle, row)
     return channel
+
+
+# ---------------------------------------------------------------- open images
+# Tiles of an open number are computed by loops that are written statement by statement
+# (`tir_kernels.winograd`), which end with the epilogue of the kernel.
+
+# There are loops for each number of tiles that may be left.
+_MAX_OPEN_POINTS: Final = 8
+
+
+def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
+    """Return a convolution of images of open sizes as loops; None for other kernels."""
+    function, final = schedule.mod["main"], blocks.final
+    size = [axis.dom.extent for axis in final.stmt.iter_vars]
+    image, tile = blocks.image.output, blocks.tile
+    n, out, _, rows, columns, *_ = image.shape
+    if (
+        len(size) != _IMAGE_RANK
+        or str(image.dtype) != FLOAT
+        or not same_sizes(size[:2], [n, out])
+        or not same_sizes([divide_up(extent, tile) for extent in size[2:4]], [rows, columns])
+    ):
+        return None
+    statement = final.stmt.body
+    for block in blocks.epilogue[-2::-1]:
+        statement = _inline(statement, block)
+    first, second, y, z, lane = final.axes
+    place = [first, second, tirx.IntImm("int64", 0), y // tile, z // tile, y % tile, z % tile, lane]
+    total = tirx.Var("total", FLOAT)
+
+    def take(load: Any) -> Any:
+        is_sum = load.source.same_as(image) and same_sizes(load.indices, place)
+        return total if is_sum else load
+
+    statement = tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, take))
+    if any(load.source.same_as(image) for load in find_loads(statement)):
+        return None
+
+    def store(indices: Sequence[Any], value: Any) -> None:
+        values = dict(zip(final.axes, indices, strict=True))
+        made = replace_variables(statement, {**values, total: value})
+        T.buffer_store(made.buffer, made.value, list(made.indices))
+
+    (data,) = list_loads(blocks.pad)
+    before = [
+        int(tvm.sym.Analyzer().simplify(axis - index))
+        for axis, index in zip(blocks.pad.spatial_axes[3:5], data.indices[2:4], strict=True)
+    ]
+    (weights,) = (
+        load.source
+        for load in list_loads(blocks.product)
+        if not load.source.same_as(blocks.data.output)
+    )
+    convolution = OpenConvolution(
+        data=data.source,
+        weights=weights,
+        tile=tile,
+        size=(size[2], size[3]),
+        padding=(before[0], before[1]),
+        store=store,
+    )
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        winograd.emit_open(convolution, _divide_open(blocks, cpu))
+    return tirx.PrimFunc(
+        function.params, builder.get().body, function.ret_type, attrs=function.attrs
+    )
+
+
+def _inline(statement: Any, block: Block) -> Any:
+    """Return a statement with the value of a block in place of loads of its output."""
+
+    def compute(load: Any) -> Any:
+        if not load.source.same_as(block.output):
+            return load
+        return replace_variables(
+            block.stmt.body.value, dict(zip(block.axes, load.indices, strict=True))
+        )
+
+    return tvm_ffi.structural_map(statement, (tvm.ir.TensorLoad, compute))
+
+
+def _divide_open(blocks: _Blocks, cpu: CpuModel) -> OpenBlocks:
+    """Return the division of an open number of tiles."""
+    elements, inner = (
+        blocks.product.spatial_extents[0] ** 2,
+        math.prod(blocks.product.reduction_extents),
+    )
+    out_blocks, lanes = blocks.product.spatial_extents[2], blocks.product.spatial_extents[-1]
+    in_blocks = elements * inner * out_blocks * lanes * _FLOAT_BYTES <= cpu.cached_weight_bytes
+    splits = [
+        _Split(1, vectors, points, in_blocks)
+        for vectors in _list_divisors(out_blocks)
+        for points in range(1, _MAX_OPEN_POINTS + 1)
+        if cpu.holds_operands(vectors, points)
+    ]
+    split = min(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
+    tile_bytes = elements * (inner + split.vectors * lanes) * _FLOAT_BYTES
+    limit = cpu.cached_data_bytes // tile_bytes if in_blocks else _MIN_TILES
+    return OpenBlocks(
+        limit=max(limit // split.points, 1) * split.points,
+        parts=STRIPS_PER_CORE * cpu.cores,
+        vectors=split.vectors,
+        points=split.points,
+        in_blocks=in_blocks,
+        is_parallel=cpu.cores > 1,
+    )

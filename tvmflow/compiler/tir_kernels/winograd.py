@@ -10,15 +10,19 @@ Neural Networks", 2015, arXiv:1509.09308. A tile of 2×2 takes 16 multiplication
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tvm import te, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
 from tvmflow.compiler.tir_kernels import blocked, tiles
+from tvmflow.compiler.tir_kernels.definitions import positive
+from tvmflow.compiler.tir_kernels.tiles import FLOAT, Workspace
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
@@ -252,3 +256,286 @@ def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any) -> Any:
             is_entry = tirx.all(i == row, j == column)
             entry = tirx.Select(is_entry, tirx.const(float(value), "float32"), entry)
     return entry
+
+
+# ---------------------------------------------------------------- open images
+# The loops of a convolution with an open number of tiles. The tiles of all images are numbered, and a block
+# of them is computed at a time, in buffers of a fixed size; the last block has what is left. Data and product
+# of a tile are transformed along one axis and then along the other, which takes fewer sums than the tensor
+# expression does.
+
+
+class OpenConvolution(NamedTuple):
+    """A convolution of images with an open number of tiles.
+
+    Attributes:
+        data: The buffer of data (n, i, h, w, b).
+        weights: That of transformed weights (t, t, o, 1, i, b of i, b of o).
+        tile: The size of a tile of the result.
+        size: Height and width of the result.
+        padding: Rows above the data, and columns to the left of them.
+        store: Emits the store of a result; takes its place (n, o, y, z, lane), and the sum.
+    """
+
+    data: Any
+    weights: Any
+    tile: int
+    size: tuple[IrSize, IrSize]
+    padding: tuple[int, int]
+    store: Callable[[Sequence[Any], Any], None]
+
+
+class OpenBlocks(NamedTuple):
+    """The division of an open number of tiles.
+
+    Attributes:
+        limit: The most tiles of a block, a multiple of `points`.
+        parts: If blocks of tiles run in parallel: there are so many, unless these are larger than the limit.
+        vectors: The vectors of output channels whose product is held in registers.
+        points: The tiles whose product is held in registers.
+        in_blocks: True if blocks of tiles run in parallel; False if channels do.
+        is_parallel: Whether anything runs in parallel.
+    """
+
+    limit: int
+    parts: int
+    vectors: int
+    points: int
+    in_blocks: bool
+    is_parallel: bool
+
+
+def emit_open(convolution: OpenConvolution, blocks: OpenBlocks) -> None:
+    """Emit the loops of a convolution; must be called within an `IRBuilder`."""
+    _OpenLoops(convolution, blocks).emit()
+
+
+class _OpenLoops:
+    """Emits the loops of a convolution of open images."""
+
+    def __init__(self, convolution: OpenConvolution, blocks: OpenBlocks) -> None:
+        self._own, self._blocks = convolution, blocks
+        self._edge = convolution.tile + _KERNEL - 1
+        self._inner, self._lanes = (int(convolution.data.shape[axis]) for axis in (1, 4))
+        # an odd number of vectors, so that not all elements of a tile have the same place in a cache
+        self._data_step = (self._inner * blocks.limit | 1) * self._lanes
+        self._product_step = (blocks.vectors * blocks.limit | 1) * self._lanes
+        self._count: Any = None
+        self._places: Any = None
+
+    def emit(self) -> None:
+        """Emit all loops."""
+        own, blocks = self._own, self._blocks
+        rows, columns = (T.Bind(divide_up(size, own.tile)) for size in own.size)
+        total = T.Bind(own.data.shape[0] * rows * columns)
+        parts = blocks.parts if blocks.in_blocks else positive(divide_up(total, blocks.limit))
+        pieces = divide_up(divide_up(total, parts), blocks.points)
+        size = T.Bind(tirx.min(pieces * blocks.points, blocks.limit))
+        with self._loop(divide_up(total, positive(size)), blocks.in_blocks) as block:
+            first = T.Bind(block * size)
+            self._count = T.Bind(tirx.min(size, total - first))
+            self._find_places(first, rows, columns)
+            data = Workspace.allocate(self._edge**2 * self._data_step)
+            with (
+                self._loop(_int64(self._inner), not blocks.in_blocks) as channel,
+                T.serial(self._count) as t,
+            ):
+                self._transform_data(data, channel, t)
+            groups = int(own.weights.shape[2]) // blocks.vectors
+            with self._loop(_int64(groups), not blocks.in_blocks) as group:
+                product = Workspace.allocate(self._edge**2 * self._product_step)
+                self._multiply(data, product, group)
+                with T.serial(self._count) as t, T.serial(_int64(blocks.vectors)) as vector:
+                    self._transform_product(product, group, vector, t)
+
+    def _loop(self, extent: Any, is_parallel: bool) -> Any:
+        return (T.parallel if is_parallel and self._blocks.is_parallel else T.serial)(extent)
+
+    def _find_places(self, first: Any, rows: Any, columns: Any) -> None:
+        """Emit the computation of image, row and column of the result for each tile of a block."""
+        self._places = T.alloc_buffer((3 * self._blocks.limit,), "int64")
+        with T.serial(self._count) as t:
+            row, column = (f(first + t, positive(columns)) for f in (tirx.floordiv, tirx.floormod))
+            image, row = (f(row, positive(rows)) for f in (tirx.floordiv, tirx.floormod))
+            for axis, place in enumerate((image, row * self._own.tile, column * self._own.tile)):
+                T.buffer_store(self._places, place, [t * 3 + axis])
+
+    def _read_place(self, t: Any) -> list[Any]:
+        """Emit image, row and column of a tile."""
+        return [T.Bind(tirx.BufferLoad(self._places, [t * 3 + axis])) for axis in range(3)]
+
+    def _transform_data(self, data: Workspace, channel: Any, t: Any) -> None:
+        own, edge = self._own, self._edge
+        image, *corner = self._read_place(t)
+        # a variable below 0 would be taken for one that is not (`open_tiles`)
+        axes = list(zip(corner, own.padding, own.data.shape[2:4], strict=True))
+        base = (channel * self._blocks.limit + t) * self._lanes
+
+        def load(*at: Any) -> Any:
+            steps = zip(axes, at[:2], strict=True)
+            pixel = [first + step - before for (first, before, _), step in steps]
+            return tirx.BufferLoad(own.data, [image, channel, *pixel, at[2]])
+
+        def is_inside(count: int, *at: Any) -> Any:
+            conditions = []
+            for (first, before, extent), step in zip(axes, at, strict=True):
+                conditions += [first + step >= before, first + step + count <= extent + before]
+            return tirx.all(*conditions)
+
+        def store(i: Any, j: Any, lane: Any, value: Any) -> None:
+            data[(i * edge + j) * self._data_step + base + lane] = value
+
+        matrix = TRANSFORMS[own.tile].data
+        groups = [range(0, edge, 2), range(1, edge, 2)]
+        with T.If(is_inside(edge, 0, 0)):
+            with T.Then():
+                self._transform(matrix, groups, load, store)
+            with T.Else():
+                patch = self._allocate_registers(edge, edge)
+                with _unroll(edge, edge, lanes=self._lanes) as at:
+                    value = tirx.if_then_else(is_inside(1, *at[:2]), load(*at), T.float32(0))
+                    T.buffer_store(patch, value, at)
+                self._transform(matrix, groups, lambda *at: tirx.BufferLoad(patch, at), store)
+
+    def _multiply(self, data: Workspace, product: Workspace, group: Any) -> None:
+        points = self._blocks.points
+        with T.serial(_int64(self._edge)) as i, T.serial(_int64(self._edge)) as j:
+            with T.serial(self._count // points) as piece:
+                self._multiply_tiles(data, product, group, (i, j), piece * points, points)
+            rest = self._count % points
+            for size in range(1, points):
+                with T.If(tirx.EQ(rest, _int64(size))), T.Then():
+                    self._multiply_tiles(data, product, group, (i, j), self._count - size, size)
+
+    def _multiply_tiles(
+        self,
+        data: Workspace,
+        product: Workspace,
+        group: Any,
+        element: tuple[Any, Any],
+        first: Any,
+        points: int,
+    ) -> None:
+        """Emit the product of some tiles, whose sums are held in registers."""
+        (i, j), limit, vectors = element, self._blocks.limit, self._blocks.vectors
+        number = i * self._edge + j
+        sums = self._allocate_registers(points, vectors)
+        with _unroll(points, vectors, lanes=self._lanes) as at:
+            T.buffer_store(sums, T.float32(0), at)
+        with (
+            T.serial(_int64(self._inner)) as block,
+            T.serial(_int64(self._lanes)) as channel,
+            _unroll(points, vectors, lanes=self._lanes) as at,
+        ):
+            point, vector, lane = at
+            place = number * self._data_step + (block * limit + first + point) * self._lanes
+            index = [i, j, group * vectors + vector, _int64(0), block, channel, lane]
+            weight = tirx.BufferLoad(self._own.weights, index).astype(FLOAT)
+            total = tirx.BufferLoad(sums, at) + data[place + channel] * weight
+            T.buffer_store(sums, total, at)
+        with _unroll(points, vectors, lanes=self._lanes) as at:
+            point, vector, lane = at
+            place = number * self._product_step + (vector * limit + first + point) * self._lanes
+            product[place + lane] = tirx.BufferLoad(sums, at)
+
+    def _transform_product(self, product: Workspace, group: Any, vector: Any, t: Any) -> None:
+        own, edge, tile = self._own, self._edge, self._own.tile
+        image, row, column = self._read_place(t)
+        base = (vector * self._blocks.limit + t) * self._lanes
+        result = self._allocate_registers(tile, tile)
+        groups = [(0,), *((first, first + 1) for first in range(1, edge - 1, 2)), (edge - 1,)]
+        self._transform(
+            TRANSFORMS[tile].image,
+            groups,
+            lambda i, j, lane: product[(i * edge + j) * self._product_step + base + lane],
+            lambda *at: T.buffer_store(result, at[3], at[:3]),
+        )
+
+        def store(y: Any, z: Any) -> None:
+            with T.vectorized(_int64(self._lanes)) as lane:
+                place = [image, group * self._blocks.vectors + vector, row + y, column + z, lane]
+                own.store(place, tirx.BufferLoad(result, [y, z, lane]))
+
+        height, width = own.size
+        with T.If(tirx.all(row + tile <= height, column + tile <= width)):
+            with T.Then(), _unroll(tile, tile) as at:
+                store(*at)
+            with (
+                T.Else(),
+                _unroll(tile, tile) as (y, z),
+                T.If(tirx.all(row + y < height, column + z < width)),
+                T.Then(),
+            ):
+                store(y, z)
+
+    def _transform(
+        self,
+        matrix: np.ndarray[Any, Any],
+        groups: Sequence[Sequence[int]],
+        load: Callable[..., Any],
+        store: Callable[..., None],
+    ) -> None:
+        """Emit the product of a matrix, a tile, and the transpose of the matrix.
+
+        Args:
+            matrix: The matrix.
+            groups: See `_multiply_row`.
+            load: Returns an element of the tile; takes row, column and lane.
+            store: Emits the store of an element of the product; takes row, column, lane and value.
+        """
+        rows, edge = matrix.shape
+        half = self._allocate_registers(rows, edge)
+        with _unroll(edge, lanes=self._lanes) as (z, lane):
+            values = [load(_int64(y), z, lane) for y in range(edge)]
+            for i in range(rows):
+                T.buffer_store(half, _multiply_row(matrix[i], groups, values), [i, z, lane])
+        with _unroll(rows, lanes=self._lanes) as (i, lane):
+            values = [tirx.BufferLoad(half, [i, z, lane]) for z in range(edge)]
+            for j in range(rows):
+                store(i, _int64(j), lane, _multiply_row(matrix[j], groups, values))
+
+    def _allocate_registers(self, rows: int, columns: int) -> Any:
+        return T.alloc_buffer((rows, columns, self._lanes), FLOAT, scope="local")
+
+
+def _multiply_row(
+    row: Sequence[Any], groups: Sequence[Sequence[int]], values: Sequence[Any]
+) -> Any:
+    """Return the product of a row of a matrix and some values, added up in groups.
+
+    Rows that differ in the factor of a group have its sum as the same expression, which LLVM computes once.
+    """
+    total: Any = None
+    for group in groups:
+        used = [index for index in group if row[index]]
+        if not used:
+            continue
+        first = float(row[used[0]])
+        is_even = all(abs(row[index]) == abs(first) for index in used)
+        factor = first if is_even else math.copysign(1.0, first)
+        part: Any = None
+        for index in used:
+            part = _add(part, float(row[index]) / factor, values[index])
+        total = _add(total, factor, part)
+    return total
+
+
+def _add(total: Any, factor: float, value: Any) -> Any:
+    """Return a sum of what there is already, if anything, and a value times a factor."""
+    term = value if abs(factor) == 1 else value * tirx.const(abs(factor), FLOAT)
+    if total is None:
+        return term if factor > 0 else tirx.const(0, FLOAT) - term
+    return total + term if factor > 0 else total - term
+
+
+@contextmanager
+def _unroll(*extents: int, lanes: int = 0) -> Iterator[list[Any]]:
+    """Emit unrolled loops, and the loop over the lanes of a vector if there are any."""
+    with ExitStack() as stack:
+        loops = [T.unroll(_int64(extent)) for extent in extents]
+        loops += [T.vectorized(_int64(lanes))] if lanes else []
+        yield [stack.enter_context(loop) for loop in loops]
+
+
+def _int64(number: int) -> Any:
+    return tirx.const(number, "int64")

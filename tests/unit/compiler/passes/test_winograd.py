@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
 from tests.support import kernels
 from tests.support.kernels import (
@@ -19,13 +19,18 @@ from tests.support.kernels import (
     kernels_of,
     level,
 )
+from tests.support.open_networks import Input, make_network, make_weights
 from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
 from tvmflow.compiler import lowering
+from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.open_sizes import with_numbers
+from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd
+from tvmflow.core.types import Dimension, TensorSpec
 
 # The tolerance for each tile, relative to the largest number.
 ERRORS = {2: 1e-5, 4: 5e-5}
@@ -190,3 +195,68 @@ def test_winograd_is_used_where_it_is_profitable(
         for options in (FAST, replace(FAST, winograd=0))
     ]
     assert used == [is_winograd, False]
+
+
+OPEN = tuple(Dimension(name, 1, limit) for name, limit in (("batch", 3), ("h", 64), ("w", 64)))
+OPEN_IMAGE = ("batch", 16, "h", "w")
+
+
+def two_layers(emit: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
+    """Weights that stay in a cache, and some that do not; a bias, a residual and activations."""
+    y = emit(relax.op.nn.relu(emit(relax.op.nn.conv2d(x, a, padding=1))))
+    z = emit(relax.op.nn.conv2d(y, b, padding=[0, 1, 2, 1]))
+    return emit(relax.op.nn.relu(emit(relax.op.add(emit(relax.op.add(z, c)), y))))
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(("tile", "mcpu"), [(2, LEVELS_HERE[-1]), (4, LEVELS_HERE[0])])
+def test_any_number_of_tiles(tile: Literal[2, 4], mcpu: str) -> None:
+    """One library, with the same bits for one thread and for two, at sizes in any order."""
+    shapes = {"a": [48, 16, 3, 3], "b": [48, 48, 3, 3], "c": [1, 48, 1, 1]}
+    network = make_network(OPEN, {"x": Input(OPEN_IMAGE)}, make_weights(**shapes), two_layers)
+    target, options = level(mcpu), replace(FAST, winograd=tile)
+    scheduled = lowering.schedule_untuned(
+        network.mod, network.weights, target, options, SCHEDULES_VERSION
+    )
+    data = TensorSpec("x", (3, 16, 64, 64), "float32", sizes=OPEN_IMAGE)
+    result = TensorSpec("y", (3, 48, 64, 64), "float32", sizes=("batch", 48, "h", "w"))
+    signature = {
+        "inputs": [data.to_json()],
+        "outputs": [result.to_json()],
+        "dimensions": [entry.to_json() for entry in OPEN],
+    }
+    libraries = [load_c_library(scheduled, signature, threads) for threads in (1, 2)]
+    plain = network.compile(target, PLAIN)
+    edges = [(1, 1, 1), (1, 1, 37), (3, 2, 1), (1, 3, 5), (2, 4, 4), (1, 5, 8), (1, 7, 7)]
+    for sizes in [*edges, (1, 50, 33), (2, 31, 37), (1, 9, 13), (3, 64, 2)]:
+        feed = network.draw(dict(zip(("batch", "h", "w"), sizes, strict=True)))
+        [expected] = plain(**feed)
+        [one], [two] = (library.main(feed["x"]) for library in libraries)
+        np.testing.assert_array_equal(one, two, err_msg=str(sizes))
+        largest = float(np.abs(expected).max())
+        np.testing.assert_allclose(
+            one / largest, expected / largest, rtol=0, atol=ERRORS[tile], err_msg=str(sizes)
+        )
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_every_level_divides_an_open_number_of_tiles(mcpu: str) -> None:
+    """The epilogue belongs to the kernel of each; volumes have direct ones."""
+    images = make_network(
+        OPEN,
+        {"x": Input(OPEN_IMAGE)},
+        make_weights(a=[48, 16, 3, 3], b=[48, 48, 3, 3], c=[1, 48, 1, 1]),
+        two_layers,
+    )
+    target = level(mcpu)
+    _, rules = schedule_for_cpu(with_numbers(images.lower(target).mod), cpu_model_for(target, 1))
+    assert [rules[name] for name in rules if "conv" in name] == ["winograd"] * 2
+    assert all("relu" in name for name in rules if "conv" in name)
+    volumes = make_network(
+        OPEN,
+        {"x": Input(("batch", 16, 4, "h", "w"))},
+        make_weights(a=[16, 16, 3, 3, 3]),
+        lambda emit, x, a: emit(relax.op.nn.conv3d(x, a, padding=1)),
+    )
+    assert not any("winograd" in name for name in volumes.list_kernels(target))

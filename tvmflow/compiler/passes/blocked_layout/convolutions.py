@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 # The share of a direct convolution's time that one of Winograd's takes.
 _WINOGRAD_SHARE: Final = 0.5
+_IMAGE_AXES: Final = 2
 
 
 def rewrite_conv(
@@ -207,8 +208,8 @@ def _find_winograd(
         or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
         or int(call.attrs.groups) != 1
         or min(window.padding) < 0
-        # rules divide the tiles of fixed images alone
-        or any(map(is_open, known_sizes(call)[2:]))
+        # the tiles of an open volume are not numbered
+        or (len(edges) > _IMAGE_AXES and any(map(is_open, known_sizes(call)[2:])))
     ):
         return None
     n, _, *size = shape
@@ -222,7 +223,10 @@ def _find_winograd(
         return None
     cpu = rewriter.context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
-    geometry = geometry._replace(shape=(known_sizes(call)[0], depth, height, width))
+    n, _, *size = known_sizes(call)
+    if any(map(is_open, size)):
+        return geometry._replace(shape=(n, 1, *size))
+    geometry = geometry._replace(shape=(n, depth, height, width))
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
 
