@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler.cpu_model import MIN_SUMS, STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import replace_variables
-from tvmflow.compiler.open_sizes import divide_up, same_sizes
+from tvmflow.compiler.open_sizes import same_sizes
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
@@ -266,15 +266,9 @@ _MAX_OPEN_POINTS: Final = 8
 def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
     """Return a convolution of images of open sizes as loops; None for other kernels."""
     function, final = schedule.mod["main"], blocks.final
-    size = [axis.dom.extent for axis in final.stmt.iter_vars]
-    image, tile = blocks.image.output, blocks.tile
-    n, out, _, rows, columns, *_ = image.shape
-    if (
-        len(size) != _IMAGE_RANK
-        or str(image.dtype) != FLOAT
-        or not same_sizes(size[:2], [n, out])
-        or not same_sizes([divide_up(extent, tile) for extent in size[2:4]], [rows, columns])
-    ):
+    crop, image, tile = blocks.epilogue[0], blocks.image.output, blocks.tile
+    size, cropped = ([axis.dom.extent for axis in block.stmt.iter_vars] for block in (final, crop))
+    if len(size) != _IMAGE_RANK or str(image.dtype) != FLOAT or not same_sizes(size, cropped):
         return None
     statement = final.stmt.body
     for block in blocks.epilogue[-2::-1]:

@@ -197,12 +197,16 @@ def test_winograd_is_used_where_it_is_profitable(
     assert used == [is_winograd, False]
 
 
-OPEN = tuple(Dimension(name, 1, limit) for name, limit in (("batch", 3), ("h", 64), ("w", 64)))
+OPEN = tuple(Dimension(name, 1, limit) for name, limit in (("batch", 3), ("h", 128), ("w", 128)))
 OPEN_IMAGE = ("batch", 16, "h", "w")
 
 
 def two_layers(emit: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
-    """Weights that stay in a cache, and some that do not; a bias, a residual and activations."""
+    """Weights that stay in a cache, and some that do not; a bias, a residual and activations.
+
+    Images have half of the height and width of the data.
+    """
+    x = emit(relax.op.nn.max_pool2d(x, [3, 3], strides=[2, 2], padding=[1, 1, 1, 1]))
     y = emit(relax.op.nn.relu(emit(relax.op.nn.conv2d(x, a, padding=1))))
     z = emit(relax.op.nn.conv2d(y, b, padding=[0, 1, 2, 1]))
     return emit(relax.op.nn.relu(emit(relax.op.add(emit(relax.op.add(z, c)), y))))
@@ -211,27 +215,33 @@ def two_layers(emit: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize(("tile", "mcpu"), [(2, LEVELS_HERE[-1]), (4, LEVELS_HERE[0])])
 def test_any_number_of_tiles(tile: Literal[2, 4], mcpu: str) -> None:
-    """One library, with the same bits for one thread and for two, at sizes in any order."""
+    """A direct convolution computes the same; one thread and two give the same bits, at sizes in any order."""
     shapes = {"a": [48, 16, 3, 3], "b": [48, 48, 3, 3], "c": [1, 48, 1, 1]}
     network = make_network(OPEN, {"x": Input(OPEN_IMAGE)}, make_weights(**shapes), two_layers)
-    target, options = level(mcpu), replace(FAST, winograd=tile)
-    scheduled = lowering.schedule_untuned(
-        network.mod, network.weights, target, options, SCHEDULES_VERSION
-    )
-    data = TensorSpec("x", (3, 16, 64, 64), "float32", sizes=OPEN_IMAGE)
-    result = TensorSpec("y", (3, 48, 64, 64), "float32", sizes=("batch", 48, "h", "w"))
+    halves = ("batch", 48, "(h + 1) // 2", "(w + 1) // 2")
     signature = {
-        "inputs": [data.to_json()],
-        "outputs": [result.to_json()],
+        "inputs": [TensorSpec("x", (3, 16, 128, 128), "float32", sizes=OPEN_IMAGE).to_json()],
+        "outputs": [TensorSpec("y", (3, 48, 64, 64), "float32", sizes=halves).to_json()],
         "dimensions": [entry.to_json() for entry in OPEN],
     }
-    libraries = [load_c_library(scheduled, signature, threads) for threads in (1, 2)]
-    plain = network.compile(target, PLAIN)
-    edges = [(1, 1, 1), (1, 1, 37), (3, 2, 1), (1, 3, 5), (2, 4, 4), (1, 5, 8), (1, 7, 7)]
-    for sizes in [*edges, (1, 50, 33), (2, 31, 37), (1, 9, 13), (3, 64, 2)]:
+    direct, *libraries = (
+        load_c_library(
+            lowering.schedule_untuned(
+                network.mod,
+                network.weights,
+                level(mcpu),
+                replace(FAST, winograd=own),
+                SCHEDULES_VERSION,
+            ),
+            signature,
+            threads,
+        )
+        for own, threads in ((0, 1), (tile, 1), (tile, 2))
+    )
+    edges = [(1, 1, 1), (1, 1, 74), (3, 4, 1), (1, 6, 9), (2, 7, 8), (1, 9, 16), (1, 13, 14)]
+    for sizes in [*edges, (1, 100, 66), (2, 62, 73), (1, 17, 26), (3, 128, 3)]:
         feed = network.draw(dict(zip(("batch", "h", "w"), sizes, strict=True)))
-        [expected] = plain(**feed)
-        [one], [two] = (library.main(feed["x"]) for library in libraries)
+        [expected], [one], [two] = (library.main(feed["x"]) for library in (direct, *libraries))
         np.testing.assert_array_equal(one, two, err_msg=str(sizes))
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(

@@ -223,10 +223,10 @@ def _find_winograd(
         return None
     cpu = rewriter.context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
-    n, _, *size = known_sizes(call)
-    if any(map(is_open, size)):
-        return geometry._replace(shape=(n, 1, *size))
-    geometry = geometry._replace(shape=(n, depth, height, width))
+    n, _, *sizes = known_sizes(call)
+    geometry = geometry._replace(shape=(n, *[1, *sizes][-3:]))
+    if any(map(is_open, sizes)):
+        return geometry
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
 
