@@ -34,6 +34,7 @@ from tvmflow.compiler.ir import (
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
     STAYS_ON_STACK,
+    mask_last_vectors,
     name_open_lengths,
     split_open_tiles,
     start_open_reductions,
@@ -608,6 +609,7 @@ CPU_PASSES: Final = (
     _renew_partition_hints,
     s_tir.transform.LoopPartition,
     _compare_loaded_conditions,
+    mask_last_vectors,
     _vectorize_loops,
     s_tir.transform.InjectDoubleBuffer,
     tirx.transform.StorageRewrite,

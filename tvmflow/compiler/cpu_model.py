@@ -123,6 +123,13 @@ def converts_float16(target: tvm.target.Target) -> bool:
     return "f16c" in map(str, codegen.llvm_get_cpu_features(target))
 
 
+def masks_vectors(target: tvm.target.Target) -> bool:
+    """Return whether a CPU loads and stores some lanes of a vector in one instruction."""
+    arch = str(target.attrs.get("mtriple", "")).partition("-")[0]
+    # TVM crashes when it is asked for the features of a triple that LLVM does not know
+    return arch in ("", "x86_64") and "avx" in map(str, codegen.llvm_get_cpu_features(target))
+
+
 class CpuModel(NamedTuple):
     """A CPU as schedule rules see it.
 

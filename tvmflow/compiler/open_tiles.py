@@ -19,15 +19,21 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
+from tvmflow.compiler.cpu_model import masks_vectors
 from tvmflow.compiler.ir import (
+    IF_THEN_ELSE,
     find_nodes,
+    operator_name,
     replace_variables,
     rewrite_indices,
     simplify_indices,
 )
 
-# Of so small tiles, there is one for each number of rows that may be left.
-_MAX_EXACT_ROWS: Final = 4
+# Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
+# statements, only of smaller ones.
+_MAX_EXACT_ROWS: Final = 6
+_MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
+_MAX_STATEMENTS: Final = 40
 
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
 """The attribute of a loop whose first or last iterations LoopPartition takes apart."""
@@ -41,6 +47,12 @@ _MAX_PLACE: Final = 1 << 30
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
 STAYS_ON_STACK: Final = "disable_lower_builtin"
 _SIZE_TYPES: Final = ("int32", "int64")
+_LAST_LANES: Final = "tvmflow.last_lanes"
+"""The annotation of a loop over the numbers of a last vector: how many lanes that has."""
+# CPUs with masks load and store numbers of these types under them.
+_MASKED_TYPES: Final = {"float32", "float64", "int32", "int64"}
+_LANES: Final = (4, 8, 16)
+_DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 class _Condition(NamedTuple):
@@ -82,18 +94,23 @@ def split_open_tiles() -> tvm.transform.Pass:
 
 
 def start_open_reductions() -> tvm.transform.Pass:
-    """Return a pass that lets all lanes of partial sums begin before an open row is read.
+    """Return a pass that lets all lanes of partial sums begin before an open row is read, and adds them by halves.
 
-    A row that is shorter than one vector does not reach the others.
+    A row that is shorter than one vector does not reach the others. Its time is that of adding up all lanes.
     """
     return tirx.transform.prim_func_pass(_start, opt_level=0, name="StartOpenReductions")
 
 
 def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-    loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
+    loops = find_nodes(function.body, tirx.For)
+    if not _has_open_loops(loops):
+        return function
+    loop_vars = {loop.loop_var for loop in loops}
 
     def start(loop: tirx.For) -> Any:
         lane = loop.body
+        if isinstance(lane, SBlockRealize):
+            return _reduce_by_halves(loop, lane) or loop
         if not isinstance(lane, tirx.For) or lane.kind != tirx.ForKind.VECTORIZED:
             return loop
         realize = lane.body
@@ -121,6 +138,63 @@ def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         return tirx.SeqStmt([first, _with_body(loop, _with_body(lane, update))])
 
     return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, start)))
+
+
+def _reduce_by_halves(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize | None:
+    """Return the block that adds up all lanes, or takes the largest, without a loop over them; None for others."""
+    block, lanes = realize.block, _as_int(loop.extent) or 0
+    store = block.body
+    reduced = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+    if (
+        loop.kind != tirx.ForKind.SERIAL
+        or lanes not in _LANES
+        or block.init is None
+        or len(reduced) != 1
+        or not isinstance(store, tirx.BufferStore)
+        or not isinstance(store.value, tirx.Add | tirx.Max | tirx.Min)
+        or find_nodes(realize.predicate, tirx.Var)
+    ):
+        return None
+    (axis,) = reduced
+    value, before, term = store.value, store.value.a, store.value.b
+    pairs = list(zip(block.iter_vars, realize.iter_values, strict=True))
+    (bound,) = (value for other, value in pairs if other.var.same_as(axis.var))
+    is_sum = (
+        bound.same_as(loop.loop_var)
+        and isinstance(before, tvm.ir.TensorLoad)
+        and before.source.same_as(store.buffer)
+        and _same(list(before.indices), list(store.indices))
+        and isinstance(term, tvm.ir.TensorLoad)
+        and find_nodes(list(term.indices), tirx.Var).count(axis.var) == 1
+        and any(index.same_as(axis.var) for index in term.indices)
+    )
+    if not is_sum:
+        return None
+    terms = [
+        replace_variables(term, {axis.var: tirx.IntImm(axis.var.ty.dtype, lane)})
+        for lane in range(lanes)
+    ]
+    while len(terms) > 1:
+        half = len(terms) // 2
+        terms = [type(value)(*pair) for pair in zip(terms[:half], terms[half:], strict=True)]
+    pairs = [pair for pair in pairs if not pair[0].var.same_as(axis.var)]
+    whole = tvm.ir.Range(0, loop.extent)
+    reads = [
+        tirx.BufferRegion(
+            read.source if hasattr(read, "source") else read.buffer,
+            [whole if dim.min.same_as(axis.var) else dim for dim in read.region],
+        )
+        for read in block.reads
+    ]
+    made = SBlock(
+        [other for other, _ in pairs],
+        reads,
+        block.writes,
+        block.name_hint,
+        tirx.BufferStore(store.buffer, terms[0], store.indices),
+        annotations=block.annotations,
+    )
+    return SBlockRealize([place for _, place in pairs], realize.predicate, made)
 
 
 def _make_initial(realize: SBlockRealize, terms: Sequence[Any]) -> SBlockRealize:
@@ -370,6 +444,7 @@ class _Splitter:
         self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
         blocks = find_nodes(function.body, SBlock)
         self._own = {buffer for block in blocks for buffer in block.alloc_buffers}
+        self._has_masks = masks_vectors(function.attrs["target"])
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
@@ -440,10 +515,18 @@ class _Splitter:
             condition = lanes.get(lane.loop_var)
             if condition is None:
                 return lane
-            body = _without(lane.body, [condition.term])
-            numbers = tirx.For(lane.loop_var, lane.min, condition.rest, tirx.ForKind.SERIAL, body)
+            body = simplify_indices(_without(lane.body, [condition.term]))
+            is_masked = self._has_masks and _may_mask(body, lane.loop_var)
+            numbers = tirx.For(
+                lane.loop_var,
+                lane.min,
+                condition.rest,
+                tirx.ForKind.SERIAL,
+                body,
+                annotations={_LAST_LANES: int(lane.extent)} if is_masked else None,
+            )
             overlapping = self._overlap(loop, lane, condition, body)
-            if overlapping is None:
+            if is_masked or overlapping is None:
                 return numbers
             analyzer = tvm.sym.Analyzer()
             end = analyzer.simplify(condition.term.b)
@@ -578,7 +661,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
     rest = found[0].rest
     size = max(length for condition in found for length in condition.variables.values())
     terms = {var: (condition.term, rest) for condition in found for var in condition.variables}
-    *smaller_sizes, largest = _list_rows(size)
+    *smaller_sizes, largest = _list_rows(size, _count_unrolled(loop.body))
     body = _with_rows(loop.body, terms, largest)
     for rows in reversed(smaller_sizes):
         smaller = _copy(_with_rows(loop.body, terms, rows))
@@ -587,9 +670,19 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
     return body
 
 
-def _list_rows(size: int) -> list[int]:
+def _count_unrolled(body: Any) -> int:
+    """Return how many statements an innermost statement of a loop becomes where loops are unrolled."""
+    unrolled = [loop for loop in find_nodes(body, tirx.For) if loop.kind == tirx.ForKind.UNROLLED]
+    return max(
+        (int(loop.extent) * _count_unrolled(loop.body) for loop in unrolled),
+        default=1,
+    )
+
+
+def _list_rows(size: int, statements: int) -> list[int]:
     """Return the rows of the tiles that compute the last rows, fewer than `size`."""
-    if size <= _MAX_EXACT_ROWS:
+    is_long = statements > _MAX_STATEMENTS
+    if size <= (_MAX_EXACT_ROWS_OF_LONG_CODE if is_long else _MAX_EXACT_ROWS):
         return list(range(1, size))
     return sorted({1, size // 2, size - 1})
 
@@ -700,6 +793,107 @@ def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
         body,
         annotations=loop.annotations,
     )
+
+
+def mask_last_vectors() -> tvm.transform.Pass:
+    """Return a pass that computes the numbers of a last vector at once, under a mask."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        loops = find_nodes(function.body, tirx.For)
+        if not any(_LAST_LANES in loop.annotations for loop in loops):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _mask)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="MaskLastVectors")
+
+
+def _may_mask(body: Any, lane: Any) -> bool:
+    """Return whether the numbers of a vector may be computed under a mask: what is beyond its end does no harm."""
+    store = body.block.body if isinstance(body, SBlockRealize) else body
+    if not isinstance(store, tirx.BufferStore):
+        return False
+    loads = [
+        (load.source, load.indices)
+        for load in find_nodes(store.value, tvm.ir.TensorLoad)
+        if lane in find_nodes(list(load.indices), tirx.Var)
+    ]
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, _take_one))
+    # a divisor may be 0 there, and a condition keeps from reading what does not exist
+    is_harmless = all(
+        "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
+    ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
+    return is_harmless and all(
+        str(buffer.dtype) in _MASKED_TYPES and _find_first_place(indices, lane) is not None
+        for buffer, indices in [(store.buffer, store.indices), *loads]
+    )
+
+
+def _take_one(load: Any) -> Any:
+    return tirx.const(1, str(load.source.dtype))
+
+
+def _mask(loop: tirx.For) -> Any:
+    """Return a loop over the last numbers of a row as one vector."""
+    if _LAST_LANES not in loop.annotations or not _may_mask(loop.body, loop.loop_var):
+        return loop
+    store, lane = loop.body, loop.loop_var
+    lanes = int(loop.annotations[_LAST_LANES])
+    ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
+    mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
+    stmts: list[Any] = []
+
+    def make_registers(buffer: Any) -> Any:
+        own = tirx.decl_buffer((lanes,), buffer.dtype, f"{buffer.name}_last", scope="local")
+        stmts.append(tirx.AllocBuffer(own))
+        return own
+
+    def load_vector(load: Any) -> Any:
+        first = _find_first_place(load.indices, lane)
+        is_row = lane in find_nodes(list(load.indices), tirx.Var)
+        if not is_row or _has_lanes(load.source, first, lanes):
+            return load
+        own = make_registers(load.source)
+        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        vector = f"{load.source.dtype}x{lanes}"
+        value = tirx.op.masked_load(vector, load.source, places, mask)
+        stmts.append(tirx.BufferStore(own, value, [ramp]))
+        return tirx.BufferLoad(own, [lane])
+
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
+    first = _find_first_place(store.indices, lane)
+    result = store.buffer
+    has_lanes = _has_lanes(result, first, lanes)
+    if has_lanes:
+        value = tirx.Select(tirx.LT(lane, loop.extent), value, tirx.BufferLoad(result, [lane]))
+    else:
+        result = make_registers(result)
+    body = tirx.BufferStore(result, value, [lane])
+    count = tirx.IntImm(lane.ty.dtype, lanes)
+    stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))
+    if not has_lanes:
+        places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
+        computed = tirx.BufferLoad(result, [ramp])
+        stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, places, mask)))
+    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
+
+
+def _find_first_place(indices: Sequence[Any], lane: Any) -> Any:
+    """Return the last index of a vector's first number; None if its numbers do not follow each other."""
+    *outer, index = indices
+    simplify = tvm.sym.Analyzer().simplify
+    step = simplify(replace_variables(index, {lane: lane + 1}) - index)
+    if _as_int(step) != 1 or lane in find_nodes(outer, tirx.Var):
+        return None
+    return simplify(replace_variables(index, {lane: tirx.IntImm(lane.ty.dtype, 0)}))
+
+
+def _has_lanes(buffer: Any, place: Any, lanes: int) -> bool:
+    """Return whether a buffer holds one vector, which begins at a place."""
+    return _as_int(place) == 0 and [_as_int(size) for size in buffer.shape] == [lanes]
+
+
+def _as_int(expr: Any) -> int | None:
+    return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
 def keep_open_places_on_stack() -> tvm.transform.Pass:
