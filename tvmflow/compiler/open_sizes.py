@@ -19,7 +19,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvmflow.core.dimensions import choose_representative, evaluate
+from tvmflow.core.dimensions import choose_representative, evaluate, list_sizes_to_tune_at
 from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
@@ -27,6 +27,10 @@ DIMENSIONS: Final = "tvmflow.dimensions"
 
 OPEN_SIZES: Final = "tvmflow.open_sizes"
 """The attribute of a kernel with open sizes: a number for each variable in its shapes, for decisions."""
+
+TUNED_SIZES: Final = "tvmflow.tuned_sizes"
+"""The attribute beside it: for each variable the numbers at which schedules are measured, then one at which alone
+their values are compared."""
 
 IrSize = Any
 """An int, or an expression of TIR over the dimensions."""
@@ -128,10 +132,11 @@ class Representative:
 
     Args:
         function: `main`, with its dimensions.
+        sizes: The size of each dimension by name, in place of the representative one.
     """
 
-    def __init__(self, function: relax.Function) -> None:
-        self._values = {
+    def __init__(self, function: relax.Function, sizes: Mapping[str, int] | None = None) -> None:
+        self._values = sizes or {
             dimension.name: choose_representative(dimension)
             for dimension in read_dimensions(function)
         }
@@ -199,13 +204,29 @@ def list_symbols(size: IrSize) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def list_size_variables(kernel: tirx.PrimFunc) -> list[Any]:
+    """Return the variables in the shapes of a kernel's parameters, and those that it takes, in their order."""
+    variables: list[Any] = []
+    for param in kernel.params:
+        shape = getattr(param.ty, "shape", None)
+        sizes = [param] if shape is None else list(shape)
+        variables += [var for size in sizes for var in list_symbols(size)]
+    return list(dict.fromkeys(variables))
+
+
 def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Return a lowered module whose kernels with open sizes have numbers for them in an attribute."""
+    """Return a lowered module whose kernels with open sizes have numbers for them in attributes."""
     main = mod["main"]
-    if not read_dimensions(main):
+    dimensions = read_dimensions(main)
+    if not dimensions:
         return mod
-    representative = Representative(main)
-    numbers: dict[Any, dict[str, int]] = {}
+    compared = {dimension.name: _choose_indivisible(dimension) for dimension in dimensions}
+    points = [
+        Representative(main),
+        *(Representative(main, sizes) for sizes in list_sizes_to_tune_at(dimensions)),
+        Representative(main, compared),
+    ]
+    numbers: dict[Any, dict[str, list[int]]] = {}
 
     def visit(call: Any) -> None:
         if str(getattr(getattr(call, "op", None), "name", "")) != "relax.call_tir":
@@ -231,11 +252,33 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
             with contextlib.suppress(ValueError):
                 if isinstance(variable, tvm.ir.Var):
                     name = str(variable.name)
-                    found[name] = max(found.get(name, 1), representative.size(size))
+                    sizes = [point.size(size) for point in points]
+                    found[name] = list(map(max, found.get(name, [1] * len(points)), sizes))
 
     relax.analysis.post_order_visit(main, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     for kernel, found in numbers.items():
         if found:
-            made[kernel] = mod[kernel].with_attr(OPEN_SIZES, found)
+            made[kernel] = with_size_numbers(
+                mod[kernel],
+                {name: values[0] for name, values in found.items()},
+                {name: values[1:] for name, values in found.items()},
+            )
     return made
+
+
+def with_size_numbers(
+    kernel: tirx.PrimFunc, numbers: Mapping[str, int], tuned: Mapping[str, Sequence[int]]
+) -> tirx.PrimFunc:
+    """Return a kernel with the attributes `OPEN_SIZES` and `TUNED_SIZES`."""
+    kernel = kernel.with_attr(OPEN_SIZES, dict(numbers))
+    return kernel.with_attr(TUNED_SIZES, {name: list(sizes) for name, sizes in tuned.items()})
+
+
+def _choose_indivisible(dimension: Dimension) -> int:
+    """Return a size that no tile divides: a prime number, times `multiple_of`, below the representative one."""
+    step = dimension.multiple_of
+    for factor in range(choose_representative(dimension) // step - 1, dimension.min // step, -1):
+        if all(factor % divisor for divisor in range(2, math.isqrt(factor) + 1)):
+            return factor * step
+    return dimension.min

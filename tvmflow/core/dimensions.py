@@ -185,6 +185,23 @@ def choose_representative(dimension: Dimension) -> int:
     return min(max(rounded, dimension.min), dimension.max)
 
 
+def list_sizes_to_tune_at(dimensions: Sequence[Dimension]) -> list[dict[str, int]]:
+    """Return combinations in which each size to tune at is once, and the representative one.
+
+    >>> list_sizes_to_tune_at([Dimension("batch", 1, 8), Dimension("seq", 1, 512, 1, (16, 128))])
+    [{'batch': 3, 'seq': 16}, {'batch': 3, 'seq': 128}]
+    """
+    middle = {dimension.name: choose_representative(dimension) for dimension in dimensions}
+    chosen = [
+        {
+            d.name: d.tune_at[place % len(d.tune_at)] if d.tune_at else middle[d.name]
+            for d in dimensions
+        }
+        for place in range(max((len(d.tune_at) for d in dimensions), default=0))
+    ]
+    return chosen if middle in chosen else [*chosen, middle]
+
+
 def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
     """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
     return tuple(

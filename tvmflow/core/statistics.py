@@ -67,6 +67,19 @@ def summarize(values: Sequence[float]) -> Summary:
     )
 
 
+def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the geometric mean of each column; of a single row its own numbers.
+
+    The ratio of two such means is the geometric mean of the ratios.
+
+    >>> geometric_means([[1.0, 2.0], [4.0, 8.0]]), geometric_means([[0.1, 0.3]])
+    ([2.0, 4.0], [0.1, 0.3])
+    """
+    if len(rows) == 1:
+        return list(rows[0])
+    return [statistics.geometric_mean(column) for column in zip(*rows, strict=True)]
+
+
 # ---------------------------------------------------------------- paired times
 # Paired times: two subjects measured in turns, until it is known which is faster.
 #

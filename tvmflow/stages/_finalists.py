@@ -24,7 +24,21 @@ _MIN_NOISE: Final = 0.02
 _MAX_NOISE: Final = 0.10
 
 
-class Judgement(TypedDict):
+class SizeTimes(TypedDict):
+    """The times in µs of a kernel at one of several sizes: untuned, and with the schedule that is chosen."""
+
+    at: str
+    untuned_us: float
+    tuned_us: float
+
+
+class _OpenJudgement(TypedDict, total=False):
+    """What only a judgement of a kernel with open sizes has, where a finalist wins."""
+
+    sizes: list[SizeTimes]
+
+
+class Judgement(_OpenJudgement):
     """The outcome of measuring a workload's finalists again; times in µs.
 
     `rule` is the schedule rule of the untuned kernel, `winner` the id of a finalist that is faster
@@ -45,11 +59,19 @@ class Judgement(TypedDict):
 
 
 class Finalist(NamedTuple):
-    """A trial measured again: `ledger_s` is its median when it was found, `samples` one a round."""
+    """A trial measured again.
+
+    Attributes:
+        id: Its id.
+        ledger_s: Its median in seconds when it was found.
+        samples: One time a round; the geometric mean of those at several sizes.
+        sizes: For a kernel that is measured at several sizes, the samples at each.
+    """
 
     id: str
     ledger_s: float
     samples: tuple[float, ...]
+    sizes: tuple[tuple[float, ...], ...] = ()
 
 
 def measure_workload(
@@ -136,14 +158,17 @@ def judge_finalists(
         measured: Times in seconds.
         trials: The finalists as `tune` writes them.
     """
+    untuned_sizes, *sizes = measured.sizes or ((),) * (1 + len(measured.samples))
     finalists = [
-        Finalist(trial["id"], trial["seconds"], samples)
-        for trial, samples in zip(trials, measured.samples, strict=False)
+        Finalist(trial["id"], trial["seconds"], samples, rows)
+        for trial, samples, rows in zip(trials, measured.samples, sizes, strict=False)
         if samples
     ]
     untuned_s = median(measured.untuned) if measured.untuned else None
-    winner = choose_finalist(finalists, measured.untuned) if measured.untuned else None
-    return {
+    winner = None
+    if measured.untuned:
+        winner = choose_finalist(finalists, measured.untuned, untuned_sizes)
+    judgement: Judgement = {
         "name": task["names"][0],
         "weight": task["weight"],
         "flops": task["flops"],
@@ -158,20 +183,40 @@ def judge_finalists(
             for finalist in finalists
         ],
     }
+    if winner and winner.sizes:
+        judgement["sizes"] = [
+            {"at": at, "untuned_us": median(untuned) * 1e6, "tuned_us": median(tuned) * 1e6}
+            for at, untuned, tuned in zip(task["sizes"], untuned_sizes, winner.sizes, strict=False)
+        ]
+    return judgement
 
 
-def choose_finalist(finalists: Sequence[Finalist], untuned: Sequence[float]) -> Finalist | None:
+def choose_finalist(
+    finalists: Sequence[Finalist],
+    untuned: Sequence[float],
+    untuned_sizes: Sequence[Sequence[float]] = (),
+) -> Finalist | None:
     """Return the finalist to keep; None when none is faster than the untuned kernel beyond the noise.
 
     Among those that the samples cannot tell apart it is the one that the ledger knows as
-    fastest, so that measuring again does not change the choice.
+    fastest, so that measuring again does not change the choice. One that is slower at one of several
+    sizes is not kept, however fast it is at the others.
 
     Args:
         finalists: The finalists with their samples, one a round.
         untuned: Seconds of the untuned kernel in the same rounds, or a single time.
+        untuned_sizes: The same for each of several sizes.
     """
     from tvmflow.tuning.finalists import MIN_GAIN, pair_with_untuned
 
+    finalists = [
+        finalist
+        for finalist in finalists
+        if not any(
+            pair_with_untuned(row, other).ratio > 1 + MIN_GAIN
+            for row, other in zip(finalist.sizes, untuned_sizes, strict=True)
+        )
+    ]
     if not finalists:
         return None
     fastest = min(finalists, key=lambda finalist: (median(finalist.samples), finalist.id))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import tvm
 
-from tvmflow.compiler.open_sizes import plain
 from tvmflow.core import packages
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
@@ -20,7 +19,7 @@ from tvmflow.tuning import device_pool, measure, measurer, roofline, rpc_device
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult, WorkClock
-from tvmflow.tuning.workloads import family_key
+from tvmflow.tuning.workloads import family_key, shapes_text
 
 if TYPE_CHECKING:
     from tvmflow.stages.tune_settings import SearchSettings, TuneSettings
@@ -119,9 +118,6 @@ def _describe_workloads(ledger: Ledger, tasks: Sequence[Task]) -> None:
     for task in tasks:
         if not ledger.description(task.key).name or ledger.kernel(task.key) != task.mod:
             mod = tvm.ir.load_json(task.mod)
-            types = [parameter.ty for parameter in mod["main"].params]
-            buffers = tuple(
-                f"{ty.dtype}[{'×'.join(str(plain(extent)) for extent in ty.shape)}]" for ty in types
-            )
+            buffers = shapes_text(mod)
             description = WorkloadDescription(task.name, task.flops, buffers, family_key(mod))
             ledger.describe(task.key, description, task.mod)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.core.codec import without_empty
+from tvmflow.core.dimensions import list_sizes_to_tune_at, sizes_text
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
@@ -85,6 +86,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
     """Write the workloads of the lowered model under their durable keys."""
     from tvmflow.compiler.c_program.program import check_program, find_runtime
     from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.compiler.open_sizes import read_dimensions
     from tvmflow.tuning.workloads import extract_workloads
 
     mod = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
@@ -93,6 +95,8 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
         check_program(mod)
     runtime, reason = find_runtime(mod, settings.runtime)
     workloads = extract_workloads(mod)
+    dimensions = read_dimensions(mod["main"])
+    sizes = [sizes_text(chosen) for chosen in list_sizes_to_tune_at(dimensions)]
     tasks = [
         {
             "key": workload.key,
@@ -101,6 +105,7 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
             "flops": workload.flops,
             "tunable": not workload.untunable_reason,
             "reason": workload.untunable_reason,
+            **({"sizes": sizes} if workload.has_open_sizes else {}),
         }
         for workload in workloads
     ]

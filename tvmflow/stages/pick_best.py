@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from tvmflow.compiler.options import schedules_version
 from tvmflow.core import packages
+from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, RunTraits
@@ -138,6 +140,7 @@ class PickBestFacts(NamedTuple):
         peak_gflops: The peak of the machine; None where it is not known.
         threads: The threads that kernels ran with; None where nothing was measured.
         library: What became of the whole library.
+        size_speedups: For each tuned kernel with open sizes, the speedup at each size to tune at.
     """
 
     tuned: int
@@ -152,6 +155,11 @@ class PickBestFacts(NamedTuple):
     peak_gflops: float | None = None
     threads: int | None = None
     library: LibraryFacts = LibraryFacts()
+    size_speedups: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("size_speedups",))
 
 
 def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> PickBestFacts:
@@ -287,6 +295,13 @@ def _make_facts(
         errors={j["name"]: j["error"] for j in judgements.values() if j["error"]},
         peak_gflops=peak,
         library=library,
+        size_speedups={
+            judgement["name"]: {
+                row["at"]: round(row["untuned_us"] / row["tuned_us"], 3) for row in rows
+            }
+            for judgement in judgements.values()
+            if judgement["winner"] and (rows := judgement.get("sizes"))
+        },
     )
 
 
@@ -313,6 +328,11 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
             "each kernel measured by itself in turns with the untuned one, times of all its calls, "
             f"the longest first{machine}\n{table}"
         )
+    lines += [
+        f"{name} at each size: "
+        + ", ".join(f"{speedup:.3g}× ({at})" for at, speedup in speedups.items())
+        for name, speedups in facts.size_speedups.items()
+    ]
     lines += _describe_untried(facts.untried, len(tuned.untunable) if tuned else 0)
     return lines + [f"not measured again: {name}: {error}" for name, error in facts.errors.items()]
 
@@ -440,7 +460,12 @@ def _compare(
     if outcome.kind != "ok":
         return LibraryTimes(error=outcome.message)
     times = outcome.value
-    return LibraryTimes(tuple(times["slower"]), tuple(times["tuned"]), tuple(times["untuned"]))
+    return LibraryTimes(
+        tuple(times["slower"]),
+        tuple(times["tuned"]),
+        tuple(times["untuned"]),
+        sizes=tuple(tuple(map(tuple, rows)) for rows in times.get("sizes", ())),
+    )
 
 
 def drop_slower(judgements: Mapping[str, Judgement], times: LibraryTimes | None) -> None:

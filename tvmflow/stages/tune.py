@@ -127,6 +127,8 @@ class WorkloadFacts(NamedTuple):
         spread: The spread of its fastest trial.
         seconds: The time that this run spent on it.
         first_failure: Phase and message of its first failure.
+        sizes: The sizes at which each schedule was measured; times are geometric means of them. None where
+            all are fixed.
     """
 
     key: str
@@ -143,6 +145,11 @@ class WorkloadFacts(NamedTuple):
     spread: float = 0.0
     seconds: float = 0.0
     first_failure: str = ""
+    sizes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("sizes",))
 
 
 class BannedSchedule(NamedTuple):
@@ -332,6 +339,7 @@ def _make_workload_facts(workload: WorkloadResult) -> WorkloadFacts:
         spread=round(workload.spread, 4),
         seconds=round(workload.seconds, 3),
         first_failure=workload.first_failure,
+        sizes=workload.sizes,
     )
 
 
@@ -354,6 +362,8 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     lines += _describe_threads(facts)
     if facts.stopped in _STOPPED_TEXTS:
         lines.append(_STOPPED_TEXTS[facts.stopped])
+    single = _list_single(facts)
+    lines += _describe_open_sizes(facts.workloads, single)
     lines += _describe_roofline(facts.workloads)
     if facts.drift > _MAX_DRIFT:
         lines.append(
@@ -364,10 +374,37 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
         lines.append(
             f"BANNED on {ban.when[:10]}: the schedule {ban.trial[:12]} of {ban.name}: {ban.reason}"
         )
-    if facts.exhausted:
-        lines.append(f"search space exhausted: {name_some(facts.exhausted)}")
+    if exhausted := [name for name in facts.exhausted if name not in single]:
+        lines.append(f"search space exhausted: {name_some(exhausted)}")
     if facts.untunable:
         lines.append(f"no candidate worked: {name_some(facts.untunable)}")
+    return lines
+
+
+def _list_single(facts: TuneFacts) -> list[str]:
+    """Return the workloads with open sizes for which the rules have a single schedule."""
+    return [
+        w.name for w in facts.workloads if w.sizes and w.name in facts.exhausted and not w.trials
+    ]
+
+
+def _describe_open_sizes(workloads: Sequence[WorkloadFacts], single: Sequence[str]) -> list[str]:
+    """Return at which sizes schedules of open sizes were measured, and where there was none to measure.
+
+    Args:
+        workloads: All workloads.
+        single: Those for which the rules have a single schedule.
+    """
+    opened = [workload for workload in workloads if workload.sizes]
+    if not opened:
+        return []
+    count = count_text(len(opened), "workload")
+    verb = "has" if len(opened) == 1 else "have"
+    lines = [
+        f"{count} {verb} open sizes: each schedule is measured at {'; '.join(opened[0].sizes)}"
+    ]
+    if single:
+        lines.append(f"their rules have a single schedule for {name_some(single)}")
     return lines
 
 
@@ -419,6 +456,7 @@ def load_tasks(inputs: Mapping[str, Path], tune: SearchSettings) -> list[Task]:
             calls=task["weight"],
             flops=task["flops"],
             mod=modules[task["key"]],
+            sizes=tuple(task.get("sizes", ())),
         )
         for task, is_selected in zip(tunable, selected, strict=True)
         if is_selected

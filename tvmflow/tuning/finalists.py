@@ -11,18 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.statistics import PairedTimes
+from tvmflow.core.statistics import PairedTimes, geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.tuning import measure
 from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.trials import FinalistsRecord, timestamp
+from tvmflow.tuning.trials import Ban, FinalistsRecord, timestamp, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
+from tvmflow.tuning.workloads import list_compared_sizes
+
+if TYPE_CHECKING:
+    import tvm
 
 # An untuned kernel that takes longer than this is timed once.
 _SLOW_S: Final = 0.1
@@ -31,6 +36,8 @@ _SLOW_S: Final = 0.1
 _MAX_ROUNDS_FACTOR: Final = 4
 _MAX_SECONDS: Final = 5.0
 MIN_GAIN: Final = 0.02
+# Sums in another order differ by less than this share of the largest value.
+_MAX_ERROR: Final = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +70,17 @@ class FinalistTimes(NamedTuple):
         untuned: One sample a round of the untuned kernel; a single one where it takes long.
         samples: One sample a round for each finalist; none for one that does not apply.
         error: The reason why nothing was measured; otherwise empty.
+        sizes: For a kernel that is measured at several sizes, the samples at each: of the untuned kernel,
+            then of each finalist. The others are geometric means.
+        wrong: What is wrong with the values of finalists, by their places; they have no samples.
     """
 
     rule: str = "none"
     untuned: tuple[float, ...] = ()
     samples: tuple[tuple[float, ...], ...] = ()
     error: str = ""
+    sizes: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    wrong: Mapping[int, str] = MappingProxyType({})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> FinalistTimes:
@@ -77,6 +89,8 @@ class FinalistTimes(NamedTuple):
             value["rule"],
             tuple(value["untuned"]),
             tuple(tuple(samples) for samples in value["samples"]),
+            sizes=tuple(tuple(map(tuple, rows)) for rows in value.get("sizes", ())),
+            wrong={int(place): reason for place, reason in value.get("wrong", {}).items()},
         )
 
 
@@ -86,6 +100,7 @@ def read_or_measure(
     """Return the times that the ledger has of these finalists, or measure and record them.
 
     Finalists that are nearly equal would otherwise win by turns, and each time give another library.
+    Those with wrong values are banned.
 
     Args:
         request: The finalists.
@@ -97,11 +112,15 @@ def read_or_measure(
     """
     known = ledger.finalists.get(request.digest)
     if known is not None:
-        return FinalistTimes(known.rule, known.untuned, known.samples)
+        return FinalistTimes(known.rule, known.untuned, known.samples, sizes=known.sizes)
     times = measure()
+    bans = [
+        Ban(trial_id(request.traces[place]), reason, timestamp())
+        for place, reason in times.wrong.items()
+    ]
     if not times.error:
         fields = (times.rule, times.untuned, times.samples)
-        ledger.add([FinalistsRecord(request.digest, *fields, timestamp())])
+        ledger.add([*bans, FinalistsRecord(request.digest, *fields, timestamp(), times.sizes)])
     return times
 
 
@@ -160,10 +179,16 @@ def time_finalists(payload: Json, emit: Emit) -> Json:
     untuned = measure.build(scheduled, request.target)
     kernels = [_build_or_none(request, trace) for trace in request.traces]
     measure.use_threads(request.target)
-    arguments = measure.make_arguments(tvm.ir.load_json(request.mod))
-    arguments = measure.copy_to_device(arguments, request.target)
-    times = time_in_turns(untuned, kernels, arguments, request.timing, request.rounds)
-    return {"rule": rule, **times}
+    mod = tvm.ir.load_json(request.mod)
+    reasons = [kernel and find_wrong_values(mod, untuned, kernel) for kernel in kernels]
+    kernels = [None if reason else kernel for kernel, reason in zip(kernels, reasons, strict=True)]
+    argument_lists = [
+        measure.copy_to_device(arguments, request.target)
+        for arguments in measure.make_measured_arguments(mod)
+    ]
+    times = time_in_turns(untuned, kernels, argument_lists, request.timing, request.rounds)
+    wrong = {str(place): reason for place, reason in enumerate(reasons) if reason}
+    return {"rule": rule, **times, "wrong": wrong}
 
 
 def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
@@ -175,28 +200,72 @@ def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
         return None
 
 
+def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
+    """Return how a schedule of open sizes computes other values than the untuned kernel, or an empty string.
+
+    A search finds it by its times at a few sizes, so that it is also called at one that no tile divides.
+
+    Args:
+        mod: The workload; of one with fixed sizes nothing is compared here.
+        untuned: The untuned kernel.
+        kernel: The kernel with that schedule.
+    """
+    import numpy as np
+
+    for sizes in list_compared_sizes(mod):
+        arrays = []
+        for built in (untuned, kernel):
+            arguments = measure.make_arguments(mod, sizes)
+            built(*arguments)
+            arrays.append([entry.numpy() for entry in arguments if not isinstance(entry, int)])
+        for expected, actual in zip(*arrays, strict=True):
+            expected, actual = expected.astype("float64"), actual.astype("float64")
+            scale = np.max(np.abs(expected), initial=1.0, where=np.isfinite(expected))
+            limit = _MAX_ERROR * float(scale)
+            if not np.allclose(actual, expected, rtol=0.0, atol=limit, equal_nan=True):
+                return f"its values are wrong at sizes {', '.join(map(str, sizes.values()))}"
+    return ""
+
+
 def time_in_turns(
-    untuned: Any, kernels: Sequence[Any], arguments: list[Any], timing: Timing, rounds: int
+    untuned: Any,
+    kernels: Sequence[Any],
+    argument_lists: Sequence[list[Any]],
+    timing: Timing,
+    rounds: int,
 ) -> Json:
-    """Return the `untuned` times and the `samples` of built kernels.
+    """Return the `untuned` times and the `samples` of built kernels; with several sizes, also all `sizes`.
 
     Args:
         untuned: The untuned kernel.
         kernels: The finalists; None for one that could not be built.
-        arguments: Their arguments, on the device.
+        argument_lists: Their arguments, on the device, for each size.
         timing: How to time one sample.
         rounds: Samples of each finalist, at least.
     """
     once = timing._replace(repeat=1)
+    samples: dict[int, list[list[float]]] = {}
 
-    def measure_kernel(kernel: Any) -> float:
-        return measure.time_kernel(kernel, arguments, once)[0]
+    def measure_at_all_sizes(kernel: Any, how: Timing) -> float:
+        times = [measure.time_kernel(kernel, arguments, how)[:1] for arguments in argument_lists]
+        rows = samples.setdefault(id(kernel), [[] for _ in times])
+        for row, seconds in zip(rows, times, strict=True):
+            row += seconds
+        return geometric_means(times)[0]
 
     # One call of a kernel without a schedule can take seconds, and then one is enough.
-    first_look = measure.time_kernel(untuned, arguments, Timing(1, 1, 0))[0]
+    first_look = measure_at_all_sizes(untuned, Timing(1, 1, 0))
     is_slow = first_look > _SLOW_S
+    if not is_slow:
+        samples.clear()
     turns = [None] if is_slow else [untuned]
-    return run_rounds([*turns, *kernels], measure_kernel, rounds, [first_look] if is_slow else [])
+    known = [first_look] if is_slow else []
+    times = run_rounds(
+        [*turns, *kernels], lambda kernel: measure_at_all_sizes(kernel, once), rounds, known
+    )
+    if len(argument_lists) == 1:
+        return times
+    return {**times, "sizes": [samples.get(id(kernel), []) for kernel in (untuned, *kernels)]}
 
 
 def run_rounds(

@@ -10,13 +10,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.threads import count_usable_cpus, thread_variables
 from tvmflow.targets.tvm_target import split_threads
-from tvmflow.tuning import traces
+from tvmflow.tuning import traces, workloads
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,19 +161,28 @@ class KernelRequest:
 # ---------------------------------------------------------------- arguments
 
 
-def make_arguments(mod: tvm.IRModule) -> list[Any]:
-    """Return an array for each parameter: floats in [0, 1), and integers valid as small indices."""
+def make_arguments(mod: tvm.IRModule, sizes: Mapping[Any, int] = MappingProxyType({})) -> list[Any]:
+    """Return an array for each parameter: floats in [0, 1), and integers valid as small indices.
+
+    Args:
+        mod: The workload.
+        sizes: A number for each of its size variables; those that it takes are arguments as well.
+    """
     import numpy as np
     import tvm
 
     random = np.random.default_rng(0)
-    types = [variable.ty for variable in mod["main"].params]
-    shapes = [tuple(int(extent) for extent in ty.shape) for ty in types]
-    arrays = [
-        random_array(random, shape, str(ty.dtype.dtype))
-        for shape, ty in zip(shapes, types, strict=True)
+    return [
+        argument
+        if isinstance(argument, int)
+        else tvm.runtime.tensor(random_array(random, *argument))
+        for argument in workloads.argument_shapes(mod, sizes)
     ]
-    return [tvm.runtime.tensor(array) for array in arrays]
+
+
+def make_measured_arguments(mod: tvm.IRModule) -> list[list[Any]]:
+    """Return the arguments of each measurement of a workload: one, or one for each size to tune at."""
+    return [make_arguments(mod, sizes) for sizes in workloads.list_measured_sizes(mod)]
 
 
 def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Any:
@@ -220,31 +231,36 @@ def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float
 
 
 def time_candidate(
-    kernel: Any, arguments: list[Any], timing: Timing, best_s: float | None
-) -> list[float]:
-    """Return the seconds of each repeat, with fewer repeats for a slow candidate.
+    kernel: Any, argument_lists: Sequence[list[Any]], timing: Timing, best_s: float | None
+) -> list[list[float]]:
+    """Return for each list of arguments the seconds of each repeat, with fewer repeats for a slow candidate.
 
     A short first look ends the measurement of a candidate that is much slower than `best_s`;
-    one that may be the best gets more repeats than `timing` has while they differ.
+    one that may be the best gets more repeats than `timing` has while they differ. Of several lists,
+    each with other sizes, the geometric mean is what counts.
 
     Args:
         kernel: The built kernel.
-        arguments: Its arguments, on the device.
+        argument_lists: Its arguments, on the device.
         timing: How to time it.
         best_s: Seconds of the workload's best schedule; None when there is none.
     """
     first_look = timing._replace(repeat=1, min_repeat_ms=timing.min_repeat_ms // _FIRST_LOOK_PART)
-    seconds = time_kernel(kernel, arguments, first_look)
-    if best_s is not None and seconds[0] > _HOPELESS_RATIO * best_s:
-        return seconds
+    looks = [time_kernel(kernel, arguments, first_look) for arguments in argument_lists]
+    if best_s is not None and geometric_means(looks)[0] > _HOPELESS_RATIO * best_s:
+        return looks
     # The number of calls that fill a repeat is known now: TVM need not find it out again.
-    number = max(timing.number, math.ceil(timing.min_repeat_ms / 1e3 / seconds[0]))
-    steady = timing._replace(number=number, min_repeat_ms=0)
-    seconds = []
+    numbers = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
+    steady = [
+        timing._replace(number=max(timing.number, number), min_repeat_ms=0) for number in numbers
+    ]
+    rows: list[list[float]] = [[] for _ in looks]
     for _ in range(_MAX_ROUNDS):
-        seconds += time_kernel(kernel, arguments, steady)
+        for row, arguments, own_timing in zip(rows, argument_lists, steady, strict=True):
+            row += time_kernel(kernel, arguments, own_timing)
+        seconds = geometric_means(rows)
         may_be_best = best_s is None or min(seconds) < best_s
         is_noisy = max(seconds) - min(seconds) > _NOISY_SPREAD * min(seconds)
         if not may_be_best or not is_noisy:
             break
-    return seconds
+    return rows

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
@@ -160,6 +161,7 @@ class Measurer:
             load=load,
             seed=job.seed,
             ran=result.ran,
+            size_secs=result.size_secs,
         )
 
     def _run(self, job: MeasureJob) -> TrialResult:
@@ -331,18 +333,21 @@ class TrialResult(NamedTuple):
         run_secs: Seconds of a call, one number for each repeat.
         ran: Start and end of the measurement in seconds since 1970.
         failure: The reason why there are no times.
+        size_secs: The seconds at each of several sizes.
     """
 
     run_secs: tuple[float, ...] = ()
     ran: tuple[float, ...] = ()
     failure: Failure | None = None
+    size_secs: tuple[tuple[float, ...], ...] = ()
 
     @classmethod
     def read(cls, answer: Mapping[str, Json], failure: Failure | None) -> TrialResult:
         """Return the result in the answer of a child, or that of a trial that failed."""
         if failure:
             return cls(failure=failure)
-        return cls(tuple(answer["run_secs"]), tuple(answer["ran"]))
+        sizes = tuple(map(tuple, answer.get("size_secs", ())))
+        return cls(tuple(answer["run_secs"]), tuple(answer["ran"]), size_secs=sizes)
 
 
 def measure_trial(payload: Json, emit: Emit) -> Json:
@@ -355,7 +360,7 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
         emit: Sends the event of each phase.
 
     Returns:
-        `run_secs` and `ran` of a `TrialResult`, or `failure`; and `phase_secs`.
+        The times of a `TrialResult`, or `failure`; and `phase_secs`.
     """
     request = TrialRequest.from_json(payload)
     measure.load_compiler(request.target)
@@ -365,19 +370,22 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
             mod, _ = request.schedule(request.trace)
         with phases.phase("build"):
             kernel = measure.build(mod, request.target)
-            arguments = measure.make_arguments(mod)
+            argument_lists = measure.make_measured_arguments(mod)
         with phases.phase(DEVICE_PHASE, ask=True):
             measure.use_threads(request.target)
-            arguments = measure.copy_to_device(arguments, request.target)
+            argument_lists = [
+                measure.copy_to_device(arguments, request.target) for arguments in argument_lists
+            ]
         with phases.phase("run"):
-            return time_trial(request, kernel, arguments)
+            return time_trial(request, kernel, argument_lists)
 
     # Whatever is raised is the failure of this candidate alone.
     return report_failure(emit, work, fatal=())
 
 
-def time_trial(request: TrialRequest, kernel: Any, arguments: list[Any]) -> Json:
-    """Return `run_secs` and `ran` of a built kernel; see `TrialResult`."""
+def time_trial(request: TrialRequest, kernel: Any, argument_lists: Sequence[list[Any]]) -> Json:
+    """Return the times of a built kernel; see `TrialResult`."""
     start = time.time()
-    run_secs = measure.time_candidate(kernel, arguments, request.timing, request.best_s)
-    return {"run_secs": run_secs, "ran": [start, time.time()]}
+    rows = measure.time_candidate(kernel, argument_lists, request.timing, request.best_s)
+    times = {"run_secs": geometric_means(rows), "ran": [start, time.time()]}
+    return {**times, "size_secs": rows} if len(rows) > 1 else times

@@ -123,7 +123,7 @@ _log = logging.getLogger(__name__)
 
 
 class Candidate(NamedTuple):
-    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object."""
+    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object, if it takes part."""
 
     id: str
     trace: Json
@@ -216,18 +216,10 @@ class Proposals:
 
     def _generate_rule_candidates(self, context: MeasureContext) -> Iterator[Candidate]:
         """Yield new schedules of the schedule rules."""
-        from tvmflow.compiler.cpu_model import cpu_model_for
-        from tvmflow.compiler.schedules.rules import generate_schedules
-
-        cpu_model = cpu_model_for(context.target, context.rules_version)
-        if cpu_model is None:
-            return
-        choices = generate_schedules(self._mod, cpu_model)
-        # The first one is that of the untuned kernel, which was measured.
-        for choice in itertools.islice(choices, 1, 1 + _MAX_RULE_SCHEDULES):
-            candidate = self._candidate(choice.schedule)
+        candidates = _generate_rule_candidates(self._mod, context)
+        for candidate in itertools.islice(candidates, _MAX_RULE_SCHEDULES):
             if self._is_new(candidate):
-                yield candidate
+                yield self._candidate(candidate.proposal)
 
     def _make_context(self, strategy: Any) -> Any:
         from tvm.s_tir import meta_schedule as ms
@@ -384,6 +376,77 @@ class Proposals:
         if candidates:
             self.learn(candidates, trials)
         self._learned.update(trial.id for trial in unknown)
+
+
+class OpenProposals:
+    """The search for a workload with open sizes: it proposes the schedules that the rules choose from.
+
+    MetaSchedule's own are for fixed sizes alone: it fails on a loop of an open length (apache-tvm 0.27).
+
+    Attributes:
+        problems: A sentence for each part of the search that failed.
+    """
+
+    def __init__(
+        self,
+        mod: str,
+        trials: WorkloadLedger,
+        context: MeasureContext,
+        find_related: Callable[[], list[RelatedWorkload]],
+        starting_points: Sequence[Trial] = (),
+    ) -> None:
+        """Prepare the search.
+
+        Args:
+            mod: The saved module of the workload.
+            trials: The trials of the workload.
+            context: Its target, and the version of the schedule rules.
+            find_related: Returns the same workload at other sizes, whose schedules are measured first.
+            starting_points: Trials of the workload on near targets, which are measured before these.
+        """
+        import tvm
+
+        self.problems: list[str] = []
+        self._mod = tvm.ir.load_json(mod)
+        self._trials = trials
+        self._find_related = find_related
+        self._starting_points = list(starting_points)
+        self._rule_candidates = _generate_rule_candidates(self._mod, context)
+
+    def propose(self, size: int) -> list[Candidate]:
+        """Return up to `size` schedules that the ledger lacks; none when all are known."""
+        known = [Candidate(trial.id, trial.trace, None) for trial in self._starting_points]
+        candidates = itertools.chain(known, self._related_candidates(), self._rule_candidates)
+        fresh: dict[str, Candidate] = {}
+        for candidate in candidates:
+            if candidate.id not in self._trials.trials:
+                fresh.setdefault(candidate.id, candidate)
+            if len(fresh) == size:
+                break
+        return list(fresh.values())
+
+    def _related_candidates(self) -> Iterator[Candidate]:
+        """Yield the best schedules of the same workload at other sizes."""
+        for related in self._find_related():
+            for trial in related.trials[:_MAX_RELATED_SCHEDULES]:
+                with contextlib.suppress(RuntimeError, ValueError, TypeError):
+                    apply_trace(self._mod, trial.trace)
+                    yield Candidate(trial.id, trial.trace, None)
+
+    def learn(self, candidates: Sequence[Candidate], trials: Sequence[Trial]) -> None:
+        """Keep to the order of the rules, whatever was measured."""
+
+
+def _generate_rule_candidates(mod: tvm.IRModule, context: MeasureContext) -> Iterator[Candidate]:
+    """Yield the schedules of the schedule rules, without that of the untuned kernel, which was measured."""
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.schedules.rules import generate_schedules
+
+    cpu_model = cpu_model_for(context.target, context.rules_version)
+    choices = generate_schedules(mod, cpu_model) if cpu_model else iter(())
+    for choice in itertools.islice(choices, 1, None):
+        trace = trace_json(choice.schedule.trace)
+        yield Candidate(trial_id(trace), trace, choice.schedule)
 
 
 def _make_candidate(proposal: Any) -> Candidate:

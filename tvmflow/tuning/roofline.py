@@ -7,12 +7,16 @@ cache-aware roofline of Ilic et al. (2014): a kernel that is timed alone finds i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.markup import Markup, element
+from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
+
+if TYPE_CHECKING:
+    import tvm
 
 # A matrix product that stays in the registers and the first cache of each core.
 _ROWS: Final = 60
@@ -63,18 +67,29 @@ class Roofline(NamedTuple):
 
         Args:
             mod: The saved module of the workload.
-            flops: Arithmetic operations of one call.
+            flops: Arithmetic operations of one call; those at open sizes are counted anew.
         """
         import tvm
 
-        types = [variable.ty for variable in tvm.ir.load_json(mod)["main"].params]
-        sizes = [
-            math.prod(int(extent) for extent in ty.shape) * tvm.DataType(str(ty.dtype.dtype)).bits
-            for ty in types
+        from tvmflow.tuning.workloads import flops_at, list_measured_sizes
+
+        kernel = tvm.ir.load_json(mod)
+        seconds = [
+            self._least_seconds_at(kernel, sizes, flops_at(kernel, sizes) if sizes else flops)
+            for sizes in list_measured_sizes(kernel)
         ]
-        transferred = sum(sizes) / 8
+        return geometric_means([[value] for value in seconds])[0]
+
+    def _least_seconds_at(self, mod: tvm.IRModule, sizes: Mapping[Any, int], flops: float) -> float:
+        import tvm
+
+        from tvmflow.tuning.workloads import argument_shapes
+
+        tensors = [entry for entry in argument_shapes(mod, sizes) if not isinstance(entry, int)]
+        bits = [math.prod(shape) * tvm.DataType(dtype).bits for shape, dtype in tensors]
+        transferred = sum(bits) / 8
         # The peaks of other types are others.
-        is_float32 = all(str(ty.dtype.dtype) == "float32" for ty in types)
+        is_float32 = all(dtype == "float32" for _, dtype in tensors)
         computing_s = flops / (self.gflops * 1e9) if is_float32 else 0.0
         return float(max(computing_s, transferred / self.bandwidth(transferred)))
 

@@ -69,18 +69,23 @@ class RpcDevice:
         self._session.upload(str(library), library.name)
         return self._session.load_module(library.name)
 
-    def make_arguments(self, mod: str) -> list[Any]:
-        """Return arguments on the device for a saved workload."""
+    def make_arguments(self, mod: str) -> list[list[Any]]:
+        """Return arguments on the device for each measurement of a saved workload."""
         import tvm
 
         fill = self._find_function(_FILL_FUNCTION)
-        arrays = measure.make_arguments(tvm.ir.load_json(mod))
-        return [self._copy_or_fill(array, fill) for array in arrays]
+        argument_lists = measure.make_measured_arguments(tvm.ir.load_json(mod))
+        return [
+            [self._copy_or_fill(argument, fill) for argument in arguments]
+            for arguments in argument_lists
+        ]
 
     def _copy_or_fill(self, array: Any, fill: Any) -> Any:
         import numpy as np
         import tvm
 
+        if isinstance(array, int):
+            return array
         dtype = np.dtype(str(array.dtype))
         size = int(np.prod(array.shape)) * dtype.itemsize
         if fill is None or dtype.kind != "f" or size < _LARGE_BYTES:
@@ -157,9 +162,9 @@ def run_trial(payload: Json, emit: Emit) -> Json:
             device = RpcDevice(payload)
             request = TrialRequest.from_json(payload)
             kernel = device.load_library(Path(request.library))
-            arguments = device.make_arguments(request.mod)
+            argument_lists = device.make_arguments(request.mod)
         with phases.phase("run"):
-            return time_trial(request, kernel, arguments)
+            return time_trial(request, kernel, argument_lists)
 
     return report_failure(emit, work)
 
@@ -210,9 +215,9 @@ def run_finalists(payload: Json, emit: Emit) -> Json:
             untuned, *kernels = [
                 library and device.load_library(Path(library)) for library in request.libraries
             ]
-            arguments = device.make_arguments(request.mod)
+            argument_lists = device.make_arguments(request.mod)
         with phases.phase("run"):
-            return time_in_turns(untuned, kernels, arguments, request.timing, request.rounds)
+            return time_in_turns(untuned, kernels, argument_lists, request.timing, request.rounds)
 
     return report_failure(emit, work)
 

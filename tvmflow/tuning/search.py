@@ -20,6 +20,7 @@ from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import (
     Candidate,
+    OpenProposals,
     Proposals,
     RelatedTrials,
     StartingPoints,
@@ -85,7 +86,7 @@ class Tuning:
         self._reused_s = 0.0
         # With no time at all, the trials that the ledger has are counted.
         self._measures = options.rules.minutes != 0
-        self._proposals: dict[str, Proposals] = {}
+        self._proposals: dict[str, Proposals | OpenProposals] = {}
         self._cost_model: Any = None
         self._spent_in_round = 0
         self._untuned: dict[str, float] = {}
@@ -295,22 +296,39 @@ class Tuning:
             id=candidate.id, mod=mod, trace=candidate.trace, best_s=best_s, seed=self._options.seed
         )
 
-    def _proposals_for(self, key: str) -> Proposals:
+    def _proposals_for(self, key: str) -> Proposals | OpenProposals:
         if key not in self._proposals:
-            mod, options = self._tasks[key].mod, self._options
-            self._related.quarantine_inapplicable(mod, self._trials[key])
-            if self._cost_model is None:
-                self._cost_model = make_cost_model(options.cost_model)
-            self._proposals[key] = Proposals(
-                mod,
-                self._trials[key],
-                self._context,
-                options,
-                self._cost_model,
-                find_related=lambda: self._related.find(key),
-                starting_points=self._starting_points.find(key, mod),
+            self._related.quarantine_inapplicable(self._tasks[key].mod, self._trials[key])
+            self._proposals[key] = (
+                self._make_open_proposals(key)
+                if self._tasks[key].sizes
+                else self._make_proposals(key)
             )
         return self._proposals[key]
+
+    def _make_proposals(self, key: str) -> Proposals:
+        mod, options = self._tasks[key].mod, self._options
+        if self._cost_model is None:
+            self._cost_model = make_cost_model(options.cost_model)
+        return Proposals(
+            mod,
+            self._trials[key],
+            self._context,
+            options,
+            self._cost_model,
+            find_related=lambda: self._related.find(key),
+            starting_points=self._starting_points.find(key, mod),
+        )
+
+    def _make_open_proposals(self, key: str) -> OpenProposals:
+        mod = self._tasks[key].mod
+        return OpenProposals(
+            mod,
+            self._trials[key],
+            self._context,
+            find_related=lambda: self._related.find(key),
+            starting_points=self._starting_points.find(key, mod),
+        )
 
     # ---------------------------------------------------------------- results
 
@@ -404,4 +422,5 @@ class Tuning:
             least_s=baseline.least_s if baseline else 0.0,
             at_roofline=self._budget.is_at_roofline(task.key),
             finished=task.key in self._budget.finished,
+            sizes=task.sizes,
         )

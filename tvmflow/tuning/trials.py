@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationEr
 
 from tvmflow.core import documents
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.codec import without_empty
 from tvmflow.core.types import Json
 from tvmflow.tuning import traces
 
@@ -31,7 +32,10 @@ BAN_VERSION: Final = 4
 """The version of bans, which a tvmflow that reads version 3 leaves alone."""
 
 SEARCH_VERSION: Final = 5
-"""The version of what searches note about themselves, the newest of all records."""
+"""The version of what searches note about themselves, which a tvmflow that reads version 4 leaves alone."""
+
+SIZES_VERSION: Final = 6
+"""The version of times at several sizes, the newest of all records."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
@@ -77,7 +81,8 @@ class Trial(NamedTuple):
     Attributes:
         id: The digest of the trace.
         trace: The decisions from which TVM makes the schedule again.
-        run_secs: Seconds of a call, one number for each repeat; empty when the trial failed.
+        run_secs: Seconds of a call, one number for each repeat; empty when the trial failed. Of a
+            kernel with open sizes, the geometric mean over those at which it is measured.
         failure: The reason why there are no times; None when there are.
         when: The time of the record (ISO 8601, UTC).
         tvm: The identity of the TVM build.
@@ -85,6 +90,7 @@ class Trial(NamedTuple):
         load: The load averages of the machine before the trial; empty for a remote device.
         seed: The seed of the search.
         ran: Start and end of the measurement in seconds since 1970; empty when not known.
+        size_secs: The seconds at each of several sizes, in the order in which the workload has them.
     """
 
     id: _Digest
@@ -97,6 +103,7 @@ class Trial(NamedTuple):
     load: tuple[_Number, ...]
     seed: _Count
     ran: tuple[_Number, ...] = ()
+    size_secs: tuple[tuple[_Seconds, ...], ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -110,11 +117,12 @@ class Trial(NamedTuple):
 
     def to_json(self) -> Json:
         """Return the record as it is written."""
-        return {
-            "v": RECORD_VERSION,
+        record = {
+            "v": SIZES_VERSION if self.size_secs else RECORD_VERSION,
             **self._asdict(),
             "failure": self.failure._asdict() if self.failure else None,
         }
+        return record if self.size_secs else without_empty(record, ("size_secs",))
 
 
 class ExhaustedMark(NamedTuple):
@@ -162,6 +170,8 @@ class FinalistsRecord(NamedTuple):
         untuned: Seconds of the untuned kernel.
         samples: Seconds of each finalist; none for one that does not apply.
         when: The time of the record (ISO 8601, UTC).
+        sizes: For a kernel that is measured at several sizes, the seconds at each: of the untuned kernel,
+            then of each finalist.
     """
 
     request: _Digest
@@ -169,10 +179,13 @@ class FinalistsRecord(NamedTuple):
     untuned: tuple[_Seconds, ...]
     samples: tuple[tuple[_Seconds, ...], ...]
     when: _When
+    sizes: tuple[tuple[tuple[_Seconds, ...], ...], ...] = ()
 
     def to_json(self) -> Json:
         """Return the record as it is written."""
-        return {"v": NOTE_VERSION, "finalists": self.request, **_fields_after_first(self)}
+        version = SIZES_VERSION if self.sizes else NOTE_VERSION
+        record = {"v": version, "finalists": self.request, **_fields_after_first(self)}
+        return without_empty(record, ("sizes",))
 
 
 class LibraryRecord(NamedTuple):
@@ -184,6 +197,7 @@ class LibraryRecord(NamedTuple):
         tuned: Seconds of a call of the library with the other schedules; none if there are none.
         untuned: Seconds of the untuned library in the same turns.
         when: The time of the record (ISO 8601, UTC).
+        sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
     """
 
     request: _Digest
@@ -191,10 +205,13 @@ class LibraryRecord(NamedTuple):
     tuned: tuple[_Seconds, ...]
     untuned: tuple[_Seconds, ...]
     when: _When
+    sizes: tuple[tuple[tuple[_Seconds, ...], ...], ...] = ()
 
     def to_json(self) -> Json:
         """Return the record as it is written."""
-        return {"v": MAX_RECORD_VERSION, "library": self.request, **_fields_after_first(self)}
+        version = SIZES_VERSION if self.sizes else MAX_RECORD_VERSION
+        record = {"v": version, "library": self.request, **_fields_after_first(self)}
+        return without_empty(record, ("sizes",))
 
 
 class Ban(NamedTuple):
@@ -309,13 +326,15 @@ def parse_line(line: bytes) -> Record | None:
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the field 'v' is not a version")
-    if version > SEARCH_VERSION:
+    if version > SIZES_VERSION:
         return None
     try:
         for name, (first_field, kind) in _KINDS.items():
             if name in record:
                 record[first_field] = record.pop(name)
-                return kind.validate_python(record)
+                parsed = kind.validate_python(record)
+                _check_sizes(parsed)
+                return parsed
         return _parse_trial(record)
     except ValidationError as error:
         raise ValueError(_describe(error)) from error
@@ -338,10 +357,31 @@ def read_object(line: bytes) -> dict[str, Json]:
     return value
 
 
+def _check_sizes(record: Record) -> None:
+    """Raise ValueError when times at several sizes are not those of as many turns."""
+    if isinstance(record, FinalistsRecord):
+        subjects: tuple[tuple[float, ...], ...] = (record.untuned, *record.samples)
+    elif isinstance(record, LibraryRecord):
+        subjects = (record.tuned, record.untuned)
+    else:
+        return
+    if not record.sizes:
+        return
+    counts = [[len(row) for row in rows] for rows in record.sizes]
+    number = max(map(len, counts))
+    if len(counts) != len(subjects) or any(
+        row != [len(samples)] * number and (row or samples)
+        for row, samples in zip(counts, subjects, strict=True)
+    ):
+        raise ValueError("the field 'sizes' has other numbers of times than there are turns")
+
+
 def _parse_trial(record: dict[str, Json]) -> Trial:
     trial = _TRIAL.validate_python(record)
     if bool(trial.run_secs) == bool(trial.failure):
         raise ValueError("a trial has either times or a failure")
+    if any(len(seconds) != len(trial.run_secs) for seconds in trial.size_secs):
+        raise ValueError("a trial has other numbers of repeats at some sizes")
     if not traces.has_form(trial.trace):
         raise ValueError("its trace is malformed")
     if problem := traces.find_problem(trial.trace):

@@ -28,6 +28,7 @@ class Task(NamedTuple):
         calls: Calls in one inference.
         flops: Arithmetic operations of one call.
         mod: The saved module of the workload.
+        sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
     """
 
     key: str
@@ -35,6 +36,7 @@ class Task(NamedTuple):
     calls: int
     flops: float
     mod: str
+    sizes: tuple[str, ...] = ()
 
 
 def search_name(strategy: str, seed: int) -> str:
@@ -84,6 +86,7 @@ class WorkloadResult(NamedTuple):
         least_s: Seconds of one call at the roofline of the machine; 0 when not known.
         at_roofline: It is about as fast as the machine allows, tuned or not.
         finished: It got no trial, because it had its share of the budget in an earlier search.
+        sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
     """
 
     key: str
@@ -103,6 +106,7 @@ class WorkloadResult(NamedTuple):
     least_s: float = 0.0
     at_roofline: bool = False
     finished: bool = False
+    sizes: tuple[str, ...] = ()
 
 
 class TuningResult(NamedTuple):

@@ -3,7 +3,7 @@
 A schedule that wins alone, with its data in the cache, may lose between other kernels. So each
 tuned kernel is timed once more where it will run, and those that lose there stay untuned. Then
 both libraries are called in turns. Their weights are random: no time depends on them, so that a
-model with new weights has the same choice.
+model with new weights has the same choice. A library with open sizes is measured at each size to tune at.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.dimensions import evaluate_shape, list_sizes_to_tune_at, specs_at
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, geometric_means, measure_in_turns
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.tuning.trials import LibraryRecord, timestamp
@@ -81,12 +83,15 @@ class LibraryTimes(NamedTuple):
         tuned: Seconds of a call of the library with all other chosen schedules; none if there are none.
         untuned: Seconds of the untuned library in the same turns.
         error: The reason why nothing was compared; otherwise empty.
+        sizes: For a library that is measured at several sizes, the seconds at each: tuned, then untuned.
+            The others are geometric means.
     """
 
     slower: tuple[str, ...] = ()
     tuned: tuple[float, ...] = ()
     untuned: tuple[float, ...] = ()
     error: str = ""
+    sizes: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
     @property
     def pairs(self) -> PairedTimes:
@@ -95,8 +100,11 @@ class LibraryTimes(NamedTuple):
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is the faster one; an unmeasured one is not judged."""
-        return bool(self.error) or bool(self.tuned and self.pairs.ratio < 1)
+        """True if the tuned library is the faster one, and slower at no size; an unmeasured one is not judged."""
+        if self.error:
+            return True
+        is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))
+        return bool(self.tuned) and self.pairs.ratio < 1 and not is_slower
 
 
 def read_or_compare(
@@ -114,11 +122,11 @@ def read_or_compare(
     """
     known = ledger.libraries.get(request.digest)
     if known is not None:
-        return LibraryTimes(known.slower, known.tuned, known.untuned)
+        return LibraryTimes(known.slower, known.tuned, known.untuned, sizes=known.sizes)
     times = compare()
     if not times.error:
         fields = (times.slower, times.tuned, times.untuned)
-        ledger.add([LibraryRecord(request.digest, *fields, timestamp())])
+        ledger.add([LibraryRecord(request.digest, *fields, timestamp(), times.sizes)])
     return times
 
 
@@ -133,26 +141,36 @@ def compare_libraries(payload: Json, emit: Emit) -> Json:
         emit: Not used.
 
     Returns:
-        `slower`, `tuned` and `untuned` of `LibraryTimes`.
+        `slower`, `tuned`, `untuned` and, with several sizes, `sizes` of `LibraryTimes`.
     """
     del emit
     request = LibraryRequest(**payload)
     libraries = _Libraries(request)
     untuned, tuned = libraries.load({}), libraries.load(request.chosen)
-    slower = find_slower(
-        request.names,
-        lambda: libraries.profile(tuned),
-        lambda: libraries.profile(untuned),
-    )
+    slower = {
+        key for feed in libraries.feeds for key in libraries.find_slower(tuned, untuned, feed)
+    }
     kept = {key: trace for key, trace in request.chosen.items() if key not in slower}
     if not kept:
-        return {"slower": slower, "tuned": [], "untuned": []}
+        return {"slower": sorted(slower), "tuned": [], "untuned": []}
     if slower:
         tuned = libraries.load(kept)
+    rows: tuple[list[list[float]], ...] = ([], [])
+
+    def measure_library(library: Module, own_rows: list[list[float]]) -> float:
+        times = libraries.latencies(library)
+        own_rows.append(times)
+        return geometric_means([[seconds] for seconds in times])[0]
+
     times = measure_in_turns(
-        lambda: libraries.latency(tuned), lambda: libraries.latency(untuned), seconds=_SECONDS
+        lambda: measure_library(tuned, rows[0]),
+        lambda: measure_library(untuned, rows[1]),
+        seconds=_SECONDS,
     )
-    return {"slower": slower, "tuned": times.first, "untuned": times.second}
+    answer = {"slower": sorted(slower), "tuned": times.first, "untuned": times.second}
+    if len(libraries.feeds) == 1:
+        return answer
+    return {**answer, "sizes": [list(zip(*own_rows, strict=True)) for own_rows in rows]}
 
 
 Profile = Callable[[], Mapping[str, float]]
@@ -197,6 +215,7 @@ class _Libraries:
     def __init__(self, request: LibraryRequest) -> None:
         from tvmflow.compiler import ir, lowering
         from tvmflow.compiler.c_program.program import find_runtime
+        from tvmflow.compiler.open_sizes import read_dimensions
         from tvmflow.tuning import measure
 
         measure.load_compiler(request.target)
@@ -209,10 +228,15 @@ class _Libraries:
         main = self._lowered["main"]
         weights = ir.list_weights(main)
         inputs = list(main.params)[: len(main.params) - len(weights)]
-        self._inputs = [_spec(f"x{index}", variable.ty) for index, variable in enumerate(inputs)]
-        self._feed = {spec.name: _draw(spec) for spec in self._inputs}
+        self._dimensions = read_dimensions(main)
+        largest = {dimension.name: dimension.max for dimension in self._dimensions}
+        self._inputs = [_spec(f"x{index}", var.ty, largest) for index, var in enumerate(inputs)]
         outputs = _list_types(main.body.ty)
-        self._outputs = [_spec(f"y{index}", ty) for index, ty in enumerate(outputs)]
+        self._outputs = [_spec(f"y{index}", ty, largest) for index, ty in enumerate(outputs)]
+        self.feeds = [
+            {spec.name: _draw(spec) for spec in specs_at(self._inputs, sizes)}
+            for sizes in list_sizes_to_tune_at(self._dimensions)
+        ]
         arrays = [_draw_weight(_spec("", variable.ty)) for variable in weights]
         self._weights = arrays if self._runtime == C_RUNTIME else _send_to_vm(arrays)
 
@@ -229,6 +253,7 @@ class _Libraries:
         signature = {
             "inputs": [spec.to_json() for spec in self._inputs],
             "outputs": [spec.to_json() for spec in self._outputs],
+            "dimensions": [dimension.to_json() for dimension in self._dimensions],
         }
         program = self._load_program(scheduled, signature)
         return Module(program, signature, {"name": "library"})
@@ -250,17 +275,44 @@ class _Libraries:
         pool = ThreadPool.of(threads)
         return VirtualMachine(library, self._inputs, weights=self._weights, pool=pool)
 
-    def latency(self, module: Module) -> float:
-        """Return the seconds of a call."""
-        return module.latency(self._feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
+    def latencies(self, module: Module) -> list[float]:
+        """Return the seconds of a call with each feed."""
+        return [
+            module.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_TURN)[0]
+            for feed in self.feeds
+        ]
 
-    def profile(self, module: Module) -> dict[str, float]:
+    def find_slower(self, tuned: Module, untuned: Module, feed: Mapping[str, Any]) -> list[str]:
+        """Return the workloads that are slower in the tuned library, for some inputs."""
+        return find_slower(
+            self._request.names,
+            lambda: self._profile(tuned, feed),
+            lambda: self._profile(untuned, feed),
+        )
+
+    def _profile(self, module: Module, feed: Mapping[str, Any]) -> dict[str, float]:
         """Return the seconds of each kernel in one call."""
-        return {entry.name: entry.seconds for entry in module.profile(self._feed, repeat=1)}
+        return {entry.name: entry.seconds for entry in module.profile(feed, repeat=1)}
 
 
-def _spec(name: str, ty: Any) -> TensorSpec:
-    return TensorSpec(name, tuple(int(extent) for extent in ty.shape), str(ty.dtype.dtype))
+def _spec(name: str, ty: Any, largest: Mapping[str, int] = MappingProxyType({})) -> TensorSpec:
+    """Return a tensor of `main`.
+
+    Args:
+        name: Its name.
+        ty: Its type.
+        largest: The largest size of each dimension by name.
+    """
+    from tvmflow.compiler.open_sizes import size_text
+
+    sizes = tuple(map(size_text, ty.shape))
+    is_open = not all(isinstance(size, int) for size in sizes)
+    return TensorSpec(
+        name=name,
+        shape=evaluate_shape(sizes, largest),
+        dtype=str(ty.dtype.dtype),
+        sizes=sizes if is_open else (),
+    )
 
 
 def _list_types(ty: Any) -> list[Any]:

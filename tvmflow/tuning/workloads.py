@@ -3,6 +3,9 @@
 A workload is a kernel with normalized names. Its key is the digest of its structure, so two
 layers of one shape are one workload, in one model or in two. Everything that tuning stores
 (traces refer to blocks by name) is about the normalized form, never about the model's own.
+
+A kernel with open sizes carries the numbers at which it is measured, for variables that are named in the
+order of its shapes: it has one key whatever a recipe calls its dimensions, and another for other numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.statistics import geometric_means
 
 if TYPE_CHECKING:
     import tvm
@@ -34,9 +39,10 @@ class Workload(NamedTuple):
         key: The durable key.
         names: The functions of the lowered module that share it.
         weight: Calls in one inference.
-        flops: Arithmetic operations of one call.
+        flops: Arithmetic operations of one call; of one with open sizes the geometric mean.
         untunable_reason: The reason why no schedule is searched for it; otherwise empty.
         mod: The saved normalized module; empty for a library function that TVM only calls.
+        has_open_sizes: Whether each call chooses sizes of it.
     """
 
     key: str
@@ -45,6 +51,7 @@ class Workload(NamedTuple):
     flops: float
     untunable_reason: str
     mod: str
+    has_open_sizes: bool = False
 
 
 # ---------------------------------------------------------------- normalized names
@@ -54,7 +61,10 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     """Return a kernel as `main` of its own module, with blocks `b0, b1, …` and variables `v0, v1, …`."""
     import tvm
 
-    for name in _IGNORED_ATTRIBUTES:
+    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES
+
+    sizes = _list_size_numbers(function)
+    for name in (*_IGNORED_ATTRIBUTES, *((OPEN_SIZES, TUNED_SIZES) if sizes else ())):
         if name in function.attrs:
             function = function.without_attr(name)
     module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
@@ -82,7 +92,119 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
         elif node["type"] == "s_tir.SBlock" and nodes[node["data"]["name_hint"]]["data"] != _ROOT:
             node["data"]["name_hint"] = string_node(f"b{blocks}")
             blocks += 1
-    return tvm.ir.load_json(json.dumps(graph))
+    normalized = tvm.ir.load_json(json.dumps(graph))
+    return _with_size_numbers(normalized, sizes) if sizes else normalized
+
+
+# ---------------------------------------------------------------- open sizes
+
+
+class _SizeNumbers(NamedTuple):
+    """The numbers of one variable: for decisions, to measure at, and one to compare values at."""
+
+    decided: int
+    tuned: tuple[int, ...]
+
+
+def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
+    """Return the numbers of a kernel's open sizes in the order of its shapes; none where one is not known."""
+    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES, list_size_variables
+
+    attributes = function.attrs or {}
+    known, tuned = attributes.get(OPEN_SIZES, {}), attributes.get(TUNED_SIZES, {})
+    names = [str(var.name) for var in list_size_variables(function)]
+    if not all(name in known and name in tuned for name in names):
+        return []
+    return [_SizeNumbers(int(known[name]), tuple(map(int, tuned[name]))) for name in names]
+
+
+def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.IRModule:
+    import tvm
+
+    from tvmflow.compiler.open_sizes import list_size_variables, with_size_numbers
+
+    function = mod["main"]
+    names = [str(var.name) for var in list_size_variables(function)]
+    pairs = list(zip(names, sizes, strict=True))
+    numbers = {name: entry.decided for name, entry in pairs}
+    tuned = {name: entry.tuned for name, entry in pairs}
+    return tvm.IRModule({"main": with_size_numbers(function, numbers, tuned)})
+
+
+def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
+    """Return the numbers of a workload's size variables for each measurement; `[{}]` where all sizes are fixed."""
+    return _list_points(mod)[:-1] or [{}]
+
+
+def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
+    """Return the same where values are compared with those of the rule; none where all sizes are fixed."""
+    return _list_points(mod)
+
+
+def _list_points(mod: tvm.IRModule) -> list[dict[Any, int]]:
+    from tvmflow.compiler.open_sizes import list_size_variables
+
+    variables, sizes = list_size_variables(mod["main"]), _list_size_numbers(mod["main"])
+    columns = zip(*(entry.tuned for entry in sizes), strict=True)
+    return [dict(zip(variables, column, strict=True)) for column in columns]
+
+
+def argument_shapes(
+    mod: tvm.IRModule, sizes: Mapping[Any, int]
+) -> list[tuple[tuple[int, ...], str] | int]:
+    """Return shape and dtype of each tensor that a workload takes, and the number of each size that it takes.
+
+    Args:
+        mod: The module.
+        sizes: A number for each of its size variables.
+    """
+    import tvm
+
+    from tvmflow.compiler.ir import replace_variables
+
+    numbers = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+
+    def evaluate(extent: Any) -> int:
+        if numbers and not isinstance(extent, int | tvm.tirx.IntImm):
+            extent = tvm.sym.Analyzer().simplify(replace_variables(extent, numbers))
+        return int(extent)
+
+    return [
+        (tuple(map(evaluate, param.ty.shape)), str(param.ty.dtype.dtype))
+        if hasattr(param.ty, "shape")
+        else sizes[param]
+        for param in mod["main"].params
+    ]
+
+
+def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
+    """Return the tensors of a workload for people, such as `float32[16|128×384]` for one that is measured twice."""
+    points = [argument_shapes(mod, sizes) for sizes in list_measured_sizes(mod)]
+    texts = []
+    for tensors in zip(*points, strict=True):
+        if not isinstance(tensors[0], int):
+            axes = zip(*(shape for shape, _ in tensors), strict=True)
+            extents = ["|".join(map(str, dict.fromkeys(axis))) for axis in axes]
+            texts.append(f"{tensors[0][1]}[{'×'.join(extents)}]")
+    return tuple(texts)
+
+
+def flops_at(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
+    """Return TVM's estimate of the arithmetic operations of a call; 0 where it has none."""
+    import tvm
+
+    from tvmflow.compiler.ir import replace_variables
+
+    function = mod["main"]
+    if sizes:
+        numbers = {var: tvm.tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
+        tensors = [param for param in function.params if hasattr(param.ty, "shape")]
+        function = tvm.tirx.PrimFunc(tensors, replace_variables(function.body, numbers))
+        mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    try:
+        return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
+    except (RuntimeError, ValueError, TypeError):
+        return 0.0
 
 
 # ---------------------------------------------------------------- the durable key
@@ -100,8 +222,14 @@ def workload_key(mod: tvm.IRModule) -> str:
 
 def family_key(mod: tvm.IRModule) -> str:
     """Return the sha256 (hex) of a workload's structure without its numbers: the same for all shapes."""
+    from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES
+
+    function = mod["main"]
+    for name in (OPEN_SIZES, TUNED_SIZES):
+        # how many sizes a kernel is measured at is no part of its structure
+        function = function.without_attr(name) if name in function.attrs else function
     with _deep_recursion():
-        return _FamilyDigester().function(mod["main"])
+        return _FamilyDigester().function(function)
 
 
 class _Digester:
@@ -265,24 +393,16 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
             mod="",
         )
     mod = normalize(function)
+    flops = [flops_at(mod, sizes) for sizes in list_measured_sizes(mod)]
     return Workload(
         key=workload_key(mod),
         names=(name,),
         weight=calls,
-        flops=_estimate_flops(mod),
+        flops=geometric_means([[value] for value in flops])[0] if all(flops) else 0.0,
         untunable_reason=_untunable_reason(function, mod),
         mod=tvm.ir.save_json(mod),
+        has_open_sizes=bool(list_compared_sizes(mod)),
     )
-
-
-def _estimate_flops(mod: tvm.IRModule) -> float:
-    """Return TVM's estimate of the arithmetic operations of one call; 0 where it has none."""
-    import tvm
-
-    try:
-        return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
-    except (RuntimeError, ValueError, TypeError):
-        return 0.0
 
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
@@ -291,7 +411,7 @@ def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
 
     if function.attrs.get("tirx.is_scheduled", False):
         return "it comes with a schedule"
-    if not _has_static_shapes(function):
+    if not _has_static_shapes(function) and not list_compared_sizes(mod):
         return "its shapes are known only when it runs"
     if relax.analysis.has_reshape_pattern(function):
         return "it only renames a shape, which costs nothing in the library"

@@ -13,6 +13,7 @@ from tvmflow.core.dimensions import (
     choose_representative,
     derive_sizes,
     evaluate_shape,
+    list_sizes_to_tune_at,
     sizes_text,
 )
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
@@ -118,7 +119,7 @@ def choose_sizes(
         add(smaller)
         for name, size in largest.items():
             add({**least, name: size})
-    for sizes in _list_to_tune_at(dimensions):
+    for sizes in list_sizes_to_tune_at(dimensions):
         if not add(sizes):
             left_out.append(_describe_left_out(sizes, count_elements))
     for sizes in _list_primes(dimensions):
@@ -151,17 +152,6 @@ def _shrink(dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], i
         half = sizes[furthest.name] // 2 // furthest.multiple_of * furthest.multiple_of
         sizes[furthest.name] = max(half, furthest.min)
     return sizes
-
-
-def _list_to_tune_at(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
-    """Give combinations in which each size to tune at is once, and the representative one."""
-    middle = choose_representatives(dimensions)
-    for place in range(max(len(dimension.tune_at) for dimension in dimensions)):
-        yield {
-            d.name: d.tune_at[place % len(d.tune_at)] if d.tune_at else middle[d.name]
-            for d in dimensions
-        }
-    yield middle
 
 
 def _list_primes(dimensions: Sequence[Dimension]) -> Iterator[Sizes]:
