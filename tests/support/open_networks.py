@@ -131,6 +131,16 @@ def make_network(
     return OpenNetwork(mod, inputs, weights)
 
 
+def open_rows(*tune_at: int) -> OpenNetwork:
+    """Return a product of an open number of rows, up to 40, with a matrix of 16×32."""
+    return make_network(
+        [Dimension("rows", 1, 40, 1, tune_at)],
+        {"x": Input(("rows", 16))},
+        make_weights(w=(16, 32)),
+        lambda emit, x, w: emit(relax.op.matmul(x, w)),
+    )
+
+
 def make_weights(**shapes: Sequence[int]) -> dict[str, Array]:
     """Return random weights of float32 by name."""
     rng = np.random.default_rng(7)

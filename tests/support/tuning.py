@@ -225,7 +225,7 @@ def tune_in_worker(payload: Any, emit: Emit) -> list[dict[str, Any]]:
                     "rules": BudgetRules(*chosen["rules"]),
                 }
             ),
-            measure_context(folder, threads),
+            measure_context(folder, threads)._replace(rules_version=payload.get("rules", 0)),
             open_ledger(folder, threads),
             fork_server,
             emit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
@@ -390,6 +391,9 @@ def _format_trial(trial: Trial) -> str:
     ]
     if trial.failure:
         fields.append(f"{trial.failure.phase} {trial.failure.kind}: {trial.failure.message}")
+    if trial.size_secs:
+        times = (latency_text(median(seconds)) for seconds in trial.size_secs)
+        fields.insert(2, f"at each size {', '.join(times)}")
     return "  ".join(fields)
 
 

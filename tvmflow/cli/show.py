@@ -299,6 +299,8 @@ def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
     if details.tuned_s is not None and details.untuned_s is not None:
         ratio = details.untuned_s / details.tuned_s
         yield "tuning", f"{ratio:.2f} times as fast as untuned, each measured by itself in turns"
+    if speedups := details.size_speedups:
+        yield "sizes", ", ".join(f"{speedup:.3g} times ({at})" for at, speedup in speedups.items())
     yield "roofline", _roofline_text(kernel)
     yield "workload", row.workload[:_SHOWN_KEY]
 

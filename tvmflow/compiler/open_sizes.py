@@ -205,7 +205,7 @@ def list_symbols(size: IrSize) -> list[Any]:
 
 
 def list_size_variables(kernel: tirx.PrimFunc) -> list[Any]:
-    """Return the variables in the shapes of a kernel's parameters, and those that it takes, in their order."""
+    """Return the variables in the shapes of a kernel's parameters, in their order."""
     variables: list[Any] = []
     for param in kernel.params:
         shape = getattr(param.ty, "shape", None)
@@ -276,7 +276,7 @@ def with_size_numbers(
 
 
 def _choose_indivisible(dimension: Dimension) -> int:
-    """Return a size that no tile divides: a prime number, times `multiple_of`, below the representative one."""
+    """Return a prime number, times `multiple_of`, below the representative size: no tile divides it."""
     step = dimension.multiple_of
     for factor in range(choose_representative(dimension) // step - 1, dimension.min // step, -1):
         if all(factor % divisor for divisor in range(2, math.isqrt(factor) + 1)):

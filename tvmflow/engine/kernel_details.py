@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tvmflow.core import errors
+from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.fork_server import ForkServer
@@ -174,6 +175,8 @@ class KernelDetails(NamedTuple):
         trials: How many schedules the search measured.
         failed: How many of these failed.
         best_trial_s: The time of a call with the best of these, as the search measured it.
+        size_speedups: The speedup over the rule's schedule at each of several sizes to tune at. Of such a kernel,
+            whose other times are geometric means, there are neither `flops` nor `least_s`.
     """
 
     row: KernelRow
@@ -186,6 +189,7 @@ class KernelDetails(NamedTuple):
     trials: int | None = None
     failed: int = 0
     best_trial_s: float | None = None
+    size_speedups: Mapping[str, float] = MappingProxyType({})
 
     @property
     def call_s(self) -> float | None:
@@ -208,7 +212,7 @@ class KernelDetails(NamedTuple):
         """Return the details as plain JSON."""
         derived = {"gflops": self.gflops, "roofline_share": self.roofline_share}
         own = {name: value for name, value in self._asdict().items() if name != "row"}
-        return {**self.row.to_json(), **own, **derived}
+        return without_empty({**self.row.to_json(), **own, **derived}, ("size_speedups",))
 
 
 def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> KernelDetails:
@@ -220,17 +224,19 @@ def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> Kerne
     tuned = next((w for w in search.workloads if w.name == workload), None) if search else None
     judged = next((k for k in chosen.kernels if k.name == workload), None) if chosen else None
     untuned = judged or tuned
+    is_open = bool(tuned and tuned.sizes)
     return KernelDetails(
         row,
         nodes=tuple(call.nodes for call in list_kernel_calls(facts).get(kernel, ())),
         untuned_s=_seconds(untuned and untuned.untuned_us),
         tuned_s=_seconds(judged and judged.tuned_us),
-        flops=(judged and judged.flops) or None,
+        flops=None if is_open else (judged and judged.flops) or None,
         peak_gflops=chosen and chosen.peak_gflops,
-        least_s=_seconds(tuned and tuned.roofline_us),
+        least_s=None if is_open else _seconds(tuned and tuned.roofline_us),
         trials=tuned and tuned.trials,
         failed=tuned.failed if tuned else 0,
         best_trial_s=_seconds(tuned and tuned.best_us),
+        size_speedups=chosen.size_speedups.get(workload, {}) if chosen else {},
     )
 
 

@@ -311,7 +311,9 @@ def _list_workloads(
             curve=_best_so_far(searched.trials.get(workload.key, ())),
             trials=workload.trials,
         )
-        kernels.append(_time_in_library(kernel, times, origin.names))
+        timed = _time_in_library(kernel, times, origin.names)
+        # the library was timed at one size, and the rest is the mean of several
+        kernels.append(timed._replace(library_s=None) if workload.sizes else timed)
     return sorted(
         kernels,
         key=lambda kernel: (-(kernel.share or 0.0), -kernel.calls * (kernel.seconds or 0.0)),

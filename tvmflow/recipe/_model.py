@@ -121,7 +121,7 @@ class DimensionSpec(ClosedModel):
         default=(),
         max_length=16,
         examples=[[16, 128, 512]],
-        description="The sizes that matter most: kernels are as fast as they can be at the largest, and the library is verified at each. Default: one in the middle of the range.",
+        description="The sizes that matter most: kernels are as fast as they can be at the largest, a search measures schedules at each, and the library is verified at each. Default: one in the middle of the range.",
     )
 
     @model_validator(mode="before")

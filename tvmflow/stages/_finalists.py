@@ -25,7 +25,7 @@ _MAX_NOISE: Final = 0.10
 
 
 class SizeTimes(TypedDict):
-    """The times in µs of a kernel at one of several sizes: untuned, and with the schedule that is chosen."""
+    """The times in µs of a kernel at one of several sizes, untuned and tuned."""
 
     at: str
     untuned_us: float
@@ -33,7 +33,7 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """What only a judgement of a kernel with open sizes has, where a finalist wins."""
+    """The part of a judgement that only a kernel with open sizes has, where a finalist wins."""
 
     sizes: list[SizeTimes]
 

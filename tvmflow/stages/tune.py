@@ -389,7 +389,7 @@ def _list_single(facts: TuneFacts) -> list[str]:
 
 
 def _describe_open_sizes(workloads: Sequence[WorkloadFacts], single: Sequence[str]) -> list[str]:
-    """Return at which sizes schedules of open sizes were measured, and where there was none to measure.
+    """Return at which sizes schedules were measured, and where there was none to measure.
 
     Args:
         workloads: All workloads.

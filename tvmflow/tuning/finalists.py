@@ -201,9 +201,10 @@ def _build_or_none(request: FinalistsRequest, trace: Json) -> Any:
 
 
 def find_wrong_values(mod: tvm.IRModule, untuned: Any, kernel: Any) -> str:
-    """Return how a schedule of open sizes computes other values than the untuned kernel, or an empty string.
+    """Return how values of a kernel differ from those of the untuned one; empty if they do not.
 
-    A search finds it by its times at a few sizes, so that it is also called at one that no tile divides.
+    A schedule for open sizes is found by its times at a few of them. It is called at these, and at one that no tile
+    divides.
 
     Args:
         mod: The workload; of one with fixed sizes nothing is compared here.
@@ -234,7 +235,7 @@ def time_in_turns(
     timing: Timing,
     rounds: int,
 ) -> Json:
-    """Return the `untuned` times and the `samples` of built kernels; with several sizes, also all `sizes`.
+    """Return the `untuned` times and the `samples` of kernels; with several sizes, also `sizes`.
 
     Args:
         untuned: The untuned kernel.

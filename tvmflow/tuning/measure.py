@@ -233,7 +233,7 @@ def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float
 def time_candidate(
     kernel: Any, argument_lists: Sequence[list[Any]], timing: Timing, best_s: float | None
 ) -> list[list[float]]:
-    """Return for each list of arguments the seconds of each repeat, with fewer repeats for a slow candidate.
+    """Return the seconds of each repeat for each list of arguments, with fewer for a slow candidate.
 
     A short first look ends the measurement of a candidate that is much slower than `best_s`;
     one that may be the best gets more repeats than `timing` has while they differ. Of several lists,

@@ -123,7 +123,7 @@ _log = logging.getLogger(__name__)
 
 
 class Candidate(NamedTuple):
-    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object, if it takes part."""
+    """A schedule that was not measured on this target; `proposal` is MetaSchedule's object."""
 
     id: str
     trace: Json
@@ -438,7 +438,7 @@ class OpenProposals:
 
 
 def _generate_rule_candidates(mod: tvm.IRModule, context: MeasureContext) -> Iterator[Candidate]:
-    """Yield the schedules of the schedule rules, without that of the untuned kernel, which was measured."""
+    """Yield the schedules of the rules, without that of the untuned kernel, which was measured."""
     from tvmflow.compiler.cpu_model import cpu_model_for
     from tvmflow.compiler.schedules.rules import generate_schedules
 

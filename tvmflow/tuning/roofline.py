@@ -71,11 +71,13 @@ class Roofline(NamedTuple):
         """
         import tvm
 
-        from tvmflow.tuning.workloads import flops_at, list_measured_sizes
+        from tvmflow.tuning.workloads import count_operations, list_measured_sizes
 
         kernel = tvm.ir.load_json(mod)
         seconds = [
-            self._least_seconds_at(kernel, sizes, flops_at(kernel, sizes) if sizes else flops)
+            self._least_seconds_at(
+                kernel, sizes, count_operations(kernel, sizes) if sizes else flops
+            )
             for sizes in list_measured_sizes(kernel)
         ]
         return geometric_means([[value] for value in seconds])[0]

@@ -100,7 +100,7 @@ class LibraryTimes(NamedTuple):
 
     @property
     def keeps_tuned(self) -> bool:
-        """True if the tuned library is the faster one, and slower at no size; an unmeasured one is not judged."""
+        """True if the tuned library is faster, and slower at no size; an unmeasured one is not judged."""
         if self.error:
             return True
         is_slower = any(PairedTimes(*pair).is_slower for pair in zip(*self.sizes, strict=True))

@@ -107,7 +107,7 @@ class _SizeNumbers(NamedTuple):
 
 
 def _list_size_numbers(function: tvm.tirx.PrimFunc) -> list[_SizeNumbers]:
-    """Return the numbers of a kernel's open sizes in the order of its shapes; none where one is not known."""
+    """Return the numbers of a kernel's open sizes, in their order; none where one is not known."""
     from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES, list_size_variables
 
     attributes = function.attrs or {}
@@ -132,12 +132,12 @@ def _with_size_numbers(mod: tvm.IRModule, sizes: Sequence[_SizeNumbers]) -> tvm.
 
 
 def list_measured_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the numbers of a workload's size variables for each measurement; `[{}]` where all sizes are fixed."""
+    """Return the numbers of size variables for each measurement; `[{}]` where there are none."""
     return _list_points(mod)[:-1] or [{}]
 
 
 def list_compared_sizes(mod: tvm.IRModule) -> list[dict[Any, int]]:
-    """Return the same where values are compared with those of the rule; none where all sizes are fixed."""
+    """Return the same for each comparison of values; none where all sizes are fixed."""
     return _list_points(mod)
 
 
@@ -152,7 +152,7 @@ def _list_points(mod: tvm.IRModule) -> list[dict[Any, int]]:
 def argument_shapes(
     mod: tvm.IRModule, sizes: Mapping[Any, int]
 ) -> list[tuple[tuple[int, ...], str] | int]:
-    """Return shape and dtype of each tensor that a workload takes, and the number of each size that it takes.
+    """Return shape and dtype of each tensor that a workload takes, and each size as a number.
 
     Args:
         mod: The module.
@@ -178,7 +178,7 @@ def argument_shapes(
 
 
 def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
-    """Return the tensors of a workload for people, such as `float32[16|128×384]` for one that is measured twice."""
+    """Return the tensors of a workload for people, such as `float32[16|128×384]`."""
     points = [argument_shapes(mod, sizes) for sizes in list_measured_sizes(mod)]
     texts = []
     for tensors in zip(*points, strict=True):
@@ -189,7 +189,7 @@ def shapes_text(mod: tvm.IRModule) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def flops_at(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
+def count_operations(mod: tvm.IRModule, sizes: Mapping[Any, int]) -> float:
     """Return TVM's estimate of the arithmetic operations of a call; 0 where it has none."""
     import tvm
 
@@ -393,7 +393,7 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
             mod="",
         )
     mod = normalize(function)
-    flops = [flops_at(mod, sizes) for sizes in list_measured_sizes(mod)]
+    flops = [count_operations(mod, sizes) for sizes in list_measured_sizes(mod)]
     return Workload(
         key=workload_key(mod),
         names=(name,),

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -14,8 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
+from tests.support.open_networks import open_rows
+from tests.support.trials import TARGET
 from tests.support.tuning import (
     dense,
     model,
@@ -25,10 +31,13 @@ from tests.support.tuning import (
     softmax,
     tasks_of,
 )
+from tvmflow.compiler import lowering
 from tvmflow.core.fork_server import ForkServer
+from tvmflow.tuning.apply import apply_chosen
 from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS
 from tvmflow.tuning.trials import Trial, trial_id
 from tvmflow.tuning.tuning_job import SearchOptions, Task
+from tvmflow.tuning.workloads import extract_workloads
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +72,13 @@ class Tuning:
         self.folder = folder
         self.events: list[dict[str, Any]] = []
 
-    def __call__(self, tasks: Sequence[Task], chosen: SearchOptions) -> dict[str, dict[str, Any]]:
+    def __call__(
+        self, tasks: Sequence[Task], chosen: SearchOptions, rules: int = 0
+    ) -> dict[str, dict[str, Any]]:
         self.events = []
         outcome = self._workers.call(
             "tests.support.tuning:tune_in_worker",
-            payload(self.folder, tasks, chosen, self._threads),
+            {**payload(self.folder, tasks, chosen, self._threads), "rules": rules},
             timeout_s=120,
             log=self.folder / "log",
             emit=self.events.append,
@@ -103,6 +114,31 @@ def test_every_trial_is_recorded_with_all_fields(tune: Tuning, tasks: list[Task]
         assert trial.id == trial_id(trial.trace)
         assert (trial.tvm, trial.host, trial.seed) == ("test", {"model": "any"}, 7)
         assert len(trial.load) == 3 and trial.when.endswith("+00:00")
+
+
+def test_schedules_of_open_sizes_are_measured_at_each_size_to_tune_at(tune: Tuning) -> None:
+    """They are those of the rules, each computes the same at every size, and none is measured again."""
+    network, target = open_rows(4, 16), lowering.make_target(TARGET)
+    lowered = network.lower(TARGET)
+    [workload] = extract_workloads(lowered.mod)
+    fields = (workload.names[0], workload.weight, workload.flops, workload.mod)
+    task = Task(workload.key, *fields, ("rows=4", "rows=16"))
+    [result] = tune([task], options(2), rules=1).values()
+    assert (result["measured"], result["failed"]) == (2, 0)
+    [again] = tune([task], options(2), rules=1).values()
+    assert (again["measured"], again["trials"]) == (0, 2)
+    for trial in tune.trials(task):
+        medians = [statistics.median(seconds) for seconds in trial.size_secs]
+        assert len(medians) == 2
+        assert min(medians) <= trial.seconds <= max(medians)
+    chosen = {task.key: tune.trials(task)[0].trace}
+    tuned, _ = apply_chosen(lowered.mod, chosen, {task.key: task.mod}, target)
+    weights = lowered.compute_weights(network.weights)
+    machine = relax.VirtualMachine(lowering.compile_with_weights(tuned, weights, target), tvm.cpu())
+    for rows in (1, 7, 16, 40):
+        [x] = network.draw({"rows": rows}).values()
+        result = machine["main"](tvm.runtime.tensor(x)).numpy()
+        np.testing.assert_allclose(result, x @ network.weights["w"], rtol=1e-4, atol=1e-4)
 
 
 def test_progress_is_reported_after_every_trial(tune: Tuning, tasks: list[Task]) -> None:

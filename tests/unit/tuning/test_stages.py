@@ -13,6 +13,7 @@ import tvm
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
+from tests.support.open_networks import open_rows
 from tests.support.trials import TARGET
 from tests.support.tuning import (
     conv,
@@ -27,6 +28,8 @@ from tests.support.tuning import (
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
+from tvmflow.core.types import Dimension
+from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.tuning.apply import apply_chosen
@@ -151,6 +154,31 @@ def test_a_second_run_measures_nothing_and_gives_the_same_records(pipeline: Pipe
     assert again["tune"]["reused"] == 4
     for name in ("extract_tasks/tasks.json", "extract_tasks/workloads.json", "tune/records.json"):
         assert Path(files[name]).read_bytes() == Path(same[name]).read_bytes()
+
+
+def tune_at(pipeline: Pipeline, *sizes: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Tune a product with an open number of rows, with two trials."""
+    chosen = recipe(Kernels(), trials=2)
+    chosen.list_dimensions = lambda: (Dimension("rows", 1, 40, 1, sizes),)
+    facts, files = pipeline(open_rows().mod, chosen, until="tune")
+    return facts["tune"], files
+
+
+@pytest.mark.slow
+def test_schedules_are_tried_first_at_other_sizes_to_tune_at(pipeline: Pipeline) -> None:
+    """At the same sizes nothing is measured again."""
+    first, files = tune_at(pipeline, 4, 16)
+    assert first["workloads"][0]["sizes"] == ["rows=4", "rows=16"]
+    again, same = tune_at(pipeline, 4, 16)
+    assert (again["measured"], again["reused"]) == (0, 2)
+    other, others = tune_at(pipeline, 8)
+    assert other["measured"] == 2
+    found = [read(entry["tune/records.json"]) for entry in (files, same, others)]
+    assert found[0] == found[1]
+    [ids, other_ids] = [
+        {trial["id"] for trial in next(iter(entry.values()))} for entry in found[1:]
+    ]
+    assert ids == other_ids and found[1].keys() != found[2].keys()
 
 
 @pytest.mark.slow
