@@ -708,14 +708,16 @@ def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
     """
     row = loop.loop_var
     last = tirx.Cast(row.ty.dtype, rest) if rest.ty.dtype != row.ty.dtype else rest
-    clamped = {row: tirx.min(row, last - 1)}
+    own = tirx.Var(row.name, row.ty.dtype)
 
-    def clamp(buffer: Any, indices: Sequence[Any]) -> list[Any]:
+    def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:
         # registers have no computed index
         is_local = str(buffer.scope()) == "local"
-        return [index if is_local else replace_variables(index, clamped) for index in indices]
+        return [replace_variables(index, {row: own}) if is_local else index for index in indices]
 
-    return rewrite_indices(_without(loop.body, [term]), clamp)
+    kept = rewrite_indices(_without(loop.body, [term]), keep)
+    # also where a value depends on the row itself, as the count of a mean at the border
+    return replace_variables(replace_variables(kept, {row: tirx.min(row, last - 1)}), {own: row})
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:

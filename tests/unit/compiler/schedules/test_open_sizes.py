@@ -219,6 +219,24 @@ def test_pooling_of_open_images() -> None:
     check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
 
 
+def test_means_at_a_border_divide_by_their_own_counts() -> None:
+    """A row beyond the end stored the sum of the last one, divided by a count of its own."""
+    x = te.placeholder((1, 2, H, W, 16), name="x")
+    pooled = topi.nn.pool2d(
+        x, [3, 3], [2, 2], [1, 1], [1, 1, 1, 1], "avg", layout="NCHW16c", count_include_pad=False
+    )
+
+    def sums(x: Array) -> Array:
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1), (0, 0)))
+        result: Array = slide(padded, 3)[:, :, ::2, ::2].sum((-1, -2))
+        return result
+
+    def expected(x: Array) -> Array:
+        return sums(x) / sums(np.ones_like(x))
+
+    check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
+
+
 def test_lowered_kernels_have_numbers_for_the_variables_of_their_shapes() -> None:
     builder = relax.BlockBuilder()
     rows = tirx.Var("rows", "int64")
