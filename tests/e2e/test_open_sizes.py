@@ -11,6 +11,7 @@ import pytest
 
 import tvmflow
 from tests.support import exports
+from tests.support.mxnet_runs import generate
 from tests.support.project import Project
 
 DIMENSIONS = "dimensions:\n  rows: {min: 1, max: 40, tune_at: [16]}\ninputs:"
@@ -30,6 +31,46 @@ def check_project(folder: Path) -> None:
         with np.load(folder.parent / "out.npz") as arrays:
             expected = module.run({given.name: values})["scores"]
             np.testing.assert_array_equal(arrays["scores"], expected, strict=True)
+
+
+MXNET = """\
+recipe: 1
+name: tiny
+model: {{mxnet: {{prefix: {name}, epoch: 0}}}}
+dimensions: {dimensions}
+inputs: {inputs}
+targets: [host]
+tune: {{trials: 0}}
+verify: {{repeat: 2}}
+"""
+EVEN = "{min: 8, max: 40, multiple_of: 2}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dimensions", "inputs"),
+    [
+        ("ssd", "{batch: {max: 4}}", "{data: {shape: [batch, 3, 64, 64]}}"),
+        ("encoder", "{b: {max: 3}, n: {max: 40}}", "{data: {shape: [b, n], range: [0, 49]}}"),
+        (
+            "segmentation",
+            f"{{b: {{max: 3}}, h: {EVEN}, w: {EVEN}}}",
+            "{data: {shape: [b, 3, h, w]}}",
+        ),
+    ],
+)
+def test_checkpoints_with_open_sizes_are_verified_against_mxnet(
+    project: Project, name: str, dimensions: str, inputs: str
+) -> None:
+    """A detector, an encoder of texts, and a network from image to image."""
+    generate(project.folder, name)
+    recipe = MXNET.format(name=name, dimensions=dimensions, inputs=inputs)
+    (project.folder / "tiny.yaml").write_text(recipe)
+    done = project.run()
+    assert done.code == 0, done.err
+    measured = json.loads((project.folder / "dist/tiny/host/measurements.json").read_text())
+    assert measured["reference"].startswith("MXNet") and measured["passed"]
+    assert len(measured["sizes"]) >= 4
 
 
 @pytest.fixture

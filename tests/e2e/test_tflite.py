@@ -15,7 +15,7 @@ import pytest
 from tests.support.kernels import outputs as compute
 from tests.support.onnx_models import specs
 from tests.support.project import Project
-from tests.support.tflite_cases import Draw, make
+from tests.support.tflite_cases import RELU, Draw, make
 from tests.support.tflite_models import Quantized, TfliteBuilder, run_litert
 from tvmflow.core import packages
 from tvmflow.frontends import FRONTENDS
@@ -62,6 +62,40 @@ def test_a_recipe_from_a_quantized_file_to_a_verified_library(project: Project) 
     verdict = run(project, f"{{{name}: {{shape: {list(value.shape)}}}}}")
     assert verdict["reference"] == f"LiteRT {packages.find_package('ai-edge-litert').version}"
     assert verdict["latency"]["reference"]["median"] > 0
+
+
+@pytest.mark.tflite
+@with_litert
+@pytest.mark.slow
+def test_a_file_with_an_open_batch_is_verified_at_many_sizes(project: Project) -> None:
+    """Image sizes are open too; `plan` offers the dimensions that the file leaves open."""
+    draw = Draw(3)
+    model = draw.model
+    x = model.input("images", (-1, -1, -1, 3))
+    window: dict[str, Any] = {"StrideH": 2, "StrideW": 2, "FusedActivationFunction": RELU}
+    y = model.result(
+        "CONV_2D", [x, draw.weights(24, 3, 3, 3), draw.weights(24)], 4, "Conv2D", **window
+    )
+    fields: dict[str, Any] = {"StrideH": 1, "StrideW": 1, "DepthMultiplier": 1}
+    y = model.result(
+        "DEPTHWISE_CONV_2D",
+        [y, draw.weights(1, 3, 3, 24), draw.weights(24)],
+        4,
+        "DepthwiseConv2D",
+        **fields,
+    )
+    y = model.result("MEAN", [y, model.integers([1, 2])], 2, "Reducer", KeepDims=False)
+    y = model.result("FULLY_CONNECTED", [y, draw.weights(10, 24), -1], 2, "FullyConnected")
+    y = model.result("SOFTMAX", [y], 2, "Softmax", Beta=1.0)
+    (project.folder / "net.tflite").write_bytes(model.build(y))
+    (project.folder / "tiny.yaml").write_text(RECIPE.format(inputs="{}"))
+    offered = project.tvmflow("plan", "tiny.yaml")
+    assert "batch: {max: SIZE}" in offered.err and "images: {shape: [batch, images_1" in offered.err
+    sizes = (
+        "{b: {max: 5}, h: {min: 8, max: 40, multiple_of: 2}, w: {min: 8, max: 40, multiple_of: 2}}"
+    )
+    measured = run(project, f"{{images: {{shape: [b, h, w, 3]}}}}\ndimensions: {sizes}")
+    assert measured["passed"] and len(measured["sizes"]) == 8
 
 
 @pytest.mark.tflite

@@ -106,7 +106,44 @@ def _pool(**options: Any) -> Callable[..., Any]:
     return lambda S, x: S.Pooling(x, name="pool", **options)
 
 
+def _encoder(S: Any) -> Any:
+    """Return one layer of an encoder of tokens, with learned positions, and a mean of the texts."""
+    tokens = S.var("data")
+    positions = S.Embedding(
+        S.contrib.arange_like(tokens, axis=1), input_dim=64, output_dim=32, name="positions"
+    )
+    words = S.Embedding(tokens, input_dim=50, output_dim=32, name="words")
+    x = S.LayerNorm(S.broadcast_add(words, S.expand_dims(positions, axis=0)), name="first")
+    x = S.transpose(x, axes=(1, 0, 2))
+    qkv = S.FullyConnected(x, num_hidden=96, flatten=False, name="qkv")
+    weights = S.softmax(S.contrib.interleaved_matmul_selfatt_qk(qkv, heads=4))
+    mixed = S.contrib.interleaved_matmul_selfatt_valatt(qkv, weights, heads=4)
+    x = x + S.FullyConnected(mixed, num_hidden=32, flatten=False, name="mixed")
+    x = S.LayerNorm(S.transpose(x, axes=(1, 0, 2)), name="last")
+    first = S.slice_axis(x, axis=1, begin=0, end=1)
+    return S.Concat(first, S.mean(x, axis=1, keepdims=True), dim=2)
+
+
+def _segmentation(S: Any) -> Any:
+    """Return a network from image to image: half the size, back, and beside what it came from."""
+
+    def layer(x: Any, name: str, filters: int) -> Any:
+        x = S.Convolution(x, num_filter=filters, kernel=(3, 3), pad=(1, 1), name=name)
+        return S.Activation(S.BatchNorm(x, name=f"{name}_norm"), act_type="relu")
+
+    fine = layer(S.var("data"), "fine", 8)
+    small = S.Pooling(fine, kernel=(3, 3), stride=(2, 2), pad=(1, 1), pool_type="avg")
+    coarse = layer(small, "coarse", 16)
+    wide = S.Deconvolution(
+        coarse, kernel=(4, 4), stride=(2, 2), pad=(1, 1), num_filter=8, name="up"
+    )
+    return S.Concat(wide, fine, dim=1)
+
+
 CASES: dict[str, Case] = {
+    # -- whole networks
+    "encoder": Case(_encoder, {"data": _integers(0, 50, 2, 9)}),
+    "segmentation": Case(_segmentation, {"data": (1, 3, 16, 16)}),
     # -- layers
     "conv_1d": _one(_conv(kernel=(3,), num_filter=4, stride=(2,), pad=(1,)), 2, 3, 9),
     "conv_2d": _one(_conv(kernel=(3, 3), num_filter=4, pad=(1, 1), stride=(2, 2)), 2, 3, 7, 8),

@@ -15,6 +15,7 @@ from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Size
+from tvmflow.frontends.base import LoadedModel
 
 Array = np.ndarray[Any, Any]
 Emit = Callable[[Any], Any]
@@ -93,6 +94,22 @@ class OpenNetwork(NamedTuple):
                 np.testing.assert_allclose(
                     actual, wanted, rtol=tolerance, atol=tolerance, err_msg=str(sizes)
                 )
+
+
+def run_open(loaded: LoadedModel, dimensions: Sequence[Dimension]) -> Callable[..., list[Array]]:
+    """Compile an imported model as a recipe does; a function of arrays in the order of its inputs."""
+    main = loaded.mod.get_global_var("main")
+    loaded.mod.update_func(main, with_dimensions(loaded.mod[main], dimensions))
+    library = lowering.compile_untuned(loaded.mod, loaded.params, host_level(), FAST, 1)
+    machine = relax.VirtualMachine(library, tvm.cpu())
+
+    def run(*arrays: Array) -> list[Array]:
+        values = (tvm.runtime.tensor(np.ascontiguousarray(array)) for array in arrays)
+        result = machine["main"](*values)
+        tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        return [tensor.numpy() for tensor in tensors]
+
+    return run
 
 
 def make_network(

@@ -53,10 +53,6 @@ Specs = tuple[TensorSpec, ...]
 """Names, shapes and dtypes of tensors."""
 
 
-NO_DIMENSIONS: Final = "are imported with fixed sizes alone"
-NO_DIMENSIONS_FIX: Final = "leave `dimensions` out and use `variants`, a library for each size, or export the model to ONNX"
-
-
 class ReferenceCall(NamedTuple):
     """The arguments of `Frontend.reference`."""
 
@@ -80,7 +76,6 @@ class Frontend(ABC):
         SOURCE: The fields of a recipe that name a model of this framework.
         TOOLS: Distributions whose code can change what `load` returns; they enter the key of `import`.
         REQUIRES_INPUTS: True if a recipe must give the input shapes, because the files do not have them.
-        TAKES_DIMENSIONS: Whether its models keep open sizes.
         REFERENCE: The framework as the reference.
         WORKER: The module that runs as the reference.
         MODULE: The module without which there is no reference; empty where its process says so.
@@ -92,7 +87,6 @@ class Frontend(ABC):
     SOURCE: ClassVar[type[SourceFields]]
     TOOLS: ClassVar[tuple[str, ...]]
     REQUIRES_INPUTS: ClassVar[bool] = False
-    TAKES_DIMENSIONS: ClassVar[bool] = False
     REFERENCE: ClassVar[ReferenceTraits]
     WORKER: ClassVar[str]
     MODULE: ClassVar[str] = ""
@@ -182,8 +176,6 @@ class Frontend(ABC):
             ImportFailed: with operator and node, or with the name that is not a tensor of the model.
             EnvironmentProblem: when a tool that imports it is not installed.
         """
-        if dimensions and not self.TAKES_DIMENSIONS:
-            raise ImportFailed(f"{self.MODELS} {NO_DIMENSIONS}", fix=NO_DIMENSIONS_FIX)
         with _importing():
             return self._load(files, inputs, tensors, bound, dimensions)
 

@@ -41,10 +41,7 @@ _LARGEST_FLOATS: Final = {"float16": 65504.0, "float32": 3.4028234663852886e38}
 
 
 def find_input_problems(
-    inputs: Sequence[ModelInput],
-    requests: Sequence[InputRequest],
-    *,
-    takes_dimensions: bool = False,
+    inputs: Sequence[ModelInput], requests: Sequence[InputRequest]
 ) -> Iterator[InputProblem]:
     """Give everything in which the recipe's inputs do not fit the model's.
 
@@ -53,7 +50,6 @@ def find_input_problems(
     Args:
         inputs: The model's inputs.
         requests: The recipe's inputs; only those of which the model does not tell everything are needed.
-        takes_dimensions: Whether sizes may stay open, so that the YAML for that is offered, too.
     """
     yield from find_mismatches(inputs, requests)
     pairs = _pair(inputs, requests)
@@ -62,7 +58,7 @@ def find_input_problems(
         advice = f", with a number for each {SIZE}" if any(line.is_open for line in lines) else ""
         text = "\n".join(["inputs:", *(line.text for line in lines)])
         text = f"the model leaves sizes open; write this in the recipe{advice}:\n\n{text}"
-        if takes_dimensions and (open_lines := suggest_dimensions(inputs, requests)):
+        if open_lines := suggest_dimensions(inputs, requests):
             section = "\n".join(open_lines)
             advice = f", with the largest one for each {SIZE}" if SIZE in section else ""
             text += f"\n\nor, for one library with all sizes{advice}:\n\n{section}"
@@ -364,18 +360,22 @@ def suggest_inputs(
 def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputRequest]) -> list[str]:
     """Return `dimensions` and `inputs` that keep all free sizes open; nothing where some are chosen."""
     pairs = [pair for pair in _pair(inputs, requests) if not pair[0].problem]
-    for value, request in pairs:
-        is_free = value.dims is None or any(map(_is_free, value.dims))
-        if is_free and (value.dims is None or _requested_shape(request) is not None):
-            return []
+    free = [pair for pair in pairs if pair[0].dims is None or any(map(_is_free, pair[0].dims))]
+    if any(_requested_shape(request) is not None for _, request in free):
+        return []
+    if len({value.dims is None for value, _ in free}) > 1:
+        # nobody knows which sizes are the same
+        return []
     names = _DimensionNames()
     lines = []
     for value, request in pairs:
         shape = None
         if _is_open(value, request):
+            # of unknown sizes, the first is a batch, and somebody knows the others
+            dims = ("", SIZE) if value.dims is None else value.dims
             shape = [
-                names.add(value, axis, size) if _is_free(size) else str(size)
-                for axis, size in enumerate(value.dims or ())
+                names.add(value, axis, size) if size != SIZE and _is_free(size) else str(size)
+                for axis, size in enumerate(dims)
             ]
         lines.append(f"  {_yaml_line(value, request, shape)}")
     ranges = [f"  {name}: {{{limits}}}" for name, limits in names.ranges.items()]

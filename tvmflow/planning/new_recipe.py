@@ -19,7 +19,6 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest, ModelInput
-from tvmflow.frontends.frontend import NO_DIMENSIONS, NO_DIMENSIONS_FIX
 from tvmflow.frontends.inputs import (
     SIZE,
     InputLine,
@@ -344,11 +343,8 @@ def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[Inp
     """Return the lines of `dimensions` and `inputs` for the sizes that a model leaves open.
 
     Raises:
-        UsageError: when its frontend takes none, or it leaves none open.
+        UsageError: when it leaves none open.
     """
-    frontend = FRONTENDS[model.kind]
-    if not frontend.TAKES_DIMENSIONS:
-        raise UsageError(f"--open: {frontend.MODELS} {NO_DIMENSIONS}", fix=NO_DIMENSIONS_FIX)
     if any(request.shape for request in requests):
         text = "--open and --shape exclude each other"
         raise UsageError(text, fix="write numbers in the recipe for the sizes that are fixed")
@@ -358,7 +354,7 @@ def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[Inp
             "--open: the model leaves no sizes open",
             fix="leave --open out, or export the model with dynamic dimensions",
         )
-    return [InputLine(line, is_open=f"max: {SIZE}}}" in line) for line in lines]
+    return [InputLine(line, is_open=SIZE in line) for line in lines]
 
 
 def _head_inputs(inputs: Sequence[InputLine], *, is_open: bool) -> list[str]:

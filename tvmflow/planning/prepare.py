@@ -14,7 +14,6 @@ from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.frontend import NO_DIMENSIONS, NO_DIMENSIONS_FIX
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs
 from tvmflow.operators.files import list_operator_files
 from tvmflow.planning.checks import list_images, list_mismatches
@@ -319,9 +318,6 @@ def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:
     """Give what is wrong with inputs and outputs, as far as the model's files tell without a framework."""
     recipe = planned.recipe
     frontend = FRONTENDS[recipe.model.kind]
-    if recipe.list_dimensions() and not frontend.TAKES_DIMENSIONS:
-        text = f"{frontend.MODELS} {NO_DIMENSIONS}; {NO_DIMENSIONS_FIX}"
-        yield f"{planned.loaded.where('dimensions')}: dimensions: {text}"
     if not planned.model_files[0].path:
         # the import says it of a model that has yet to be downloaded
         return
@@ -330,8 +326,7 @@ def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:
     inputs = frontend.read_inputs(files)
     for text in find_output_problems(frontend.read_outputs(files)):
         yield f"{planned.loaded.where('model')}: model: {text}"
-    takes_dimensions = frontend.TAKES_DIMENSIONS
-    problems = list(find_input_problems(inputs, requests, takes_dimensions=takes_dimensions))
+    problems = list(find_input_problems(inputs, requests))
     for problem in problems:
         loc = planned.input_loc(problem)
         yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"

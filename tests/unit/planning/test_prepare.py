@@ -351,18 +351,6 @@ def test_names_of_mxnet_models_are_checked() -> None:
     ]
 
 
-def test_models_with_fixed_sizes_alone_take_no_dimensions() -> None:
-    recipe = (
-        "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\ndimensions: {n: {max: 4}}\n"
-    )
-    Path("m-symbol.json").write_text(json.dumps(SYMBOL))
-    Path("m-0000.params").touch()
-    assert problems(f"{recipe}inputs: {{data: {{shape: [n, 4]}}}}\n") == [
-        "r.yaml:4:13: dimensions: MXNet checkpoints are imported with fixed sizes alone; leave `dimensions` out and use "
-        "`variants`, a library for each size, or export the model to ONNX"
-    ]
-
-
 def test_the_inputs_of_an_mxnet_model() -> None:
     """Only its variables can be inputs; shapes are known to the import."""
     recipe = "recipe: 1\nname: net\nmodel: {mxnet: {prefix: m, epoch: 0}}\n"
@@ -371,7 +359,10 @@ def test_the_inputs_of_an_mxnet_model() -> None:
     assert problems(f"{recipe}inputs: {{data: {{shape: [1, 4]}}}}\n") == []
     assert problems(f"{recipe}inputs: {{data: {{dtype: uint8}}}}\n") == [
         "r.yaml:4:9: inputs: the model leaves sizes open; write this in the recipe, with a number for each SIZE:\n\n"
-        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions"
+        "inputs:\n  data: {shape: [SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions\n\n"
+        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "dimensions:\n  batch: {max: SIZE}\ninputs:\n"
+        "  data: {shape: [batch, SIZE], dtype: uint8}  # uint8, the model does not tell the number of dimensions"
     ]
     assert problems(f"{recipe}inputs: {{dat: {{shape: [1, 4]}}}}\n") == [
         "r.yaml:4:15: inputs.dat: the model has no input 'dat'; did you mean 'data'?"

@@ -24,6 +24,7 @@ from tvmflow.compiler.ir_operators import (
     MultiboxDetection,
     NonMaxSuppression,
 )
+from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
@@ -224,8 +225,18 @@ def _make_onnx_kernel(operator: NonMaxSuppression, *operands: Any) -> Any:
     return non_max_suppression
 
 
+def _list_extents(rows: Any) -> tuple[tuple[Any, Any], int]:
+    """Return the numbers of images and rows, each a variable of the kernel where it is open, and of columns."""
+    *sizes, width = known_sizes(rows)
+    batch, n = (
+        tirx.Var(name, "int64") if is_open(size) else size
+        for name, size in zip(("images", "rows"), sizes, strict=True)
+    )
+    return (batch, n), width
+
+
 def _make_multibox_kernel(operator: MultiboxDetection, *operands: Any) -> Any:
-    batch, n, _ = ir.known_shape(operands[0])
+    (batch, n), _ = _list_extents(operands[0])
     dtype, top, suppresses = ir.dtype_of(operands[0]), operator.top, operator.suppresses
 
     def row_of(out: Any, b: Any, i: Any) -> list[Any]:
@@ -280,7 +291,7 @@ def _make_multibox_kernel(operator: MultiboxDetection, *operands: Any) -> Any:
 
 # the kernel's loops are branches to the linter
 def _make_box_kernel(operator: BoxNms, *operands: Any) -> Any:  # noqa: C901
-    batch, n, width = ir.known_shape(operands[0])
+    (batch, n), width = _list_extents(operands[0])
     dtype, top = ir.dtype_of(operands[0]), operator.top
 
     def read_box(rows: Any, b: Any, i: Any) -> list[Any]:

@@ -38,7 +38,12 @@ from tvmflow.frontends.frontend import (
     Specs,
     pinned_by_name,
 )
-from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_symbol
+from tvmflow.frontends.mxnet._checkpoint import (
+    not_a_symbol,
+    read_dims,
+    read_names,
+    read_symbol,
+)
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
 
@@ -114,9 +119,9 @@ def read_variables(path: Path) -> ModelFacts:
         ImportFailed: when the file is not a symbol.
     """
     symbol = read_symbol(path)
-    names = dict.fromkeys(node.name for node in symbol.nodes if node.op == "null")
+    variables = {node.name: read_dims(node) for node in symbol.nodes if node.op == "null"}
     return ModelFacts(
-        tuple(ModelInput(name, is_required=False) for name in names),
+        tuple(ModelInput(name, dims=dims, is_required=False) for name, dims in variables.items()),
         outputs=tuple(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads)),
     )
 
@@ -199,20 +204,25 @@ class MxnetFrontend(Frontend):
 
     def read_facts(self, files: Files) -> ModelFacts:
         """Return the variables of the symbol: only the import knows which are weights, and all shapes."""
+        facts = self._read_variables(files)
+        return facts._replace(inputs=tuple(value._replace(dims=None) for value in facts.inputs))
+
+    def _read_variables(self, files: Files) -> ModelFacts:
+        """Return the variables with the shapes that training had, which are no more than a hint."""
         try:
             return read_variables(files[SYMBOL])
         except NotAModel as error:
             raise not_a_symbol(files[SYMBOL], str(error)) from None
 
     def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the variables of the symbol that are no weights, whose shapes nobody tells."""
+        """Return the variables of the symbol that are no weights, with the sizes of those that leave some open."""
         try:
             weights = set(read_weights(files[PARAMS]).weights)
         except NotAModel as error:
             raise ImportFailed(f"{files[PARAMS].name} cannot be read: {error}") from None
         return [
-            value._replace(is_required=True)
-            for value in self.read_inputs(files)
+            value._replace(is_required=True, dims=value.dims if "" in (value.dims or ()) else None)
+            for value in self._read_variables(files).inputs
             if value.name not in weights and not value.name.endswith("_label")
         ]
 
@@ -230,7 +240,8 @@ class MxnetFrontend(Frontend):
 
         operators = load_operators(files)
         symbol = read_symbol(files[SYMBOL])
-        return build(symbol, read_params(files[PARAMS]), inputs, tensors, bound, operators)
+        params = read_params(files[PARAMS])
+        return build(symbol, params, inputs, tensors, bound, operators, dimensions)
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         from tvmflow.operators.loading import operator_paths, prepare_calls

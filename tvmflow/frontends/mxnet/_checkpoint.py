@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import mmap
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # Operators with two auxiliary states after their three inputs, which files before MXNet 0.9 omit.
 _WITH_STATES: Final = frozenset({"BatchNorm", "BatchNorm_v1", "CuDNNBatchNorm"})
 _MAX_NODES: Final = 100_000
+_MAX_RANK: Final = 32
 _MAX_BYTES: Final = 32 << 20
 # Files without a version are from MXNet 0.8 or before.
 _OLDEST: Final = 800
@@ -74,6 +76,20 @@ def read_symbol(path: Path) -> Symbol:
     if version < 905:
         nodes = [_without_flat_axis(node) for node in nodes]
     return Symbol(tuple(nodes), heads)
+
+
+def read_dims(node: Node) -> tuple[int | str, ...] | None:
+    """Return the sizes that a symbol has for a variable, empty names for unknown ones; None without any."""
+    try:
+        value = ast.literal_eval(node.attrs.get("__shape__", "").replace("L", ""))
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+        return None
+    if not isinstance(value, tuple | list) or not 0 < len(value) <= _MAX_RANK:
+        return None
+    if not all(isinstance(size, int) for size in value):
+        return None
+    # 0 is unknown, and in NumPy's shapes -1
+    return tuple(int(size) if size > 0 else "" for size in value)
 
 
 def not_a_symbol(path: Path, reason: str) -> ImportFailed:
@@ -179,7 +195,6 @@ _DTYPES: Final = (
 )
 _MAX_ELEMENTS: Final = 1 << 56
 # A higher rank than NumPy's limit means that the bytes are not an array.
-_MAX_RANK: Final = 32
 
 
 class _Stored(NamedTuple):

@@ -6,21 +6,23 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
+from tvmflow.compiler.open_sizes import is_open, same_sizes, sizes_of
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._frames import Array
+from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol
-from tvmflow.frontends.mxnet._op import Expr, Op, signature, static_shape
+from tvmflow.frontends.mxnet._op import Expr, Op
 from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label
 from tvmflow.frontends.mxnet._own_operators import convert as convert_own
 from tvmflow.frontends.mxnet.converters import CONVERTERS
@@ -71,6 +73,7 @@ def build(
     tensors: Sequence[str] = (),
     bound: Mapping[str, Array] = MappingProxyType({}),
     operators: Operators = NO_OPERATORS,
+    dimensions: Sequence[Dimension] = (),
 ) -> LoadedModel:
     """Return the model of a symbol for these input shapes.
 
@@ -81,6 +84,7 @@ def build(
         tensors: Names of inner tensors that the module returns after the outputs.
         bound: The constants that take the place of inputs.
         operators: The recipe's own operators.
+        dimensions: The dimensions that inputs have in their sizes.
 
     Raises:
         ImportFailed: when an operator, an attribute, an input or a name is not supported.
@@ -94,15 +98,21 @@ def build(
 
     constants = {name: relax.const(array) for name, array in bound.items()}
     free = tuple(spec for spec in inputs if spec.name not in bound)
-    input_vars = {spec.name: _variable(spec.name, spec.shape, spec.dtype) for spec in free}
+    symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
+    input_vars = {
+        spec.name: _variable(spec.name, spec.sizes or spec.shape, spec.dtype, symbols)
+        for spec in free
+    }
     param_vars = {
         node.name: _variable(node.name, params[node.name].shape, str(params[node.name].dtype))
         for node in (symbol.nodes[index] for index in live)
         if node.op == "null" and node.name not in {*input_vars, *constants}
     }
-    mod, results, nodes = _build_main(symbol, live, input_vars, param_vars, constants, operators)
+    graph = _Graph(symbol, live, operators, SizeRanges(dimensions))
+    mod, results, nodes = graph.build(input_vars, param_vars, constants)
+    largest = {entry.name: entry.max for entry in dimensions}
     outputs = tuple(
-        TensorSpec(name, *signature(result))
+        tensor_spec(name, result.ty, largest)
         for name, result in zip(_output_names(symbol), results, strict=True)
     )
     weights = {name: params[name] for name in param_vars}
@@ -112,35 +122,71 @@ def build(
     )
 
 
-def _build_main(
-    symbol: Symbol,
-    live: Sequence[int],
-    input_vars: Mapping[str, Expr],
-    param_vars: Mapping[str, Expr],
-    constants: Mapping[str, Expr],
-    operators: Operators,
-) -> tuple[tvm.IRModule, list[Expr], tuple[str, ...]]:
-    """Return the module with the function `main`, its outputs, and the node of each binding."""
-    builder = relax.BlockBuilder()
-    nodes = NodeNames(builder)
-    results: list[Expr] = []
-    failure: StageError | None = None
-    with builder.function("main", attrs={"num_input": len(input_vars)}):
-        with builder.dataflow():
-            try:
-                values = {**param_vars, **input_vars, **constants}
-                results = _emit(symbol, live, values, builder, nodes, operators)
-            except StageError as error:
-                failure = error
-        # The function is finished after a failure too, since TVM warns of an unfinished builder.
-        builder.emit_func_output(
-            results[0] if len(results) == 1 else relax.Tuple(results),
-            [*input_vars.values(), *param_vars.values()],
-        )
-    if failure:
-        raise failure
-    mod = builder.finalize()
-    return mod, results, nodes.take(mod)
+class _Graph(NamedTuple):
+    """A graph to convert: the nodes that inference needs, and what they are converted with."""
+
+    symbol: Symbol
+    live: Sequence[int]
+    operators: Operators
+    ranges: SizeRanges
+
+    def build(
+        self,
+        input_vars: Mapping[str, Expr],
+        param_vars: Mapping[str, Expr],
+        constants: Mapping[str, Expr],
+    ) -> tuple[tvm.IRModule, list[Expr], tuple[str, ...]]:
+        """Return the module with the function `main`, its outputs, and the node of each binding."""
+        builder = relax.BlockBuilder()
+        nodes = NodeNames(builder)
+        results: list[Expr] = []
+        failure: StageError | None = None
+        with builder.function("main", attrs={"num_input": len(input_vars)}):
+            with builder.dataflow():
+                try:
+                    values = {**param_vars, **input_vars, **constants}
+                    results = self._emit(values, builder, nodes)
+                except StageError as error:
+                    failure = error
+            # The function is finished after a failure too, since TVM warns of an unfinished builder.
+            builder.emit_func_output(
+                results[0] if len(results) == 1 else relax.Tuple(results),
+                [*input_vars.values(), *param_vars.values()],
+            )
+        if failure:
+            raise failure
+        mod = builder.finalize()
+        return mod, results, nodes.take(mod)
+
+    def _emit(
+        self, variables: Mapping[str, Expr], builder: relax.BlockBuilder, nodes: NodeNames
+    ) -> list[Expr]:
+        """Emit every node in order, and return the outputs."""
+        symbol = self.symbol
+        values: dict[int, list[Expr]] = {}
+        for index in self.live:
+            node = symbol.nodes[index]
+            if node.op == "null":
+                values[index] = [variables[node.name]]
+                self.ranges.see(sizes_of(variables[node.name]) or ())
+                continue
+            inputs = _inputs_of(node, symbol, values)
+            op = Op(
+                node, inputs, [symbol.nodes[n].name for n, _ in node.inputs], builder, self.ranges
+            )
+            if find_operator(node, self.operators):
+                for position in range(len(inputs)):
+                    if op.reads(position):
+                        op.shape(position)
+                count = count_outputs(symbol, index)
+                values[index] = convert_own(node, inputs, count, self.operators, builder)
+            else:
+                values[index] = _convert(node, op)
+            nodes.mark(node.name, values[index])
+        return [
+            builder.emit_output(_pick(symbol.nodes[index], values[index], output))
+            for index, output in symbol.heads
+        ]
 
 
 def _with_heads(symbol: Symbol, tensors: Sequence[str]) -> Symbol:
@@ -181,34 +227,6 @@ def list_tensors(symbol: Symbol) -> dict[str, str]:
         for (index, _), name in entries
         if index in live and name not in outputs
     }
-
-
-def _emit(
-    symbol: Symbol,
-    live: Sequence[int],
-    variables: Mapping[str, Expr],
-    builder: relax.BlockBuilder,
-    nodes: NodeNames,
-    operators: Operators,
-) -> list[Expr]:
-    """Emit every node in order, and return the outputs."""
-    values: dict[int, list[Expr]] = {}
-    for index in live:
-        node = symbol.nodes[index]
-        if node.op == "null":
-            values[index] = [variables[node.name]]
-        else:
-            inputs = _inputs_of(node, symbol, values)
-            if find_operator(node, operators):
-                count = count_outputs(symbol, index)
-                values[index] = convert_own(node, inputs, count, operators, builder)
-            else:
-                values[index] = _convert(node, inputs, symbol, builder)
-            nodes.mark(node.name, values[index])
-    return [
-        builder.emit_output(_pick(symbol.nodes[index], values[index], output))
-        for index, output in symbol.heads
-    ]
 
 
 def _output_names(symbol: Symbol) -> list[str]:
@@ -307,8 +325,11 @@ def _check_names(
         )
 
 
-def _variable(name: str, shape: Sequence[int], dtype: str) -> Expr:
-    return relax.Var(name, relax.TensorType(tuple(int(dim) for dim in shape), dtype))
+def _variable(
+    name: str, sizes: Sequence[Size], dtype: str, symbols: Mapping[str, Any] = MappingProxyType({})
+) -> Expr:
+    shape = [symbols[size] if isinstance(size, str) else int(size) for size in sizes]
+    return relax.Var(name, relax.TensorType(shape, dtype))
 
 
 def _inputs_of(node: Node, symbol: Symbol, values: Mapping[int, list[Expr]]) -> list[Expr | None]:
@@ -319,20 +340,17 @@ def _inputs_of(node: Node, symbol: Symbol, values: Mapping[int, list[Expr]]) -> 
     ]
 
 
-def _convert(
-    node: Node, inputs: Sequence[Expr | None], symbol: Symbol, builder: relax.BlockBuilder
-) -> list[Expr]:
-    names = [symbol.nodes[source].name for source, _ in node.inputs]
-    op = Op(node, inputs, names, builder)
+def _convert(node: Node, op: Op) -> list[Expr]:
     try:
         converted = CONVERTERS[node.op](op)
         op.check_all_read()
         results = converted if isinstance(converted, list) else [converted]
-        emitted = [r if isinstance(r, relax.Var) else builder.emit(r) for r in results]
-        _check_sizes(op, emitted)
-        return emitted
+        emitted = [r if isinstance(r, relax.Var) else op.builder.emit(r) for r in results]
+        return [_checked(op, result) for result in emitted]
     except ImportFailed:
         raise
+    except OpenSizeProblem as error:
+        op.refuse(str(error), fix=OPEN_FIX)
     except (
         ArithmeticError,
         LookupError,
@@ -341,15 +359,28 @@ def _convert(
         TypeError,
         ValueError,
     ) as error:
+        for index in range(len(op)):
+            if op.reads(index):
+                # what fails for open sizes says no more than that they are open
+                op.shape(index)
         # TVM and NumPy raise these for shapes, types or numbers that do not fit.
         op.refuse(f"TVM reports: {last_line(error)}")
 
 
-def _check_sizes(op: Op, results: Sequence[Expr]) -> None:
-    for result in results:
-        shape = static_shape(result)
-        if math.prod(shape) > MAX_ELEMENTS:
-            op.refuse(f"its result has the shape {shape}, which has more than 2^31 elements")
+def _checked(op: Op, result: Expr) -> Expr:
+    """Return a result whose sizes are known, and the same as those of earlier tensors where they are equal."""
+    sizes = sizes_of(result)
+    if sizes is not None and not any(map(is_open, sizes)):
+        if math.prod(sizes) > MAX_ELEMENTS:
+            op.refuse(f"its result has the shape {sizes}, which has more than 2^31 elements")
+        return result
+    if sizes is None or not op.ranges.check_result(sizes):
+        raise OpenSizeProblem(
+            f"{op.ranges.unknown_text()}; its inputs have the shapes {op.shapes_text()}"
+        )
+    seen = [op.ranges.as_seen(size) for size in sizes]
+    op.ranges.see(seen)
+    return result if same_sizes(seen, sizes) else op.builder.emit(relax.op.reshape(result, seen))
 
 
 def _pick(node: Node, outputs: list[Expr], output: int) -> Expr:

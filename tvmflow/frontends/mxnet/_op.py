@@ -12,8 +12,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from tvm import relax
 
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, list_symbols
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import count_text, excerpt, quoted
+from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
+from tvmflow.frontends._open_sizes import OPEN_FIX, SizeRanges, shape_text
 from tvmflow.frontends.mxnet._checkpoint import Node
 
 Expr = Any
@@ -35,14 +37,14 @@ _NONE: Final = frozenset({"None", "none", ""})
 _REQUIRED: Final[Any] = object()
 
 
-def static_shape(value: Expr) -> tuple[int, ...]:
-    """Return the shape of an emitted tensor."""
-    return tuple(int(dim) for dim in value.ty.shape.values)
+NO_RANGES: Final = SizeRanges(())
+"""The dimensions of a model of fixed sizes."""
 
 
-def signature(value: Expr) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an emitted tensor."""
-    return static_shape(value), str(value.ty.dtype)
+def shown(sizes: Sequence[IrSize]) -> str:
+    """Return a shape for messages, as MXNet writes it."""
+    text = shape_text(sizes)[1:-1]
+    return f"({text},)" if len(sizes) == 1 else f"({text})"
 
 
 class Op:
@@ -53,6 +55,7 @@ class Op:
         inputs: Its inputs; None for one that inference does not read.
         input_names: Their names in the symbol.
         builder: Builds the Relax function.
+        ranges: The dimensions, by which sizes are compared.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Op:
         inputs: Sequence[Expr | None],
         input_names: Sequence[str],
         builder: relax.BlockBuilder,
+        ranges: SizeRanges = NO_RANGES,
     ) -> None:
+        self.ranges = ranges
         self.kind = node.op
         self.name = node.name
         self.builder = builder
@@ -95,13 +100,39 @@ class Op:
             self.refuse(f"num_args is {count}, but it has {count_text(len(self), 'input')}")
         return [self[index] for index in range(count)]
 
+    def sizes(self, index: int = 0) -> tuple[IrSize, ...]:
+        """Return the sizes of an input: numbers, and expressions of the dimensions where they are open."""
+        return tuple(map(self.ranges.simplify, known_sizes(self[index])))
+
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """Return the shape of an input."""
-        return static_shape(self[index])
+        """Return the shape of an input, which must be fixed."""
+        return self.fixed(self.sizes(index), index)
+
+    def size(self, axis: int, index: int = 0) -> int:
+        """Return a size of an input, which must be fixed."""
+        [size] = self.fixed([self.sizes(index)[axis]], index)
+        return size
+
+    def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
+        """Return sizes that this operator needs as numbers; `index` is the input that they follow from."""
+        if any(map(is_open, sizes)):
+            names = {str(var.name) for size in sizes for var in list_symbols(size)}
+            have = "has" if len(names) == 1 else "have"
+            self.refuse(
+                f"{names_text(sorted(names))} {have} no fixed size, and it needs one; "
+                f"its input {quoted(self._input_names[index])} has the shape {shape_text(self.sizes(index))}",
+                fix=OPEN_FIX,
+            )
+        return tuple(map(int, sizes))
+
+    def shapes_text(self) -> str:
+        """Return the shapes of all inputs that inference reads, for messages."""
+        shapes = [self.sizes(index) for index in range(len(self)) if self.reads(index)]
+        return names_text([shape_text(sizes) for sizes in shapes])
 
     def rank(self, index: int = 0) -> int:
         """Return the number of dimensions of an input."""
-        return len(self.shape(index))
+        return len(self.sizes(index))
 
     def dtype(self, index: int = 0) -> str:
         """Return the dtype of an input."""
@@ -114,12 +145,12 @@ class Op:
             self.refuse(f"axis {value} is out of range for {rank} dimensions")
         return value % rank
 
-    def expect_shape(self, index: int, shape: tuple[int, ...]) -> Expr:
+    def expect_shape(self, index: int, shape: tuple[IrSize, ...]) -> Expr:
         """Return an input, which must have this shape."""
-        if (actual := self.shape(index)) != shape:
+        if not self.ranges.are_equal(actual := self.sizes(index), shape):
             self.refuse(
-                f"its input {quoted(self._input_names[index])} has the shape {actual}, but {shape} is needed "
-                f"for data of shape {self.shape()}",
+                f"its input {quoted(self._input_names[index])} has the shape {shown(actual)}, but {shown(shape)} is needed "
+                f"for data of shape {shown(self.sizes())}",
                 fix="check that the model was made for the input shapes in the recipe, "
                 "and that the two files belong together",
             )
@@ -246,6 +277,9 @@ class Op:
         Raises:
             ImportFailed: always.
         """
+        read = [index for index in range(len(self)) if self.reads(index)]
+        if not fix and any(is_open(size) for index in read for size in self.sizes(index)):
+            fix = OPEN_FIX
         raise ImportFailed(
             f"{excerpt(self.kind)} {quoted(self.name)} cannot be imported: {reason}", fix=fix
         )

@@ -14,7 +14,7 @@ from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.frontends._emission import call_operator, operator_error
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol, read_symbol
-from tvmflow.frontends.mxnet._op import Expr, signature
+from tvmflow.frontends.mxnet._op import Expr
 from tvmflow.operators.definition import ADVICE, Operator, Tensor
 from tvmflow.operators.definition import Node as OwnNode
 from tvmflow.operators.loading import Operators
@@ -80,7 +80,7 @@ def convert(
     operator = find_operator(node, operators)
     assert operator is not None
     exprs = [None if value is None else builder.emit(value) for value in inputs]
-    specs = [None if expr is None else Tensor(*signature(expr)) for expr in exprs]
+    specs = [None if expr is None else _describe(expr) for expr in exprs]
     described = describe_node(
         node, operator, specs, outputs, _builder=builder, _sources=operators.sources
     )
@@ -89,10 +89,15 @@ def convert(
     try:
         emitted = [builder.emit(result) for result in results]
         for result in emitted:
-            signature(result)
+            _describe(result)
     except Exception as error:
         raise operator_error(operator, name, f"returns no tensor: {excerpt(str(error))}") from error
     return emitted
+
+
+def _describe(value: Expr) -> Tensor:
+    """Return shape and dtype of an emitted tensor."""
+    return Tensor(tuple(int(size) for size in value.ty.shape.values), str(value.ty.dtype))
 
 
 # ---------------------------------------------------------------- references

@@ -62,7 +62,6 @@ class OnnxFrontend(OneFileFrontend):
     KIND = "onnx"
     MODELS = "ONNX models"
     SOURCE = OnnxSource
-    TAKES_DIMENSIONS = True
     TOOLS = ("apache-tvm", "numpy", "onnx")
     REFERENCE = ReferenceTraits(
         name="ONNX Runtime",

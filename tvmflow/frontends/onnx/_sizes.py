@@ -16,11 +16,10 @@ import tvm
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text
-from tvmflow.core.dimensions import WrongSize, evaluate_shape
+from tvmflow.compiler.open_sizes import NoSize
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
-from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
@@ -50,15 +49,11 @@ class _Quotient(NamedTuple):
     factor: Fraction
 
 
-class OpenSizeProblem(ValueError):
-    """An operator cannot follow the dimensions; the message is the end of a sentence about it."""
-
-
 class _Unknown(Exception):
     """A value cannot be told from the dimensions."""
 
 
-class Sizes:
+class Sizes(SizeRanges):
     """The values of a graph that follow from the dimensions.
 
     Args:
@@ -75,24 +70,16 @@ class Sizes:
         weights: Mapping[str, tuple[Any, _Array]],
         dimensions: Sequence[Dimension],
     ) -> None:
+        super().__init__(dimensions)
         self._builder = builder
         self._nodes = nodes
         self._weights = weights
-        self._dimensions = {entry.name: entry for entry in dimensions}
         self._known: dict[str, SizeValue] = {}
-        self._analyzer = tvm.sym.Analyzer()
-        # knows each dimension as a multiple of a number
-        self._by_multiples = tvm.sym.Analyzer()
-        self._bound = set[str]()
-        self._seen: list[Any] = []
 
     # ------------------------------------------------------------ values
 
     def evaluate(self, node: NodeProto) -> bool:
         """Return whether the results of a node are such values; they are remembered."""
-        rule = _RULES.get(node.op_type)
-        if rule is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
-            return False
         reads_shape = node.op_type in ("Shape", "Size")
         if not reads_shape and not any(name in self._known for name in node.input):
             return False
@@ -101,10 +88,10 @@ class Sizes:
                 None if not name else self._shape_value(name) if reads_shape else self._value(name)
                 for name in node.input
             ]
-            result = rule(_Call(node, operands, attributes_of(node), self))
-        except (_Unknown, IndexError, ValueError, TypeError, ZeroDivisionError):
+        except _Unknown:
             return False
-        if result.values.size > _MAX_ELEMENTS or not all(map(_is_small, result.values.flat)):
+        result = compute_sizes(self, node, operands)
+        if result is None:
             return False
         self._known[node.output[0]] = result
         return True
@@ -134,31 +121,12 @@ class Sizes:
                 continue
             if not isinstance(kind.shape, relax.ShapeExpr):
                 raise OpenSizeProblem(self._unknown_text(node))
-            sizes = self.shape_of(self._nodes[name])
-            for size in sizes:
-                symbols = [var.name for var in list_symbols(size)]
-                if not all(symbol in self._dimensions for symbol in symbols):
-                    raise OpenSizeProblem(self._unknown_text(node))
-            self._check_elements(sizes)
-
-    def _check_elements(self, sizes: Sequence[Any]) -> None:
-        """Check that a tensor can exist at the largest sizes of the dimensions."""
-        largest = {name: entry.max for name, entry in self._dimensions.items()}
-        try:
-            elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
-        except (NoSize, WrongSize) as error:
-            raise OpenSizeProblem(
-                f"one of its sizes is no expression of dimensions: {error}"
-            ) from error
-        if elements > MAX_ELEMENTS:
-            names = ", ".join(f"{name} = {size}" for name, size in largest.items())
-            text = f"its result has {elements:,} elements at {names}, and the limit is {MAX_ELEMENTS:,}"
-            raise OpenSizeProblem(f"{text}; lower `max` under `dimensions`")
+            if not self.check_result(self.shape_of(self._nodes[name])):
+                raise OpenSizeProblem(self._unknown_text(node))
 
     def _unknown_text(self, node: NodeProto) -> str:
         """Return why the result of a node has unknown sizes."""
-        names = names_text(sorted(self._dimensions))
-        return f"its sizes do not follow from {names}{self._operands_text(node)}"
+        return f"{self.unknown_text()}{self._operands_text(node)}"
 
     def fixed_text(self, node: NodeProto) -> str:
         """Return that an operator needs fixed sizes; nothing if it has them."""
@@ -172,10 +140,9 @@ class Sizes:
             shape = getattr(getattr(self._nodes.get(name), "ty", None), "shape", None)
             if isinstance(shape, relax.ShapeExpr) and shape.values:
                 try:
-                    sizes = [str(size_text(self.simplify(size))) for size in shape.values]
+                    shapes.append(shape_text(list(map(self.simplify, shape.values))))
                 except NoSize:
                     continue
-                shapes.append(f"[{', '.join(sizes)}]")
         return f"; its operands have the shapes {names_text(shapes)}" if shapes else ""
 
     def remember(self, names: Sequence[str]) -> None:
@@ -201,52 +168,13 @@ class Sizes:
         steps, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
         before, after = [], []
         for size, width, step, gap in zip(extents, kernel, steps, gaps, strict=True):
-            windows = _quotient(self, self.simplify(size + (step - 1)), step)
-            total = (windows - 1) * step + (width - 1) * gap + 1 - size
-            total = total if isinstance(total, int) else plain(self._by_multiples.simplify(total))
-            if not isinstance(total, int):
-                raise OpenSizeProblem(
-                    f"its padding ({mode}) differs between sizes; let them be multiples of {step} (`multiple_of`)"
-                )
-            pad = max(total, 0)
+            pad = self.same_padding(size, width, step, gap)
             small, large = pad // 2, pad - pad // 2
             before.append(large if mode == "SAME_LOWER" else small)
             after.append(small if mode == "SAME_LOWER" else large)
         kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads")]
         del node.attribute[:]
         node.attribute.extend([*kept, helper.make_attribute("pads", [*before, *after])])
-
-    def simplify(self, size: Any) -> Any:
-        """Return a size in its simplest form; an int where it is one."""
-        if isinstance(size, int | np.integer):
-            return int(size)
-        for var in list_symbols(size):
-            self._bind(var)
-        simple = self._analyzer.simplify(size)
-        return int(simple) if isinstance(simple, tirx.IntImm) else simple
-
-    def is_certain(self, condition: Any) -> bool:
-        """Return whether a condition holds for all sizes."""
-        if isinstance(condition, bool | np.bool_):
-            return bool(condition)
-        for var in list_symbols(condition):
-            self._bind(var)
-        return bool(self._analyzer.can_prove(condition))
-
-    def is_equal(self, one: Any, other: Any) -> bool:
-        """Return whether two sizes are the same for all sizes of the dimensions."""
-        difference = self.simplify(one - other)
-        if not isinstance(difference, int):
-            # what only sizes that are multiples have in common
-            difference = plain(self._by_multiples.simplify(difference))
-        return isinstance(difference, int) and difference == 0
-
-    def as_seen(self, size: Any) -> Any:
-        """Return the size of an earlier tensor that is the same as this one, so that both fit; else this one."""
-        size = self.simplify(size)
-        if isinstance(size, int):
-            return size
-        return next((seen for seen in self._seen if self.is_equal(seen, size)), size)
 
     def shape_of(self, expr: Any) -> list[Any]:
         """Return the sizes of a tensor.
@@ -257,24 +185,7 @@ class Sizes:
         shape = getattr(expr.ty, "shape", None)
         if not isinstance(shape, relax.ShapeExpr):
             raise OpenSizeProblem("the shape of its operand is known only when the model runs")
-        sizes = [self.simplify(size) for size in shape.values]
-        for size in sizes:
-            if not isinstance(size, int) and not any(map(size.same_as, self._seen)):
-                self._seen.append(size)
-        return sizes
-
-    def _bind(self, var: Any) -> None:
-        """Let the analyzer know the range of a dimension."""
-        dimension = self._dimensions.get(var.name)
-        if dimension is None or var.name in self._bound:
-            return
-        self._bound.add(var.name)
-        step, dtype = dimension.multiple_of, str(var.ty)
-        count = tirx.Var(f"{var.name}_count", dtype)
-        self._analyzer.bind(var, _range(dimension.min, dimension.max, dtype))
-        least, largest = dimension.min // step, dimension.max // step
-        self._by_multiples.bind(count, _range(least, largest, dtype))
-        self._by_multiples.bind(var, count * step)
+        return self.see(shape.values)
 
     def _value(self, name: str) -> SizeValue:
         if name in self._known:
@@ -365,6 +276,27 @@ class Sizes:
         return not all(isinstance(size, int) for size in self.shape_of(expr))
 
 
+def compute_sizes(
+    ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
+) -> SizeValue | None:
+    """Return the result of a node for numbers and expressions of the dimensions; None where it has none.
+
+    Args:
+        ranges: The dimensions.
+        node: The node.
+        operands: Its operands; for `Shape` and `Size`, the shape of the operand.
+    """
+    rule = _RULES.get(node.op_type)
+    if rule is None or node.domain not in ("", "ai.onnx") or len(node.output) != 1:
+        return None
+    try:
+        result = rule(_Call(node, operands, attributes_of(node), ranges))
+    except (_Unknown, IndexError, ValueError, TypeError, ZeroDivisionError):
+        return None
+    is_large = result.values.size > _MAX_ELEMENTS or not all(map(_is_small, result.values.flat))
+    return None if is_large else result
+
+
 def _is_small(value: Any) -> bool:
     """Return whether a value is no expression that grows without end, as that of a hostile model."""
     parts = [value.expr if isinstance(value, _Quotient) else value]
@@ -374,11 +306,6 @@ def _is_small(value: Any) -> bool:
         part = parts.pop()
         parts += [getattr(part, name) for name in ("a", "b", "value") if hasattr(part, name)]
     return False
-
-
-def _range(least: int, largest: int, dtype: str) -> Any:
-    extent = tirx.IntImm(dtype, largest - least + 1)
-    return tvm.ir.Range.from_min_extent(tirx.IntImm(dtype, least), extent)
 
 
 def _objects(values: Sequence[Any]) -> _Array:
@@ -424,7 +351,7 @@ class _Call(NamedTuple):
     node: NodeProto
     operands: Sequence[SizeValue | None]
     attributes: Mapping[str, Any]
-    sizes: Sizes
+    sizes: SizeRanges
 
     def array(self, position: int) -> _Array:
         """Return the elements of an operand that is there."""
@@ -547,7 +474,7 @@ def _ceil_value(call: _Call) -> SizeValue:
     return _each(call, ceil, call.dtype())
 
 
-def _floor(sizes: Sizes, value: Any) -> Any:
+def _floor(sizes: SizeRanges, value: Any) -> Any:
     if not isinstance(value, _Quotient):
         return value
     whole = value.expr * value.factor.numerator
@@ -624,7 +551,7 @@ def _split(value: Any) -> tuple[Any, Fraction]:
     return value, Fraction(1)
 
 
-def _joined(sizes: Sizes, expr: Any, factor: Fraction) -> Any:
+def _joined(sizes: SizeRanges, expr: Any, factor: Fraction) -> Any:
     if isinstance(expr, int):
         factor, expr = factor * expr, 1
     if factor.denominator == 1:
@@ -880,9 +807,9 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
             if step == -1 and is_whole and len(starts) == 1:
                 return relax.op.flip(data, axis)
             raise OpenSizeProblem("a step below 1 of an open size is not supported")
-        begin = _clamp(sizes, start, extent)
+        begin = sizes.clamp(start, extent)
         begins.append(begin)
-        stops.append(_at_least(sizes, _clamp(sizes, end, extent), begin))
+        stops.append(sizes.at_least(sizes.clamp(end, extent), begin))
     return relax.op.strided_slice(
         data, list(places), _exprs(begins), _exprs(stops), list(steps), assume_inbound=True
     )
@@ -890,39 +817,6 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
 
 def _exprs(values: Sequence[Any]) -> list[Any]:
     return [_plain_expr(value, "int64") for value in values]
-
-
-def _clamp(sizes: Sizes, place: Any, extent: Any) -> Any:
-    """Return a place within an axis; a negative one counts from its end."""
-    if isinstance(place, int):
-        if place >= _NO_END:
-            return extent
-        if place <= -_NO_END:
-            return 0
-        is_negative = place < 0
-    elif sizes.is_certain(place >= 0):
-        is_negative = False
-    elif sizes.is_certain(place < 0):
-        is_negative = True
-    else:
-        raise OpenSizeProblem(f"the place {place} is on neither side of 0 for all sizes")
-    if is_negative:
-        return _at_least(sizes, sizes.simplify(extent + place), 0)
-    if isinstance(place, int) and isinstance(extent, int):
-        return min(place, extent)
-    if sizes.is_certain(place <= extent):
-        return place
-    if sizes.is_certain(place >= extent):
-        return extent
-    return sizes.simplify(tirx.min(tirx.convert(place), tirx.convert(extent)))
-
-
-def _at_least(sizes: Sizes, place: Any, least: Any) -> Any:
-    if isinstance(place, int) and isinstance(least, int):
-        return max(place, least)
-    if sizes.is_certain(place >= least):
-        return place
-    return sizes.simplify(tirx.max(tirx.convert(place), tirx.convert(least)))
 
 
 def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -19,14 +19,13 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
-from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames
+from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
@@ -34,7 +33,7 @@ from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._sizes import OpenSizeProblem, Sizes
+from tvmflow.frontends.onnx._sizes import Sizes
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
@@ -52,9 +51,6 @@ _log = logging.getLogger(__name__)
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
-_OPEN_FIX: Final = (
-    "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
-)
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
        from tvmflow.operators import operator
@@ -273,7 +269,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 if self._sizes and not isinstance(error, OpenSizeProblem):
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
-                raise ImportFailed(text, fix=_OPEN_FIX if self._sizes else _FIX) from error
+                raise ImportFailed(text, fix=OPEN_FIX if self._sizes else _FIX) from error
             self._name_results(node)
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])
@@ -381,21 +377,6 @@ def _drop_unused_weights(
     return mod, {var.name: weights[var.name][1] for var in kept}
 
 
-def _spec(name: str, kind: Any, largest: Mapping[str, int]) -> TensorSpec:
-    sizes = sizes_of(SimpleNamespace(ty=kind))
-    try:
-        texts = tuple(map(size_text, sizes)) if sizes is not None else None
-        shape = texts if texts is None else evaluate_shape(texts, largest)
-    except (NoSize, WrongSize):
-        shape = None
-    if texts is None or shape is None:
-        raise ImportFailed(
-            f"{quoted(name)} has no fixed shape after import",
-            fix="set all input shapes in the recipe; shapes that depend on values are not supported",
-        ) from None
-    return TensorSpec(name, shape, str(kind.dtype), sizes=() if texts == shape else texts)
-
-
 def _specs(
     values: Iterable[onnx.ValueInfoProto],
     kinds: Iterable[Any],
@@ -403,7 +384,9 @@ def _specs(
     counts: Sequence[OutputCount] = (),
 ) -> tuple[TensorSpec, ...]:
     """Return ONNX values with the shapes and dtypes of their Relax types, and their counted axes."""
-    specs = [_spec(value.name, kind, largest) for value, kind in zip(values, kinds, strict=True)]
+    specs = [
+        tensor_spec(value.name, kind, largest) for value, kind in zip(values, kinds, strict=True)
+    ]
     for entry in counts:
         specs[entry.output] = specs[entry.output]._replace(bounded_axis=entry.axis)
     return tuple(specs)

@@ -64,7 +64,6 @@ class PytorchFrontend(OneFileFrontend):
     KIND = "pytorch"
     MODELS = "PyTorch archives"
     SOURCE = PytorchSource
-    TAKES_DIMENSIONS = True
     TOOLS = (*OnnxFrontend.TOOLS, *_EXPORTER)
     REFERENCE = ReferenceTraits(
         name="PyTorch",

@@ -148,11 +148,12 @@ class TfliteFrontend(OneFileFrontend):
         requests, known = list(map(request_of, inputs)), self.read_inputs(files)
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)
-        converted, inner_outputs = convert(model, data, specs, tensors, bound)
+        converted, inner_outputs = convert(model, data, specs, tensors, bound, dimensions)
         left = tuple(spec for spec in specs if spec.name not in bound)
         # Operators of TFLite have no names: that of its first result is there.
         labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
-        return import_prepared(prepare(converted, left), inner_outputs, labels=labels)
+        prepared = prepare(converted, left)
+        return import_prepared(prepared, inner_outputs, labels=labels, dimensions=dimensions)
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         return {

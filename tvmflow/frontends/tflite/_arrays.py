@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tvmflow.compiler.open_sizes import IrSize, is_open
+from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
 from tvmflow.frontends.tflite._graph import (
     MAX_COUNT,
     Converter,
@@ -23,28 +25,40 @@ from tvmflow.frontends.tflite._graph import (
 
 
 _REFLECT: Final = 0
+# What ends a slice before its first entry.
+_NO_END: Final = 1 << 31
 
 
 def _reshape(operation: Operation) -> None:
     value = operation.real()
-    shape = operation.integers(1) if operation.has(1) else list(operation.options["new_shape"])
+    shape: list[IrSize] = (
+        operation.sizes(1) if operation.has(1) else list(operation.options["new_shape"])
+    )
     if shape == [0] and not operation.has(1):
         # How old files write a scalar.
         shape = []
-    if -1 in shape:
-        known = -math.prod(shape)
-        shape[shape.index(-1)] = math.prod(value.shape) // max(known, 1)
-    if math.prod(shape) != math.prod(value.shape):
-        raise operation.refusal(f"of shape {list(value.shape)} to {shape}")
+    ranges = operation.graph.ranges
+    inferred = [axis for axis, size in enumerate(shape) if not is_open(size) and size == -1]
+    if inferred:
+        known = ranges.simplify(-math.prod(shape))
+        known = known if is_open(known) else max(known, 1)
+        shape[inferred[0]] = ranges.simplify(math.prod(value.shape) // known)
+    if not ranges.is_equal(math.prod(shape), math.prod(value.shape)):
+        raise operation.refusal(f"of shape {shape_text(value.shape)} to {shape_text(shape)}")
     operation.write(operation.graph.reshape(value, shape))
 
 
 def _squeeze(operation: Operation) -> None:
     value = operation.real()
     axes = {operation.checked_axis(axis, value.rank) for axis in operation.options["axes"]}
-    axes = axes or {axis for axis, size in enumerate(value.shape) if size == 1}
-    if any(value.shape[axis] != 1 for axis in axes):
-        raise operation.refusal(f"of shape {list(value.shape)} at axes {sorted(axes)}")
+    is_equal, is_certain = operation.graph.ranges.is_equal, operation.graph.ranges.is_certain
+    if not axes:
+        unsure = [n for n in value.shape if is_open(n) and not is_certain(n != 1)]
+        if unsure:
+            raise OpenSizeProblem(f"{unsure[0]} may be 1, and then the result has one axis less")
+        axes = {axis for axis, size in enumerate(value.shape) if is_equal(size, 1)}
+    if not all(is_equal(value.shape[axis], 1) for axis in axes):
+        raise operation.refusal(f"of shape {shape_text(value.shape)} at axes {sorted(axes)}")
     shape = [size for axis, size in enumerate(value.shape) if axis not in axes]
     operation.write(operation.graph.reshape(value, shape))
 
@@ -84,14 +98,15 @@ def _unpack(operation: Operation) -> None:
     value = operation.real()
     axis = operation.checked_axis(operation.options["axis"], value.rank)
     shape = [*value.shape[:axis], *value.shape[axis + 1 :]]
-    if value.shape[axis] != len(operation.outputs):
-        raise operation.refusal(f"of {value.shape[axis]} entries to {len(operation.outputs)}")
-    parts = _split(operation, value, axis, [1] * value.shape[axis])
+    [entries] = operation.fixed([value.shape[axis]])
+    if entries != len(operation.outputs):
+        raise operation.refusal(f"of {entries} entries to {len(operation.outputs)}")
+    parts = _split(operation, value, axis, [1] * entries)
     for position, part in enumerate(parts):
         operation.write(operation.graph.reshape(part, shape), position)
 
 
-def _split(operation: Operation, value: Value, axis: int, sizes: list[int]) -> list[Value]:
+def _split(operation: Operation, value: Value, axis: int, sizes: list[IrSize]) -> list[Value]:
     if len(sizes) == 1:
         return [value]
     lengths = operation.graph.integers(sizes)
@@ -103,20 +118,23 @@ def _split_evenly(operation: Operation) -> None:
     axis = operation.axis(0, rank)
     first = operation.is_first(1)
     size = operation.real(1, first=first).shape[axis_in(axis, rank, first)]
+    if not operation.graph.ranges.is_equal(size // count * count, size):
+        operation.fixed([size])
     _write_parts(operation, 1, axis, [size // count] * count)
 
 
 def _split_by_sizes(operation: Operation) -> None:
-    rank, sizes = operation.rank(), operation.integers(1)
+    rank, lengths = operation.rank(), operation.integers(1)
+    sizes: list[IrSize] = list(lengths)
     axis = operation.axis(2, rank)
-    if -1 in sizes:
+    if -1 in lengths:
         first = operation.is_first()
         size = operation.real(first=first).shape[axis_in(axis, rank, first)]
-        sizes[sizes.index(-1)] = size - sum(sizes) - 1
+        sizes[lengths.index(-1)] = size - sum(lengths) - 1
     _write_parts(operation, 0, axis, sizes)
 
 
-def _write_parts(operation: Operation, position: int, axis: int, sizes: list[int]) -> None:
+def _write_parts(operation: Operation, position: int, axis: int, sizes: list[IrSize]) -> None:
     first = operation.is_first(position)
     value = operation.real(position, first=first)
     for index, part in enumerate(_split(operation, value, axis_in(axis, value.rank, first), sizes)):
@@ -151,21 +169,21 @@ def _write_padded(operation: Operation, *fill: Value, mode: str) -> None:
 
 
 def _tile(operation: Operation) -> None:
-    repeats = operation.graph.integers(operation.integers(1))
+    repeats = operation.graph.integers(operation.sizes(1))
     operation.write(operation.graph.add("Tile", operation.real(), repeats))
 
 
 def _broadcast_to(operation: Operation) -> None:
-    shape = operation.graph.integers(operation.integers(1))
+    shape = operation.graph.integers(operation.sizes(1))
     operation.write(operation.graph.add("Expand", operation.real(), shape))
 
 
 def _fill(operation: Operation) -> None:
-    shape = operation.graph.integers(operation.integers(0))
+    shape = operation.graph.integers(operation.sizes(0))
     operation.write(operation.graph.add("Expand", operation.real(1), shape))
 
 
-def _shape_of(operation: Operation) -> tuple[int, ...]:
+def _shape_of(operation: Operation) -> tuple[IrSize, ...]:
     first = operation.is_first()
     value = operation.tensors.stored(operation.number(0), first=first)
     if not first:
@@ -178,7 +196,8 @@ def _write_constant(operation: Operation, values: Any) -> None:
 
 
 def _shape(operation: Operation) -> None:
-    _write_constant(operation, np.asarray(_shape_of(operation), np.int64))
+    shape = operation.graph.integers(_shape_of(operation))
+    operation.write(operation.graph.cast(shape, operation.output_dtype()))
 
 
 def _rank(operation: Operation) -> None:
@@ -186,10 +205,19 @@ def _rank(operation: Operation) -> None:
 
 
 def _zeros_like(operation: Operation) -> None:
-    _write_constant(operation, np.zeros(_shape_of(operation)))
+    shape = _shape_of(operation)
+    if any(map(is_open, shape)):
+        zero = operation.graph.constant(0, operation.output_dtype())
+        operation.write(operation.graph.add("Expand", zero, operation.graph.integers(shape)))
+        return
+    _write_constant(operation, np.zeros(shape))
 
 
 def _range(operation: Operation) -> None:
+    values = [operation.tensors.stored(operation.number(position)) for position in range(3)]
+    if any(value.has_open_elements for value in values):
+        operation.write(operation.graph.add("Range", *values))
+        return
     start, limit, step = (operation.constant(position).item() for position in range(3))
     if step == 0 or abs(limit - start) / abs(step) > MAX_COUNT:
         raise operation.refusal(f"from {start} to {limit} in steps of {step}")
@@ -204,13 +232,17 @@ def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> 
     parts = {
         axis: part
         for axis, part in slices.items()
-        if part.indices(value.shape[axis]) != (0, value.shape[axis], 1)
+        if _bounds(operation, part, value.shape[axis]) != (0, value.shape[axis], 1)
     }
     if not parts:
         return value
-    lists: list[list[int]] = [[], [], [], []]
+    lists: list[list[IrSize]] = [[], [], [], []]
     for axis, part in sorted(parts.items()):
-        start, stop, step = part.indices(value.shape[axis])
+        start, stop, step = _bounds(operation, part, value.shape[axis])
+        if is_open(value.shape[axis]) or is_open(start) or is_open(stop):
+            for numbers, number in zip(lists, (start, stop, axis, step), strict=True):
+                numbers.append(number)
+            continue
         # In ONNX, a negative end counts from the end: before the first entry is far below it.
         stop = stop if stop >= 0 else -value.shape[axis] - 1
         for numbers, number in zip(lists, (start, stop, axis, step), strict=True):
@@ -218,14 +250,27 @@ def _sliced(operation: Operation, value: Value, slices: Mapping[int, slice]) -> 
     return operation.graph.add("Slice", value, *map(operation.graph.integers, lists))
 
 
+def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, IrSize, int]:
+    """Return where a slice of an axis begins and ends, and its step, as `slice.indices` does."""
+    if not any(map(is_open, (size, part.start or 0, part.stop or 0))):
+        return part.indices(int(size))
+    step, ranges = part.step or 1, operation.graph.ranges
+    if step == -1 and part.start is None and part.stop is None:
+        return -1, -_NO_END, -1
+    if step < 1:
+        raise OpenSizeProblem(f"a step of {step} along an open size is not supported")
+    start = ranges.clamp(0 if part.start is None else part.start, size)
+    stop = size if part.stop is None else ranges.clamp(part.stop, size)
+    return start, ranges.at_least(stop, start), step
+
+
 def _slice(operation: Operation) -> None:
     first, rank = operation.is_first(), operation.rank()
     value = operation.real(first=first)
     slices = {}
-    for axis, (begin, size) in enumerate(
-        zip(operation.integers(1), operation.integers(2), strict=True)
-    ):
-        slices[axis_in(axis, rank, first)] = slice(begin, None if size == -1 else begin + size)
+    for axis, (begin, size) in enumerate(zip(operation.sizes(1), operation.sizes(2), strict=True)):
+        is_rest = not is_open(size) and size == -1
+        slices[axis_in(axis, rank, first)] = slice(begin, None if is_rest else begin + size)
     operation.write(_sliced(operation, value, slices), first=first)
 
 
@@ -235,29 +280,35 @@ def _strided_slice(operation: Operation) -> None:
     Its masks say which parts of it are left open, are new axes, or are an index.
     """
     value = operation.real()
-    bounds = [operation.integers(position) for position in (1, 2, 3)]
+    bounds = [operation.sizes(position) for position in (1, 2, 3)]
     entries = _entries(operation, bounds, value.rank)
     slices: dict[int, slice] = {}
-    shape: list[int | None] = []
+    shape: list[IrSize] = []
     axis = 0
     for entry in entries:
         if entry is None:
             shape.append(1)
             continue
-        if isinstance(entry, int):
-            start = entry + value.shape[axis] if entry < 0 else entry
-            if not 0 <= start < value.shape[axis]:
+        if not isinstance(entry, slice):
+            size, is_certain = value.shape[axis], operation.graph.ranges.is_certain
+            start = entry + size if is_certain(entry < 0) else entry
+            if not (is_certain(start >= 0) and is_certain(start < size)):
                 raise operation.refusal(f"at index {entry} of {value.shape[axis]}")
             slices[axis] = slice(start, start + 1)
         else:
             slices[axis] = entry
-            shape.append(len(range(*entry.indices(value.shape[axis]))))
+            start, stop, step = _bounds(operation, entry, value.shape[axis])
+            if any(map(is_open, (start, stop, value.shape[axis]))):
+                length = stop - start if step > 0 else value.shape[axis]
+                shape.append(operation.graph.ranges.divide_up(length, abs(step)))
+            else:
+                shape.append(len(range(start, stop, step)))
         axis += 1
     result = _sliced(operation, value, slices)
-    operation.write(operation.graph.reshape(result, [size or 0 for size in shape]))
+    operation.write(operation.graph.reshape(result, shape))
 
 
-def _entries(operation: Operation, bounds: list[list[int]], rank: int) -> list[slice | int | None]:
+def _entries(operation: Operation, bounds: list[list[IrSize]], rank: int) -> list[Any]:
     """Return what selects entries along each axis: a slice or an index; None for a new axis."""
     options = operation.options
     if options["offset"]:

@@ -1,4 +1,4 @@
-"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed."""
+"""Converts a TFLite model to ONNX, with the shapes of its inputs fixed, or open for dimensions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import onnx
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem
 from tvmflow.frontends.tflite import _arrays, _elementwise, _layers, _reduction
 from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
@@ -34,6 +35,7 @@ def convert(
     inputs: Sequence[TensorSpec],
     tensors: Sequence[str] = (),
     bound: Mapping[str, Array] = MappingProxyType({}),
+    dimensions: Sequence[Dimension] = (),
 ) -> tuple[onnx.ModelProto, int]:
     """Convert a model.
 
@@ -43,6 +45,7 @@ def convert(
         inputs: All inputs with their shapes.
         tensors: Names of tensors; the ONNX model returns the inner ones after its outputs.
         bound: The constants that take the place of inputs.
+        dimensions: The dimensions that inputs have in their sizes.
 
     Returns:
         The ONNX model, and how many of its outputs, the last ones, are inner tensors.
@@ -50,7 +53,7 @@ def convert(
     Raises:
         ImportFailed: with operator and tensor, or with the name that is not a tensor of the model.
     """
-    graph = Graph()
+    graph = Graph(dimensions)
     values = Tensors(graph, model.tensors, data)
     inner = _find_inner(model, tensors)
     outputs = [*model.outputs, *inner.items()]
@@ -95,8 +98,12 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
         raise
     except Exception as error:
         name = f"{excerpt(operator.name)} (tensor {quoted(values.graph.prefix)})"
-        text = f"{name} cannot be imported: {last_line(error)}"
-        raise ImportFailed(text, fix=FIX) from error
+        reason, is_open = last_line(error), values.graph.is_open
+        if is_open and not isinstance(error, OpenSizeProblem):
+            shapes = operation.shapes_text()
+            reason = f"it is imported with fixed sizes alone; its operands have the shapes {shapes}"
+        text = f"{name} cannot be imported: {reason}"
+        raise ImportFailed(text, fix=OPEN_FIX if is_open else FIX) from error
 
 
 def _refuse_hybrid(operator: Operator, model: Model) -> None:

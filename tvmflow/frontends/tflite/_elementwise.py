@@ -92,7 +92,8 @@ def _select(operation: Operation) -> None:
     """Convert SELECT, whose condition may stand for whole entries of the first axis."""
     condition, x = operation.tensors.stored(operation.number(0)), operation.real(1)
     if condition.rank == 1 and x.rank > 1 and operation.name == "SELECT":
-        condition = operation.graph.reshape(condition, [-1 if not i else 1 for i in range(x.rank)])
+        rows = [*condition.shape, *[1] * (x.rank - 1)]
+        condition = operation.graph.reshape(condition, rows)
         operation.write(operation.graph.add("Where", condition, x, operation.real(2)))
     else:
         _elementwise(operation, _node("Where"))

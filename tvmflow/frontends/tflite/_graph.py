@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
+import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tvm import tirx
 
+from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, size_text
+from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import quoted
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.base import MAX_ELEMENTS
-from tvmflow.frontends.onnx.graph import dtype_of
+from tvmflow.frontends.onnx._sizes import SizeValue, compute_sizes
+from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
 from tvmflow.frontends.tflite._model import (
     FIX,
     IMPORTED_DTYPES,
@@ -24,6 +30,7 @@ from tvmflow.frontends.tflite._model import (
     Quantization,
     Tensor,
 )
+from tvmflow.frontends.tflite._open_shapes import infer_shapes
 
 Array = np.ndarray[Any, Any]
 
@@ -41,11 +48,11 @@ class Value(NamedTuple):
         name: Its name, which no other has.
         shape: Its sizes.
         dtype: As NumPy names it.
-        array: Its elements where they are constant.
+        array: Its elements where they are constant, or expressions of the dimensions: then an array of objects.
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[IrSize, ...]
     dtype: str
     array: Array | None = None
 
@@ -54,27 +61,56 @@ class Value(NamedTuple):
         """The number of axes."""
         return len(self.shape)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether sizes, or elements that are known, depend on dimensions."""
+        return any(map(is_open, self.shape)) or self.has_open_elements
+
+    @property
+    def has_open_elements(self) -> bool:
+        """Whether its elements are expressions of the dimensions."""
+        return self.array is not None and self.array.dtype == object
+
 
 NOTHING: Final = Value("", (), "float32")
 """An operand that is left out."""
 
 
 class Graph:
-    """An ONNX graph while it grows."""
+    """An ONNX graph while it grows.
 
-    def __init__(self) -> None:
+    Args:
+        dimensions: The dimensions of its inputs.
+    """
+
+    def __init__(self, dimensions: Sequence[Dimension] = ()) -> None:
+        self.ranges = SizeRanges(dimensions)
+        self._symbols = {entry.name: tirx.Var(entry.name, "int64") for entry in dimensions}
+        self._largest = {entry.name: entry.max for entry in dimensions}
+        self._places: dict[str, tuple[str, int]] = {}
         self._nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._names: set[str] = set()
+        self._computed: set[str] = set()
         self.prefix = ""
         """The name of the operator that is converted; what it adds is named after it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its inputs have open sizes."""
+        return bool(self._symbols)
 
     def input(self, spec: TensorSpec) -> Value:
         """Add an input."""
         self._names.add(spec.name)
-        self._inputs.append(_value_info(spec.name, spec.dtype, spec.shape))
-        return Value(spec.name, spec.shape, spec.dtype)
+        sizes = spec.sizes or spec.shape
+        self._inputs.append(_value_info(spec.name, spec.dtype, sizes))
+        for axis, size in enumerate(sizes):
+            if isinstance(size, str):
+                self._places.setdefault(size, (spec.name, axis))
+        shape = tuple(self._symbols[size] if isinstance(size, str) else size for size in sizes)
+        return Value(spec.name, shape, spec.dtype)
 
     def constant(self, array: Any, dtype: str = "", name: str = "") -> Value:
         """Return a constant, which becomes part of the graph when a node reads it.
@@ -84,6 +120,10 @@ class Graph:
             dtype: Their dtype; by default that of `array`.
             name: The name that it has where no other value has it.
         """
+        if isinstance(array, np.ndarray) and array.dtype == object:
+            if any(map(is_open, array.flat)):
+                return Value(self._new_name(name), array.shape, dtype, array)
+            array = array.astype(dtype)
         elements = np.ascontiguousarray(array, dtype or None).reshape(np.shape(array))
         return Value(self._new_name(name), elements.shape, str(elements.dtype), elements)
 
@@ -103,9 +143,13 @@ class Graph:
         names = [self._new_name() for _ in range(count)]
         inputs = [v.name for v in operands]
         node = helper.make_node(operator, inputs, names, doc_string=self.prefix, **attributes)
+        is_constant = all(v.array is not None for v in operands if v.name)
+        if any(value.is_open for value in operands):
+            if is_constant and (computed := self._compute(node, operands)):
+                return computed
+            return self._add_open(node, operands)
         results = _infer(node, operands, self.prefix)
         elements = max((math.prod(v.shape) for v in (*results, *operands)), default=0)
-        is_constant = all(v.array is not None for v in operands if v.name)
         # weights of 8 bits stay as they are
         is_small = elements <= _MAX_EVALUATED and operator != "DequantizeLinear"
         if is_constant and is_small:
@@ -114,19 +158,119 @@ class Graph:
                 v._replace(array=a, dtype=str(a.dtype))
                 for v, a in zip(results, arrays, strict=True)
             ]
-        for value in operands:
-            if value.array is not None and value.name not in self._initializers:
-                tensor = numpy_helper.from_array(value.array, value.name)
-                self._initializers[value.name] = tensor
+        self._materialize(operands)
         self._nodes.append(node)
         return results
+
+    # ------------------------------------------------------------ open sizes
+
+    def _add_open(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
+        """Add a node with operands of open sizes.
+
+        Raises:
+            OpenSizeProblem: when sizes of its results do not follow from the dimensions.
+        """
+        largest = [self._at_largest(value) for value in operands]
+        known = _infer(node, largest, self.prefix)
+        shapes = infer_shapes(self.ranges, node, operands, [value.rank for value in known])
+        for value, shape in zip(known, shapes, strict=True):
+            # one rule says what ONNX says
+            if self._numbers(shape) != value.shape:
+                text = f"{self.ranges.unknown_text()}; its operands have the shapes "
+                shown = [shape_text(operand.shape) for operand in operands if operand.name]
+                raise OpenSizeProblem(text + names_text(shown))
+        self._materialize(operands)
+        self._nodes.append(node)
+        return [
+            value._replace(shape=tuple(self.ranges.see(shape)))
+            for value, shape in zip(known, shapes, strict=True)
+        ]
+
+    def _numbers(self, sizes: Sequence[IrSize]) -> tuple[int, ...]:
+        """Return sizes where all dimensions have their largest size."""
+        return evaluate_shape([size_text(size) for size in sizes], self._largest)
+
+    def _at_largest(self, value: Value) -> Value:
+        """Return a value as it is where all dimensions have their largest size."""
+        if not value.is_open:
+            return value
+        array = value.array
+        if array is not None:
+            numbers = self._numbers(array.ravel().tolist())
+            array = np.asarray(numbers, value.dtype).reshape(array.shape)
+        return value._replace(shape=self._numbers(value.shape), array=array)
+
+    def _compute(self, node: onnx.NodeProto, operands: Sequence[Value]) -> list[Value]:
+        """Return the results of a node for sizes; nothing where they are not known."""
+        arrays = [None if v.array is None else v.array.astype(object) for v in operands]
+        if node.op_type == "Split" and arrays[0] is not None and arrays[1] is not None:
+            places = np.cumsum(arrays[1].astype(np.int64))[:-1]
+            parts = np.split(arrays[0], places, attributes_of(node)["axis"])
+            return [self.constant(part, operands[0].dtype) for part in parts]
+        sizes = [
+            None if array is None else SizeValue(array, value.dtype)
+            for array, value in zip(arrays, operands, strict=True)
+        ]
+        result = compute_sizes(self.ranges, node, sizes)
+        return [self.constant(result.values, result.dtype)] if result else []
+
+    def _materialize(self, operands: Sequence[Value]) -> None:
+        """Add the values that a node reads and that are constant, or follow from the dimensions."""
+        for value in operands:
+            if value.array is None or value.name in self._initializers:
+                continue
+            if value.has_open_elements:
+                self._compute_at_run_time(value)
+            else:
+                tensor = numpy_helper.from_array(value.array, value.name)
+                self._initializers[value.name] = tensor
+
+    def _compute_at_run_time(self, value: Value) -> None:
+        """Add nodes that compute a value from the shapes of the inputs."""
+        if value.name in self._computed:
+            return
+        self._computed.add(value.name)
+        assert value.array is not None
+        parts = [self._size_node(element) for element in value.array.ravel().tolist()]
+        whole = self._node("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+        shape = self._number(list(value.array.shape))
+        whole = self._node("Reshape", whole, shape)
+        self._nodes.append(
+            helper.make_node("Cast", [whole], [value.name], to=_element_type(value.dtype))
+        )
+
+    def _size_node(self, size: IrSize) -> str:
+        """Return the name of a tensor of one element that is a size."""
+        if not is_open(size):
+            return self._number([int(size)])
+        if isinstance(size, tvm.ir.Var):
+            source, axis = self._places[str(size.name)]
+            return self._node("Shape", source, start=axis, end=axis + 1)
+        if isinstance(size, tirx.Cast):
+            return self._size_node(size.value)
+        operator = _SIZE_NODES.get(type(size))
+        if operator is None:
+            raise OpenSizeProblem(f"{size} is no expression of dimensions")
+        return self._node(operator, self._size_node(size.a), self._size_node(size.b))
+
+    def _node(self, operator: str, *inputs: str, **attributes: Any) -> str:
+        name = self._new_name()
+        self._nodes.append(
+            helper.make_node(operator, inputs, [name], doc_string=self.prefix, **attributes)
+        )
+        return name
+
+    def _number(self, values: Sequence[int]) -> str:
+        name = self._new_name()
+        self._initializers[name] = numpy_helper.from_array(np.asarray(values, np.int64), name)
+        return name
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Reorder the axes of a value; those of constants at once."""
         if list(axes) == list(range(value.rank)):
             return value
         if value.array is not None:
-            return self.constant(value.array.transpose(axes), name=value.name)
+            return self.constant(value.array.transpose(axes), value.dtype, value.name)
         return self.add("Transpose", value, perm=list(axes))
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
@@ -134,7 +278,7 @@ class Graph:
         if value.shape == tuple(shape):
             return value
         if value.array is not None:
-            return self.constant(value.array.reshape(shape), name=value.name)
+            return self.constant(value.array.reshape(shape), value.dtype, value.name)
         return self.add("Reshape", value, self.integers(shape), allowzero=1)
 
     def cast(self, value: Value, dtype: str) -> Value:
@@ -142,11 +286,16 @@ class Graph:
         if value.dtype == dtype:
             return value
         if value.array is not None:
-            return self.constant(value.array.astype(dtype), name=value.name)
+            array = value.array if value.has_open_elements else value.array.astype(dtype)
+            return self.constant(array, dtype, value.name)
         return self.add("Cast", value, to=_element_type(dtype))
 
-    def integers(self, values: Sequence[int]) -> Value:
+    def integers(self, values: Sequence[IrSize]) -> Value:
         """Return a constant of int64, as ONNX has shapes and axes."""
+        if any(map(is_open, values)):
+            array = np.empty(len(values), object)
+            array[:] = [self.ranges.simplify(value) for value in values]
+            return self.constant(array, "int64")
         return self.constant(np.asarray(values, np.int64))
 
     def finish(self, outputs: Sequence[tuple[str, Value]]) -> onnx.ModelProto:
@@ -154,10 +303,10 @@ class Graph:
         infos = []
         for name, value in outputs:
             source = value.name
-            if value.array is not None:
-                self._initializers[source] = numpy_helper.from_array(value.array, source)
+            self._materialize([value])
             self._nodes.append(helper.make_node("Identity", [source], [name]))
-            infos.append(_value_info(name, value.dtype, value.shape))
+            sizes = [None if is_open(size) else size for size in value.shape]
+            infos.append(_value_info(name, value.dtype, sizes))
         graph = helper.make_graph(
             self._nodes, "tflite", self._inputs, infos, list(self._initializers.values())
         )
@@ -181,8 +330,20 @@ def _element_type(dtype: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
 
-def _value_info(name: str, dtype: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+def _value_info(name: str, dtype: str, shape: Sequence[Size | None]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, _element_type(dtype), list(shape))
+
+
+_SIZE_NODES: Final[Mapping[type, str]] = {
+    tirx.Add: "Add",
+    tirx.Sub: "Sub",
+    tirx.Mul: "Mul",
+    # sizes are not negative
+    tirx.FloorDiv: "Div",
+    tirx.FloorMod: "Mod",
+    tirx.Min: "Min",
+    tirx.Max: "Max",
+}
 
 
 def _single(
@@ -434,14 +595,43 @@ class Operation:
         Raises:
             ImportFailed: when they are known only when the model runs.
         """
-        array = self.tensors.stored(self.number(position)).array
-        if array is None:
+        value = self.tensors.stored(self.number(position))
+        if value.array is None:
             raise self.refusal(f"with operand {position} that is computed when the model runs")
-        return array
+        if value.has_open_elements:
+            self.fixed(value.array.ravel().tolist())
+        return value.array
 
     def integers(self, position: int) -> list[int]:
         """Return the values of a constant operand as a list."""
         return [int(value) for value in np.ravel(self.constant(position))]
+
+    def sizes(self, position: int) -> list[IrSize]:
+        """Return the values of an operand that must be constant, or follow from the dimensions."""
+        value = self.tensors.stored(self.number(position))
+        if value.has_open_elements:
+            assert value.array is not None
+            return [self.graph.ranges.simplify(size) for size in value.array.ravel().tolist()]
+        return list(self.integers(position))
+
+    def fixed(self, sizes: Sequence[IrSize]) -> list[int]:
+        """Return sizes that the operator needs as numbers.
+
+        Raises:
+            OpenSizeProblem: when one depends on dimensions.
+        """
+        if any(map(is_open, sizes)):
+            names = {str(var.name) for size in sizes for var in list_symbols(size)}
+            have = "has" if len(names) == 1 else "have"
+            raise OpenSizeProblem(
+                f"{names_text(sorted(names))} {have} no fixed size, and it needs one: {shape_text(sizes)}"
+            )
+        return list(map(int, sizes))
+
+    def shapes_text(self) -> str:
+        """Return the shapes of the operands that are computed, for messages."""
+        numbers = [n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n)]
+        return names_text([shape_text(self.tensors.stored(number).shape) for number in numbers])
 
     def axis(self, position: int, rank: int) -> int:
         """Return a constant operand that is an axis, which may count from the end."""
@@ -503,12 +693,14 @@ class Operation:
         """Return the error for a case of the operator that is not imported."""
         where = quoted(self.graph.prefix)
         text = f"tvmflow does not import the TFLite operator {self.name} {case} (tensor {where})"
-        return ImportFailed(text, fix=FIX)
+        numbers = [n for n in self.inputs if n >= 0 and not self.tensors.is_constant(n)]
+        is_open = any(self.tensors.stored(number).is_open for number in numbers)
+        return ImportFailed(text, fix=OPEN_FIX if is_open else FIX)
 
 
 def pads(
     operation: Operation,
-    sizes: Sequence[int],
+    sizes: Sequence[IrSize],
     kernel: Sequence[int],
     strides: Sequence[int],
     dilations: Sequence[int],
@@ -521,8 +713,7 @@ def pads(
         return [0] * (2 * len(sizes))
     befores, afters = [], []
     for size, taps, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        reach = (-(-size // stride) - 1) * stride + (taps - 1) * dilation + 1
-        total = max(reach - size, 0)
+        total = operation.graph.ranges.same_padding(size, taps, stride, dilation)
         befores.append(total // 2)
         afters.append(total - total // 2)
     return [*befores, *afters]

@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from tvmflow.compiler.open_sizes import is_open
+from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
 from tvmflow.frontends.tflite._graph import NOTHING, Converter, Operation, Value, pads
 
 # ---------------------------------------------------------------- convolutions
@@ -86,13 +88,17 @@ def _transposed_convolution(operation: Operation) -> None:
     # (results, height, width, channels); the operands are shape, weights, data, bias
     weights = operation.weight(1, (3, 0, 1, 2))
     data = operation.real(2, first=True)
-    sizes = operation.integers(0)[1:3]
+    sizes = operation.sizes(0)[1:3]
     strides, kernel = _window(operation, "stride", "hw"), weights.shape[2:]
     # How far the windows reach beyond the result: that is cut off, one pixel more at the end.
+    simplify = operation.graph.ranges.simplify_multiple
     beyond = [
-        (source - 1) * stride + taps - size
+        simplify((source - 1) * stride + taps - size)
         for source, stride, taps, size in zip(data.shape[2:], strides, kernel, sizes, strict=True)
     ]
+    if any(map(is_open, beyond)):
+        text = f"its result of {shape_text(sizes)} is not larger by the same at all sizes"
+        raise OpenSizeProblem(f"{text} than its operands {operation.shapes_text()}")
     bias = operation.bias(3, 2, 1)
     result = operation.graph.add(
         "ConvTranspose",
@@ -120,10 +126,13 @@ def _fully_connected(operation: Operation) -> None:
     # (results, features)
     weights = operation.weight(1, (1, 0))
     features, results = weights.shape
-    if math.prod(data.shape) % features:
-        raise operation.refusal(f"of shape {list(data.shape)} with weights for {features} features")
+    rows = graph.ranges.simplify(math.prod(data.shape) // features)
+    if not graph.ranges.is_equal(rows * features, math.prod(data.shape)):
+        raise operation.refusal(
+            f"of shape {shape_text(data.shape)} with weights for {features} features"
+        )
     if not operation.options["keep_num_dims"]:
-        data = graph.reshape(data, [math.prod(data.shape) // features, features])
+        data = graph.reshape(data, [rows, features])
     value = graph.add("MatMul", data, weights)
     if bias := operation.bias(2, 0, 1):
         value = graph.add("Add", value, graph.reshape(bias, [results]))
@@ -212,7 +221,7 @@ def _root_mean_square(operation: Operation) -> None:
 
 def _resize(operation: Operation, mode: str, **attributes: str) -> None:
     data = operation.real(first=True)
-    sizes = operation.graph.integers([*data.shape[:2], *operation.integers(1)])
+    sizes = operation.graph.integers([*data.shape[:2], *operation.sizes(1)])
     coordinates = "asymmetric"
     if operation.options["align_corners"]:
         coordinates = "align_corners"
@@ -263,6 +272,9 @@ def _space_to_batch(operation: Operation) -> None:
     if amounts.any():
         value = graph.add("Pad", value, graph.integers(amounts.T.ravel().tolist()))
     batch, *sizes = value.shape
+    for size, block in zip(sizes, blocks, strict=False):
+        if not graph.ranges.is_equal(size // block * block, size):
+            operation.fixed([size])
     cut = [n for size, block in zip(sizes, blocks, strict=False) for n in (size // block, block)]
     rest = sizes[count:]
     value = graph.reshape(value, [batch, *cut, *rest])

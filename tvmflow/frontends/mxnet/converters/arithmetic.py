@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 from tvm import relax
 
+from tvmflow.compiler.open_sizes import IrSize
 from tvmflow.frontends._emission import make_cosh, make_sinh
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op
+from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
 from tvmflow.frontends.mxnet.converters._common import DTYPES, broadcast_along, identity
 
 R = relax.op
@@ -244,10 +245,10 @@ def _leaky_relu(op: Op) -> Expr:
 def _prelu(op: Op) -> Expr:
     """PReLU: `max(x, 0) + gamma · min(x, 0)` with one gamma, or one per channel."""
     gamma = op[1]
-    if op.shape(1) == (op.shape()[min(1, op.rank() - 1)],):
+    if op.ranges.are_equal(op.shape(1), (op.sizes()[min(1, op.rank() - 1)],)):
         gamma = broadcast_along(gamma, min(1, op.rank() - 1), op.rank())
     elif math.prod(op.shape(1)) != 1:
-        op.refuse(f"gamma of shape {op.shape(1)} does not fit data of shape {op.shape()}")
+        op.refuse(f"gamma of shape {op.shape(1)} does not fit data of shape {shown(op.sizes())}")
     zero = op.scalar(0.0)
     return R.maximum(op[0], zero) + gamma * R.minimum(op[0], zero)
 
@@ -305,7 +306,7 @@ def _softmax_output(op: Op) -> Expr:
         return R.nn.softmax(op[0], axis=1)
     if op.flag("preserve_shape", False) or op.rank() == 2:
         return R.nn.softmax(op[0], axis=-1)
-    shape = op.shape()
+    shape = op.sizes()
     rows = R.reshape(op[0], (shape[0], math.prod(shape[1:])))
     return R.reshape(R.nn.softmax(rows, axis=-1), shape)
 
@@ -370,7 +371,7 @@ def _arg_reduction(function: Callable[..., Expr]) -> Converter:
         axis = op.optional_integer("axis")
         keep = op.flag("keepdims", False)
         if axis is None:
-            flat = R.reshape(op[0], (math.prod(op.shape()),))
+            flat = R.reshape(op[0], (math.prod(op.sizes()),))
             index = R.reshape(function(flat, axis=0), (1,) * op.rank() if keep else (1,))
         else:
             index = function(op[0], axis=op.axis(axis), keepdims=keep)
@@ -404,7 +405,7 @@ def _dot(op: Op) -> Expr:
         return R.matmul(*_matrices(op))
     if op.flag("transpose_a", False) or op.flag("transpose_b", False):
         op.refuse(f"transposed data of {ranks[0]} and {ranks[1]} dimensions are not supported")
-    (*rows, inner), (_, *columns) = op.shape(0), op.shape(1)
+    (*rows, inner), (_, *columns) = op.sizes(0), op.sizes(1)
     left = R.reshape(op[0], (math.prod(rows), inner))
     product = R.matmul(left, R.reshape(op[1], (inner, math.prod(columns))))
     return R.reshape(product, (*rows, *columns) or (1,))
@@ -429,13 +430,13 @@ def _gemm2(op: Op) -> Expr:
     return product if alpha == 1.0 else product * op.scalar(alpha)
 
 
-def _split_heads(op: Op, heads: int) -> tuple[list[Expr], tuple[int, int, int]]:
+def _split_heads(op: Op, heads: int) -> tuple[list[Expr], tuple[IrSize, IrSize, int]]:
     """Split interleaved projections (length, batch, heads · 3 · depth) into queries, keys and values.
 
     Returns:
         Three tensors (batch · heads, length, depth), and length, batch and depth.
     """
-    length, batch, width = op.shape()
+    (length, batch, _), width = op.sizes(), op.size(2)
     depth = width // (3 * heads)
     parts = op.emit(R.reshape(op[0], (length, batch * heads, 3, depth)))
     split = [
@@ -461,7 +462,7 @@ def _self_attention_values(op: Op) -> Expr:
 
 
 def _div_sqrt_dim(op: Op) -> Expr:
-    return op[0] / op.scalar(math.sqrt(op.shape()[-1]))
+    return op[0] / op.scalar(math.sqrt(op.size(-1)))
 
 
 CONVERTERS: Final[dict[str, Converter]] = {

@@ -9,7 +9,9 @@ from typing import Any, Final
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, static_shape
+from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
+from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
 from tvmflow.frontends.mxnet.converters._common import DTYPES, first_input
 
 R = relax.op
@@ -19,12 +21,12 @@ R = relax.op
 
 
 def _flatten(op: Op) -> Expr:
-    shape = op.shape()
+    shape = op.sizes()
     return R.reshape(op[0], (shape[0], math.prod(shape[1:])))
 
 
 def _reshape(op: Op) -> Expr:
-    shape, codes, reverse = op.shape(), op.integers("shape", ()), op.flag("reverse", False)
+    shape, codes, reverse = op.sizes(), op.integers("shape", ()), op.flag("reverse", False)
     # In MXNet 0.x target_shape had 0 for the size to infer.
     old_codes = tuple(size or -1 for size in op.integers("target_shape", ()))
     if op.flag("keep_highest", False) and old_codes:
@@ -36,8 +38,8 @@ def _reshape(op: Op) -> Expr:
 
 
 def _resolve_shape(
-    op: Op, shape: tuple[int, ...], codes: Sequence[int], reverse: bool
-) -> tuple[int, ...]:
+    op: Op, shape: tuple[IrSize, ...], codes: Sequence[int], reverse: bool
+) -> tuple[IrSize, ...]:
     """Return the shape for MXNet's codes.
 
     0 keeps a size, -1 infers it, -2 keeps the rest, -3 joins two, -4 splits one into the two that follow.
@@ -46,22 +48,25 @@ def _resolve_shape(
         if -4 in codes:
             op.refuse(f"shape={tuple(codes)} with reverse=True is not supported")
         return _resolve_shape(op, shape[::-1], codes[::-1], False)[::-1]
-    out: list[int] = []
+    out: list[IrSize] = []
     source, pending = iter(shape), iter(codes)
     try:
         for code in pending:
             out.extend(_resolve_code(code, source, pending))
     except StopIteration:
-        op.refuse(f"shape={tuple(codes)} needs more dimensions than data of shape {shape} has")
-    if out.count(-1) == 1:
-        known = math.prod(size for size in out if size != -1)
-        out[out.index(-1)] = math.prod(shape) // known
-    if math.prod(out) != math.prod(shape) or min(out) < 0:
-        op.refuse(f"shape={tuple(codes)} does not fit data of shape {shape}")
+        op.refuse(
+            f"shape={tuple(codes)} needs more dimensions than data of shape {shown(shape)} has"
+        )
+    if inferred := [axis for axis, size in enumerate(out) if not is_open(size) and size == -1]:
+        known = math.prod(size for axis, size in enumerate(out) if axis != inferred[0])
+        out[inferred[0]] = op.ranges.simplify(math.prod(shape) // known)
+    is_negative = any(not is_open(size) and size < 0 for size in out)
+    if is_negative or not op.ranges.is_equal(math.prod(out), math.prod(shape)):
+        op.refuse(f"shape={tuple(codes)} does not fit data of shape {shown(shape)}")
     return tuple(out)
 
 
-def _resolve_code(code: int, source: Iterator[int], pending: Iterator[int]) -> Iterable[int]:
+def _resolve_code(code: int, source: Iterator[IrSize], pending: Iterator[int]) -> Iterable[IrSize]:
     """Return the sizes for one code, taking sizes of the data and the operands of the code.
 
     Raises:
@@ -89,9 +94,9 @@ def _reshape_like(op: Op) -> Expr:
         slice(op.optional_integer(f"{side}_begin"), op.optional_integer(f"{side}_end"))
         for side in ("lhs", "rhs")
     )
-    shape = list(op.shape())
+    shape = list(op.sizes())
     start, stop, _ = left.indices(len(shape))
-    shape[start:stop] = op.shape(1)[right]
+    shape[start:stop] = op.sizes(1)[right]
     return R.reshape(op[0], shape)
 
 
@@ -112,14 +117,15 @@ def _expand_dims(op: Op) -> Expr:
 
 
 def _squeeze(op: Op) -> Expr:
-    shape, listed = op.shape(), op.optional_integers("axis")
+    shape, listed = op.sizes(), op.optional_integers("axis")
+    ones = [axis for axis, size in enumerate(shape) if op.ranges.is_equal(size, 1)]
     if listed is None:
-        axes = [axis for axis, size in enumerate(shape) if size == 1]
+        axes = ones
     else:
         axes = [op.axis(axis) for axis in listed]
     rest = tuple(size for axis, size in enumerate(shape) if axis not in axes)
-    if math.prod(rest) != math.prod(shape):
-        op.refuse(f"axis {listed} does not have size 1 in data of shape {shape}")
+    if not set(axes) <= set(ones):
+        op.refuse(f"axis {listed} does not have size 1 in data of shape {shown(shape)}")
     return R.reshape(op[0], rest or (1,))
 
 
@@ -135,16 +141,20 @@ def _depth_to_space(op: Op) -> Expr:
 def _space_to_depth(op: Op) -> Expr:
     block = op.integer("block_size")
     batch, channels, height, width = _nchw_shape(op)
+    for size in (height, width):
+        if is_open(size) and not op.ranges.is_equal(size // block * block, size):
+            text = f"{size} may be no multiple of block_size={block}; set `multiple_of` in `dimensions`"
+            raise OpenSizeProblem(text)
     split = R.reshape(op[0], (batch, channels, height // block, block, width // block, block))
     moved = R.permute_dims(split, [0, 3, 5, 1, 2, 4])
     return R.reshape(moved, (batch, channels * block**2, height // block, width // block))
 
 
-def _nchw_shape(op: Op) -> tuple[int, int, int, int]:
+def _nchw_shape(op: Op) -> tuple[IrSize, int, IrSize, IrSize]:
     if op.rank() != 4:
         op.refuse(f"its data has {op.rank()} dimensions, 4 are needed")
-    batch, channels, height, width = op.shape()
-    return batch, channels, height, width
+    batch, _, height, width = op.sizes()
+    return batch, op.size(1), height, width
 
 
 def _concat(op: Op) -> Expr:
@@ -159,15 +169,18 @@ def _split_at(op: Op, axis: int, starts: Sequence[int]) -> list[Expr]:
     """Return the data split along `axis` at `starts`, the first of which is 0."""
     squeeze = op.flag("squeeze_axis", False)
     pieces = []
-    for start, stop in zip(starts, [*starts[1:], op.shape()[axis]], strict=True):
-        piece = R.strided_slice(op[0], [axis], [start], [stop])
+    end = op.sizes()[axis]
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        if is_open(stop) and not op.ranges.is_certain(start < stop):
+            raise OpenSizeProblem(f"its last part may be empty: {end} may be {start} or less")
+        piece = _cut(op[0], [axis], [start], [stop])
         pieces.append(R.squeeze(piece, [axis]) if squeeze else piece)
     return pieces
 
 
 def _split_evenly(op: Op, axis: int, key: str) -> list[Expr]:
     """Return the data split along `axis` into as many parts as the attribute `key` says."""
-    size, count = op.shape()[axis], op.integer(key)
+    size, count = op.size(axis), op.integer(key)
     if size % count:
         op.refuse(f"axis {axis} of size {size} cannot be split into {key}={count}")
     return _split_at(op, axis, range(0, size, size // count))
@@ -192,7 +205,7 @@ def _tile(op: Op) -> Expr:
 def _repeat(op: Op) -> Expr:
     axis, times = op.optional_integer("axis"), op.integer("repeats")
     if axis is None:
-        return R.repeat(R.reshape(op[0], (math.prod(op.shape()),)), times, axis=0)
+        return R.repeat(R.reshape(op[0], (math.prod(op.sizes()),)), times, axis=0)
     return R.repeat(op[0], times, axis=op.axis(axis))
 
 
@@ -215,11 +228,12 @@ def _pad(op: Op) -> Expr:
     return R.nn.pad(op[0], list(width), pad_mode=_PAD_MODES[mode], pad_value=value)
 
 
-def _broadcast(op: Op, shape: Sequence[int]) -> Expr:
-    if len(shape) != op.rank() or any(
-        old not in (1, new) for old, new in zip(op.shape(), shape, strict=True)
+def _broadcast(op: Op, shape: Sequence[IrSize]) -> Expr:
+    if len(shape) != op.rank() or not all(
+        op.ranges.is_equal(old, 1) or op.ranges.is_equal(old, new)
+        for old, new in zip(op.sizes(), shape, strict=True)
     ):
-        op.refuse(f"data of shape {op.shape()} cannot be broadcast to {tuple(shape)}")
+        op.refuse(f"data of shape {shown(op.sizes())} cannot be broadcast to {shown(shape)}")
     return R.broadcast_to(op[0], tuple(shape))
 
 
@@ -227,11 +241,11 @@ def _broadcast_to(op: Op) -> Expr:
     shape = op.integers("shape")
     if len(shape) != op.rank():
         op.refuse(f"shape={shape} does not fit {op.rank()} dimensions")
-    return _broadcast(op, [new or old for old, new in zip(op.shape(), shape, strict=True)])
+    return _broadcast(op, [new or old for old, new in zip(op.sizes(), shape, strict=True)])
 
 
 def _broadcast_axis(op: Op) -> Expr:
-    shape = list(op.shape())
+    shape = list(op.sizes())
     for axis, size in zip(op.integers("axis", ()), op.integers("size", ()), strict=True):
         shape[op.axis(axis)] = size
     return _broadcast(op, shape)
@@ -240,10 +254,10 @@ def _broadcast_axis(op: Op) -> Expr:
 def _broadcast_like(op: Op) -> Expr:
     left, right = op.optional_integers("lhs_axes"), op.optional_integers("rhs_axes")
     if left is None or right is None:
-        return _broadcast(op, op.shape(1))
-    shape = list(op.shape())
+        return _broadcast(op, op.sizes(1))
+    shape = list(op.sizes())
     for left_axis, right_axis in zip(left, right, strict=True):
-        shape[op.axis(left_axis)] = op.shape(1)[op.axis(right_axis, op.rank(1))]
+        shape[op.axis(left_axis)] = op.sizes(1)[op.axis(right_axis, op.rank(1))]
     return _broadcast(op, shape)
 
 
@@ -261,7 +275,15 @@ def _slice(op: Op) -> Expr:
     value = op[0]
     axes, starts, stops, steps = [], [], [], []
     for axis, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
-        size = op.shape()[axis]
+        size = op.sizes()[axis]
+        if is_open(size):
+            if (b or 0, e, s or 1) != (0, None, 1):
+                start, stop = _open_bounds(op, axis, b or 0, e, s or 1)
+                axes.append(axis)
+                starts.append(start)
+                stops.append(stop)
+                steps.append(s or 1)
+            continue
         positions = range(*slice(b, e, s or 1).indices(size))
         if not positions:
             op.refuse(f"its slice of axis {axis} of size {size} is empty")
@@ -272,12 +294,40 @@ def _slice(op: Op) -> Expr:
         starts.append(positions[0])
         stops.append(positions[-1] + 1)
         steps.append(positions.step)
-    return R.strided_slice(value, axes, starts, stops, steps)
+    return _cut(value, axes, starts, stops, steps) if axes else value
+
+
+def _cut(
+    value: Expr,
+    axes: Sequence[int],
+    starts: Sequence[IrSize],
+    stops: Sequence[IrSize],
+    steps: Sequence[int] | None = None,
+) -> Expr:
+    """Return a slice; bounds that are open are known to lie within the data."""
+    within = any(map(is_open, (*starts, *stops)))
+    return R.strided_slice(value, axes, starts, stops, steps, assume_inbound=within)
+
+
+def _open_bounds(op: Op, axis: int, begin: int, end: int | None, step: int) -> tuple[Any, Any]:
+    """Return where a slice of an open size begins and ends; it has an element at all sizes."""
+    size = op.sizes()[axis]
+    if step < 1:
+        raise OpenSizeProblem(f"a step below 1 along {size} is not supported")
+    start = op.ranges.clamp(begin, size)
+    stop = size if end is None else op.ranges.clamp(end, size)
+    if not op.ranges.is_certain(start < stop):
+        text = f"its slice of axis {axis} may be empty, or is not known, for some sizes of {size}"
+        raise OpenSizeProblem(f"{text}; raise `min` in `dimensions`")
+    return start, stop
 
 
 def _slice_axis(op: Op) -> Expr:
     axis = op.axis(op.integer("axis"))
-    size, bounds = op.shape()[axis], slice(op.integer("begin"), op.optional_integer("end"))
+    size, bounds = op.sizes()[axis], slice(op.integer("begin"), op.optional_integer("end"))
+    if is_open(size):
+        start, stop = _open_bounds(op, axis, bounds.start, bounds.stop, 1)
+        return _cut(op[0], [axis], [start], [stop])
     start, stop, _ = bounds.indices(size)
     if start >= stop:
         op.refuse(f"its slice of axis {axis} of size {size} is empty")
@@ -285,34 +335,38 @@ def _slice_axis(op: Op) -> Expr:
 
 
 def _slice_like(op: Op) -> Expr:
-    like = op.shape(1)
+    like = op.sizes(1)
     axes = [op.axis(axis) for axis in op.integers("axes", ())] or list(range(len(like)))
     for axis in axes:
-        if axis >= len(like) or like[axis] > op.shape()[axis]:
-            op.refuse(f"shape {like} cannot be cut from data of shape {op.shape()}")
-    return R.strided_slice(op[0], axes, [0] * len(axes), [like[axis] for axis in axes])
+        if axis >= len(like) or not op.ranges.is_certain(like[axis] <= op.sizes()[axis]):
+            op.refuse(f"shape {shown(like)} cannot be cut from data of shape {shown(op.sizes())}")
+    return _cut(op[0], axes, [0] * len(axes), [like[axis] for axis in axes])
 
 
 def _crop(op: Op) -> Expr:
     """`Crop`: a window of the last two axes, of size `h_w` or that of the second input."""
     count = op.integer("num_args", len(op))
-    window = op.shape(1)[2:] if count == 2 else op.integers("h_w", (0, 0))
+    window = op.sizes(1)[2:] if count == 2 else op.integers("h_w", (0, 0))
     offset = op.integers("offset", (0, 0))
     op.ignore("h_w")
-    size = op.shape()[2:]
+    size = op.sizes()[2:]
     if op.flag("center_crop", False):
         offset = tuple((n - w) // 2 for n, w in zip(size, window, strict=True))
-    if any(o + w > n or w < 1 for o, w, n in zip(offset, window, size, strict=True)):
-        op.refuse(f"a window of {tuple(window)} at {offset} is not within {size}")
+    is_certain = op.ranges.is_certain
+    if not all(
+        is_certain(o + w <= n) and is_certain(w >= 1)
+        for o, w, n in zip(offset, window, size, strict=True)
+    ):
+        op.refuse(f"a window of {shown(window)} at {shown(offset)} is not within {shown(size)}")
     ends = [o + w for o, w in zip(offset, window, strict=True)]
-    return R.strided_slice(op[0], [2, 3], list(offset), ends)
+    return _cut(op[0], [2, 3], list(offset), ends)
 
 
 def _gather(op: Op, data: Expr, axis: int, index: int, mode: str) -> Expr:
     """Return entries of `data` along `axis`; the dimensions of the positions replace the axis."""
-    shape = op.shape(index)
+    shape = op.sizes(index)
     flat = R.reshape(R.astype(op[index], "int32"), (math.prod(shape),))
-    data_shape = static_shape(data)
+    data_shape = known_sizes(data)
     taken = R.take(data, flat, axis=axis, mode=mode)
     return R.reshape(taken, (*data_shape[:axis], *shape, *data_shape[axis + 1 :]))
 
@@ -332,11 +386,11 @@ def _take(op: Op) -> Expr:
 
 
 def _pick_along(op: Op, axis: int, keep: bool, mode: str) -> Expr:
-    shape, index = op.shape(), R.astype(op[1], "int32")
+    shape, index, length = op.sizes(), R.astype(op[1], "int32"), op.size(axis)
     if mode == "wrap":
-        positions = R.floor_mod(index, relax.const(shape[axis], "int32"))
+        positions = R.floor_mod(index, relax.const(length, "int32"))
     else:
-        last = relax.const(shape[axis] - 1, "int32")
+        last = relax.const(length - 1, "int32")
         positions = R.minimum(R.maximum(index, relax.const(0, "int32")), last)
     before, after = shape[:axis], shape[axis + 1 :]
     taken = R.gather_elements(op[0], R.reshape(positions, (*before, 1, *after)), axis=axis)
@@ -387,7 +441,7 @@ def _full(op: Op) -> Expr:
 
 
 def _fill_like(value: float) -> Converter:
-    return lambda op: R.full(op.shape(), op.scalar(value), op.dtype())
+    return lambda op: R.full(op.sizes(), op.scalar(value), op.dtype())
 
 
 def _arange_values(start: float, step: float, count: int, repeat: int, dtype: str) -> Any:
@@ -412,7 +466,13 @@ def _arange(op: Op) -> Expr:
 def _arange_like(op: Op) -> Expr:
     """`contrib.arange_like`: as many values as the data or one of its axes has."""
     axis, repeat = op.optional_integer("axis"), op.integer("repeat", 1)
-    shape = op.shape() if axis is None else (op.shape()[op.axis(axis)],)
+    shape = op.sizes() if axis is None else (op.sizes()[op.axis(axis)],)
+    total = math.prod(shape)
+    if is_open(total) and repeat == 1 and op.dtype() == "float32":
+        places = R.astype(R.arange(0, total, 1, "int64"), op.dtype())
+        step, start = op.scalar(op.number("step", 1.0)), op.scalar(op.number("start", 0.0))
+        return R.reshape(op.emit(places) * step + start, shape)
+    shape = op.fixed(shape)
     total = math.prod(shape)
     op.check_constant(total)
     values = _arange_values(

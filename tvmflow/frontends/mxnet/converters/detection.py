@@ -9,6 +9,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler.ir_operators import BoxNms, MultiboxDetection
+from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.frontends.mxnet._op import Converter, Expr, Op
 
 R = relax.op
@@ -18,7 +19,7 @@ _FORMATS: Final = ("corner", "center")
 
 def _multibox_prior(op: Op) -> Expr:
     """Convert `MultiBoxPrior`: at each position, all sizes with ratio 0, then size 0 with the others."""
-    height, width = op.shape()[2:4]
+    height, width = op.size(2), op.size(3)
     sizes = np.array(op.numbers("sizes", (1.0,)), "float32")
     ratios = np.sqrt(np.array(op.numbers("ratios", (1.0,)), "float32"))
     offsets = np.array(op.numbers("offsets", (0.5, 0.5)), "float32")
@@ -40,7 +41,10 @@ def _multibox_prior(op: Op) -> Expr:
 
 def _columns(value: Expr, start: int = 0, count: int = 4) -> list[Expr]:
     """Return columns of the last axis, each of size 1."""
-    return [R.strided_slice(value, [-1], [i], [i + 1]) for i in range(start, start + count)]
+    sizes = sizes_of(value)
+    # TVM counts axes from the start where sizes are open
+    axis = len(sizes) - 1 if sizes and any(map(is_open, sizes)) else -1
+    return [R.strided_slice(value, [axis], [i], [i + 1]) for i in range(start, start + count)]
 
 
 def _to_center(op: Op, corners: list[Expr]) -> list[Expr]:
@@ -94,7 +98,7 @@ def _box_iou(op: Op) -> Expr:
     intersection = op.emit(width * height)
     union = a_area + b_area - intersection
     overlap = R.where(intersection > zero, intersection / union, zero)
-    return R.reshape(overlap, (*op.shape(0)[:-1], *op.shape(1)[:-1]))
+    return R.reshape(overlap, (*op.sizes(0)[:-1], *op.sizes(1)[:-1]))
 
 
 def _corners_and_area(op: Op, index: int, shape: tuple[int, int, int]) -> tuple[list[Expr], Expr]:
@@ -124,7 +128,7 @@ def _multibox_detection(op: Op) -> Expr:
     The class is the best of 1, 2, …, minus one: MXNet does not read `background_id`.
     """
     op.ignore("background_id")
-    batch, classes, anchors = op.shape(0)
+    batch, classes, anchors = _scores(op)
     op.expect_shape(1, (batch, anchors * 4))
     op.expect_shape(2, (1, anchors, 4))
     if classes < 2:
@@ -144,9 +148,15 @@ def _multibox_detection(op: Op) -> Expr:
     return op.emit(detection.call(rows, order, written, count))
 
 
+def _scores(op: Op) -> tuple[IrSize, int, IrSize]:
+    """Return the numbers of images, classes and anchors."""
+    batch, _, anchors = op.sizes(0)
+    return batch, op.size(1), anchors
+
+
 def _multibox_candidates(op: Op) -> tuple[Expr, Expr, Expr]:
     """Return class, score and corners of every anchor as rows, the scores, and which are valid."""
-    batch, classes, anchors = op.shape(0)
+    batch, classes, anchors = _scores(op)
     scales = op.numbers("variances", (0.1, 0.1, 0.2, 0.2))
     if len(scales) != 4:
         op.refuse(f"variances={scales} must be four numbers")
@@ -166,8 +176,8 @@ def _multibox_candidates(op: Op) -> tuple[Expr, Expr, Expr]:
 
 def _box_nms(op: Op) -> Expr:
     """`box_nms`: the rows that are kept, by falling score, then rows of -1."""
-    shape = op.shape()
-    n, width = shape[-2:]
+    shape = op.sizes()
+    n, width = op.fixed(shape[-2:])
     batch = math.prod(shape[:-2])
     first, score_column = op.integer("coord_start", 2), op.integer("score_index", 1)
     class_column, background = op.integer("id_index", -1), op.integer("background_id", -1)

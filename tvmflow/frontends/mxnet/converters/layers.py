@@ -10,7 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from tvm import relax
 
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op
+from tvmflow.compiler.open_sizes import IrSize, is_open
+from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
 from tvmflow.frontends.mxnet.converters._common import broadcast_along, per_axis, spatial_rank
 
 R = relax.op
@@ -27,7 +29,7 @@ def _kernel(op: Op) -> tuple[int, ...]:
     """Return the size of the kernel, which has as many dimensions as the data's positions."""
     dims, kernel = spatial_rank(op), op.integers("kernel")
     if len(kernel) != dims:
-        op.refuse(f"kernel {kernel} does not fit data of shape {op.shape()}")
+        op.refuse(f"kernel {kernel} does not fit data of shape {shown(op.sizes())}")
     return kernel
 
 
@@ -43,7 +45,7 @@ def _convolution(op: Op) -> Expr:
     kernel = _kernel(op)
     dims = len(kernel)
     filters, groups = op.integer("num_filter"), op.integer("num_group", 1)
-    weight = op.expect_shape(1, (filters, op.shape()[1] // groups, *kernel))
+    weight = op.expect_shape(1, (filters, op.size(1) // groups, *kernel))
     out = _CONV[dims](
         op[0],
         weight,
@@ -57,10 +59,11 @@ def _convolution(op: Op) -> Expr:
 
 def _fully_connected(op: Op) -> Expr:
     """`FullyConnected`: data · weightᵀ + bias; `flatten` joins all axes but the first."""
-    data, width = op[0], op.shape()[-1]
+    data, rest = op[0], op.sizes()[-1:]
     if op.flag("flatten", True) and op.rank() != 2:
-        width = math.prod(op.shape()[1:])
-        data = R.reshape(data, (op.shape()[0], width))
+        rest = op.sizes()[1:]
+        data = R.reshape(data, (op.sizes()[0], math.prod(rest)))
+    width = math.prod(op.fixed(rest))
     hidden = op.integer("num_hidden")
     weight = op.expect_shape(1, (hidden, width))
     out = R.matmul(data, R.permute_dims(weight, [1, 0]))
@@ -75,7 +78,7 @@ def _deconvolution(op: Op) -> Expr:
     dims = len(kernel)
     filters, groups = op.integer("num_filter"), op.integer("num_group", 1)
     stride, dilate = per_axis(op, "stride", dims, 1), per_axis(op, "dilate", dims, 1)
-    weight = op.expect_shape(1, (op.shape()[1], filters // groups, *kernel))
+    weight = op.expect_shape(1, (op.size(1), filters // groups, *kernel))
     pad, adj = _deconvolution_padding(op, kernel, stride, dilate)
     if max(stride) > 1 and max(dilate) > 1:
         op.refuse(
@@ -108,7 +111,7 @@ def _deconvolution_padding(
     op.ignore("pad", "adj")
     full_size = tuple(
         (n - 1) * s + d * (k - 1) + 1
-        for n, s, d, k in zip(op.shape()[2:], stride, dilate, kernel, strict=True)
+        for n, s, d, k in zip(op.fixed(op.sizes()[2:]), stride, dilate, kernel, strict=True)
     )
     excess = [full - t for full, t in zip(full_size, target, strict=True)]
     if min(excess) < 0:
@@ -135,7 +138,9 @@ def _pooling_v1(op: Op) -> Expr:
 
 def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     dims = spatial_rank(op)
-    size = op.shape()[2:]
+    size = op.sizes()[2:]
+    if any(map(is_open, size)):
+        return _pool_open(op, pools)
     if op.flag("global_pool", False):
         op.ignore("kernel", "stride", "pad", "pooling_convention")
         kernel, stride, before, out = size, (1,) * dims, (0,) * dims, (1,) * dims
@@ -160,15 +165,51 @@ def _pool(op: Op, pools: Mapping[str, _Pool]) -> Expr:
     return pools[kind](op, windows)
 
 
+def _pool_open(op: Op, pools: Mapping[str, _Pool]) -> Expr:
+    """Pool images of an open size: what is divided by must be the same number at all sizes."""
+    dims, size = spatial_rank(op), op.sizes()[2:]
+    kind = op.choice("pool_type", "max", tuple(pools))
+    op.ignore("p_value", "count_include_pad")
+    if op.flag("global_pool", False):
+        op.ignore("kernel", "stride", "pad", "pooling_convention")
+        if kind not in _GLOBAL_POOLS:
+            op.fixed(size)
+        return _GLOBAL_POOLS[kind](op[0], list(range(2, op.rank())), keepdims=True)
+    if not op.has("kernel"):
+        op.refuse("the attribute kernel is missing")
+    kernel = per_axis(op, "kernel", dims, 1)
+    stride, before = per_axis(op, "stride", dims, 1), per_axis(op, "pad", dims, 0)
+    convention = op.choice("pooling_convention", "valid", tuple(_OUTPUT_SIZES))
+    rests = [n + 2 * b - k for n, b, k in zip(size, before, kernel, strict=True)]
+    is_whole = all(
+        op.ranges.is_equal(rest // s * s, rest) for rest, s in zip(rests, stride, strict=True)
+    )
+    windows = _Windows(
+        size=size, kernel=kernel, stride=stride, before=before, after=before, out=size
+    )
+    is_rounded_up = convention == "full" and not is_whole
+    if kind == "max":
+        return windows.pool(_MAX_POOL, op[0], ceil_mode=is_rounded_up)
+    if is_rounded_up:
+        raise OpenSizeProblem(
+            f"its last window (pooling_convention=full) differs between sizes; let them be multiples "
+            f"of {math.lcm(*stride)} (`multiple_of`)"
+        )
+    if kind == "avg" and pools[kind] is _average_pool:
+        includes = op.flag("count_include_pad", True)
+        return windows.pool(_AVG_POOL, op[0], count_include_pad=includes)
+    return pools[kind](op, windows)
+
+
 class _Windows(NamedTuple):
     """The windows of a pooling: one number for each spatial dimension, `out` of them in total."""
 
-    size: tuple[int, ...]
+    size: tuple[IrSize, ...]
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
-    out: tuple[int, ...]
+    out: tuple[IrSize, ...]
 
     def pool(self, operator: Mapping[int, Any], data: Expr, **options: Any) -> Expr:
         """Return the result of a Relax pooling over these windows."""
@@ -219,6 +260,7 @@ def _lp_pool(op: Op, windows: _Windows) -> Expr:
 _Pool = Callable[[Op, _Windows], Expr]
 
 
+_GLOBAL_POOLS: Final = {"max": R.max, "avg": R.mean, "sum": R.sum}
 _POOLS: Final[dict[str, _Pool]] = {
     "max": lambda op, windows: windows.pool(_MAX_POOL, op[0]),
     "avg": _average_pool,
@@ -255,7 +297,7 @@ def _batch_norm(op: Op) -> Expr:
     """
     axis = op.axis(op.integer("axis", 1))
     op.ignore("fix_gamma", "use_global_stats", "output_mean_var")
-    size = (op.shape()[axis],)
+    size = (op.size(axis),)
     gamma = op.expect_shape(1, size) if op.reads(1) else op.scalar(1.0)
     beta, mean, var = (op.expect_shape(index, size) for index in (2, 3, 4))
     scale = op.emit(gamma / R.sqrt(var + op.scalar(op.number("eps", 1e-3))))
@@ -274,7 +316,7 @@ def _standardize(op: Op, value: Expr, axes: Sequence[int], eps: float) -> Expr:
 
 def _scale_and_shift(op: Op, normal: Expr, axis: int) -> Expr:
     """Return `normal · gamma + beta`, which have one value for each position along `axis`."""
-    size = (op.shape()[axis],)
+    size = (op.size(axis),)
     gamma, beta = (broadcast_along(op.expect_shape(i, size), axis, op.rank()) for i in (1, 2))
     return normal * gamma + beta
 
@@ -296,8 +338,8 @@ def _layer_norm(op: Op) -> Expr:
 def _group_norm(op: Op) -> Expr:
     """`GroupNorm`: gamma and beta have one value per group (MXNet up to 1.9) or per channel (later Gluon)."""
     op.ignore("output_mean_var")
-    shape, groups = op.shape(), op.integer("num_groups", 1)
-    batch, channels = shape[:2]
+    shape, groups = op.sizes(), op.integer("num_groups", 1)
+    batch, channels = shape[0], op.size(1)
     if channels % groups:
         op.refuse(f"{channels} channels do not divide into num_groups={groups}")
     grouped = (batch, groups, channels // groups, *shape[2:])
@@ -337,12 +379,12 @@ def _lrn(op: Op) -> Expr:
         op.refuse(f"nsize={size} is even")
     if op.rank() != 4:
         op.refuse(f"its data has {op.rank()} dimensions, 4 are needed")
-    batch, channels, height, width = op.shape()
+    batch, channels, height, width = op.sizes()
     squares = R.reshape(op[0] * op[0], (batch, 1, channels, height * width))
     padding = (size // 2, 0, size // 2, 0)
     mean = R.nn.avg_pool2d(squares, pool_size=(size, 1), padding=padding, count_include_pad=True)
     knorm, alpha = op.scalar(op.number("knorm", 2.0)), op.scalar(op.number("alpha", 1e-4))
-    base = knorm + alpha * R.reshape(mean, op.shape())
+    base = knorm + alpha * R.reshape(mean, op.sizes())
     return op[0] / R.power(base, op.scalar(op.number("beta", 0.75)))
 
 
@@ -357,14 +399,17 @@ def _up_sampling(op: Op) -> Expr:
         return _up_sampling_bilinear(op, scale)
     op.ignore("num_filter")
     mode = op.choice("multi_input_mode", "concat", ("concat", "sum"))
-    height, width = (size * scale for size in op.shape()[2:])
+    whole = [size * scale for size in op.sizes()[2:]]
     parts = []
     for index, value in enumerate(op.all_inputs()):
-        size = op.shape(index)[2:]
-        if height % size[0] or width % size[1]:
-            op.refuse(f"input {index} of size {size} does not divide {(height, width)}")
-        rows = R.repeat(value, height // size[0], axis=2)
-        parts.append(R.repeat(rows, width // size[1], axis=3))
+        size = op.sizes(index)[2:]
+        times = [op.ranges.simplify(n // part) for n, part in zip(whole, size, strict=True)]
+        if any(map(is_open, times)) or not op.ranges.are_equal(
+            whole, [n * part for n, part in zip(times, size, strict=True)]
+        ):
+            op.refuse(f"input {index} of size {shown(size)} does not divide {shown(whole)}")
+        rows = R.repeat(value, times[0], axis=2)
+        parts.append(R.repeat(rows, times[1], axis=3))
     if len(parts) == 1:
         return parts[0]
     return R.concat(parts, axis=1) if mode == "concat" else functools.reduce(R.add, parts)
@@ -373,7 +418,7 @@ def _up_sampling(op: Op) -> Expr:
 def _up_sampling_bilinear(op: Op, scale: int) -> Expr:
     """Bilinear `UpSampling`: a deconvolution with one (learned) filter per channel, as in MXNet."""
     op.ignore("multi_input_mode", "num_args")
-    channels = op.shape()[1]
+    channels = op.size(1)
     if op.integer("num_filter", channels) != channels:
         op.refuse(f"num_filter is not its data's {channels} channels")
     kernel = 2 * scale - scale % 2
@@ -400,19 +445,23 @@ _RESIZED_SIZES: Final[dict[str, Callable[[int, float], int]]] = {
 def _bilinear_resize(op: Op) -> Expr:
     """`contrib.BilinearResize2D`: the output size comes from size, scale, another tensor or parity."""
     mode = op.choice("mode", "size", ("size", "like", *_RESIZED_SIZES))
-    size = op.shape()[2:]
+    size = op.sizes()[2:]
     scales = [op.number(key, 0.0) for key in ("scale_height", "scale_width")]
     new_size = [op.integer(key, 1) for key in ("height", "width")]
     if mode == "like":
-        new_size = list(op.shape(1)[2:])
+        new_size = list(op.sizes(1)[2:])
     elif mode in _RESIZED_SIZES:
-        new_size = [_RESIZED_SIZES[mode](n, scale) for n, scale in zip(size, scales, strict=True)]
+        fixed = op.fixed(size)
+        new_size = [_RESIZED_SIZES[mode](n, scale) for n, scale in zip(fixed, scales, strict=True)]
+    elif scales[0] and all(scale.is_integer() for scale in scales):
+        new_size = [n * int(scale) for n, scale in zip(size, scales, strict=True)]
     elif scales[0]:
-        new_size = [int(n * scale) for n, scale in zip(size, scales, strict=True)]
+        fixed = op.fixed(size)
+        new_size = [int(n * scale) for n, scale in zip(fixed, scales, strict=True)]
     aligned = op.flag("align_corners", True)
-    if tuple(new_size) == size:
+    if op.ranges.are_equal(new_size, size):
         return op[0]
-    if aligned and min(new_size) == 1:
+    if aligned and not all(op.ranges.is_certain(n != 1) for n in new_size):
         op.refuse("resizing to 1 with align_corners is not supported")
     return R.image.resize2d(
         op[0],
@@ -440,8 +489,8 @@ def _spatial_transformer(op: Op) -> Expr:
     op.choice("sampler_type", "", ("bilinear",))
     size = op.integers("target_shape", (0, 0))
     if len(size) != 2 or min(size) < 1:
-        size = op.shape()[2:]
-    matrix = R.reshape(op[1], (op.shape()[0], 2, 3))
+        size = op.fixed(op.sizes()[2:])
+    matrix = R.reshape(op[1], (op.sizes()[0], 2, 3))
     return _sample(op, R.image.affine_grid(matrix, size, align_corners=True))
 
 
@@ -460,8 +509,8 @@ def _roi_align(op: Op) -> Expr:
     """`contrib.ROIAlign`: the average of bilinear samples in each cell of a region."""
     op.require("position_sensitive", "false", "only the form without it can be imported")
     op.require("aligned", "false", "TVM's and MXNet's results differ")
-    if op.shape(1)[-1] != 5:
-        op.refuse(f"regions have {op.shape(1)[-1]} columns, 5 are needed")
+    if (columns := op.size(-1, 1)) != 5:
+        op.refuse(f"regions have {columns} columns, 5 are needed")
     return R.vision.roi_align(
         op[0],
         op[1],

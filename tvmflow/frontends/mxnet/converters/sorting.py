@@ -7,7 +7,8 @@ from typing import Final
 
 from tvm import relax
 
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, static_shape
+from tvmflow.compiler.open_sizes import known_sizes
+from tvmflow.frontends.mxnet._op import Converter, Expr, Op
 from tvmflow.frontends.mxnet.converters._common import DTYPES
 
 R = relax.op
@@ -17,7 +18,7 @@ def _sorted_axis(op: Op) -> tuple[Expr, int]:
     """Return the data and the axis to sort; without an axis MXNet sorts the flattened data."""
     axis = op.optional_integer("axis", -1)
     if axis is None:
-        return op.emit(R.reshape(op[0], (math.prod(op.shape()),))), 0
+        return op.emit(R.reshape(op[0], (math.prod(op.sizes()),))), 0
     return op.emit(op[0]), op.axis(axis)
 
 
@@ -36,7 +37,7 @@ def _argsort(op: Op) -> Expr:
 def _top_k(op: Op) -> list[Expr]:
     """`topk`: values, indices or both of the k largest (or smallest) entries; k below 1 means all."""
     data, axis = _sorted_axis(op)
-    size, count = static_shape(data)[axis], op.integer("k", 1)
+    [size], count = op.fixed([known_sizes(data)[axis]]), op.integer("k", 1)
     count = size if count < 1 else min(count, size)
     dtype = op.choice("dtype", "float32", DTYPES)
     returned = op.choice("ret_typ", "indices", ("indices", "value", "both"))

@@ -1,0 +1,225 @@
+"""Sizes that depend on dimensions, as frontends compute with them: ranges, comparisons, places on an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text, sizes_of
+from tvmflow.core.dimensions import WrongSize, evaluate_shape
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import names_text, quoted
+from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends.base import MAX_ELEMENTS
+
+OPEN_FIX: Final = (
+    "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
+)
+"""The remedy for an operator that cannot follow the dimensions."""
+
+# What stands for the end of an axis where a slice has no end.
+_NO_END: Final = 1 << 31
+
+
+class OpenSizeProblem(ValueError):
+    """An operator cannot follow the dimensions; the message is the end of a sentence about it."""
+
+
+class SizeRanges:
+    """Knows the ranges of dimensions, so that their expressions can be simplified and compared.
+
+    Args:
+        dimensions: The dimensions.
+    """
+
+    def __init__(self, dimensions: Sequence[Dimension]) -> None:
+        self._dimensions = {entry.name: entry for entry in dimensions}
+        self._analyzer = tvm.sym.Analyzer()
+        # knows each dimension as a multiple of a number
+        self._by_multiples = tvm.sym.Analyzer()
+        self._bound = set[str]()
+        self._seen: list[Any] = []
+
+    def simplify(self, size: Any) -> Any:
+        """Return a size in its simplest form; an int where it is one."""
+        if isinstance(size, int | np.integer):
+            return int(size)
+        for var in list_symbols(size):
+            self._bind(var)
+        simple = self._analyzer.simplify(size)
+        return int(simple) if isinstance(simple, tirx.IntImm) else simple
+
+    def simplify_multiple(self, size: Any) -> Any:
+        """Return a size in the simplest form that it has for multiples of `multiple_of`."""
+        size = self.simplify(size)
+        return size if isinstance(size, int) else plain(self._by_multiples.simplify(size))
+
+    def is_certain(self, condition: Any) -> bool:
+        """Return whether a condition holds for all sizes."""
+        if isinstance(condition, bool | np.bool_):
+            return bool(condition)
+        for var in list_symbols(condition):
+            self._bind(var)
+        return bool(self._analyzer.can_prove(condition))
+
+    def is_equal(self, one: Any, other: Any) -> bool:
+        """Return whether two sizes are the same for all sizes of the dimensions."""
+        difference = self.simplify_multiple(one - other)
+        return isinstance(difference, int) and difference == 0
+
+    def are_equal(self, sizes: Sequence[Any], others: Sequence[Any]) -> bool:
+        """Return whether two shapes are the same for all sizes of the dimensions."""
+        return len(sizes) == len(others) and all(map(self.is_equal, sizes, others))
+
+    def as_seen(self, size: Any) -> Any:
+        """Return the size of an earlier tensor that is the same as this one, so that both fit; else this one."""
+        size = self.simplify(size)
+        if isinstance(size, int):
+            return size
+        return next((seen for seen in self._seen if self.is_equal(seen, size)), size)
+
+    def see(self, sizes: Sequence[Any]) -> list[Any]:
+        """Return the sizes of a tensor in their simplest form, which others may be the same as."""
+        simple = [self.simplify(size) for size in sizes]
+        for size in simple:
+            if not isinstance(size, int) and not any(map(size.same_as, self._seen)):
+                self._seen.append(size)
+        return simple
+
+    def clamp(self, place: Any, extent: Any) -> Any:
+        """Return a place within an axis; a negative one counts from its end."""
+        if isinstance(place, int):
+            if place >= _NO_END:
+                return extent
+            if place <= -_NO_END:
+                return 0
+            is_negative = place < 0
+        elif self.is_certain(place >= 0):
+            is_negative = False
+        elif self.is_certain(place < 0):
+            is_negative = True
+        else:
+            raise OpenSizeProblem(f"the place {place} is on neither side of 0 for all sizes")
+        if is_negative:
+            return self.at_least(self.simplify(extent + place), 0)
+        if isinstance(place, int) and isinstance(extent, int):
+            return min(place, extent)
+        if self.is_certain(place <= extent):
+            return place
+        if self.is_certain(place >= extent):
+            return extent
+        return self.simplify(tirx.min(tirx.convert(place), tirx.convert(extent)))
+
+    def at_least(self, place: Any, least: Any) -> Any:
+        """Return the larger one of two places: one of them where it is known which."""
+        if isinstance(place, int) and isinstance(least, int):
+            return max(place, least)
+        if self.is_certain(place >= least):
+            return place
+        return self.simplify(tirx.max(tirx.convert(place), tirx.convert(least)))
+
+    def divide_up(self, size: Any, divisor: int) -> Any:
+        """Return a size divided by a number, rounded up."""
+        if isinstance(size, int):
+            return -(-size // divisor)
+        return self.simplify(tirx.floordiv(size + (divisor - 1), tirx.IntImm("int64", divisor)))
+
+    def same_padding(self, size: Any, taps: int, stride: int, dilation: int) -> int:
+        """Return how many zeros complete the windows of an axis that has ⌈size / stride⌉ of them.
+
+        Raises:
+            OpenSizeProblem: when they differ between sizes.
+        """
+        windows = self.divide_up(size, stride)
+        total = self.simplify_multiple((windows - 1) * stride + (taps - 1) * dilation + 1 - size)
+        if not isinstance(total, int):
+            raise OpenSizeProblem(
+                f"its padding (SAME) differs between sizes; let them be multiples of {stride} (`multiple_of`)"
+            )
+        return max(total, 0)
+
+    def check_result(self, sizes: Sequence[Any]) -> bool:
+        """Return whether the sizes of a tensor follow from the dimensions.
+
+        Raises:
+            OpenSizeProblem: when it cannot exist at the largest sizes of the dimensions.
+        """
+        for size in sizes:
+            if not all(var.name in self._dimensions for var in list_symbols(size)):
+                return False
+        largest = {name: entry.max for name, entry in self._dimensions.items()}
+        try:
+            elements = math.prod(evaluate_shape(list(map(size_text, sizes)), largest))
+        except (NoSize, WrongSize) as error:
+            raise OpenSizeProblem(
+                f"one of its sizes is no expression of dimensions: {error}"
+            ) from error
+        if elements > MAX_ELEMENTS:
+            names = ", ".join(f"{name} = {size}" for name, size in largest.items())
+            text = f"its result has {elements:,} elements at {names}, and the limit is {MAX_ELEMENTS:,}"
+            raise OpenSizeProblem(f"{text}; lower `max` under `dimensions`")
+        return True
+
+    def unknown_text(self) -> str:
+        """Return why a result has unknown sizes."""
+        return f"its sizes do not follow from {names_text(sorted(self._dimensions))}"
+
+    def _bind(self, var: Any) -> None:
+        """Let the analyzer know the range of a dimension."""
+        dimension = self._dimensions.get(var.name)
+        if dimension is None or var.name in self._bound:
+            return
+        self._bound.add(var.name)
+        step, dtype = dimension.multiple_of, str(var.ty)
+        count = tirx.Var(f"{var.name}_count", dtype)
+        self._analyzer.bind(var, _range(dimension.min, dimension.max, dtype))
+        least, largest = dimension.min // step, dimension.max // step
+        self._by_multiples.bind(count, _range(least, largest, dtype))
+        self._by_multiples.bind(var, count * step)
+
+
+def _range(least: int, largest: int, dtype: str) -> Any:
+    extent = tirx.IntImm(dtype, largest - least + 1)
+    return tvm.ir.Range.from_min_extent(tirx.IntImm(dtype, least), extent)
+
+
+def shape_text(sizes: Sequence[Any]) -> str:
+    """Return the sizes of a tensor for messages, with the names of dimensions.
+
+    Raises:
+        NoSize: when one is no size that depends on dimensions alone.
+    """
+    return f"[{', '.join(str(size_text(size)) for size in sizes)}]"
+
+
+def tensor_spec(
+    name: str, kind: Any, largest: Mapping[str, int] = MappingProxyType({})
+) -> TensorSpec:
+    """Return a tensor of a model with its shape, and its sizes where some are open.
+
+    Args:
+        name: Its name.
+        kind: Its type in Relax.
+        largest: The largest size of each dimension.
+
+    Raises:
+        ImportFailed: when its sizes do not follow from the dimensions.
+    """
+    sizes = sizes_of(SimpleNamespace(ty=kind))
+    try:
+        texts = tuple(map(size_text, sizes)) if sizes is not None else None
+        shape = texts if texts is None else evaluate_shape(texts, largest)
+    except (NoSize, WrongSize):
+        shape = None
+    if texts is None or shape is None:
+        raise ImportFailed(
+            f"{quoted(name)} has no fixed shape after import",
+            fix="set all input shapes in the recipe; shapes that depend on values are not supported",
+        ) from None
+    return TensorSpec(name, shape, str(kind.dtype), sizes=() if texts == shape else texts)
