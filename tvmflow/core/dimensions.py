@@ -210,6 +210,15 @@ def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[Ten
     )
 
 
+def ranges_text(dimensions: Iterable[Dimension]) -> str:
+    """Return the sizes that each dimension can have, for messages.
+
+    >>> ranges_text([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
+    'batch is 1 to 8; seq is 8 to 512, multiples of 8'
+    """
+    return "; ".join(f"{entry.name} is {entry.range_text}" for entry in dimensions)
+
+
 def sizes_text(sizes: Mapping[str, int]) -> str:
     """Return sizes as reports name them.
 

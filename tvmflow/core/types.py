@@ -53,15 +53,21 @@ class Dimension(NamedTuple):
         """Return the dimensions of a signature; none for a model of fixed sizes."""
         return tuple(map(cls.from_json, signature.get("dimensions", ())))
 
+    @property
+    def range_text(self) -> str:
+        """The sizes that it can have, for messages.
+
+        >>> Dimension("seq", 8, 512, 8).range_text
+        '8 to 512, multiples of 8'
+        """
+        multiples = f", multiples of {self.multiple_of}" if self.multiple_of > 1 else ""
+        return f"{self.min} to {self.max}{multiples}"
+
     def find_problem(self, size: int) -> str:
         """Return why it cannot have a size, or an empty string."""
-        if not self.min <= size <= self.max:
-            return (
-                f"the dimension {self.name} is {size}, and its sizes are {self.min} to {self.max}"
-            )
-        if size % self.multiple_of:
-            return f"the dimension {self.name} is {size}, and its sizes are multiples of {self.multiple_of}"
-        return ""
+        if self.min <= size <= self.max and size % self.multiple_of == 0:
+            return ""
+        return f"the dimension {self.name} is {size}, and its sizes are {self.range_text}"
 
 
 class TensorSpec(NamedTuple):

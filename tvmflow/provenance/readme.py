@@ -18,7 +18,7 @@ from tvmflow.core.generated_text import (
     python_string,
     shell_word,
 )
-from tvmflow.core.types import STATEMENT_SUFFIX, Json
+from tvmflow.core.types import STATEMENT_SUFFIX, Dimension, Json
 from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX
 from tvmflow.provenance.lineage import Lineage
 
@@ -195,11 +195,10 @@ def _extents(tensor: Mapping[str, Json], least: Mapping[str, int]) -> list[int]:
 
 def _describe_dimensions(signature: Mapping[str, Json]) -> str:
     """Return the sizes that each call chooses; empty for a model of fixed sizes."""
-    lines = []
-    for entry in signature.get("dimensions", ()):
-        multiple = entry.get("multiple_of", 1)
-        step = f", multiples of {multiple}" if multiple > 1 else ""
-        lines.append(f"- {markdown_code(entry['name'])}: {entry['min']} to {entry['max']}{step}")
+    lines = [
+        f"- {markdown_code(entry.name)}: {entry.range_text}"
+        for entry in Dimension.list_of(signature)
+    ]
     return "\n".join(["Each call chooses the sizes:", "", *lines]) if lines else ""
 
 

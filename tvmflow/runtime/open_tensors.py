@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, specs_at
+from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, ranges_text, specs_at
 from tvmflow.core.documents import quote
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
@@ -92,12 +92,7 @@ class OpenTensors:
         inputs = (
             f"{name} of shape [{', '.join(map(str, sizes))}]" for name, sizes in self._sizes.items()
         )
-        ranges = (
-            f"{entry.name} from {entry.min} to {entry.max}"
-            + (f" in steps of {entry.multiple_of}" if entry.multiple_of > 1 else "")
-            for entry in self.dimensions
-        )
-        return f"{', '.join(inputs)}, with {', '.join(ranges)}"
+        return f"{', '.join(inputs)}, where {ranges_text(self.dimensions)}"
 
     def allocate(self, inputs: Sequence[Array]) -> Iterator[Array]:
         """Yield an array with any content for each output of a call."""

@@ -115,7 +115,7 @@ def test_values_are_bounded_and_division_by_zero_is_an_error() -> None:
         ({"x": (2, 16, 4), "y": (2, 16)}, None),
         ({"x": (2, 16, 4), "y": (2, 24)}, "the dimension seq has two sizes: size 1 of input 'y' is 24"),
         ({"x": (9, 16, 4), "y": (9, 16)}, "the dimension batch is 9, and its sizes are 1 to 8"),
-        ({"x": (2, 12, 4), "y": (2, 12)}, "the dimension seq is 12, and its sizes are multiples of 8"),
+        ({"x": (2, 12, 4), "y": (2, 12)}, "the dimension seq is 12, and its sizes are 8 to 512, multiples of 8"),
         ({"x": (2, 16, 5), "y": (2, 16)}, "size 2 of input 'x' is 5, and the model's is 4"),
         ({"x": (2, 16), "y": (2, 16)}, "input 'x' has 2 dimensions, and the model's has 3"),
     ],

@@ -120,8 +120,16 @@ FITTING: Final = shaped((2, 32, 24), (2, 24))
 @pytest.mark.parametrize(
     ("arrays", "words", "sentence"),
     [
-        (shaped((2, 98, 24), (2, 24)), [], "the dimension seq is 98, and its sizes are 2 to 96"),
-        (shaped((2, 33, 24), (2, 24)), [], "the dimension seq is 33, and its sizes are multiples"),
+        (
+            shaped((2, 98, 24), (2, 24)),
+            [],
+            "the dimension seq is 98, and its sizes are 2 to 96, multiples of 2",
+        ),
+        (
+            shaped((2, 33, 24), (2, 24)),
+            [],
+            "the dimension seq is 33, and its sizes are 2 to 96, multiples",
+        ),
         (shaped((0, 32, 24), (0, 24)), [], "the dimension batch is 0, and its sizes are 1 to 6"),
         (shaped((2, 32, 24), (3, 24)), [], "the dimension batch has two sizes: size 0 of input"),
         (shaped((2, 32, 25), (2, 24)), [], "size 2 of input 'x' is 25, and the model's is 24"),
@@ -131,7 +139,11 @@ FITTING: Final = shaped((2, 32, 24), (2, 24))
         (FITTING, ["--size", "length=30"], "there is no dimension 'length' (there is 'batch'"),
         (FITTING, ["--size", "seq"], "--size takes DIMENSION=SIZE, such as batch=3, not 'seq'"),
         (FITTING, ["--size", f"seq={'9' * 30}"], "--size takes DIMENSION=SIZE"),
-        (FITTING, ["--size", "seq=98"], "the dimension seq is 98, and its sizes are 2 to 96"),
+        (
+            FITTING,
+            ["--size", "seq=98"],
+            "the dimension seq is 98, and its sizes are 2 to 96, multiples of 2",
+        ),
         ({}, ["x={folder}/long.bin", "y={folder}/y.bin"], "has values for larger sizes: choose"),
         ({}, ["x={folder}/odd.bin", "y={folder}/y.bin"], "x: float32 [1, 2, 24] takes 192"),
     ],
@@ -149,13 +161,13 @@ def test_sizes_that_do_not_fit_are_named(
 
 
 MISUSES: Final = [
-    "18 net: the dimension seq is 98, and its sizes are 2 to 96",
+    "18 net: the dimension seq is 98, and its sizes are 2 to 96, multiples of 2",
     "18 net: the dimension batch is 0, and its sizes are 1 to 6",
-    "18 net: the dimension seq is 33, and its sizes are multiples of 2",
-    "18 net: the dimension seq is -4, and its sizes are 2 to 96",
+    "18 net: the dimension seq is 33, and its sizes are 2 to 96, multiples of 2",
+    "18 net: the dimension seq is -4, and its sizes are 2 to 96, multiples of 2",
     "-1 net: there is no dimension 'length' (there is 'batch', 'seq')",
     "4 net: there is no dimension 2 (there are 2, counted from 0)",
-    "18 net: the dimension seq is 7, and its sizes are multiples of 2",
+    "18 net: the dimension seq is 7, and its sizes are 2 to 96, multiples of 2",
     "5 net: the dimension batch has two sizes: size 0 of input 'y' is 3, and size 0 of input 'x' is 2",
     "5 net: size 2 of input 'x' is 25, and the model's is 24",
     "5 net: input 'y' is float32 [batch, 24]: a shape of 2 sizes, not 3",

@@ -202,5 +202,5 @@ def test_inputs_choose_the_sizes_that_a_model_leaves_open(tmp_path: Path) -> Non
     code, message = call(program, tmp_path / "in", tmp_path / "out")
     assert (code, message) == (
         1,
-        f"{PREFIX}a dimension has a size that it cannot have: batch is 1 to 6; seq is 2 to 96, in steps of 2",
+        f"{PREFIX}a dimension has a size that it cannot have: batch is 1 to 6; seq is 2 to 96, multiples of 2",
     )

@@ -395,5 +395,5 @@ def describe_tensors(
         for verb, direction in (("takes", "inputs"), ("gives", "outputs"))
         for tensor in signature[direction]
     ]
-    ranges = dimensions.describe_ranges(dimensions.list_dimensions(signature))
-    return [*tensors, *(f"where {text}" for text in ranges)]
+    ranges = Dimension.list_of(signature)
+    return [*tensors, *(f"where {entry.name} is {entry.range_text}" for entry in ranges)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tvmflow.core.dimensions import ranges_text
 from tvmflow.core.generated_text import c_string, identifier
 from tvmflow.core.types import Dimension, Json, Size
 
@@ -80,7 +81,7 @@ _LOADER_VALUES: Final[Mapping[str, str]] = {
       if (place < 0) throw new TypeError(`the model has no dimension ${name}`);
       const { min, max, multipleOf } = this.dimensions[place];
       if (!Number.isInteger(size) || size < min || size > max || size %% multipleOf)
-        throw new RangeError(`the dimension ${name} is ${size}, and its sizes are ${min} to ${max}, multiples of ${multipleOf}`);
+        throw new RangeError(`the dimension ${name} is ${size}, and its sizes are ${min} to ${max}${multipleOf > 1 ? `, multiples of ${multipleOf}` : ""}`);
       return [place, size];
     });
     for (const [place, size] of chosen) {
@@ -178,7 +179,7 @@ def header_values(values: Mapping[str, str], dimensions: Sequence[Dimension]) ->
     """Return the values of the header's template about dimensions; empty texts without any."""
     if not dimensions:
         return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "ranges": "; ".join(describe_ranges(dimensions))}
+    named = {**values, "ranges": ranges_text(dimensions)}
     return {"dimension_statuses": STATUSES % named, "dimension_functions": _FUNCTIONS % named}
 
 
@@ -186,21 +187,8 @@ def write_code(dimensions: Sequence[Dimension]) -> list[str]:
     """Return the lines of C that a library with dimensions begins with."""
     if not dimensions:
         return []
-    text = f"a dimension has a size that it cannot have: {'; '.join(describe_ranges(dimensions))}"
+    text = f"a dimension has a size that it cannot have: {ranges_text(dimensions)}"
     return [f"#define TF_DIMENSIONS {len(dimensions)}", f"#define TF_RANGES {c_string(text)}"]
-
-
-def describe_ranges(dimensions: Sequence[Dimension]) -> list[str]:
-    """Return the sizes that each dimension can have.
-
-    >>> describe_ranges([Dimension("batch", 1, 8), Dimension("seq", 8, 512, 8)])
-    ['batch is 1 to 8', 'seq is 8 to 512, in steps of 8']
-    """
-    return [
-        f"{entry.name} is {entry.min} to {entry.max}"
-        + (f", in steps of {entry.multiple_of}" if entry.multiple_of > 1 else "")
-        for entry in dimensions
-    ]
 
 
 def describe_shape(tensor: Mapping[str, Json]) -> list[str]:

@@ -214,7 +214,7 @@ def test_wrong_sizes_have_a_status_and_change_nothing(built: Built) -> None:
     assert library.set_dimension(2, 1) == library.set_dimension(2**64 - 1, 1) == WRONG_COUNT
     assert library.shape("input", 0, 3) == (1, 16, 24)
     message = library.function("message")(WRONG_DIMENSION).decode()
-    assert message.endswith("batch is 1 to 6; seq is 2 to 96, in steps of 2")
+    assert message.endswith("batch is 1 to 6; seq is 2 to 96, multiples of 2")
     inputs = built.model.draw({"batch": 1, "seq": 16})
     outputs = [np.zeros(shape, np.float32) for shape in built.model.shapes({"batch": 1, "seq": 16})]
     buffers = list(map(buffer_of, inputs)), list(map(buffer_of, outputs))
@@ -230,7 +230,7 @@ def test_the_description_has_open_sizes(built: Built) -> None:
     assert (x.shape[: x.rank], x.bytes) == ([-1, -1, 24], 4 * 6 * 96 * 24)
     header = (built.folder / "net.h").read_text()
     assert "#define NET_DIMENSIONS 2\n#define NET_DIMENSION_BATCH 0\n" in header
-    assert "NET_WRONG_DIMENSION = 18" in header and "seq is 2 to 96, in steps of 2" in header
+    assert "NET_WRONG_DIMENSION = 18" in header and "seq is 2 to 96, multiples of 2" in header
 
 
 PROGRAM = r"""
@@ -405,7 +405,7 @@ def test_javascript_chooses_dimensions(built: Built, tmp_path: Path) -> None:
         "the dimension seq is 15, and its sizes are 2 to 96, multiples of 2",
         "the dimension seq is 98, and its sizes are 2 to 96, multiples of 2",
         "the model has no dimension other",
-        "the dimension batch is NaN, and its sizes are 1 to 6, multiples of 1",
+        "the dimension batch is NaN, and its sizes are 1 to 6",
     ]
 
 

@@ -262,14 +262,11 @@ inline std::size_t find(Span<const Dimension> dimensions, std::size_t place) {
 
 // Throws Error when a dimension cannot have a size.
 inline void check_size(const Dimension& dimension, std::int64_t size) {
-  const std::string start =
-      "the dimension " + std::string(dimension.name) + " is " + std::to_string(size) + ", and its sizes are ";
-  if (size < dimension.min || size > dimension.max) {
-    throw Error(Status::wrong_dimension, start + std::to_string(dimension.min) + " to " + std::to_string(dimension.max));
-  }
-  if (size % dimension.multiple_of != 0) {
-    throw Error(Status::wrong_dimension, start + "multiples of " + std::to_string(dimension.multiple_of));
-  }
+  if (size >= dimension.min && size <= dimension.max && size % dimension.multiple_of == 0) return;
+  std::string text = "the dimension " + std::string(dimension.name) + " is " + std::to_string(size) +
+                     ", and its sizes are " + std::to_string(dimension.min) + " to " + std::to_string(dimension.max);
+  if (dimension.multiple_of > 1) text += ", multiples of " + std::to_string(dimension.multiple_of);
+  throw Error(Status::wrong_dimension, text);
 }
 
 //@all
