@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tvmflow.core.documentation import schema_url
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
+from tvmflow.core.version import schema_url
 from tvmflow.planning.pipelines import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
 from tvmflow.recipe.yaml_writer import inline_yaml

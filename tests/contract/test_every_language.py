@@ -33,7 +33,7 @@ from tvmflow.exporters.cpp._header import Library
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
-from tvmflow.provenance import readme
+from tvmflow.provenance import write as written
 from tvmflow.recipe.yaml_reader import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
 from tvmflow.release.lock_diff import Change
@@ -124,9 +124,9 @@ def write_cmake(names: Names) -> str:
 
 
 def write_delivered_readme(names: Names) -> str:
-    tensors = readme._describe_tensors(described(names).signature)
-    feeds = [readme._feed({"inputs": [tensor(name)]}) for name in names]
-    return f"{tensors}\n\n{readme._example('Python', 'python', feeds)}\n"
+    tensors = written._describe_tensors(described(names).signature)
+    feeds = [written._feed({"inputs": [tensor(name)]}) for name in names]
+    return f"{tensors}\n\n{written._example('Python', 'python', feeds)}\n"
 
 
 def reports(texts: Names) -> RunReport:

@@ -8,9 +8,8 @@ from pathlib import Path
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import _list_signature_problems
-from tvmflow.planning.recipes import load_recipe
+from tvmflow.planning.recipes import PlannedRecipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from tvmflow.api.arguments import check_limits, check_texts
-from tvmflow.api.plans import Plan, Recipe, plan
+from tvmflow.api.plans import Plan, Recipe, check_limits, check_texts, plan
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import names_text
 from tvmflow.core.project import find_project

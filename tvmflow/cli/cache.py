@@ -347,8 +347,7 @@ def push(options: PushOptions) -> int:
 
 def pull(options: PullOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.engine.prefetch import prefetch
-    from tvmflow.engine.remote_access import open_command_client
+    from tvmflow.engine.remote_access import open_command_client, prefetch
 
     store = options.store.open()
     origins: dict[str, str] = {}

@@ -62,6 +62,8 @@ COMMANDS: Final = {
 }
 
 _MODULES: Final = {
+    "build": "init",
+    "explain": "plan",
     "diff": "lock",
     "logs": "runs",
     "run-model": "run_model",

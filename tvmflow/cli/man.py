@@ -9,9 +9,8 @@ from typing import Final
 from tvmflow.cli.commands import COMMANDS, GROUPS, Command, load_commands
 from tvmflow.cli.help import DESCRIPTION, EXAMPLES, describe, wrap
 from tvmflow.cli.parser import CommandParser, list_arguments
-from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EXIT_CODES
-from tvmflow.core.version import VERSION
+from tvmflow.core.version import VERSION, page_url
 
 _NAME: Final = "tvmflow"
 _WIDTH: Final = 78

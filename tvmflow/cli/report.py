@@ -105,7 +105,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
         UsageError: when there is no such run or release.
     """
     from tvmflow.engine.run_records import read_run
-    from tvmflow.pages.run import describe_run
+    from tvmflow.pages.collect import describe_run
     from tvmflow.release.page import describe_gates
     from tvmflow.release.sides import load_side, make_side
 
@@ -144,7 +144,7 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     """Return the last run that measured a library of this one, or the release to compare it with."""
     from tvmflow.core.project import shortest_path
-    from tvmflow.pages.run import find_previous
+    from tvmflow.pages.collect import find_previous
     from tvmflow.release.measurements import LOCK
     from tvmflow.release.sides import load_side, make_side
 

@@ -12,9 +12,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from tvmflow.core.documentation import schema_url
 from tvmflow.core.formatting import quoted
 from tvmflow.core.text import did_you_mean
+from tvmflow.core.version import schema_url
 
 _VERSION: Final = 1
 

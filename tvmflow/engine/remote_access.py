@@ -1,21 +1,25 @@
-"""Access to the remote cache that settings or the environment name: address, mode and client."""
+"""Access to the remote cache that settings or the environment name: address, mode, client, prefetch."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core import signing
 from tvmflow.core.errors import UsageError
 from tvmflow.core.project import shortest_path
-from tvmflow.core.types import Json
+from tvmflow.core.types import Json, Plan, StageSpec
+from tvmflow.planning.decisions import PlanState
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.store.remote.http import without_credentials
+from tvmflow.store.remote.result_reader import Fetched
 
 URL_VARIABLE: Final = "TVMFLOW_REMOTE"
 MODE_VARIABLE: Final = "TVMFLOW_REMOTE_MODE"
@@ -180,3 +184,64 @@ def _open_connection(
         )
     access = access._replace(signer=signer, trusted=trusted, patience_s=settings.timeout_s)
     return RemoteConnection(cache, store, access, warn, is_cancelled)
+
+
+# ---------------------------------------------------------------- prefetch
+
+
+_log = logging.getLogger(__name__)
+
+_PARALLEL_STAGES: Final = 8
+
+
+def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:
+    """Return how long stages take, as they did when they last ran here; None when one is not known."""
+    seconds = 0.0
+    for spec in stages:
+        key = store.last_key(spec.recipe, spec.label)
+        record = store.record(key) if key else None
+        if record is None:
+            return None
+        seconds += record.seconds
+    return seconds
+
+
+def prefetch(
+    plan: Plan,
+    state: PlanState,
+    remote_client: RemoteCacheClient,
+    on_fetched: Callable[[StageSpec, Fetched], None],
+) -> None:
+    """Fetch results level by level: what was fetched determines the keys of the stages after it.
+
+    No key is claimed: two runs that fetch the same result get the same bytes.
+
+    Args:
+        plan: The plan.
+        state: Its state; afterwards it contains what was fetched.
+        remote_client: The client of the remote cache.
+        on_fetched: Called for every stage whose result was fetched.
+    """
+    requested: set[str] = set()
+    with ThreadPoolExecutor(_PARALLEL_STAGES) as pool:
+        while True:
+            missing = [
+                spec
+                for spec in plan.stages
+                if state.decisions[spec.id].kind == "run" and spec.id not in state.forced
+            ]
+            keys = {state.keys[spec.id].digest: state.keys[spec.id] for spec in missing}
+            new = [key for digest, key in keys.items() if digest not in requested]
+            requested.update(keys)
+            results = pool.map(remote_client.fetch, new)
+            fetched = {
+                key.digest: result for key, result in zip(new, results, strict=True) if result
+            }
+            _log.debug("fetched %d of %d missing results", len(fetched), len(new))
+            for spec in missing:
+                digest = state.keys[spec.id].digest
+                if digest in fetched:
+                    on_fetched(spec, fetched[digest])
+            if not fetched:
+                return
+            state.decide_all(plan)

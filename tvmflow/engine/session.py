@@ -20,7 +20,7 @@ from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
 from tvmflow.engine.library_table import compare_libraries
-from tvmflow.engine.prefetch import estimate_work, prefetch
+from tvmflow.engine.remote_access import estimate_work, prefetch
 from tvmflow.engine.report import SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.stage_runs import StageRuns

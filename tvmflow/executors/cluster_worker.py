@@ -19,7 +19,7 @@ from typing import Any, Final
 from tvmflow.core import codec, packages
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.types import Json, StageCall, StageResult
-from tvmflow.executors import worker_matching
+from tvmflow.executors import cluster_messages
 from tvmflow.executors.base import Event, OnEvent
 from tvmflow.executors.cluster_messages import TOPIC, StageRequest, StageResponse, call_with_paths
 from tvmflow.executors.local import ProcessExecutor
@@ -129,8 +129,8 @@ def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
 def _check_unchanged(request: StageRequest) -> None:
     """Raise EnvironmentProblem when this machine no longer has what its worker offered to the scheduler."""
     packages.forget()
-    here = worker_matching.describe_this_host(request.call["tools"])
-    offered = worker_matching.offered_resources(here)
+    here = cluster_messages.describe_this_host(request.call["tools"])
+    offered = cluster_messages.offered_resources(here)
     missing = sorted(request.resources.keys() - offered.keys())
     if missing:
         raise EnvironmentProblem(

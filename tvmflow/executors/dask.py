@@ -22,21 +22,21 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core import codec
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
-from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, StoreError, UsageError
 from tvmflow.core.files import hash_file
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall, StageResult
-from tvmflow.executors import cluster_worker, worker_matching
+from tvmflow.core.version import page_url
+from tvmflow.executors import cluster_messages, cluster_worker
 from tvmflow.executors.base import Event, ExecutorContext, OnEvent
 from tvmflow.executors.cluster_messages import (
     TOPIC,
     InputBlob,
     StageRequest,
     StageResponse,
+    WorkerDescription,
     call_without_paths,
 )
-from tvmflow.executors.worker_matching import WorkerDescription
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.base import BlobRef, RemoteCacheError
@@ -137,7 +137,7 @@ class DaskExecutor:
             remote_timeout_s=self._context.remote_timeout_s,
             call=call_without_paths(call),
             inputs=inputs,
-            resources=worker_matching.required_resources(call, cluster.planner),
+            resources=cluster_messages.required_resources(call, cluster.planner),
         )
 
     def _pull_trials(self, call: StageCall) -> None:
@@ -383,7 +383,7 @@ class DaskCluster:
     def __init__(self, context: ExecutorContext, is_cancelled: Callable[[], bool]) -> None:
         self._context = context
         self._is_cancelled = is_cancelled
-        self.planner = worker_matching.describe_this_host()
+        self.planner = cluster_messages.describe_this_host()
         self.client = _connect(context.scheduler)
 
     def list_workers(self) -> list[Worker]:
@@ -401,7 +401,7 @@ class DaskCluster:
             Worker(
                 str(info["name"]),
                 info["nthreads"],
-                worker_matching.parse_resources(info["resources"] or {}),
+                cluster_messages.parse_resources(info["resources"] or {}),
             )
             for info in workers
         ]
@@ -433,7 +433,7 @@ class DaskCluster:
         """Return the slots of all usable workers, and the reasons against the others."""
         slots, refused = 0, []
         for worker in self.list_workers():
-            mismatches = worker_matching.list_version_mismatches(
+            mismatches = cluster_messages.list_version_mismatches(
                 self.planner, worker.description, _COMMON_TOOLS
             )
             if mismatches:
@@ -460,7 +460,9 @@ class DaskCluster:
         """Return why each of the workers cannot run a stage; None when one of them can."""
         refusals = []
         for worker in self.list_workers():
-            reasons = worker_matching.list_incompatibilities(call, self.planner, worker.description)
+            reasons = cluster_messages.list_incompatibilities(
+                call, self.planner, worker.description
+            )
             if not reasons:
                 return None
             refusals.append(f"{worker.name}: {'; '.join(reasons)}")

@@ -16,7 +16,8 @@ from tvmflow.core.formatting import printable
 from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json
 from tvmflow.exporters import base
-from tvmflow.exporters._copied_modules import (
+from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
+from tvmflow.exporters.runtime_wheel import (
     COPIES,
     IMAGES_EXTRA,
     PACKAGE,
@@ -25,7 +26,6 @@ from tvmflow.exporters._copied_modules import (
     rename_imports,
     write_wheel,
 )
-from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.runtime.bundles import VM, read_bundle, runtime_of
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import describe_tensors

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, NoReturn
 
-from tvmflow.core.documentation import page_url
+from tvmflow.core.version import page_url
 
 Expr = Any
 """A Relax expression (TVM ships no types)."""

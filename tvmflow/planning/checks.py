@@ -17,7 +17,7 @@ from tvmflow.core.types import Artifact, Plan, StageSpec, TensorSpec
 from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
 from tvmflow.frontends.base import InputProblem
 from tvmflow.frontends.peers import PEERS
-from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.verify import AUTO as COMPARE_AUTO
 from tvmflow.recipe.verify import FIXED

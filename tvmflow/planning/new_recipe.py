@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tvmflow.core.documentation import page_url, schema_url
 from tvmflow.core.errors import ImportFailed, RecipeError, UsageError
 from tvmflow.core.file_kinds import MODEL, check_kind, recognize
 from tvmflow.core.formatting import names_text
@@ -17,6 +16,7 @@ from tvmflow.core.generated_text import shell_word
 from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
+from tvmflow.core.version import page_url, schema_url
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputRequest, ModelInput
 from tvmflow.frontends.inputs import (

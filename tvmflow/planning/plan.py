@@ -13,7 +13,7 @@ from tvmflow.core.types import Delivery, InputFile, Need, Plan, RecipeOrigin, St
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.checks import check_plan
-from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES

@@ -21,8 +21,7 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import find_stages, make_plan
-from tvmflow.planning.planned_recipe import PlannedRecipe, Target
-from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target
 from tvmflow.planning.request import RunRequest, load_request
 from tvmflow.recipe import BuildTarget, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock

@@ -15,8 +15,7 @@ from tvmflow.core.formatting import count_text, last_line, latency_text, names_t
 from tvmflow.core.project import shortest_path
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX, Json, TensorSpec, shape_text
-from tvmflow.provenance.check import check_file
-from tvmflow.provenance.contents import BUNDLE, describe_kind, find_bundle
+from tvmflow.provenance.check import BUNDLE, check_file, describe_kind, find_bundle
 from tvmflow.recipe.lock_file import SUFFIX, read_lock
 from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, VM, Bundle
 from tvmflow.runtime.images import read_preprocessing

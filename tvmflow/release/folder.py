@@ -29,13 +29,16 @@ from tvmflow.provenance.write import (
 )
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import LockFile
-from tvmflow.release.content import ContentChange, compare_content, list_locked, list_planned
 from tvmflow.release.gates import (
     Comparison,
+    ContentChange,
     FailedGate,
     check_content,
+    compare_content,
     compare_releases,
     find_failed_gates,
+    list_locked,
+    list_planned,
 )
 from tvmflow.release.lock import lock_text
 from tvmflow.release.measurements import (

@@ -13,7 +13,7 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import locked_settings
-from tvmflow.planning.planned_recipe import PlannedRecipe, Target, resolved_targets
+from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe.lock_file import (
     Lock,
     LockedKernel,

@@ -22,8 +22,7 @@ from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_lock
-from tvmflow.release.content import ContentChange
-from tvmflow.release.gates import Comparison
+from tvmflow.release.gates import Comparison, ContentChange
 from tvmflow.release.timing import LatencyPair
 from tvmflow.stages import verify
 

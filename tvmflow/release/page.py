@@ -10,6 +10,7 @@ from tvmflow.core.formatting import names_text, size_text
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build, list_builds
 from tvmflow.engine.report import RunReport, StageReport, can_be_shown
+from tvmflow.pages.collect import time_text
 from tvmflow.pages.content import (
     Gate,
     Kernel,
@@ -21,7 +22,6 @@ from tvmflow.pages.content import (
     RecipeText,
     StageEntry,
 )
-from tvmflow.pages.run import time_text
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
 from tvmflow.release.comparison import Figure, compare_sides, judge_change
 from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates

@@ -28,9 +28,8 @@ from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import action_result
 from tvmflow.store.remote.action_result import InvalidAction
 from tvmflow.store.remote.base import BlobRef, Corrupt, RemoteCacheError, Unreachable
-from tvmflow.store.remote.circuit_breaker import CircuitBreaker
 from tvmflow.store.remote.client import RemoteCacheClient
-from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 from tvmflow.tuning.ledger import MachineClass, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.pack_import import export_pack, import_pack

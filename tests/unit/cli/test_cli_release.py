@@ -16,9 +16,8 @@ from tvmflow.core.types import Plan
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Retune
 from tvmflow.recipe.lock_file import Measurements
-from tvmflow.release.content import ContentChange
 from tvmflow.release.folder import ReleaseResult
-from tvmflow.release.gates import CONTENT_GATE, Comparison, FailedGate
+from tvmflow.release.gates import CONTENT_GATE, Comparison, ContentChange, FailedGate
 from tvmflow.release.reproduce import FirstDifference, ReproducibilityReport
 from tvmflow.release.timing import LatencyPair
 

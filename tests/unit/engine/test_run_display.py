@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tvmflow.core.live_region import display_width, fit_line, render_line
-from tvmflow.engine.progress import describe_gain, describe_position, draw_run
-from tvmflow.engine.run_progress import RunProgress
+from tvmflow.engine.progress import RunProgress, describe_gain, describe_position, draw_run
 
 STAGES = ("import", "extract_tasks", "tune", "pick_best", "build", "export", "verify")
 

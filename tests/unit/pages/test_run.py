@@ -10,7 +10,7 @@ import pytest
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, list_runs, record_run
-from tvmflow.pages.run import describe_run, find_previous
+from tvmflow.pages.collect import describe_run, find_previous
 from tvmflow.store.local import LocalStore
 
 

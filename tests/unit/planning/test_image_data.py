@@ -18,8 +18,7 @@ from tvmflow.planning import checks
 from tvmflow.planning.checks import ImageFiles, list_images
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.planning.planned_recipe import PlannedRecipe
-from tvmflow.planning.recipes import LoadedRecipe
+from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe
 from tvmflow.store import file_digests
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore

@@ -19,8 +19,8 @@ from tests.support.fake_executor import FakeExecutor
 from tvmflow.core.types import Plan
 from tvmflow.engine import session, up_to_date
 from tvmflow.engine.summary import render
-from tvmflow.planning.planned_recipe import PlannedRecipe
 from tvmflow.planning.prepare import PreparedRun
+from tvmflow.planning.recipes import PlannedRecipe
 from tvmflow.store.garbage_collection import Limits, collect_garbage
 from tvmflow.store.local import LocalStore
 from tvmflow.store.usage import measure_usage

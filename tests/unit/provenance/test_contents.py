@@ -18,7 +18,7 @@ import pytest
 from tests.support.provenance import BUNDLE, LIBRARY, bundle_with
 from tvmflow.core.documents import Unreadable
 from tvmflow.exporters.archives import write_tar_gz, write_zip
-from tvmflow.provenance.contents import describe_kind, find_bundle, list_model_files
+from tvmflow.provenance.check import describe_kind, find_bundle, list_model_files
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.provenance import World, contents
 from tvmflow.provenance.check import check_delivered
-from tvmflow.provenance.readme import describe_purpose
+from tvmflow.provenance.write import describe_purpose
 
 
 @pytest.fixture

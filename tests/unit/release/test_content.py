@@ -8,14 +8,15 @@ from tests.support import engine
 from tvmflow.core.types import Plan
 from tvmflow.recipe import Release
 from tvmflow.recipe.lock_file import LockedRecipe, LockedStage, LockFile
-from tvmflow.release.content import (
+from tvmflow.release.gates import (
     ContentChange,
+    FailedGate,
+    check_content,
     compare_content,
     list_locked,
     list_missing,
     list_planned,
 )
-from tvmflow.release.gates import FailedGate, check_content
 
 
 def plan(*targets: str, **fields: Any) -> Plan:

@@ -12,7 +12,7 @@ from tests.support import engine
 from tests.support.facts import kernel_facts, pick_best_facts, seconds, verify_facts
 from tvmflow.core.types import Json, Plan
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.planned_recipe import PlannedRecipe
+from tvmflow.planning.recipes import PlannedRecipe
 from tvmflow.recipe.lock_file import LockedTarget, Measurements, read_lock
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.store.local import LocalStore

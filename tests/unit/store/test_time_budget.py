@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tvmflow.store.remote.base import Unreachable
-from tvmflow.store.remote.circuit_breaker import CircuitBreaker, TimeBudget
+from tvmflow.store.remote.connection import CircuitBreaker, TimeBudget
 
 
 def test_the_budget_is_a_part_of_the_work_that_may_be_saved() -> None:

@@ -12,11 +12,11 @@ import tvm
 from tvm import relax, tirx
 
 from tvmflow.compiler.open_sizes import is_open, same_sizes, sizes_of
-from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.core.version import page_url
 from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, tensor_spec

@@ -19,10 +19,10 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
-from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, tensor_spec

@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from tvmflow.core.documentation import page_url
 from tvmflow.core.errors import EnvironmentProblem, UsageError
+from tvmflow.core.version import page_url
 from tvmflow.store.http_client import TransferError, read_pieces
 from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable
 from tvmflow.store.remote.http import without_credentials

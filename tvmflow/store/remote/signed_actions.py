@@ -20,8 +20,7 @@ from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.remote import action_result
 from tvmflow.store.remote.action_result import MAX_SHOWN, InvalidAction
 from tvmflow.store.remote.base import BlobRef
-from tvmflow.store.remote.circuit_breaker import CircuitBreaker
-from tvmflow.store.remote.connection import RemoteConnection
+from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 
 PAYLOAD_TYPE: Final = "application/vnd.tvmflow.action+json"
 _ENVELOPE_PATH: Final = "tvmflow/action.json"
