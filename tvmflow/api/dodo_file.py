@@ -37,9 +37,6 @@ def plan_tasks(*recipes: str) -> DodoTasks:
 
     doit opens its database before it asks for tasks, so call this in the dodo file itself.
 
-    Args:
-        recipes: The paths of the recipes, from the current folder.
-
     Raises:
         InvalidDodoFile: A recipe is wrong; doit reports it without a traceback.
     """

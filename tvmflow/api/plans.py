@@ -22,12 +22,7 @@ from tvmflow.store.location import store_root
 
 
 class Recipe:
-    """A recipe in a file.
-
-    Attributes:
-        path: The file.
-        fields: All fields, with their defaults.
-    """
+    """A recipe in a file."""
 
     def __init__(self, loaded: LoadedRecipe) -> None:
         self._loaded = loaded
@@ -74,11 +69,7 @@ class PlannedStage(NamedTuple):
 class Plan:
     """The stages of recipes, and what a run would do.
 
-    Attributes:
-        stages: The stages in the order in which they run.
-        store: Where the results are.
-        forced: The stages that run also if they are up to date.
-        prepared: The plan as the engine has it.
+    Stages are in the order in which they run; those in `forced` run also if they are up to date.
     """
 
     def __init__(self, prepared: PreparedRun, store: LocalStore) -> None:

@@ -50,10 +50,7 @@ class Result:
     def load(self, recipe: str = "", target: str = "", **options: Any) -> Module:
         """Load a delivered bundle, ready to run.
 
-        Args:
-            recipe: The recipe or variant, where several were run.
-            target: The target, where there are several.
-            options: Those of `tvmflow.load`.
+        Recipe (or variant) and target are needed where there are several; options are those of `tvmflow.load`.
 
         Raises:
             UsageError: when no bundle, or more than one, fits.

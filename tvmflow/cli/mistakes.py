@@ -82,11 +82,7 @@ def explain_option(
 ) -> UsageError:
     """Return the error for an argument that a command does not know.
 
-    Args:
-        command: The command.
-        word: The argument.
-        known: The options of the command.
-        list_commands: Returns the commands that have an option.
+    `list_commands` returns the commands that have an option.
     """
     fix = f"`tvmflow help {command}` lists its options"
     option = word.partition("=")[0]

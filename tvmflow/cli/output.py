@@ -59,10 +59,6 @@ def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _H
 def check_output_file(path: Path | None, inputs: Iterable[str]) -> None:
     """Check that a command may write a file, before the work whose result it is to hold.
 
-    Args:
-        path: The file that the command line names; None for none.
-        inputs: The files that the command reads.
-
     Raises:
         UsageError: when a folder is at the path, or one of the files that the command reads.
     """

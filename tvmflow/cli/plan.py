@@ -101,14 +101,7 @@ def show_plan(
 ) -> bool:
     """Show what a run would do, and return whether that is nothing.
 
-    Args:
-        request: What is to be planned.
-        store: Where the results are.
-        argv: The command line, whose answer is saved if everything is up to date.
-        dist: The folder for delivered files.
-        as_json: Show it as one line of JSON.
-        graph: Show its graph in this format.
-        output: Write it to this file.
+    The answer of the command line `argv` is saved if everything is up to date.
     """
     import json
 

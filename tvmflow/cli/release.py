@@ -169,11 +169,7 @@ def retune(
 ) -> Plan:
     """Tune in rounds and return the plan with the trials that each recipe and target was given.
 
-    Args:
-        plan: A plan with `tune` stages.
-        budget: How many trials or minutes are spent, and in which rounds.
-        run_plan: Runs a plan; None when the user has interrupted.
-        output: How the rounds are shown.
+    `run_plan` returns None when the user has interrupted.
     """
 
     def tune(spec: StageSpec) -> TuneFacts | None:

@@ -102,10 +102,7 @@ class StageDump(NamedTuple):
 def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
     """Lower the models of a plan once more, and write the IR after each pass.
 
-    Args:
-        plan: A plan that was run.
-        store: The store with its results.
-        folder: Where each stage gets a folder `<recipe>/<stage>+<target>`.
+    Each stage gets a folder `<recipe>/<stage>+<target>`.
 
     Yields:
         The dump of each stage that lowers a model.
@@ -310,12 +307,7 @@ def open_driver(
 ) -> Iterator[Driver]:
     """Give the driver of a command whose runs are shown.
 
-    Args:
-        prepared: What to run.
-        settings: How it is run.
-        output: How the progress is shown.
-        store: The store with the results.
-        command: The command line of `tvmflow run`; empty for another command.
+    `command` is the command line of `tvmflow run`, and empty for another command.
     """
     import logging
     import shlex

@@ -40,13 +40,8 @@ _MODEL: Final = "model"
 class OtherRuntime(NamedTuple):
     """A runtime that can run the model of a library.
 
-    Attributes:
-        name: Its name in `PEERS`.
-        files: The files of the model, by role.
-        inputs: The inputs of the model: those of the library, then those of `bound`.
-        bound: The constants that the recipe binds inputs to.
-        tolerance: How closely outputs must agree, as `verify` had it.
-        note: What is to be said of the model's file, or nothing.
+    The name is one of `PEERS`; inputs are those of the library, then those that the recipe binds to constants
+    (`bound`). The tolerance is that of `verify`, and the note is of the model's file.
     """
 
     name: str
@@ -62,12 +57,7 @@ def find_runtime(
 ) -> OtherRuntime:
     """Return what is needed to run the model of a library in another runtime.
 
-    Args:
-        name: The runtime.
-        module: The library.
-        bundle: Its file, beside which its statement of provenance is.
-        model: The model's file; None to find the one that it was built from.
-        store: The store whose notes say where this machine read which file.
+    The statement of provenance beside the bundle, and notes of the store, say which file it was built from, if `model` is None.
 
     Raises:
         UsageError: for an unknown runtime, one that runs no such models, or a model's file that is missing.

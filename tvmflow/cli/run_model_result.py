@@ -36,15 +36,7 @@ class Operator(NamedTuple):
 class OutputSummary(NamedTuple):
     """An output at a glance.
 
-    Attributes:
-        dtype: Its dtype.
-        shape: Its shape, over all samples.
-        values: All values, of few; empty of many.
-        min: The smallest finite value; None where there is none, as for the next two.
-        max: The largest finite value.
-        mean: The mean of the finite values.
-        nan: Number of elements that are no number.
-        infinite: Number of infinite elements.
+    Of few elements, it has all values. Least, largest and mean are of the finite ones; None where there are none.
     """
 
     dtype: str
@@ -76,16 +68,8 @@ class ComparedOutput(NamedTuple):
 class ComparedRun(NamedTuple):
     """The same model in another runtime.
 
-    Attributes:
-        runtime: Its name and version.
-        model: The file that it ran.
-        note: What is to be said of the runtime or the file, or nothing.
-        outputs: The comparison of each output.
-        library_s: Median latency of the library, in seconds, measured in turns with the other runtime.
-        runtime_s: That of the other runtime: as many times the library's as it took in turns.
-        speedup: How many times as fast the library is; `low` to `high` are its limits.
-        low: See `speedup`.
-        high: See `speedup`.
+    Both latencies are medians in seconds, measured in turns; the note is of the runtime or the file. The speedup
+    is how many times as fast the library is, and `low` to `high` are its limits.
     """
 
     runtime: str
@@ -112,19 +96,9 @@ class ComparedRun(NamedTuple):
 class ModelRun(NamedTuple):
     """The outputs of a model, and the measurements that were requested.
 
-    Attributes:
-        model: Name of the model.
-        target: Name of its target.
-        samples: Number of samples that were run.
-        inputs: What they were.
-        outputs: Shape of each output.
-        summaries: A summary of each output.
-        top: For each output and sample its largest elements, if they were asked for.
-        predictions: The best classes of each image, as JSON.
-        probabilities: What the probabilities of these are.
-        ms: Statistics of the latency of a call in milliseconds, if it was measured.
-        operators: The time of each operator, if it was measured.
-        compared: Other runtimes, if they were asked for.
+    `top` has the largest elements of each output and sample, `predictions` the best classes of each image as JSON,
+    `ms` statistics of the latency of a call, `operators` the time of each, `compared` other runtimes: each only if
+    it was asked for.
     """
 
     model: str
@@ -171,12 +145,7 @@ def summarize_output(array: Array) -> OutputSummary:
 
 
 def format_run(result: ModelRun, output: Path | None) -> Iterator[str]:
-    """Give the lines for people.
-
-    Args:
-        result: The run.
-        output: The file with the outputs, if there is one.
-    """
+    """Give the lines for people."""
     count = f"on {count_text(result.samples, 'sample')}" if result.samples > 1 else "once"
     yield f"ran {count}" + ("" if result.inputs == "files" else f" on {result.inputs}")
     if result.predictions is not None:

@@ -285,9 +285,7 @@ class Mismatch(NamedTuple):
 def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
     """Return what a file is if it is certainly none of the groups that a command takes.
 
-    Args:
-        path: The file, which need not exist.
-        groups: The groups, the one first that a message names.
+    The file need not exist; a message names the first of the groups.
     """
     try:
         kind = recognize(path) if path.is_file() else None
@@ -301,10 +299,6 @@ def find_mismatch(path: Path, *groups: str) -> Mismatch | None:
 
 def check_kind(path: Path, *groups: str) -> None:
     """Check that a file may be of one of the groups that a command takes.
-
-    Args:
-        path: As of `find_mismatch`, as is `groups`.
-        groups: See above.
 
     Raises:
         UsageError: when it is certainly of another kind.

@@ -163,11 +163,7 @@ def _name(descriptor: int) -> str:
 
 
 class WaitingTime:
-    """Counts the seconds in which at least one thread waits.
-
-    Args:
-        clock: Returns the current time in seconds.
-    """
+    """Counts the seconds in which at least one thread waits."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -61,11 +61,8 @@ def stage_key(
 
     Paths, recipe names, times and host names are not in the key.
 
-    Args:
-        spec: The stage.
-        inputs: The sha256 of the content of every `<stage>/<file>` and file role.
-        tools: The identity of every distribution in `spec.tools`, and possibly of others.
-        machine: The platform of the host that builds (see `packages.host_platform`).
+    Inputs are the sha256 of the content of every `<stage>/<file>` and file role; tools the identity of every
+    distribution in `spec.tools`, and possibly of others; the machine is the platform of the host that builds.
     """
     preimage: dict[str, Json] = {
         "stage": spec.stage,
@@ -81,9 +78,7 @@ def stage_key(
 def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[str]:
     """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
 
-    Args:
-        before: The pre-image of the old key.
-        after: The pre-image of the new key.
+    The arguments are the pre-images of both keys.
     """
     causes: list[str] = []
     if before["version"] != after["version"]:

@@ -115,9 +115,7 @@ class LiveRegion:
     def draw(self, lines: Sequence[Line], above: str = "") -> None:
         """Replace the lines, in one write.
 
-        Args:
-            lines: The new lines; those that do not fit are left out.
-            above: Complete lines of text that stay, above them.
+        Lines that do not fit are left out; `above` them, complete lines of text stay.
         """
         columns, height = self.size
         fitted = [fit_line(line, columns) for line in lines[:height]]

@@ -16,9 +16,6 @@ _HELPERS: Final = ("fork_server_process",)
 def describe_holders(status: os.stat_result) -> str | None:
     """Return the commands that hold the lock of a file: `pid 12 (tvmflow run a.yaml) and pid 13 (…)`.
 
-    Args:
-        status: The status of the file.
-
     Returns:
         `another process` where the operating system does not tell; None for this command itself,
         whose stages wait for each other.

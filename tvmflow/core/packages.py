@@ -374,11 +374,8 @@ def lists_module(record: str, module: str) -> bool:
 def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageFiles:
     """Return the files of a package as they are now.
 
-    Args:
-        folder: The folder with its files.
-        module: The folder of its module in there.
-        record: Its RECORD; empty where there is none.
-        walk: Whether to look for files that RECORD lacks in folders that have not changed, too.
+    The record is empty where there is none; `walk` looks for files that it lacks in folders that have not
+    changed, too.
 
     Raises:
         OSError: when a file cannot be read.
@@ -398,8 +395,7 @@ def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageF
 def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
     """Return a line for each file of some folders whose name begins with a prefix, without the path.
 
-    Args:
-        folders: Folders, which may be missing, each with its prefix.
+    The folders may be missing.
     """
     lines = []
     for folder, prefix in folders:

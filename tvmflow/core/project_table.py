@@ -25,11 +25,7 @@ def read_table(
 ) -> dict[str, str] | None:
     """Return the settings of a project; None where the file has no such table.
 
-    Args:
-        path: The file, for messages.
-        content: Its content.
-        prefix: The path of the table in it.
-        defaults: All settings, with their defaults.
+    Messages name `path`; `prefix` is the path of the table in the file, and `defaults` has all settings.
 
     Raises:
         RecipeError: with all of its mistakes, each `file:line:column: …`.

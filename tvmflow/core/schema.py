@@ -48,9 +48,7 @@ class ClosedModel(BaseModel):
 def field_error(text: str, *path: str | int) -> PydanticCustomError:
     """Return the error for a validator to raise.
 
-    Args:
-        text: The problem, without file, position or field name.
-        path: From the validated value to the field that is wrong.
+    The text is without file, position and field name; the path leads from the validated value to the wrong field.
     """
     return PydanticCustomError("field", "{text}", {"text": text, "path": path})
 
@@ -70,12 +68,8 @@ def check_choice(
 ) -> str:
     """Return the value when it is one of the choices.
 
-    Args:
-        value: What the file says.
-        choices: All valid values.
-        noun: What a valid value is, with its article: "a dtype".
-        listed_by: Where all choices are listed; without it the error lists them.
-        synonyms: The valid names for what others call them.
+    The noun has its article: "a dtype". Without `listed_by`, the place of a list, the error lists all choices;
+    `synonyms` has the valid names for what others call them.
 
     Raises:
         PydanticCustomError: otherwise; it suggests the nearest choice.
@@ -107,9 +101,7 @@ def schema_enum(choices: Collection[str]) -> FieldInfo:
 def published_schema(model: type[BaseModel], name: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file, as editors and catalogs of schemas know it.
 
-    Args:
-        model: What the file is read into.
-        name: The kind of file: its schema is docs/NAME.schema.json.
+    That of the kind `name` is published as docs/NAME.schema.json.
     """
     return {"$schema": SCHEMA_DIALECT, "$id": schema_url(name), **model.model_json_schema()}
 

@@ -24,8 +24,7 @@ def explain_wait(text: str) -> Iterator[None]:
 
     With `-q`, which logs errors alone, nothing is said.
 
-    Args:
-        text: What is done, and about how long it takes.
+    The text says about how long it takes, too.
     """
     if not (_log.isEnabledFor(logging.WARNING) and sys.stderr.isatty()):
         yield

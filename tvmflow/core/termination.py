@@ -162,9 +162,7 @@ class Unwinding(_Reacting):
 class Cancelling(_Reacting):
     """A block of code that ends by itself soon after `cancel` was called.
 
-    Args:
-        cancel: Called at a signal.
-        describe: Returns how the announcement goes on: what is kept, and what to do next.
+    `describe` returns how the announcement of a signal goes on: what is kept, and what to do next.
     """
 
     def __init__(self, cancel: "Callable[[], None]", describe: "Callable[[], str]" = str) -> None:

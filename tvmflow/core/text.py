@@ -87,9 +87,7 @@ _GAP = "  "
 def columns(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:
     """Return one line for each row, its cells padded to the width of their columns.
 
-    Args:
-        rows: Cells; every row has the same number of them.
-        right: The indices of the columns that are aligned to the right, as numbers are.
+    Every row has the same number of cells; columns with the indices `right` are aligned so, as numbers are.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -110,11 +108,8 @@ def table(
 ) -> list[str]:
     """Return a table with headings as lines of text; columns that are empty in all rows are left out.
 
-    Args:
-        rows: Cells by heading; every row has the same headings.
-        right: The headings of the columns that are aligned to the right.
-        expendable: The headings of the columns that are left out until the table fits, the first of them first.
-        width: How wide it may be; None for any width.
+    Cells are by heading, and every row has the same. Columns named `right` are aligned so; of those that are
+    `expendable`, the first are left out until the table fits the width.
     """
     headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in expendable:

@@ -100,13 +100,8 @@ class KernelShare(NamedTuple):
 class SizeResult(NamedTuple):
     """The finding of `verify` at some sizes of a library's dimensions.
 
-    Attributes:
-        sizes: The sizes, as reports name them.
-        passed: Whether the outputs are right.
-        error: Largest absolute error of any output.
-        latency_s: Median latency of one call, in seconds.
-        reference_latency_s: That of the reference.
-        fixed_latency_s: That of a library of these sizes alone.
+    Latencies are medians of one call in seconds, errors the largest absolute one of any output. `fixed` is a library of
+    these sizes alone.
     """
 
     sizes: str
@@ -232,10 +227,7 @@ def _list_parts(stages: Iterable[StageReport]) -> Iterator[tuple[str, str]]:
 def _make_build(build: Build, stages: Mapping[str, StageReport], facts: ReportedFacts) -> Build:
     """Return a build with what its stages say.
 
-    Args:
-        build: Its names and its folder.
-        stages: Its stages by name, those of a part by `NAME/PART`.
-        facts: Those of all stages.
+    Stages are by name, those of a part by `NAME/PART`.
     """
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
     imported = known.get(ImportFacts)
@@ -337,11 +329,7 @@ def _read_speedup(speedup: MeasuredSpeedup) -> Speedup:
 
 
 def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
-    """Return the kernels of a library with their shares of the time, the slowest first; none if untimed.
-
-    Args:
-        facts: The facts of the stages of a build.
-    """
+    """Return the kernels of a library with their shares of the time, the slowest first; none if untimed."""
     verdict = facts.get(Verdict)
     if verdict is None or "profile" not in verdict:
         return []
@@ -392,12 +380,7 @@ def _add_up(numbers: Iterable[int | None]) -> int | None:
 def _find_folders(
     names: Collection[tuple[str, str]], delivered: Iterable[str]
 ) -> dict[tuple[str, str], str]:
-    """Return the folders in `dist` of recipes and targets: `DIST/RECIPE/TARGET`.
-
-    Args:
-        names: The recipes and targets.
-        delivered: The paths of all delivered files.
-    """
+    """Return the folders in `dist` of recipes and targets: `DIST/RECIPE/TARGET`."""
     folders: dict[tuple[str, str], str] = {}
     for path in delivered:
         parts = path.split("/")

@@ -24,10 +24,6 @@ def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> b
     """Return a run as JUnit XML: a test suite for each recipe, and one for the gates of a release.
 
     A rejected library and a gate that fails are failures; what ended otherwise is an error.
-
-    Args:
-        report: The run.
-        release: The release that it made, or None, as `run --json` prints it.
     """
     facts = ReportedFacts(report.stages)
     cases: dict[str, list[ElementTree.Element]] = {}

@@ -42,11 +42,6 @@ def list_files_to_copy(
 def check_folders(plan: Plan, dist: str, pending: Container[str]) -> None:
     """Check that the results of pending stages can be delivered, before these run.
 
-    Args:
-        plan: The plan whose deliveries are looked at.
-        dist: The folder for delivered files.
-        pending: The ids of the stages that will run.
-
     Raises:
         StoreError: when a folder that will get files cannot be written or created.
     """
@@ -86,14 +81,7 @@ def deliver_verdicts(
 ) -> list[str]:
     """Deliver the verdicts on rejected libraries; the libraries themselves stay out of `dist`.
 
-    Args:
-        plan: The plan whose deliveries name the files.
-        verdicts: The digest of the verdict of each rejecting stage, by stage id.
-        store: Where the verdicts are.
-        dist: The folder for delivered files.
-
-    Returns:
-        The paths of the verdicts.
+    `verdicts` has the digest of the verdict of each rejecting stage, by stage id.
     """
     paths = []
     for delivery in plan.deliveries:

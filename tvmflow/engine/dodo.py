@@ -33,12 +33,7 @@ DELIVER: Final = "deliver"
 class DodoTasks:
     """The tasks of a plan: `RECIPE:STAGE[/TARGET]`, and `RECIPE:deliver/TARGET` with its files as targets.
 
-    Args:
-        plan: The plan.
-        context: What its stages use.
-        dist: The folder for delivered files.
-        database: doit's database, which must not be open.
-        begin: Called before the store is used: takes its lease, once.
+    doit's database must not be open. `begin` is called before the store is used, and takes its lease once.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ class EngineTask(NamedTuple):
 def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> None:
     """Run the tasks that are not up to date, those without dependencies first.
 
-    Args:
-        tasks: In topological order; doit is slow with other orders.
-        jobs: The number of tasks that run at a time.
-        keep_going: After a failure, run the tasks that do not depend on it.
+    Tasks are in topological order; doit is slow with other orders.
 
     Raises:
         Exception: The first exception that a task raised; failures are returned by tasks, not raised.
@@ -94,11 +91,6 @@ def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> fro
     The store decides what is up to date, also for tasks that doit has never run. So all tasks are
     entered into the database, with a note in the store: a task with a note that is missing from the
     database was forgotten. Without a database there is nothing to forget.
-
-    Args:
-        database: The path of the database.
-        names: The tasks.
-        notes: The notes of the store.
     """
     if dbm.whichdb(database) is None:
         for name in notes.list(_NOTES):

@@ -34,13 +34,7 @@ _DASK: Final = "dask"
 class DriverSettings(NamedTuple):
     """The settings of a run. Only `best_so_far` changes what is run.
 
-    Attributes:
-        session: How its stages are run.
-        remote: The remote cache.
-        executor: What runs the stages: one of `EXECUTORS`.
-        scheduler: The address of a cluster's scheduler; None for that of the environment.
-        wait_for_workers_s: How long a stage waits for a worker that can run it.
-        best_so_far: Measure no trial, and take the best that the ledger has.
+    `scheduler` is None for that of the environment; `best_so_far` measures no trial, and takes the best that the ledger has.
     """
 
     session: SessionOptions
@@ -70,12 +64,6 @@ def prepare(
     on_download: OnProgress | None = None,
 ) -> PreparedRun:
     """Return the plan of a request, once it is clear that it can be run.
-
-    Args:
-        request: What is to be run.
-        store: The store with the results.
-        settings: How it will be run.
-        on_download: Called while planning downloads a file.
 
     Raises:
         TvmflowError: as `check_settings` and `prepare_run` raise it.
@@ -141,14 +129,7 @@ class Driver:
     def __init__(
         self, prepared: PreparedRun, store: LocalStore, settings: DriverSettings, observer: Observer
     ) -> None:
-        """Open the executor; it starts with the first stage that runs.
-
-        Args:
-            prepared: What is to be run, or what the plans to run are parts of.
-            store: The store with the results.
-            settings: How it is run; they were checked.
-            observer: Follows the runs.
-        """
+        """Open the executor; it starts with the first stage that runs."""
         self._store = store
         self._settings = settings
         self._observer = observer

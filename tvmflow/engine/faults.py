@@ -46,14 +46,7 @@ def has_wrong_outputs(verdict: Verdict) -> bool:
 def find_faults(
     spec: StageSpec, plan: Plan, state: PlanState, verdict: Verdict
 ) -> list[dict[str, Json]]:
-    """Return what is to blame for a library that a stage rejected, in a process of its own; never raises.
-
-    Args:
-        spec: The stage.
-        plan: The plan that it is of.
-        state: The results so far.
-        verdict: The verdict on the library.
-    """
+    """Return what is to blame for a library that a stage rejected, in a process of its own; never raises."""
     try:
         return _search(spec, plan, state, find_wrong_sizes(verdict))
     except (TvmflowError, OSError, KeyError) as error:

@@ -74,9 +74,7 @@ class BuiltLibrary(NamedTuple):
 def list_libraries(stages: Iterable[StageReport], command: str) -> list[BuiltLibrary]:
     """Return the libraries that some stages have built.
 
-    Args:
-        stages: The stages of a run, or the up-to-date ones of a plan.
-        command: The command that makes what is missing.
+    The stages are those of a run, or the up-to-date ones of a plan; `command` makes what is missing.
     """
     known = [stage for stage in stages if stage.facts]
     reported = ReportedFacts(known)
@@ -129,9 +127,7 @@ def _read_file(library: BuiltLibrary, stage: str, name: str, store: LocalStore) 
 def find_kernel(libraries: Iterable[BuiltLibrary], name: str) -> dict[str, str]:
     """Return the name of the kernel in each library that has it, by the library's name.
 
-    Args:
-        libraries: The libraries.
-        name: Its name, or the beginning of it that no other kernel of these libraries has.
+    The name may be the beginning that no other kernel of these libraries has.
 
     Raises:
         UsageError: There is no such kernel, or there are several.
@@ -388,10 +384,7 @@ def list_kernel_rows(
 ) -> list[KernelRow]:
     """Return the kernels of a build, the slowest first.
 
-    Args:
-        built: The facts of `build`.
-        facts: Those of all its stages.
-        workload_names: The name of the workload by kernel, where it is that of another kernel.
+    `workload_names` has the workload of a kernel that is the same as another's.
     """
     rules = {name: rule for rule, names in built.schedule_rules.items() for name in names}
     calls = list_kernel_calls(facts)

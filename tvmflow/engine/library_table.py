@@ -61,10 +61,6 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
     """Return the libraries of every recipe that has several which a user may want to compare.
 
     That is a recipe with several variants, or with several targets for one machine.
-
-    Args:
-        plan: The plan of a run.
-        artifacts: The results of its stages by id, of those that have one.
     """
     specs = {spec.id: spec for spec in plan.stages}
     origins = {origin.recipe: origin for origin in plan.origins}

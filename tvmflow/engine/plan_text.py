@@ -36,11 +36,8 @@ def format_plan(
 ) -> list[str]:
     """Return a line for each stage, and what those will cost that must run.
 
-    Args:
-        decisions: The decisions about all stages.
-        estimates: The estimates of those that are not up to date, by their ids.
-        store_root: The folder of the store.
-        kept: The stages that are kept if only the weights of the models changed.
+    Estimates are those of the stages that are not up to date. The stages `kept` are kept if only the weights of the
+    models changed.
     """
     lines = []
     if len(decisions) > MAX_SHOWN:
@@ -158,13 +155,7 @@ def explain_stage(
 ) -> str:
     """Return why a stage must run or need not, and everything that its result depends on.
 
-    Args:
-        decision: Whether it must run, and the causes.
-        key: Its key; None when stages before it must run first.
-        facts: Those of its result, if there is one.
-        with_recipe: Name the stage with its recipe.
-        origin: Where the result came from; empty when it was made here.
-        failure: The end of the last attempt, if it failed.
+    The key is None when stages before it must run first, and the origin empty when the result was made here.
     """
     label = decision.stage_id if with_recipe else decision.stage_id.partition(":")[2]
     if key is None:

@@ -413,11 +413,7 @@ _WIDEST_RANGE: Final = 2.5
 def draw_run(progress: RunProgress, columns: int, height: int, now: float) -> list[Line]:
     """Return the lines that show a run.
 
-    Args:
-        progress: The state of the run.
-        columns: The width of a line.
-        height: The most lines; those that matter least are left out.
-        now: The present time of the clock of `progress`.
+    Of more than `height` lines, those that matter least are left out; `now` is the time of the clock of `progress`.
     """
     details = [_draw_running(stage, columns, now) for stage in progress.running]
     head = _draw_head(progress, columns, now)

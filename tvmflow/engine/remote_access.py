@@ -216,11 +216,7 @@ def prefetch(
 
     No key is claimed: two runs that fetch the same result get the same bytes.
 
-    Args:
-        plan: The plan.
-        state: Its state; afterwards it contains what was fetched.
-        remote_client: The client of the remote cache.
-        on_fetched: Called for every stage whose result was fetched.
+    Afterwards, the state contains what was fetched; `on_fetched` gets each stage whose result it was.
     """
     requested: set[str] = set()
     with ThreadPoolExecutor(_PARALLEL_STAGES) as pool:

@@ -90,23 +90,9 @@ class RecipeSource(NamedTuple):
 class RunRecord(NamedTuple):
     """A run that did something.
 
-    Attributes:
-        id: Its name.
-        argv: The command line without passwords.
-        folder: The folder in which it ran.
-        began_s: When it began, in seconds since 1970.
-        seconds: How long it took.
-        exit_code: The exit code of the command.
-        tvmflow: The version of tvmflow.
-        machine: The machine that it was started on.
-        recipes: The sources of what was planned.
-        sources: The files of these, each once.
-        stages: What each stage did, in the order of the plan.
-        builds: The results for each recipe and target.
-        delivered: The paths of all delivered files.
-        damage: The paths of damaged files in the store.
-        release: What the release made of it; None for a run that makes none.
-        message: The error that ended the run; empty for none.
+    The command line is without passwords; `sources` has the files of the recipes, each once; `builds` the
+    results for each recipe and target; `damage` the paths of damaged files in the store. `release` is None
+    for a run that makes none, and `message` is empty unless an error ended the run.
     """
 
     id: str
@@ -326,9 +312,7 @@ class RunHistory(NamedTuple):
 def list_runs(store: LocalStore, limit: int | None = None) -> RunHistory:
     """Return the last runs of a store, the last one first.
 
-    Args:
-        store: The store; it may not exist.
-        limit: How many to return; None for all.
+    The store may not exist.
     """
     runs: list[RunRecord] = []
     damaged: list[tuple[str, str]] = []
@@ -351,9 +335,7 @@ def list_ids(store: LocalStore) -> list[str]:
 def read_run(store: LocalStore, name: str) -> RunRecord:
     """Return the record of a run.
 
-    Args:
-        store: The store.
-        name: Its id or the beginning of it, `latest`, or `latest~N` for the N-th before.
+    The name is its id or the beginning of it, `latest`, or `latest~N` for the N-th before.
 
     Raises:
         UsageError: when there is no such run, several have this beginning, or its record is damaged.

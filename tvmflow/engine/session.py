@@ -71,16 +71,7 @@ def run_plan(
 
     A stored file that turns out to be damaged is set aside, and its stage runs again.
 
-    Args:
-        plan: What to run.
-        store: Where results are kept.
-        executor: What runs the stages.
-        on_event: Called with every progress event, from several threads.
-        options: How to run.
-        remote_client: Fetches results before a stage runs, and uploads them afterwards.
-
-    Returns:
-        The report, with every failure of a stage.
+    Events come from several threads. The client fetches results before a stage runs, and uploads them afterwards.
 
     Raises:
         TvmflowError: for a problem of the whole run, such as a full disk.
@@ -299,12 +290,7 @@ def check_complete(
 ) -> None:
     """Check the plan against the report, the store and the delivered files.
 
-    Args:
-        plan: Every stage and every file that was requested.
-        report: The report of the run. One that names a failure is not checked further.
-        artifacts: The results by stage id, as far as the run knows.
-        store: Where the results are.
-        dist: The folder for delivered files.
+    A report that names a failure is not checked further; `artifacts` has the results as far as the run knows.
 
     Raises:
         InternalError: when the report names no failure although a result or a file is missing.

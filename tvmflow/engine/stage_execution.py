@@ -68,13 +68,7 @@ class ExecutedStage(NamedTuple):
 class StageExecution:
     """The execution of one stage; those of a run may run in several threads.
 
-    Attributes:
-        context: What it shares with the other stages of the run.
-        spec: The stage.
-        key: Its key.
-        reason: Why it must run.
-        artifacts: The results of the stages that it needs, by stage id.
-        again: Run it also if its result is there, which is replaced.
+    With `again`, the stage runs also if its result is there, which is replaced.
     """
 
     context: RunContext

@@ -66,8 +66,7 @@ def make_graph(plan: Plan, decisions: Mapping[str, Decision]) -> PlanGraph:
 def list_edges(needs: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     """Yield the edges from a stage to one that needs it, without those that a longer way implies.
 
-    Args:
-        needs: For each stage, in topological order, the stages that it needs.
+    For each stage, in topological order, `needs` has the stages that it needs.
     """
     ancestors: dict[str, set[str]] = {}
     for stage_id, needed in needs.items():

@@ -39,11 +39,8 @@ def find_logs(
 ) -> list[StageLog]:
     """Return the logs of a stage, the one that was written last at the end.
 
-    Args:
-        store: The store; it may not exist.
-        stage: `STAGE`, `STAGE/TARGET`, each also with `RECIPE:`; empty for all stages.
-        run: Only what was executed in this run.
-        recipes: Only stages of these recipes; empty for all.
+    The stage is `STAGE` or `STAGE/TARGET`, each also with `RECIPE:`; empty for all. Logs are only those of a run or
+    of some recipes, if these are given. The store may not exist.
 
     Raises:
         UsageError: There is none, or a later run has replaced it.

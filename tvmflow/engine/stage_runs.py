@@ -46,12 +46,7 @@ class StageRuns:
     ) -> str:
         """Run a stage, report how that ended, and return the reason when it failed.
 
-        Args:
-            spec: The stage, whose key is known.
-            plan: The plan that it is of.
-            state: The state of the plan; afterwards it has the result.
-            reason: Why it runs.
-            again: Run it also if its result is there.
+        Afterwards, the state of the plan has the result; `again` runs the stage also if that is there.
         """
         try:
             key, artifacts = state.keys[spec.id], state.artifacts

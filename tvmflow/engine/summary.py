@@ -58,11 +58,7 @@ def summary(
 ) -> str:
     """Return the last lines of a run.
 
-    Args:
-        report: The run.
-        quiet: Only problems: nothing where there is none.
-        verbose: Also what each stage says of its result, and every delivered file.
-        width: How wide tables may be; None for any width.
+    `quiet` leaves only problems; `verbose` adds what each stage says of its result, and every delivered file.
     """
     lines = list(_list_problems(report))
     if quiet:
@@ -111,12 +107,7 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 
 
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the warnings of builds, their table, the slowest kernels of a few, and the headline.
-
-    Args:
-        builds: The builds of a run.
-        width: How wide the table may be; None for any width.
-    """
+    """Yield the warnings of builds, their table, the slowest kernels of a few, and the headline."""
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:

@@ -41,16 +41,7 @@ def confirm_run(
 ) -> RunReport | None:
     """Return the report of a run that has nothing to do, and save it as the answer to its command line.
 
-    Args:
-        argv: The command line in the current folder.
-        prepared: The plan of the run.
-        store: Where the results are.
-        dist: The folder for delivered files.
-        as_json: How the report will be rendered, as is `quiet`.
-        quiet: See `render`.
-
-    Returns:
-        None when a stage must run, or a file must be delivered or described.
+    Return None when a stage must run, or a file must be delivered or described.
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
@@ -82,12 +73,8 @@ def save_answer(
 ) -> None:
     """Save what a command line prints while everything is up to date, unless a file is too new.
 
-    Args:
-        argv: The command line in the current folder.
-        text: What it prints, with `answers.PLACEHOLDER_SECONDS` as the duration.
-        prepared: Its plan.
-        state: The state of that plan: every stage is a hit.
-        delivered: The delivered files that the text depends on.
+    The text has `answers.PLACEHOLDER_SECONDS` as the duration; every stage of the state is a hit, and `delivered` are the
+    files that the text depends on.
     """
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
     # Another package may come into a folder and take the place of a tool.

@@ -106,8 +106,7 @@ class WorkerDescription(NamedTuple):
 def describe_this_host(tools: Iterable[str] | None = None) -> WorkerDescription:
     """Return the description of this interpreter on this machine.
 
-    Args:
-        tools: The distributions to describe: by default all that a stage may use.
+    Described are all distributions that a stage may use, unless `tools` names some.
     """
     host = read_host()
     return WorkerDescription(

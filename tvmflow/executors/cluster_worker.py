@@ -73,8 +73,7 @@ class WorkerTask:
 def run_stage(request: dict[str, Json]) -> dict[str, Json]:
     """Run a stage to its end: called by dask with a StageRequest as JSON.
 
-    Returns:
-        A StageResponse as JSON; problems of this machine are a result that names the worker.
+    The StageResponse is JSON, too; problems of this machine are a result that names the worker.
     """
     task, started = WorkerTask(str(request["token"])), time.monotonic()
     task.send({"begun": task.worker})
@@ -299,10 +298,7 @@ def _share_trials(
 
     A worker may be lost at any moment: what it has pushed by then need not be measured again.
 
-    Args:
-        connection: The remote cache.
-        call: The stage; one that does not use the ledger is left alone.
-        on_event: Takes the events of the stage.
+    A stage that does not use the ledger is left alone.
 
     Yields:
         What takes the events of the stage in place of `on_event`.

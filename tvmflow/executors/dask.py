@@ -285,13 +285,9 @@ class RemoteStage:
     ) -> StageResponse | None:
         """Pass on the events of the stage until it ends.
 
-        Args:
-            on_event: Takes each event.
-            is_cancelled: Tells whether the run was cancelled.
-            patience_s: Seconds for which it may be without a worker that can run it.
+        Return its response; None when the run was cancelled.
 
-        Returns:
-            Its response; None when the run was cancelled.
+        It may be without a worker that can run it for `patience_s` seconds.
 
         Raises:
             EnvironmentProblem: when no worker could run it to its end, or the scheduler is lost.
@@ -517,8 +513,7 @@ def _connect(scheduler: str) -> Any:
 def import_distributed(user: str) -> Any:
     """Import dask's package, whose own log says nothing: tvmflow reports each problem in one message.
 
-    Args:
-        user: What needs it, for the message when it is not installed.
+    The message names the `user` when it is not installed.
     """
     try:
         import distributed
@@ -538,9 +533,7 @@ def first_line(error: BaseException) -> str:
 def check_certificates(address: str, role: str) -> None:
     """Check that dask has the certificates that an address needs.
 
-    Args:
-        address: Of a scheduler; `tls://…` needs certificates.
-        role: Whose certificates: `client`, `worker` or `scheduler`.
+    An address `tls://…` needs those of a role: `client`, `worker` or `scheduler`.
 
     Raises:
         EnvironmentProblem: when dask's configuration names none, or some that cannot be used.

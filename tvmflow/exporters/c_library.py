@@ -52,12 +52,7 @@ def write_library(
 ) -> None:
     """Write those files of a C library that have a name.
 
-    Args:
-        model: The model.
-        compiled: What `build` compiled for it, by file name.
-        names: The names.
-        folder: The folder of the libraries.
-        headers: The folder of the header; None where it is written already.
+    Without the folder `headers`, the header is written already.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.

@@ -164,13 +164,8 @@ def write_wheel(
 ) -> None:
     """Write a wheel: a zip of a package and of what pip needs, with the digest of every file.
 
-    Args:
-        path: The wheel, `NAME-VERSION-TAG.whl`.
-        files: The files of the package, and others in its `.dist-info`.
-        metadata: The text of `METADATA`.
-        tag: Its tag: Python, ABI and platform.
-        is_pure: It holds no machine code.
-        generator: The version of tvmflow that wrote what is in it.
+    The path is `NAME-VERSION-TAG.whl`, with the tag of Python, ABI and platform; the files are those of the
+    package, and others in its `.dist-info`. A pure wheel holds no machine code.
     """
     info = f"{'-'.join(path.name.split('-')[:2])}.dist-info"
     content = dict(files)

@@ -178,10 +178,7 @@ def make_wheel_bom(
 ) -> bytes:
     """Return the bill of materials of a wheel as canonical JSON, the same for the same content.
 
-    Args:
-        built: The model.
-        content: The files in the wheel by name.
-        runtime: The folder of the copied runtime in it.
+    `runtime` is the folder of the copied runtime in it.
     """
     manifest = built.manifest
     version = str(manifest["tvmflow"])

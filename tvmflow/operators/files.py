@@ -46,10 +46,7 @@ def list_operator_files(
 ) -> OperatorFiles:
     """Return the files that a recipe names, each followed by the modules that it imports from its folder.
 
-    Args:
-        names: The paths in the recipe.
-        base: The recipe's folder.
-        where: Returns the position of an entry.
+    `where` returns the position of an entry in the recipe, from whose folder `base` the paths start.
 
     Raises:
         RecipeError: when a file is not Python, or two files of one name differ in place.

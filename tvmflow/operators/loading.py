@@ -76,9 +76,6 @@ class Operators(NamedTuple):
 def load_operators(files: Mapping[str, Path]) -> Operators:
     """Run the files of operators among a stage's files.
 
-    Args:
-        files: The path of each file by its role.
-
     Raises:
         StageError: when a file raises, does not end, or registers nothing.
     """

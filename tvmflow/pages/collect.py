@@ -58,12 +58,7 @@ _REUSED: Final = frozenset({"hit", "fetched"})
 
 
 def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tuple[StageEntry, ...]:
-    """Return the stages of a run, with what each needs and the time that using its result again saved.
-
-    Args:
-        reports: The stages in topological order.
-        store: Where their results are; None if they are nowhere.
-    """
+    """Return the stages of a run, with what each needs and the time that using its result again saved."""
     known = {report.stage_id for report in reports}
     entries = []
     for report in reports:
@@ -120,12 +115,7 @@ def read_recipes(origins: Iterable[RecipeOrigin]) -> tuple[RecipeText, ...]:
 def list_kernels(
     reports: Sequence[StageReport], store: LocalStore | None
 ) -> tuple[LibraryKernels, ...]:
-    """Return what is known of the kernels of each library.
-
-    Args:
-        reports: The stages of a run.
-        store: The store with their results and the ledger; None if they are nowhere.
-    """
+    """Return what is known of the kernels of each library."""
     facts = ReportedFacts(reports)
     # of an old or a damaged record: the page goes without
     for problem in facts.problems.values():
@@ -267,13 +257,7 @@ def _read_searched(
 def _list_origins(
     report: StageReport | None, facts: KnownFacts, store: LocalStore | None
 ) -> dict[str, _Origin]:
-    """Return the kernels and nodes behind each workload by key, as far as they are known.
-
-    Args:
-        report: That of `extract_tasks`.
-        facts: Those of the stages of the library.
-        store: The store with their results.
-    """
+    """Return the kernels and nodes behind each workload by key, as far as they are known."""
     calls = list_kernel_calls(facts)
     origins = {}
     for task in _read_tasks(report, store) if report else ():
@@ -366,10 +350,7 @@ def make_progress(
     A kernel counts with its untuned time until a trial is better, and in the end where no trial was
     kept. Kernels whose untuned time is not known do not count.
 
-    Args:
-        workloads: In the facts of `tune`.
-        trials: Those of each, in the order of measuring.
-        kept: The names of the workloads that have a schedule of the search in the end.
+    `kept` has the names of the workloads that have a schedule of the search in the end.
     """
     kept_keys = {w.key for w in workloads if w.name in kept}
     best = {w.key: w.untuned_us / 1e6 for w in workloads if w.untuned_us}
@@ -401,12 +382,7 @@ _SHOWN_NAMES: Final = 3
 
 
 def describe_run(record: RunRecord, store: LocalStore) -> Page:
-    """Return the page of a run, compared with nothing.
-
-    Args:
-        record: The record of the run.
-        store: The store with the records and the results.
-    """
+    """Return the page of a run, compared with nothing."""
     return Page(
         kind="Run",
         title=_title(record),

@@ -212,21 +212,9 @@ class RecipeText(NamedTuple):
 class Page(NamedTuple):
     """The content of a page.
 
-    Attributes:
-        kind: `Run` or `Release`.
-        title: What it is about.
-        about: Names and values of the whole, such as when and where.
-        previous: What the libraries are compared with; empty for nothing.
-        libraries: What was built.
-        notes: What changed, or is missing, a sentence each.
-        links: Texts and addresses of pages beside this one.
-        gates: The gates of a release.
-        kernel_changes: The kernels that changed since what the libraries are compared with.
-        changes: What else changed since then.
-        kernels: The kernels of the libraries.
-        stages: The stages of the run, in topological order.
-        recipes: The recipes.
-        provenance: Tables of names and values, by title.
+    The kind is `Run` or `Release`. `previous` is what the libraries are compared with, and empty for nothing;
+    `kernel_changes` and `changes` are the differences from it. `links` are texts and addresses, `provenance`
+    tables of names and values by title, and `stages` in topological order.
     """
 
     kind: str

@@ -88,14 +88,7 @@ class Axis(NamedTuple):
 class Mark(NamedTuple):
     """A point of a plot.
 
-    Attributes:
-        x: Its first value.
-        y: Its second value.
-        text: What the tooltip says of it.
-        label: What stands beside it, where there is room.
-        series: The number of its colour.
-        shape: The number of its shape.
-        is_hollow: Whether only its outline is drawn.
+    The text is that of its tooltip; the label stands beside it, where there is room. Series and shape are numbers.
     """
 
     x: float
@@ -126,11 +119,7 @@ def make_frame(x: Axis, y: Axis) -> Frame:
 def plot(title: str, x: Axis, y: Axis, *content: Child) -> Markup:
     """Return a plot with its axes; on a narrow screen it scrolls sideways.
 
-    Args:
-        title: What it shows, for screen readers.
-        x: The horizontal axis.
-        y: The vertical axis.
-        content: What is in it, drawn for `make_frame(x, y)`.
+    The title is for screen readers; the content is drawn for `make_frame(x, y)`.
     """
     svg = element(
         "svg",
@@ -273,9 +262,7 @@ class _Box(NamedTuple):
 def place_labels(places: Sequence[tuple[float, float]], labels: Sequence[str]) -> list[Markup]:
     """Return the labels of points, each beside its point where it covers nothing; others are left out.
 
-    Args:
-        places: The pixels of all points.
-        labels: The label of each; empty for none.
+    Places are pixels; an empty label is none.
     """
     r = _MARK_RADIUS + 1
     taken = [_Box(x - r, y - r, x + r, y + r) for x, y in places]

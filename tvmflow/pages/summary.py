@@ -220,11 +220,6 @@ def format_change(
     """Return the change of a value for which less is better, with its direction in words.
 
     None if it is not known.
-
-    Args:
-        previous: The value before.
-        current: The value now.
-        judgement: What the measurements say of the change, where they are latencies.
     """
     part = change(previous, current)
     if part is None:

@@ -42,11 +42,8 @@ def table(
 ) -> Markup:
     """Return a table that scrolls sideways where it is too wide; nothing without rows.
 
-    Args:
-        caption: What it shows, for screen readers.
-        columns: Its columns; the first names the row.
-        rows: Its rows.
-        omits_empty: Leave out columns without any value.
+    The caption is for screen readers, and the first column names the row; `omits_empty` leaves out columns
+    without any value.
     """
     body = list(rows)
     if not body:

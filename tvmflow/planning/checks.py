@@ -98,10 +98,7 @@ def describe_runtimes(
 ) -> Iterator[str]:
     """Yield a line for each library that needs TVM's runtime where its recipe left that open, and why.
 
-    Args:
-        recipes: The planned recipes.
-        plan: Their plan.
-        artifacts: The results that are known: the first stage that lowers a model finds out what it needs.
+    What a model needs is found out by the first stage that lowers it: of others, only its known result tells.
     """
     needs: dict[str, str] = {}
     for planned in recipes:

@@ -167,10 +167,7 @@ def identify_tool(name: str, spec: StageSpec) -> str:
 def evaluate_plan(plan: Plan, store: LocalStore, forced: Iterable[str] = ()) -> PlanState:
     """Return the state of a plan before anything of it runs, or after all of it did.
 
-    Args:
-        plan: The plan.
-        store: Where the results are.
-        forced: The ids of stages that must run also if their results are there.
+    The stages `forced` must run also if their results are there.
 
     Raises:
         TvmflowError: as `PlanState.decide_all` does.

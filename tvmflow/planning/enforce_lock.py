@@ -43,11 +43,7 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
 
     The chosen schedules in the lock file are written into the store, where `build` reads them.
 
-    Args:
-        lock: The lock file.
-        plan: The plan of the recipes as they are now.
-        state: Digests files and tools of the plan.
-        store: Where the chosen schedules are written.
+    The chosen schedules are written into the store.
 
     Raises:
         RecipeError: with every difference in settings, sources, packages and platform.
@@ -138,8 +134,7 @@ def _pin(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
 def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery | None:
     """Return the delivery of a chart that a search made, drawn from the figures in the lock file.
 
-    Returns:
-        None when the lock file has no such figures, as those of earlier versions.
+    Return None when the lock file has no such figures, as those of earlier versions.
     """
     target_name = delivery.stage_id.partition("/")[2]
     target = lock.recipes[delivery.recipe].targets.get(target_name)

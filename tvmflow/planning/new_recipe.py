@@ -62,12 +62,7 @@ _EXPORT_AGAIN: Final = "change inputs and outputs where the model is exported"
 class Model(NamedTuple):
     """A model as a recipe names it.
 
-    Attributes:
-        name: The name of its recipe.
-        kind: The name of its frontend.
-        source: The fields below `model`.
-        inputs: Its inputs.
-        size: The bytes of its files, as far as they are here.
+    `source` has the fields below `model`, and `size` the bytes of its files, as far as they are here.
     """
 
     name: str
@@ -130,11 +125,6 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
     """Return what a recipe says of a model, without importing a framework.
 
     What is at an address is pinned: by the commit that it is now on the Hub, elsewhere by the digests of its files.
-
-    Args:
-        model: Its path or address.
-        folder: The folder of the recipe.
-        sources: Downloads a file at an address that has to be read.
 
     Raises:
         UsageError: when it is no model that can be imported.

@@ -137,10 +137,6 @@ def pipeline_schema() -> dict[str, Any]:
 def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     """Return a pipeline by its name, or from a file.
 
-    Args:
-        name: A name, or a path that ends in `.yaml`.
-        base: The folder that a path starts from.
-
     Raises:
         RecipeError: when there is no such pipeline, or with all of its mistakes.
     """

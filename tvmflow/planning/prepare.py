@@ -52,14 +52,8 @@ def resolve_targets(
 ) -> tuple[tuple[Target, ...], tuple[Path, ...]]:
     """Resolve the targets of a recipe.
 
-    Args:
-        recipe: The recipe.
-        only: The names of the targets to resolve; empty for all.
-        store: Remembers what LLVM and linkers reported.
-        lock: The lock file of a locked run: `host` is then the host that it was written on.
-
-    Returns:
-        The targets, and the paths of all programs that were looked for to resolve them.
+    The paths of all programs that were looked for are returned, too; the store remembers what they reported.
+    In a locked run, `host` is the host that the lock file was written on.
 
     Raises:
         RecipeError: with every target that LLVM does not know and every linker that is not installed.
@@ -222,10 +216,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Plan what a command line requests.
 
-    Args:
-        request: What it requests.
-        store: The store.
-        on_download: Called a few times a second while a file is downloaded for what it says of others.
+    `on_download` is called a few times a second while a file is downloaded for what it says of others.
 
     Raises:
         RecipeError: with all mistakes in all recipes.

@@ -30,12 +30,7 @@ _log = logging.getLogger(__name__)
 class LoadedRecipe(NamedTuple):
     """A recipe with its pipeline and positions.
 
-    Attributes:
-        recipe: The recipe.
-        path: Its file.
-        where: Returns `file:line:column` of a field: `where("targets", 0)`.
-        read: The files that all of this was read from.
-        pipeline: The pipeline that the recipe names.
+    `where` returns `file:line:column` of a field: `where("targets", 0)`; `read` has the files that all of it is from.
     """
 
     recipe: Recipe

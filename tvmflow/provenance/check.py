@@ -49,10 +49,7 @@ def check_file(
 ) -> Finding:
     """Compare a file with statements, and a bundle also with its own manifest.
 
-    Args:
-        path: The file.
-        statements: The statements that may be about it.
-        max_bytes: The size of the largest bundle that is read.
+    A larger bundle than `max_bytes` is not read.
     """
     if path.is_symlink() or not path.is_file():
         return Finding(path, False, "it is not a regular file, and nothing else was delivered")
@@ -99,11 +96,8 @@ def check_delivered(
 ) -> Iterator[Finding]:
     """Yield a finding for a file, or for every file in a folder and every one that is missing.
 
-    Args:
-        path: A file or a folder.
-        trusted: Keys of which one must have signed; none to believe all statements.
-        statements: Files of statements; by default those beside each file or in folders above.
-        max_bytes: The size of the largest bundle that is read.
+    One of the trusted keys must have signed; with none, all statements are believed. By default, statements are
+    those beside each file or in folders above.
     """
     read_once = functools.cache(functools.partial(read_statements, trusted=tuple(trusted)))
     files = list(_list_files(path)) if path.is_dir() else [path]
@@ -180,9 +174,7 @@ def describe_kind(path: Path) -> str:
 def find_bundle(path: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> FoundBundle | None:
     """Return the bundle that a file is or contains; None where there is none.
 
-    Args:
-        path: The file.
-        max_bytes: How much a bundle may have, and an archive may unpack to.
+    `max_bytes` limits the bundle, and what an archive may unpack to.
 
     Raises:
         Unreadable: The bundle or the archive is damaged, or larger than that.

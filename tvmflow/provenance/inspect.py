@@ -37,11 +37,8 @@ def inspect_file(
 ) -> Json:
     """Return everything that is known of a file.
 
-    Args:
-        path: The file.
-        trusted: Keys of which one must have signed a statement; none to believe all.
-        statements: Files of statements; by default those beside the file or in folders above.
-        max_bytes: How much a bundle may have, and an archive may unpack to.
+    One of the trusted keys must have signed a statement; with none, all are believed. By default, statements are
+    those beside the file or in folders above; `max_bytes` limits a bundle, and what an archive unpacks to.
 
     Raises:
         UnknownFile: Nothing is known of it.

@@ -34,10 +34,7 @@ class Source(NamedTuple):
 class Tool(NamedTuple):
     """A package whose code can change a result.
 
-    Attributes:
-        name: The distribution.
-        version: Its version.
-        record: The beginning of the digest of its list of files (see `core.packages`).
+    `record` is the beginning of the digest of its list of files (see `core.packages`).
     """
 
     name: str
@@ -154,11 +151,7 @@ class Lineage(NamedTuple):
         return sorted({tool for stage in self.repeatable for tool in stage.tools()})
 
     def verdict(self, name: str = verify.VERDICT) -> tuple[Json, str]:
-        """Return a document of `verify` and the digest of its file; None where it did not run.
-
-        Args:
-            name: The verdict, or the measurements.
-        """
+        """Return a document of `verify` and the digest of its file; None where it did not run."""
         for stage in self.find_stages(verify.NAME):
             verdict = self.read(stage, name)
             if verdict is not None:

@@ -53,10 +53,8 @@ def make_statement(
     A locked run gives the same bytes: what is measured, and how schedules were found, is in the
     statement of `make_measurement_statement`.
 
-    Args:
-        lineage: What is behind them.
-        subjects: Their sha256 by name.
-        sources: The state of the recipe and its repository, where they are known.
+    `subjects` has the sha256 of the files by name, `sources` the state of the recipe and its repository, where
+    that is known.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -92,11 +90,8 @@ def make_measurement_statement(
 ) -> bytes:
     """Return the statement about what was measured of delivered files as canonical JSON.
 
-    Args:
-        lineage: What is behind them.
-        subjects: The sha256 of the measured files by name.
-        statement: The text of the statement of `make_statement`.
-        sources: The recipe and its pipeline, if it is known where they are.
+    Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the recipe
+    and its pipeline, if it is known where they are.
 
     Raises:
         DamagedBlob: A result that has to be read is not what it should be.
@@ -138,13 +133,8 @@ def make_release_statement(
 ) -> bytes:
     """Return a statement about the folder of a release as canonical JSON.
 
-    Args:
-        name: The pipeline.
-        version: The version of the release.
-        subjects: The sha256 of its files by name.
-        statements: The sha256 of the texts of other statements in it, by name.
-        measured: The names of the measured files, which another statement covers.
-        build_type: `MEASUREMENTS_TYPE` for the statement about what was measured.
+    Files and the texts of other statements in it are given by their sha256; another statement covers the files
+    `measured`. `MEASUREMENTS_TYPE` is the build type of the statement about what was measured.
     """
     parameters: dict[str, Json] = {"release": name, "version": version}
     if measured:

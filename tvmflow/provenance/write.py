@@ -108,11 +108,7 @@ def write_release_statements(
 ) -> None:
     """Write the statement about all files of a release but the measured ones, and one about those.
 
-    Args:
-        folder: The folder of the release, with all other files.
-        name: The pipeline.
-        version: The version of the release.
-        measured: The files with measurements.
+    The folder holds all other files.
 
     Raises:
         StoreError: A file cannot be written.
@@ -404,10 +400,6 @@ _FEW_INPUTS: Final = 3
 
 def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
     """Return the README of a delivered target.
-
-    Args:
-        lineage: The reproducible files, and the stages behind them.
-        sidecars: The names of the other files beside them.
 
     Raises:
         DamagedBlob: A result is not what it should be.

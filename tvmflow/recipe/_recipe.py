@@ -366,12 +366,7 @@ class Recipe(ClosedModel):
     def _check_open_shapes(
         self, owner: tuple[str, ...], overrides: Mapping[str, InputSpec]
     ) -> set[str]:
-        """Check the dimensions and the shapes with names, and return the names that shapes have.
-
-        Args:
-            owner: The path of the recipe, or of the variant that this is.
-            overrides: Its own inputs.
-        """
+        """Check the dimensions and the shapes with names, and return the names that shapes have."""
         _check_dimension_names(self.dimensions, *owner, "dimensions")
         used = set[str]()
         for name, spec in self.inputs.items():

@@ -28,9 +28,7 @@ _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
     """Return the document in a file; values that recipes do not allow are among its problems.
 
-    Args:
-        path: A YAML file.
-        size_factor: How many times larger than a recipe it may be.
+    It may be `size_factor` times as large as a recipe.
 
     Raises:
         RecipeError: when the file cannot be read or is not YAML.
@@ -41,10 +39,7 @@ def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
 def parse_yaml(path: Path, text: str, *, size_factor: int = 1) -> Document:
     """Return the document in a text, as `read_yaml` returns that in a file.
 
-    Args:
-        path: The file that messages name.
-        text: Its content.
-        size_factor: How many times more names and values it may have than a recipe.
+    Messages name the path; it may have `size_factor` times as many names and values as a recipe.
 
     Raises:
         RecipeError: when the text is not YAML.

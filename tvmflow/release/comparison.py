@@ -104,10 +104,7 @@ def _is_regression(figure: Figure, limit: float) -> bool:
 def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
     """Return all differences of two sides.
 
-    Args:
-        before: The first side.
-        after: The second side.
-        store: The store, which has what the stages of runs depended on.
+    The store has what the stages of runs depended on.
     """
     common = [name for name in after.builds if name in before.builds]
     figures = [

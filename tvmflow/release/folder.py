@@ -99,11 +99,7 @@ def check_before_build(
 ) -> None:
     """Check what is known of a release before anything is built: the previous one, and what would be lost.
 
-    Args:
-        pipeline: The pipeline with the release.
-        release: Its version, folder and gates.
-        plan: What will be built.
-        requested: The recipes and targets of the pipeline, whatever the command line selects of them.
+    `requested` are the recipes and targets of the pipeline, whatever the command line selects of them.
 
     Raises:
         RecipeError: when there is no release to compare with, or when `drop` names what is there.
@@ -145,15 +141,8 @@ def make_release(
 ) -> ReleaseResult:
     """Check the gates and create the release folder if all pass.
 
-    Args:
-        pipeline: The pipeline with the release.
-        release: Its version, folder and gates.
-        lock: Its lock file, with all measurements.
-        plan: A plan whose stages all have results.
-        artifacts: Those results, by stage id.
-        store: The store with the results.
-        device_locks: The folder of the device locks.
-        stages: What became of the stages in the run that makes the release.
+    The lock file has all measurements, and all stages of the plan have results; `stages` is what became of them
+    in the run that makes the release.
 
     Raises:
         LockMismatch: when the release exists with other files, or was changed.
@@ -362,12 +351,7 @@ _FILES: Final = (
 
 
 def make_readme(name: str, lock: LockFile) -> str:
-    """Return the README of a release: the same text for the same lock file.
-
-    Args:
-        name: Name of the release.
-        lock: The lock file of the release.
-    """
+    """Return the README of a release: the same text for the same lock file."""
     folders = [
         f"- [`{recipe}/{target}`]({recipe}/{target}/{README})"
         for recipe, locked in lock.recipes.items()

@@ -97,13 +97,7 @@ def find_failed_gates(comparisons: Sequence[Comparison], gates: Gates) -> list[F
 
 
 def check_content(change: ContentChange, source: str, release: Release) -> list[FailedGate]:
-    """Return what is gone and not declared in `release.drop`.
-
-    Args:
-        change: What is new and what is gone.
-        source: Where it was, for people.
-        release: The release, with what it drops.
-    """
+    """Return what is gone and not declared in `release.drop`."""
     return [
         FailedGate(name, CONTENT_GATE, f"it is in {source}, and not in this release")
         for name in list_missing(change.removed, release.drop)
@@ -123,12 +117,7 @@ class CheckedGate(NamedTuple):
 def list_checked_gates(
     comparisons: Sequence[Comparison], gates: Mapping[str, float]
 ) -> list[CheckedGate]:
-    """Return every gate with a limit, for each recipe and target.
-
-    Args:
-        comparisons: All recipes and targets.
-        gates: The limits by gate.
-    """
+    """Return every gate with a limit, for each recipe and target."""
     return [
         CheckedGate(
             label=comparison.label,

@@ -56,14 +56,8 @@ def make_lock(
 ) -> LockFile:
     """Return a lock file. The same results give the same one on every machine.
 
-    Args:
-        recipes: The recipes of the plan.
-        plan: A plan whose stages all have results.
-        plan_state: The keys and artifacts of its stages.
-        store: The store with the results.
-        folder: The folder from which the paths of recipes are relative.
-        enforced: The lock file that the run enforced, which has the results of the search that a
-            locked run does not repeat.
+    All stages of the plan have results, and the paths of recipes are relative to `folder`. The lock file that the run
+    enforced has the results of the search, which a locked run does not repeat.
     """
     entries = {}
     for planned in sorted(recipes, key=lambda planned: planned.recipe.name):
@@ -155,10 +149,8 @@ class _RecipeResults:
     ) -> LockedTarget:
         """Return a target with its kernels and measurements.
 
-        Args:
-            resolved: The target, or the target of one part of the model.
-            target: The target that the recipe names.
-            enforced: Its entry in the lock file that the run enforced.
+        It may be the target of one part of the model, resolved from the one that the recipe names; `enforced` is its entry
+        in the lock file that the run enforced.
         """
         coverage = enforced.measured.coverage if enforced else None
         return LockedTarget(

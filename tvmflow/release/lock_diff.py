@@ -174,11 +174,7 @@ def _outputs(recipe: LockedRecipe, label: str) -> Mapping[str, str]:
 class _Measurement(NamedTuple):
     """A measurement of a lock file, and its presentation.
 
-    Attributes:
-        what: The kind of the difference.
-        field: The field of `Measurements`.
-        show: Formats a value.
-        relative: Whether the change is shown as a percentage, too.
+    `relative` shows the change as a percentage, too.
     """
 
     what: str

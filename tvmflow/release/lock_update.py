@@ -86,10 +86,7 @@ def select_task_stages(plan: Plan) -> Plan:
 def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
     """Return a plan without its search, with the schedules of a lock file in its place.
 
-    Args:
-        lock: The lock file.
-        plan: The plan of the recipes as they are now.
-        state: The results of at least the stages of `select_task_stages`.
+    The state has the results of at least the stages of `select_task_stages`.
     """
     recipes = dict(lock.recipes)
     uncovered: list[UncoveredKernels] = []
@@ -207,11 +204,7 @@ def import_lock(
 ) -> ImportResult:
     """Add the schedules of a lock file to a ledger, as trials of another device.
 
-    Args:
-        path: The lock file.
-        root: The ledger.
-        machine_class: This machine's class.
-        checker: Applies each trace to its kernel first; None to leave that to the tuning.
+    The `checker` applies each trace to its kernel first; without one, that is left to the tuning.
 
     Raises:
         RecipeError: when it is not a valid lock file.

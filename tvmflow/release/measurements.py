@@ -89,13 +89,7 @@ def make_measurements(
 ) -> MeasurementsFile:
     """Return the measured file of a release.
 
-    Args:
-        previous: Name of the previous release; empty if there is none.
-        comparisons: All recipes and targets.
-        content: What is new and what is gone.
-        gates: The limits that they met.
-        plan: The plan of the release.
-        artifacts: Its results by stage id.
+    `previous` is empty if there is no previous release.
     """
     sizes = {build.name: build.size_bytes for build in _list_builds(plan, artifacts)}
     libraries = compare_libraries(plan, artifacts)

@@ -48,12 +48,7 @@ NO_DETAILS: Final = Details()
 
 
 def describe_release(name: str, lock: LockFile) -> Page:
-    """Return the report: what a release has. The same lock file gives the same page.
-
-    Args:
-        name: Name of the release.
-        lock: The lock file of the release.
-    """
+    """Return the report: what a release has. The same lock file gives the same page."""
     return Page(
         kind="Release",
         title=name,
@@ -69,11 +64,7 @@ def describe_measurements(
 ) -> Page:
     """Return the page with the measurements of a release beside those of the previous one.
 
-    Args:
-        name: Name of the release.
-        lock: The lock file of the release.
-        file: Its measurements.
-        details: What the store knows; without it, the kernels in the lock file are shown.
+    Without `details`, which are what the store knows, the kernels in the lock file are shown.
     """
     comparisons = {comparison.label: comparison for comparison in read_comparisons(file)}
     builds = {build.name: build for build in _read_builds(file)}
@@ -289,11 +280,7 @@ _SHOWN_NAMES: Final = 3
 def compare_page(page: Page, before: Side, after: Side, store: LocalStore) -> Page:
     """Return a page whose builds are compared with those of another side, instead of with what they were.
 
-    Args:
-        page: The page.
-        before: What it is compared with.
-        after: What it is about.
-        store: The store, which has what the stages of runs depended on.
+    The store has what the stages of runs depended on.
 
     Raises:
         UsageError: Both are the same, or have no build in common.

@@ -120,9 +120,7 @@ def _read_verified(folder: Path, about: str) -> PreviousRelease:
 def find_problems(folder: Path, about: str) -> Iterator[str]:
     """Yield what is wrong with a release: files, checksums, measurements, statements and signatures.
 
-    Args:
-        folder: The folder of the release.
-        about: Its name and version, which its statements must give.
+    `about` is its name and version, which its statements must give.
     """
     trusted = _trusted_keys(folder / RELEASE_STATEMENT)
     for problem, statement in _read_statement(folder, RELEASE_STATEMENT, about, trusted):

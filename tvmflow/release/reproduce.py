@@ -67,10 +67,7 @@ def find_difference(first: bytes, second: bytes, depth: int = 0) -> Difference |
     Archives (zip, tar, ar) are compared by member, ELF files by section and symbol, JSON by path,
     safetensors by tensor, text by line, and everything else by byte.
 
-    Args:
-        first: The one content.
-        second: The other content.
-        depth: The number of archives that both are nested in.
+    `depth` is the number of archives that both are nested in.
     """
     if first == second:
         return None
@@ -376,13 +373,7 @@ def build_again(
 ) -> ReproducibilityReport:
     """Build a plan in each of `ENVIRONMENTS` and compare the files of its stages.
 
-    Args:
-        arguments: The arguments of `run` that select what is built.
-        lock: The lock file that the builds enforce.
-        plan: The plan; it is up to date in `store`.
-        store: The store with the reference results.
-        folder: An existing folder for the builds.
-        on_build: Called with the number of each build before it starts.
+    The plan is up to date in `store`; `on_build` gets the number of each build before it starts.
 
     Raises:
         StageError: when a build ends before its files can be compared.

@@ -71,14 +71,7 @@ def spend_budget(
 ) -> list[TuningProgress]:
     """Tune until the budget is spent or no round gains anything.
 
-    Args:
-        specs: The `tune` stages of all recipes and targets.
-        budget: How many trials or minutes are spent, and in which rounds.
-        tune: Runs one of the stages.
-        on_round: Called after each round.
-
-    Returns:
-        The progress of each stage, in the order of `specs`.
+    Return the progress of each stage of `specs`; `on_round` is called after each round.
     """
     progress = {spec.id: TuningProgress(spec, spec.settings["tune"]["trials"]) for spec in specs}
     started = time.monotonic()

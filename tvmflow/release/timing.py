@@ -35,11 +35,6 @@ def time_alternately(current: Path, previous: Path, locks: Path) -> LatencyPair 
     """Return the latencies of two bundles, or the reason why they cannot be measured here.
 
     They run in a process of their own, with exclusive use of this machine's CPU and GPU.
-
-    Args:
-        current: The new bundle.
-        previous: The bundle of the previous release.
-        locks: The folder of the device locks.
     """
     command = module_command(__name__, str(current), str(previous))
     _log.debug("timing %s and %s alternately", current, previous)

@@ -69,24 +69,12 @@ class BlobStore:
         return False
 
     def add(self, path: str) -> str:
-        """Move a file into the store and return its digest.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Move a file into the store and return its digest."""
         with disk_errors(self._folder.root):
             return self.add_file("", path).digest
 
     def add_file(self, name: str, path: str) -> StoredFile:
-        """Move a file of an artifact into the store.
-
-        Args:
-            name: The name of the file within its artifact.
-            path: Where it is now.
-
-        Raises:
-            OSError: when the disk is full or not writable.
-        """
+        """Move a file of an artifact into the store."""
         sync(path)
         digest, size = hash_file(path), os.stat(path).st_size
         target = self.path(digest)
@@ -118,9 +106,6 @@ class BlobStore:
         """Return a path for a new file on the disk of the store.
 
         A killed process leaves it to the next run, which removes it.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
         """
         with disk_errors(self._folder.root):
             return self._folder.temporary_path()

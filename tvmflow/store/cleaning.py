@@ -22,13 +22,8 @@ _SELECTED: Final = ("actions", "cas", "downloads", "spool")
 class Cleaning(NamedTuple):
     """The extent of a cleaning, done or not.
 
-    Attributes:
-        results: The number of results that are removed.
-        bytes: The bytes that are freed.
-        trial_bytes: How many of them are measured trials.
-        kept_results: The number of results that pins need.
-        kept_bytes: The size of those, with their blobs and downloads.
-        pins: The names of these pins: of lock files and releases.
+    `trial_bytes` of the freed bytes are measured trials. The size of what is kept, because pins need it, includes
+    blobs and downloads.
     """
 
     results: int
@@ -42,10 +37,7 @@ class Cleaning(NamedTuple):
 def clean_store(store: LocalStore, *, ledger: bool, dry_run: bool = False) -> Cleaning:
     """Remove all results that no lock file and no release needs, and notes, logs and leftovers.
 
-    Args:
-        store: The store.
-        ledger: Remove the measured trials, too, which may have cost hours.
-        dry_run: Only return what would be removed.
+    `ledger` removes the measured trials, too, which may have cost hours; `dry_run` only returns what would be removed.
 
     Raises:
         StoreError: while a run is using the store; for a pin that cannot be read, because what it

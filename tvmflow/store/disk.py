@@ -64,11 +64,7 @@ class StoreFolder:
         return None
 
     def make_folder(self, path: str) -> None:
-        """Make a folder in the store; whatever else is in its place is set aside.
-
-        Raises:
-            OSError: when the disk is full or not writable.
-        """
+        """Make a folder in the store; whatever else is in its place is set aside."""
         try:
             os.makedirs(path, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
@@ -80,22 +76,14 @@ class StoreFolder:
             os.makedirs(path, exist_ok=True)
 
     def make_way(self, path: str) -> None:
-        """Make the folder of a file that is to be written, and set aside what is there and no regular file.
-
-        Raises:
-            OSError: when the disk is full or not writable.
-        """
+        """Make the folder of a file that is to be written, and set aside what is there and no regular file."""
         self.make_folder(os.path.dirname(path))
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISREG(os.lstat(path).st_mode):
                 self.set_aside(path)
 
     def open_lock(self, path: str) -> int:
-        """Return a descriptor of a lock file in the store, made if it is not there.
-
-        Raises:
-            OSError: when the disk is full, or the file is another user's and may not be opened.
-        """
+        """Return a descriptor of a lock file in the store, made if it is not there."""
         # Asked once: whoever holds the lock may remove the file at any time, which is no damage.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not stat.S_ISREG(os.lstat(path).st_mode) and not os.path.isfile(path):
@@ -122,13 +110,7 @@ class StoreFolder:
     def write(self, data: bytes, target: str, *, flush: bool) -> None:
         """Write a file completely or not at all.
 
-        Args:
-            data: The content.
-            target: The path; its folder is created where necessary.
-            flush: Have file and folder on the disk before returning.
-
-        Raises:
-            OSError: when the disk is full or not writable.
+        `flush` has file and folder on the disk before returning.
         """
         for attempts_left in reversed(range(_ATTEMPTS)):
             temporary = self.temporary_path()

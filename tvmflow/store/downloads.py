@@ -232,10 +232,9 @@ def download(
 
 
 def _download_within(limit_s: float, job: _Job, retries: int, backoff_s: float) -> str:
-    """Download a file in a thread that can be abandoned: name resolution and slow servers know no limit.
+    """Return the digest of a file downloaded in a thread that can be abandoned.
 
-    Returns:
-        The digest of the file.
+    Name resolution and slow servers know no limit.
     """
     try:
         return call_within(limit_s, lambda: _download_part(job, retries, backoff_s))

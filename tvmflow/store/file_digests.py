@@ -67,10 +67,6 @@ class FileDigests:
 
         Stamps and digests of all of them are in one note, so that only those that changed are read.
 
-        Args:
-            folder: The folder.
-            names: The paths of the files in it, with slashes.
-
         Raises:
             OSError: when one cannot be read.
         """
@@ -101,12 +97,7 @@ class FileDigests:
 
 
 def find_files(store: LocalStore, digest: str) -> list[str]:
-    """Return the paths of files that had a digest when they were last read, and are unchanged since.
-
-    Args:
-        store: The store whose notes are searched.
-        digest: The sha256 (hex).
-    """
+    """Return the paths of files that had a digest when they were last read, and are unchanged since."""
     paths = []
     for name in store.notes.list("stats"):
         note = store.notes.read("stats", name)

@@ -118,11 +118,6 @@ def preview_collection(
 ) -> Collection:
     """Return what a garbage collection would remove. Writes nothing.
 
-    Args:
-        store: The store.
-        limits: What unused results are allowed.
-        inventory: The inventory, if it was taken already.
-
     Raises:
         StoreError: for a pin that cannot be read, because what it needs is not known.
     """
@@ -288,11 +283,7 @@ def find_leftovers(
 ) -> Iterator[Candidate]:
     """Yield the leftovers in a store.
 
-    Args:
-        root: The store.
-        max_age_s: How long unused results may stay.
-        now_ns: The time that ages are counted from.
-        horizon_ns: Nothing that changed from then on is a leftover.
+    Ages are counted from `now_ns`; nothing that changed from `horizon_ns` on is a leftover.
     """
     leftover_age_s = min(_LEFTOVER_AGE_S, max_age_s)
     rules = (
@@ -445,8 +436,7 @@ class Limits(NamedTuple):
 class EvictionPlan:
     """The parts of a store that are removed, in order.
 
-    Attributes:
-        bytes_left: The size of the store after the evictions so far; whoever removes keeps it up to date.
+    Whoever removes keeps `bytes_left` up to date, the size of the store after the evictions so far.
     """
 
     def __init__(

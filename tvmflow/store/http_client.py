@@ -103,10 +103,7 @@ def read_pieces(
 ) -> Iterator[bytes]:
     """Yield the bytes of a source in pieces.
 
-    Args:
-        source: The source.
-        max_bytes: How many bytes are accepted.
-        limit_s: How long they may take, which is checked after each piece.
+    At most `max_bytes` are accepted; `limit_s` is checked after each piece.
 
     Raises:
         TransferError: when they end too early, or one of the limits is exceeded.
@@ -133,13 +130,7 @@ def read_pieces(
 
 
 class Answer:
-    """The answer to a request: its status and header, and a source of its bytes.
-
-    Attributes:
-        status: Its status.
-        reason: What the server says of the status.
-        headers: Its header.
-    """
+    """The answer to a request: its status and header, and a source of its bytes."""
 
     def __init__(
         self, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
@@ -227,10 +218,7 @@ def header_count(text: str) -> int | None:
 class HttpClient:
     """Sends requests. Safe to use from several threads.
 
-    Args:
-        timeout_s: How long to wait for a connection, and for each piece of an answer.
-        max_idle: How many connections are kept for further requests.
-        uses_proxies: Requests go through the proxies of the environment.
+    At most `max_idle` connections are kept for further requests; `uses_proxies` means those of the environment.
     """
 
     def __init__(self, timeout_s: float, *, max_idle: int = 0, uses_proxies: bool = True) -> None:
@@ -393,9 +381,7 @@ def _origin(url: str) -> tuple[str, str]:
 def redirect_target(url: str, location: str) -> str:
     """Return the URL that a server redirects to.
 
-    Args:
-        url: The URL that was requested.
-        location: The header `Location` of the answer, which may be anything.
+    The header `location` of the answer may be anything.
 
     Raises:
         DownloadError: when it is not a URL, or must not be followed.

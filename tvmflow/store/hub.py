@@ -64,11 +64,7 @@ class HubEntry(NamedTuple):
 class Snapshot(NamedTuple):
     """A repository at one commit.
 
-    Attributes:
-        commit: The full hash.
-        license: The license as its page states it; empty for none.
-        is_gated: Whoever downloads its files must have accepted its terms.
-        files: The files by path.
+    The license is as its page states it; empty for none. Whoever downloads files of a gated one must have accepted its terms.
     """
 
     commit: str

@@ -58,10 +58,7 @@ def check_integrity(
 
     Runs may be active meanwhile: they make again what they miss.
 
-    Args:
-        store: The store.
-        progress: Called with each blob.
-        checks: See `find_damaged_files`.
+    The progress gets each blob; `find_damaged_files` has more of the `checks`.
 
     Raises:
         StoreError: while a garbage collection is active.
@@ -197,10 +194,7 @@ def repair_store(
 ) -> list[Step]:
     """Put right what is damaged in a store, as far as that is possible without running anything.
 
-    Args:
-        store: The store.
-        progress: Called with each blob.
-        checks: See `find_damaged_files`.
+    See `check_integrity` for the arguments.
 
     Raises:
         StoreError: while a garbage collection is active, or when the disk is full or not writable.
@@ -272,10 +266,7 @@ _KINDS: Final[Mapping[str, str]] = {
 class DamagedFile(NamedTuple):
     """A file or folder of a store that is not what it should be.
 
-    Attributes:
-        kind: What it should be: `note`, `pin`, `lock`, `folder`, `format`, ….
-        name: Its path in the store.
-        reason: What is wrong with it.
+    It should be of a kind: `note`, `pin`, `lock`, `folder`, `format`, ….
     """
 
     kind: str
@@ -288,9 +279,7 @@ def find_damaged_files(
 ) -> Iterator[DamagedFile]:
     """Yield what is damaged, apart from the contents of results, blobs and trials. Changes nothing.
 
-    Args:
-        store: The store.
-        checks: How the files of further folders are checked, by the name of the folder.
+    `checks` has how the files of further folders are checked, by the name of the folder.
     """
     root = Path(store.root)
     if store.condition() == "damaged":

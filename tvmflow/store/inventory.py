@@ -96,10 +96,6 @@ def require_store(store: LocalStore) -> LocalStore:
 def take_inventory(store: LocalStore, *, skip_damaged_pins: bool = False) -> Inventory:
     """Read every action record and list every blob.
 
-    Args:
-        store: The store.
-        skip_damaged_pins: Leave out a pin that cannot be read.
-
     Raises:
         StoreError: for a pin that cannot be read, because what it needs is not known.
     """

@@ -66,9 +66,7 @@ def _create_lease(folder: str) -> tuple[str, int]:
 def active_runs(root: str, *, remove_stale: bool = False) -> list[int]:
     """Return when each active run began (ns).
 
-    Args:
-        root: The store.
-        remove_stale: Remove the leases that killed processes left.
+    `remove_stale` removes the leases that killed processes left.
     """
     folder = f"{root}/runs"
     began = []
@@ -147,11 +145,7 @@ class SharedLease:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[int]:
-        """Hold the lease while the block runs, and give when it began (ns).
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Hold the lease while the block runs, and give when it began (ns)."""
         with self._mutex:
             if not self._holders:
                 self._held, self._descriptor = self._acquire()
@@ -212,11 +206,7 @@ class Claim:
 
 @contextlib.contextmanager
 def claim(folder: StoreFolder, key: str) -> Iterator[Claim]:
-    """Wait until no other process works on a key, then hold its claim while the block runs.
-
-    Raises:
-        StoreError: when the disk is full or not writable.
-    """
+    """Wait until no other process works on a key, then hold its claim while the block runs."""
     claimed = Claim(f"{folder.root}/work/{key}")
     with disk_errors(folder.root):
         descriptor = _lock_folder(folder, claimed.folder)

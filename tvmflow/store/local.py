@@ -187,20 +187,12 @@ class LocalStore:
             self.notes.write(FORMAT, "format")
 
     def write_file(self, path: str, content: bytes) -> None:
-        """Write a file of the store completely or not at all; what is in its place and no file is set aside.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Write a file of the store completely or not at all; what is in its place and no file is set aside."""
         with disk_errors(self.root):
             self._folder.write(content, path, flush=False)
 
     def make_way(self, path: str) -> None:
-        """Make the folder of a file in the store, and set aside what is in its place and no file.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Make the folder of a file in the store, and set aside what is in its place and no file."""
         with disk_errors(self.root):
             self._folder.make_way(path)
 
@@ -274,11 +266,7 @@ class LocalStore:
         return self._lease.hold()
 
     def claim(self, key: str) -> contextlib.AbstractContextManager[Claim]:
-        """Wait until no other process works on a key, then hold its claim while the block runs.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Wait until no other process works on a key, then hold its claim while the block runs."""
         return leases.claim(self._folder, key)
 
     def release(self, claim: Claim) -> None:
@@ -295,15 +283,7 @@ class LocalStore:
     ) -> Artifact:
         """Move the output files of a claim into the store and publish the result in one step.
 
-        Args:
-            claim: The claim on the key; it is released.
-            key: The key with its pre-image.
-            facts: Small values for people.
-            seconds: How long the stage ran.
-            stage_id: The stage that first needed it, for people.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
+        The claim is released; the facts, and the stage that first needed the result, are for people.
         """
         self._lease.follow_clock(time.time_ns())
         with disk_errors(self.root):
@@ -322,11 +302,7 @@ class LocalStore:
         return Artifact(key.digest, files, facts)
 
     def adopt(self, key: str, record: ActionRecord) -> None:
-        """Publish a result of another store, whose blobs have been added.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Publish a result of another store, whose blobs have been added."""
         with disk_errors(self.root):
             self._write(key, record)
 

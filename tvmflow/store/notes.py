@@ -72,11 +72,7 @@ class Notes:
             return None
 
     def write(self, text: str, *names: str) -> None:
-        """Write a note completely or not at all.
-
-        Raises:
-            StoreError: when the disk is full or not writable.
-        """
+        """Write a note completely or not at all."""
         with disk_errors(self._folder.root):
             content = seal(text, *names) if names[0] in _SEALED else text
             self._folder.write(content.encode(), self.path(*names), flush=False)

@@ -58,18 +58,8 @@ def add_pin(
 ) -> list[str]:
     """Keep results and blobs until the pin is removed.
 
-    Args:
-        store: The store.
-        name: What needs them, for people; another pin of that name is replaced.
-        keys: The keys of results.
-        digests: Blobs that are needed beside them.
-        file: The lock file that the pin belongs to: once it does not exist any more, the pin may be removed.
-
-    Returns:
-        The keys and digests that are not in the store.
-
-    Raises:
-        StoreError: when the disk is full or not writable.
+    Return the keys and digests that are not in the store. Another pin of the name is replaced. Once its lock
+    `file` does not exist any more, the pin may be removed.
     """
     pin = Pin(name, tuple(sorted(set(keys))), tuple(sorted(set(digests))), file)
     # first the note, then the marks of use: a collection that has not read the note sees the marks
@@ -128,10 +118,6 @@ def update_recipe_pins(store: LocalStore, origins: Iterable[RecipeOrigin]) -> No
 
 def list_pins(store: LocalStore, *, skip_damaged: bool = False) -> list[Pin]:
     """Return the pins of recipes, then those of lock files and releases, by name.
-
-    Args:
-        store: The store.
-        skip_damaged: Leave out a pin that cannot be read.
 
     Raises:
         StoreError: for a pin that cannot be read, because what it needs is not known.

@@ -79,11 +79,7 @@ def fetch_file(
 
 
 class UnpinnedFiles(RecipeError):
-    """Files at addresses that the recipe does not pin; the remedy has the digests that they have now.
-
-    Args:
-        files: Each with its path and its digest.
-    """
+    """Files at addresses that the recipe does not pin; the remedy has the digests that they have now."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         self.files = tuple(files)
@@ -199,9 +195,7 @@ class SourceFiles:
     def check_complete(self, named: Sequence[InputFile], unnamed: Sequence[InputFile]) -> None:
         """Check that a model has no file that its recipe does not name.
 
-        Args:
-            named: The files that the recipe names, the model's own one first.
-            unnamed: The others that the model consists of.
+        The model's own file is the first of those that are named.
 
         Raises:
             RecipeError: when there is one; the remedy has the digests that they have now.

@@ -28,13 +28,8 @@ class StageUsage(NamedTuple):
 class RecipeUsage(NamedTuple):
     """The results that a recipe was up to date with the last time, with blobs that others may share.
 
-    Attributes:
-        name: The recipe.
-        results: How many of its results are in the store.
-        bytes: The size of them.
-        age_s: How long they were not used.
-        missing: How many of its results are missing or incomplete; its next run makes them.
-        stages: The same by kind of stage.
+    Of its results, `missing` are not there or incomplete, and its next run makes them; `stages` has the same by
+    kind of stage.
     """
 
     name: str
@@ -68,14 +63,8 @@ class UsageRow(NamedTuple):
 class StoreUsage(NamedTuple):
     """The usage of a whole store in bytes.
 
-    Attributes:
-        root: The store.
-        bytes: Its size without measured trials.
-        ledger_bytes: The size of the measured trials.
-        recipes: The usage by recipe.
-        rows: What else is in it.
-        collectable_bytes: What a garbage collection would free.
-        unused_bytes: What a garbage collection would free that keeps no unused results.
+    `bytes` is without the measured trials; `collectable_bytes` is what a garbage collection would free, and
+    `unused_bytes` what one would that keeps no unused results.
     """
 
     root: str

@@ -42,9 +42,7 @@ REMOTE_CACHES: Final[dict[str, Opener]] = {
 def open_remote_cache(url: str, *, timeout_s: float = 10.0) -> RemoteCache:
     """Return the remote cache with a URL, or in a folder. No request is sent yet.
 
-    Args:
-        url: A URL of one of `REMOTE_CACHES`, or the path of a folder.
-        timeout_s: How long to wait for each answer.
+    The URL is one of `REMOTE_CACHES`, or the path of a folder.
 
     Raises:
         UsageError: when the URL is not valid.

@@ -111,12 +111,7 @@ class NoObject(Exception):
 class ObjectSource:
     """The bytes of an object from a position on.
 
-    Args:
-        answer: What the library returned; None for no bytes.
-        total: The size of the whole object.
-        timeout_s: The limit of the transfer, for messages.
-        start: The position.
-        validator: Its ETag; empty for none.
+    Without an `answer`, it has no bytes; the ETag is empty for none.
     """
 
     def __init__(
@@ -144,11 +139,7 @@ class ObjectSource:
 def open_object(url: str, offset: int, validator: str, timeout_s: float) -> ObjectSource:
     """Return an object from a position on; from its beginning when it is another one than before.
 
-    Args:
-        url: Its URL.
-        offset: How many bytes have arrived.
-        validator: The ETag of the object that they are from.
-        timeout_s: How long to wait for an answer.
+    `offset` bytes have arrived, of an object with the ETag `validator`.
 
     Raises:
         ImportError: when obstore is not installed.
@@ -176,10 +167,7 @@ def open_object(url: str, offset: int, validator: str, timeout_s: float) -> Obje
 def open_bucket(url: str, timeout_s: float, transfer_timeout_s: float) -> Any:
     """Return obstore's handle of a bucket, or of a folder in it.
 
-    Args:
-        url: The URL, without credentials.
-        timeout_s: The limit of connecting, and of attempts that are repeated.
-        transfer_timeout_s: The limit of each transfer.
+    The URL is without credentials; `timeout_s` limits connecting and repeated attempts, `transfer_timeout_s` each transfer.
 
     Raises:
         ImportError: when obstore is not installed.

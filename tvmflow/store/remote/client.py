@@ -38,14 +38,7 @@ _LONGEST_WAIT_S: Final = 30.0
 class Traffic(NamedTuple):
     """The transfers between a store and its remote cache in one run.
 
-    Attributes:
-        address: The remote cache.
-        fetched: How many results were fetched.
-        fetched_bytes: How many bytes that took.
-        uploaded: How many results were uploaded.
-        uploaded_bytes: How many bytes that took.
-        waiting: How many items have yet to be uploaded.
-        problems: What was reported to the user.
+    `waiting` items have yet to be uploaded; `problems` is what was reported to the user.
     """
 
     address: str
@@ -58,21 +51,10 @@ class Traffic(NamedTuple):
 
 
 class RemoteCacheClient:
-    """The client of one remote cache for the length of a run. Safe to use from several threads.
-
-    Attributes:
-        connection: The remote cache.
-        uploader: Uploads results, by default in the background.
-        reader: Fetches results.
-    """
+    """The client of one remote cache for the length of a run. Safe to use from several threads."""
 
     def __init__(self, connection: RemoteConnection, are_valid_facts: FactsCheck) -> None:
-        """Create a client.
-
-        Args:
-            connection: The remote cache; it is closed when the client finishes.
-            are_valid_facts: Returns whether the facts of a fetched result may be shown.
-        """
+        """Create a client."""
         self.connection = connection
         self.reader = ResultReader(connection, are_valid_facts)
         self.uploader = Uploader(connection, self.reader.needs_repair)
@@ -101,9 +83,7 @@ class RemoteCacheClient:
     def finish(self, run_s: float = 0.0, *, is_cancelled: bool = False) -> None:
         """Wait a limited time for uploads, then close the connection.
 
-        Args:
-            run_s: How long the run took, of which the wait is a part if the access does not limit it.
-            is_cancelled: Do not wait.
+        The wait is a part of `run_s`, the time that the run took, if the access does not limit it.
         """
         wait_s = self.connection.access.wait_s
         if wait_s is None:
@@ -191,8 +171,7 @@ class ResultSender:
     def upload(self, key: str) -> int:
         """Upload a result, its blobs first.
 
-        Returns:
-            How many bytes that took; 0 when the remote cache has the result.
+        Return how many bytes that took; 0 when the remote cache has the result.
 
         Raises:
             NotInStore: when the local store does not have it (any more).

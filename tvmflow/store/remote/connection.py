@@ -63,12 +63,7 @@ class Access(NamedTuple):
 class RemoteConnection:
     """One remote cache for the length of a run or a command. Safe to use from several threads.
 
-    Attributes:
-        cache: The remote cache.
-        store: The local store behind which it is.
-        access: What is done with it.
-        reads: The circuit breaker of what is fetched.
-        writes: The circuit breaker of what is uploaded.
+    Fetches and uploads have a circuit breaker each: `reads` and `writes`.
     """
 
     def __init__(
@@ -281,9 +276,7 @@ class CircuitBreaker:
     def call(self, request: Callable[[], T], limit_s: float = math.inf) -> T:
         """Return what a request returns, with a few attempts.
 
-        Args:
-            request: The request.
-            limit_s: The limit of an attempt as a whole, from the look-up of the host name on.
+        `limit_s` is the limit of one attempt as a whole, from the look-up of the host name on.
 
         Raises:
             Unreachable: when it fails, or the breaker is open.

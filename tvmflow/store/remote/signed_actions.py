@@ -113,11 +113,7 @@ def find_action(
 ) -> VerifiedAction | None:
     """Return the verified action of a key; None when the remote cache has none.
 
-    Args:
-        connection: The remote cache.
-        key: The key.
-        circuit_breaker: What its requests go through.
-        on_files: Called with the files that the action lists before it is verified.
+    `on_files` gets the files that the action lists before it is verified.
 
     Raises:
         InvalidAction: when it is rejected.
@@ -145,11 +141,8 @@ def verify_action(
 ) -> VerifiedAction:
     """Return the action of a key, after verifying it.
 
-    Args:
-        key: The requested key.
-        files: The output files of the `ActionResult`.
-        envelope: The content of `tvmflow/action.json`.
-        trusted: The keys one of which must have signed it; with none, any action is accepted.
+    The envelope is the content of `tvmflow/action.json`. One of the trusted keys must have signed it; with none, any
+    action is accepted.
 
     Raises:
         Untrusted: when nothing but a signature is missing.
