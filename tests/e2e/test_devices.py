@@ -107,10 +107,11 @@ def test_a_killed_run_resumes_with_the_trials_of_the_devices(
     assert len(board.trials()) == len(set(board.trials())) == 16
 
 
-def test_a_missing_tracker_is_reported(board: Project) -> None:
+def test_a_missing_tracker_is_reported(project: Project) -> None:
     """Exit code 4, the address, and where it was set; stages without a device are run."""
-    board.environment[TRACKER_VARIABLE] = NOWHERE
-    failed = board.tvmflow("run", "tiny.yaml")
+    project.environment[TRACKER_VARIABLE] = NOWHERE
+    project.write_recipe(trials=6, targets=[BOARD])
+    failed = project.tvmflow("run", "tiny.yaml")
     assert failed.code == EXIT_ENVIRONMENT
     assert "Traceback" not in failed.out + failed.err
     assert f"tune/board: blocked: the RPC tracker at {NOWHERE} cannot be used: " in failed.out

@@ -107,7 +107,7 @@ release: {version: "1.0", folder: releases}
 """
 
 
-@pytest.mark.parametrize("command", ["lock", "run"])
+@pytest.mark.parametrize("command", [pytest.param("lock", marks=pytest.mark.slow), "run"])
 def test_garbage_collection_before_the_pin_keeps_the_results_of_this_run(
     project: Project, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

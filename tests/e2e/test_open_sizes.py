@@ -108,6 +108,15 @@ def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
     assert wrong.code == 2 and "its sizes are 1 to 40" in wrong.err
     check_project(project.folder / "dist/tiny/host")
 
+
+@pytest.mark.slow
+def test_another_range_builds_again_and_another_size_to_tune_at_imports_nothing(
+    open_project: Project,
+) -> None:
+    """Results of earlier ranges stay."""
+    project = open_project
+    project.edit_recipe("[bundle, cpp]", "[bundle]")
+    assert project.run().code == 0
     project.edit_recipe("tune_at: [16]", "tune_at: [8]")
     tuned = project.run()
     assert "import" not in tuned.ran and "verify/host" in tuned.ran, tuned.ran

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import Project, Ran
+from tvmflow.cli import main
 
 RELEASE = """\
 pipeline: 1
@@ -141,12 +142,16 @@ def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) ->
     ],
 )
 def test_a_mistake_in_a_pipeline_is_reported_with_its_position(
-    project: Project, change: str, message: str
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+    message: str,
 ) -> None:
     pipeline(project, f"pipeline: 1\nname: all\nstages: [import, build, export]\n{change}\n")
-    wrong = project.tvmflow("plan", "all.yaml")
-    assert wrong.code == 2
-    assert message in wrong.err, wrong.err
+    monkeypatch.chdir(project.folder)
+    assert main.main(["plan", "all.yaml"]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -62,3 +62,4 @@ def test_a_folder_of_device_locks_that_cannot_be_written_is_named_with_its_remed
     stage = stopped.stages["import"]
     assert stage["message"].startswith("the devices of this machine cannot be locked: /sys: ")
     assert stage["fix"] == "set $XDG_RUNTIME_DIR to a folder of your own, or unset it"
+    assert not (project.folder / "dist").exists()
