@@ -23,7 +23,7 @@ from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
-from tvmflow.compiler.cpu_model import converts_float16, is_cpu
+from tvmflow.compiler.cpu_model import converts_float16, find_factor_lanes, is_cpu
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -129,6 +129,57 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
         for number in range(0, end, stride)
     ]
     return tirx.Shuffle(vectors, places)
+
+
+# ---------------------------------------------------------------- factors in lanes
+# Loads of single factors of whole vectors, as a tile of a matrix product has them: four factors that
+# lie together become one load, where an instruction takes any lane of a vector as its factor.
+#
+# LLVM 22 loads each by itself. On a Neoverse N1, a tile of 7 x 2 vectors takes 29 cycles in place of 39.
+
+
+def take_factors_from_lanes() -> tvm.transform.Pass:
+    """Return a pass that loads factors of whole vectors together, for CPUs that take one from a lane."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        target = function.attrs.get("target")
+        lanes = find_factor_lanes(target.attrs) if target is not None else 0
+        if not lanes:
+            return function
+        analyzer = tvm.sym.Analyzer()
+        for loop in find_nodes(function.body, tirx.For):
+            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+
+        def take(factor: tirx.Broadcast) -> Any:
+            return _take_from_lane(factor, lanes, analyzer)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, take)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="TakeFactorsFromLanes")
+
+
+def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
+    """Return a vector of one loaded number, selected from a vector whose place is a multiple of its lanes.
+
+    It is the same expression where the lane is not known, or the tensor may end within that vector.
+    """
+    load = factor.value
+    is_load = isinstance(load, tvm.ir.TensorLoad) and str(load.source.dtype) == "float32"
+    if not is_load or _as_number(factor.lanes) != lanes:
+        return factor
+    *outer, index = load.indices
+    lane = _find_rest(index, lanes, analyzer)
+    if lane is None or _find_rest(load.source.ty.shape[-1], lanes, analyzer) != 0:
+        return factor
+    start = analyzer.simplify(index - lane)
+    vector = tirx.BufferLoad(load.source, [*outer, tirx.Ramp(start, 1, lanes)])
+    return tirx.Shuffle([vector], [lane] * lanes)
+
+
+def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:
+    """Return an integer modulo a number; None where it is not always the same."""
+    steps = analyzer.modular_set(value)
+    return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 
 
 # ---------------------------------------------------------------- stack lets
@@ -618,6 +669,7 @@ CPU_PASSES: Final = (
     s_tir.transform.RenormalizeSplitPattern,
     tirx.transform.StmtSimplify,
     shuffle_strided_loads,
+    take_factors_from_lanes,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,

@@ -41,6 +41,10 @@ MAX_TILE_POINTS: Final = 28
 MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
+_ARM64: Final = ("aarch64", "arm64")
+_NEON_LANES: Final = 4
+# The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
+_PACKED_VECTORS: Final = 4
 
 # CPUs differ little in the size of the first-level cache, and in how fast they read the second.
 _L1_BYTES: Final = 1 << 15
@@ -106,7 +110,7 @@ def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
     if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
         # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
         return "uint8" if features & {"avx512vl", "avxvnni"} else None
-    return "int8" if arch in ("aarch64", "arm64") and "dotprod" in features else None
+    return "int8" if arch in _ARM64 and "dotprod" in features else None
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -119,15 +123,23 @@ def converts_float16(target: tvm.target.Target) -> bool:
     arch = str(target.attrs.get("mtriple", "")).partition("-")[0]
     if arch not in ("", "x86_64", "i386", "i686"):
         # TVM crashes when it is asked for the features of a triple that LLVM does not know.
-        return arch in ("aarch64", "arm64")
+        return arch in _ARM64
     return "f16c" in map(str, codegen.llvm_get_cpu_features(target))
 
 
 def masks_vectors(target: tvm.target.Target) -> bool:
     """Return whether a CPU loads and stores some lanes of a vector in one instruction."""
-    arch = str(target.attrs.get("mtriple", "")).partition("-")[0]
     # TVM crashes when it is asked for the features of a triple that LLVM does not know
-    return arch in ("", "x86_64") and "avx" in map(str, codegen.llvm_get_cpu_features(target))
+    return _arch(target.attrs) in ("", "x86_64") and "avx" in map(str, codegen.llvm_get_cpu_features(target))
+
+
+def find_factor_lanes(target: Mapping[str, Json]) -> int:
+    """Return the float32 values of a vector of which instructions take any lane as a factor; 0 without such."""
+    return _NEON_LANES if _arch(target) in _ARM64 else 0
+
+
+def _arch(target: Mapping[str, Json]) -> str:
+    return str(target.get("mtriple", "")).partition("-")[0]
 
 
 class CpuModel(NamedTuple):
@@ -143,6 +155,7 @@ class CpuModel(NamedTuple):
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
+        factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
     """
 
     lanes: int
@@ -154,6 +167,7 @@ class CpuModel(NamedTuple):
     dot_dtype: str | None = None
     bfloat16_arch: str | None = None
     has_fma: bool = False
+    factor_lanes: int = 0
 
     @property
     def cached_weight_bytes(self) -> int:
@@ -164,6 +178,14 @@ class CpuModel(NamedTuple):
     def cached_data_bytes(self) -> int:
         """The data that stay in the second-level cache while weights pass through it."""
         return self.l2_bytes // 2
+
+    @property
+    def packed_columns(self) -> int:
+        """The columns of packed weights that lie together.
+
+        With small caches of few ways, rows of a tile that lie in several places evict each other.
+        """
+        return self.lanes * (_PACKED_VECTORS if self.factor_lanes else 1)
 
     @property
     def unspilled_registers(self) -> int:
@@ -202,7 +224,7 @@ class CpuModel(NamedTuple):
         tvm_target = tvm.target.Target(dict(target))
         if not is_cpu(tvm_target):
             return None
-        arch = str(target.get("mtriple", "")).partition("-")[0]
+        arch = _arch(target)
         features = {str(name) for name in codegen.llvm_get_cpu_features(tvm_target)}
         dot_dtype = _find_dot_dtype(arch, features)
         bfloat16_arch = _find_bfloat16_arch(arch, features)
@@ -215,9 +237,10 @@ class CpuModel(NamedTuple):
             return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype, has_fma=has_fma)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
-        if arch in ("aarch64", "arm64"):
-            neon = cls(4, 32, 1 << 19, _CORES, has_fma=True)
-            return neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+        if arch in _ARM64:
+            neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
+            neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+            return neon._replace(factor_lanes=find_factor_lanes(target))
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

@@ -145,9 +145,14 @@ class _MatmulPacker(MainRewriter):
         sizes = sizes_of(data)
         return None if sizes is None or is_open(sizes[-2]) else rows, padded
 
+    def _choose_packed_columns(self, columns: int) -> int:
+        cpu = self._context.cpu
+        assert cpu is not None, "weights are packed for a CPU model"
+        return cpu.lanes if columns % cpu.packed_columns else cpu.packed_columns
+
     def _pack(self, weights: Any, padded_columns: int, dtype: str) -> Any:
-        block = self._context.lanes
         weights = self.pad_to_multiples(weights, [1, padded_columns])
         depth, columns = ir.known_shape(weights)
+        block = self._choose_packed_columns(columns)
         packed = self.rearrange(weights, [depth, columns // block, block], [1, 0, 2])
         return self.cast(packed, dtype)

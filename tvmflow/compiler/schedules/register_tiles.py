@@ -295,7 +295,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     schedule.vectorize(loops.vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
-    sums = _schedule_reduction(schedule, main, axes, tile)
+    sums = _schedule_reduction(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
         _schedule_window(schedule, pad, window, cpu, pads_rows=pads_rows)
@@ -401,7 +401,9 @@ def _move_outside(
         around.append(within.pop(0))
 
 
-def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile) -> Any:
+def _schedule_reduction(
+    schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile, cpu: CpuModel
+) -> Any:
     """Order, unroll and vectorize the loops of the reduction within one tile.
 
     Returns:
@@ -413,6 +415,10 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
     is_dot = dot_products.find_products(block) is not None
     terms = [reduction_loops.pop()] if is_dot else []
+    extents = list(block.reduction_extents[: len(reduction_loops)])
+    if not is_dot and _reads_whole_vectors(block, extents, cpu.factor_lanes):
+        reduction_loops += schedule.split(reduction_loops.pop(), [None, cpu.factor_lanes])
+        extents += [extents.pop() // cpu.factor_lanes, cpu.factor_lanes]
     vector, register_loops = spatial[last], []
     if axes.weight == last:
         vectors, vector = schedule.split(vector, [None, axes.lanes])
@@ -425,12 +431,20 @@ def _schedule_reduction(schedule: Schedule, block: Block, axes: ReductionAxes, t
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    extents = block.reduction_extents[: len(reduction_loops)]
     _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
         schedule.vectorize(schedule.get_loops(initial)[-1])
     return vector
+
+
+def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
+    """Return whether the numbers that a long last axis of a reduction reads lie in whole vectors of factors."""
+    if not lanes or extents[-1] <= SHORT_REDUCTION or extents[-1] % lanes:
+        return False
+    axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]
+    scalars = [load for load in list_loads(block) if not depends_on(load, last)]
+    return bool(scalars) and all(element_stride(load, block, axis) == 1 for load in scalars)
 
 
 def _unroll_short(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tvm import te, topi
 
 from tests.support.kernels import LEVELS, host_level, level
+from tvmflow.compiler.assembly import make_assembly
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import rules
@@ -249,6 +250,25 @@ def test_vectors_follow_the_target(target: str, lanes: int, multiplication: str)
     assert choice is not None and choice.rule == "register_tiles"
     library = tvm.compile(choice.schedule.mod, tvm.target.Target(mapping))
     assert re.search(multiplication, library.mod.inspect_source("asm"))
+
+
+@pytest.mark.parametrize("depth", [48, 50])
+def test_factors_that_lie_together_are_one_load_on_arm(depth: int) -> None:
+    """Of a product whose sums have whole vectors of terms; of others, each factor is a load of its own."""
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    data = te.placeholder((32, depth), "float32", "data")
+    weights = te.placeholder((2, depth, 16), "float32", "weights")
+    choice = rules.choose_schedule(
+        kernel(data, weights, blocked.dense(data, weights, 32)), cpu_model(mapping)
+    )
+    assert choice is not None and choice.rule == "register_tiles"
+    target = tvm.target.Target(mapping)
+    code = make_assembly(
+        choice.schedule.mod["main"].with_attr("global_symbol", "dense"), target, is_plain_c=True
+    )
+    is_whole = depth % 4 == 0
+    assert bool(re.search(r"fmla.*\.4s.*\.s\[3\]", code)) == is_whole
+    assert bool(re.search(r"\bld(p|r|ur|1r)\s+(s\d|\{)", code)) != is_whole
 
 
 def test_no_vector_has_an_unknown_length() -> None:
