@@ -41,6 +41,7 @@ MAX_TILE_POINTS: Final = 28
 MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
+_MIN_SUMS_OF_LANES: Final = 14
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
@@ -192,13 +193,22 @@ class CpuModel(NamedTuple):
         """The registers of a tile's values beyond which LLVM begins to spill some."""
         return self.registers * 11 // 16
 
+    @property
+    def min_sums(self) -> int:
+        """Independent sums that keep the pipelines busy while operands are loaded."""
+        return _MIN_SUMS_OF_LANES if self.factor_lanes else MIN_SUMS
+
     def holds_sums(self, vectors: int, points: int) -> bool:
         """Return whether the sums of a tile leave some registers for operands."""
         return vectors * points <= self.registers - _OPERAND_REGISTERS
 
     def holds_operands(self, vectors: int, points: int) -> bool:
-        """Return whether there is a register for each sum of a tile, each vector of weights, and the data."""
-        return vectors * points + vectors + 1 <= self.registers
+        """Return whether there is a register for each sum of a tile, each vector of weights, and the data.
+
+        Data of which instructions take a lane are a vector for each point.
+        """
+        data = points if self.factor_lanes else 1
+        return vectors * points + vectors + data <= self.registers
 
     def holds_packed_tile(self, vectors: int, points: int) -> bool:
         """Return whether a tile of a packed matrix is computed without spilling."""

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import MIN_SUMS, STRIPS_PER_CORE, CpuModel
+from tvmflow.compiler.cpu_model import STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
@@ -174,7 +174,7 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
 def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
     """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
     sums = split.vectors * split.points
-    stalls = max(1.0, MIN_SUMS / sums)
+    stalls = max(1.0, cpu.min_sums / sums)
     # two loads take the time of two products
     loads = max(1.0, (split.vectors + split.points) / sums)
     parts = out_blocks // split.vectors
@@ -198,7 +198,7 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) ->
     schedule.vectorize(lane)
     _schedule_image(schedule, blocks.image, tile_column)
     schedule.compute_at(blocks.product.handle, group, preserve_unit_loops=True)
-    _schedule_product(schedule, blocks.product, split)
+    _schedule_product(schedule, blocks.product, split, takes_lanes=cpu.factor_lanes > 0)
     schedule.compute_at(blocks.data.handle, around, preserve_unit_loops=True)
     channel = _schedule_data(schedule, blocks.data, cpu.cores > 1 and not split.in_strips)
     schedule.compute_at(blocks.pad.handle, channel, preserve_unit_loops=True)
@@ -217,8 +217,13 @@ def _schedule_image(schedule: Schedule, block: Block, tile: Any) -> None:
     schedule.decompose_reduction(block.handle, row)
 
 
-def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
-    """Hold the sums of some vectors of channels and some tiles in registers."""
+def _schedule_product(
+    schedule: Schedule, block: Block, split: _Split, *, takes_lanes: bool
+) -> None:
+    """Hold the sums of some vectors of channels and some tiles in registers.
+
+    Data of all lanes of a block are read together where instructions take one lane (`takes_lanes`).
+    """
     *_, i, j, out, image, depth, tile, lane, tap, chunk, channel = schedule.get_loops(block.handle)
     vectors, vector = schedule.split(out, [None, split.vectors])
     points, point = schedule.split(tile, [None, split.points])
@@ -231,6 +236,8 @@ def _schedule_product(schedule: Schedule, block: Block, split: _Split) -> None:
     *_, store_lane = store_loops = schedule.get_loops(store)
     for loop in (vector, point, *store_loops[-1 - count : -1]):
         schedule.unroll(loop)
+    if takes_lanes:
+        schedule.unroll(channel)
     for loop in (lane, store_lane):
         schedule.vectorize(loop)
     schedule.decompose_reduction(block.handle, tap)
