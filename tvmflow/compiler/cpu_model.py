@@ -131,7 +131,9 @@ def converts_float16(target: tvm.target.Target) -> bool:
 def masks_vectors(target: tvm.target.Target) -> bool:
     """Return whether a CPU loads and stores some lanes of a vector in one instruction."""
     # TVM crashes when it is asked for the features of a triple that LLVM does not know
-    return _arch(target.attrs) in ("", "x86_64") and "avx" in map(str, codegen.llvm_get_cpu_features(target))
+    return _arch(target.attrs) in ("", "x86_64") and "avx" in map(
+        str, codegen.llvm_get_cpu_features(target)
+    )
 
 
 def find_factor_lanes(target: Mapping[str, Json]) -> int:
