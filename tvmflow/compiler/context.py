@@ -8,6 +8,7 @@ import tvm
 
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class LoweringContext:
     def weight_dtype(self) -> str:
         """The dtype in which the library stores packed float weights."""
         return "float16" if self.options.precision == "mixed" else "float32"
+
+    @property
+    def winograd_tiles(self) -> tuple[int, ...]:
+        """The tiles of Winograd convolutions that each layer may have; none for direct convolutions."""
+        largest = self.options.winograd
+        if largest == "auto":
+            largest = self.cpu.winograd_tile if self.cpu is not None else 0
+        return tuple(tile for tile in TRANSFORMS if tile <= largest)
 
     def uses_bfloat16(self) -> bool:
         """Return whether the recipe asks for products of bfloat16, and the CPU has an instruction for them."""

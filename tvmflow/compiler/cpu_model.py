@@ -196,6 +196,11 @@ class CpuModel(NamedTuple):
         return self.registers * 11 // 16
 
     @property
+    def winograd_tile(self) -> int:
+        """The largest tile of Winograd convolutions, unless a recipe asks for another one."""
+        return 4 if self.factor_lanes else 2
+
+    @property
     def min_sums(self) -> int:
         """Independent sums that keep the pipelines busy while operands are loaded."""
         return _MIN_SUMS_OF_LANES if self.factor_lanes else MIN_SUMS

@@ -14,10 +14,10 @@ from tvmflow.core.types import Json
 Precision = Literal["model", "mixed", "bfloat16"]
 """The precisions of a recipe, the finest first."""
 
-LOWERING_VERSION: Final = 16
+LOWERING_VERSION: Final = 17
 """Raise it when the lowering pipeline or one of its passes gives other kernels."""
 
-SCHEDULES_VERSION: Final = 12
+SCHEDULES_VERSION: Final = 13
 """Raise it when the schedule rules give other schedules."""
 
 NO_SCHEDULES: Final = 0
@@ -61,7 +61,7 @@ class LoweringOptions:
         layout: `blocked` for convolutions on `NCHW[x]c` data, `plain` for the model's own layout.
         weights: `packed` for matrix products with packed weights.
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
-        winograd: The tile size of Winograd convolutions; 0 for none.
+        winograd: The largest tile of Winograd convolutions; 0 for none, `auto` for that of the CPU.
         vector_bits: The width of vectors; None to choose it by the model.
         math: `vector` for vectorized exp, log, sigmoid, tanh and erf, `libm` for the C library's.
     """
@@ -71,7 +71,7 @@ class LoweringOptions:
     layout: Literal["blocked", "plain"] = "blocked"
     weights: Literal["packed", "plain"] = "packed"
     plain: tuple[str, ...] = ()
-    winograd: Literal[0, 2, 4] = 2
+    winograd: Literal["auto", 0, 2, 4] = "auto"
     math: Literal["vector", "libm"] = "vector"
     vector_bits: Literal[128, 256, 512] | None = None
 

@@ -206,10 +206,12 @@ class Kernels(ClosedModel):
         default=[],
         description="Operators that keep the layout and weights of the model, whatever `layout` and `weights` say.",
     )
-    winograd: Literal[0, 2, 4] = Field(
-        default=2,
-        description="Tile size of the Winograd algorithm, for blocked 3×3 convolutions with stride 1. `2`: as accurate as "
-        "the direct computation. `4`: faster for large images, and five times less accurate. `0`: computed directly.",
+    winograd: Literal["auto", 0, 2, 4] = Field(
+        default="auto",
+        description="Largest tile of the Winograd algorithm, for blocked 3×3 convolutions with stride 1; each layer has the "
+        "one that is estimated to be fastest, or is computed directly. `2`: as accurate as the direct computation. "
+        "`4`: faster for large images, and five times less accurate. `0`: all are computed directly. "
+        "`auto`: `4` on 64-bit ARM, `2` elsewhere.",
     )
     math: Literal["vector", "libm"] = Field(
         default="vector",

@@ -118,12 +118,15 @@ class Geometry(NamedTuple):
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
-def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: int = 1) -> bool:
-    """Return whether a Winograd convolution is estimated to be faster than a direct one.
+def choose_tile(
+    tiles: Sequence[int], geometry: Geometry, out: int, inner: int, lanes: int, terms: int = 1
+) -> int:
+    """Return the tile with which a convolution is estimated to be fastest; 0 where a direct one is.
 
     The estimate assumes that weights come from memory and data from a cache.
 
     Args:
+        tiles: The tiles to choose from.
         geometry: The sizes of the convolution.
         out: The number of output channels.
         inner: The number of input channels.
@@ -131,14 +134,19 @@ def is_profitable(geometry: Geometry, out: int, inner: int, lanes: int, terms: i
         terms: The products that an instruction of the direct convolution computes for each result.
     """
     n, depth, height, width = geometry.shape
-    count = n * math.prod(geometry.tiles)
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
+
+    def estimate(tile: int) -> int:
+        own = geometry._replace(tile=tile)
+        count = n * math.prod(own.tiles)
+        product = own.edge**2 * weights * max(depth * count, memory_cost)
+        transformed = own.slices * inner_blocks + depth * out_blocks
+        return int(product + _TRANSFORM_COST[tile] * lanes * count * transformed)
+
+    best = min(tiles, key=estimate)
     direct = _KERNEL**2 * weights * max(n * depth * height * width, memory_cost)
-    product = geometry.edge**2 * weights * max(depth * count, memory_cost)
-    transformed = geometry.slices * inner_blocks + depth * out_blocks
-    transforms = _TRANSFORM_COST[geometry.tile] * lanes * count * transformed
-    return bool(direct > terms * _MIN_GAIN * (product + transforms))
+    return best if direct > terms * _MIN_GAIN * estimate(best) else 0
 
 
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:

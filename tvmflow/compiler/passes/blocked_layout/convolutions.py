@@ -198,11 +198,11 @@ def _find_winograd(
 
     An instruction of the direct convolution computes so many `terms` of each result.
     """
-    tile = rewriter.context.options.winograd
+    tiles = rewriter.context.winograd_tiles
     out, inner, *edges = ir.known_shape(kernel)
     shape = rewriter.numbers.shape(call)
     if (
-        not tile
+        not tiles
         or shape is None
         or edges[-2:] != [3, 3]
         or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
@@ -216,15 +216,15 @@ def _find_winograd(
     depth, height, width = [1, *size][-3:]
     front, top, left = [0, *window.padding[: len(size)]][-3:]
     down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
-    geometry = Geometry(tile, (n, depth, height, width), (front, top, left), *down)
-    is_profitable = winograd.is_profitable(geometry, out, inner, rewriter.block, terms)
-    _log.debug("%d to %d channels of %s: use Winograd: %s", inner, out, size, is_profitable)
-    if not is_profitable:
+    geometry = Geometry(tiles[0], (n, depth, height, width), (front, top, left), *down)
+    tile = winograd.choose_tile(tiles, geometry, out, inner, rewriter.block, terms)
+    _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
+    if not tile:
         return None
     cpu = rewriter.context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
     n, _, *sizes = known_sizes(call)
-    geometry = geometry._replace(shape=(n, *[1, *sizes][-3:]))
+    geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
     if any(map(is_open, sizes)):
         return geometry
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
