@@ -126,6 +126,7 @@ def conv(
     Args:
         x: Data (n, i/b, …, b), or plain (n, i, …).
         w: Weights (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data.
+            Of the last lanes of a single block, which are empty, they may have none.
         strides: Along each spatial axis.
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
@@ -140,7 +141,7 @@ def conv(
     blocks, read, *kernel = (int(extent) for extent in w.shape[: rank + 2])
     channel = te.reduce_axis((0, read), "ic")
     taps = tap_axes(kernel)
-    lane = [te.reduce_axis((0, int(n)), "ib") for n in x.shape[rank + 2 :]]
+    lane = [te.reduce_axis((0, int(n)), "ib") for n in w.shape[rank + 2 : -1]]
     lanes = int(w.shape[-1])
     shape = convolution_shape(x, kernel, strides, padding, dilation, blocks, lanes)
     columns = shape[-2]

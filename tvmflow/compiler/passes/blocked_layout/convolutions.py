@@ -96,10 +96,12 @@ def _emit_convolution(
 
     def emit_direct(kernel: Any, window: Window, image: Image | None = None) -> Any:
         outputs, inputs = ir.known_shape(kernel)[:2]
+        # the empty lanes of a single block are not multiplied
+        is_one_block = groups == terms == 1 and inputs < lanes
         reads = Groups(
             inputs=inputs,
             outputs=outputs // groups,
-            lanes=lanes,
+            lanes=inputs if is_one_block else lanes,
             block=rewriter.block,
             number=groups,
         )
