@@ -44,9 +44,9 @@ class LoweringContext:
     @property
     def winograd_tiles(self) -> tuple[int, ...]:
         """The tiles of Winograd convolutions that each layer may have; none for direct convolutions."""
-        largest = self.options.winograd
-        if largest == "auto":
-            largest = self.cpu.winograd_tile if self.cpu is not None else 0
+        asked = self.options.winograd
+        own = self.cpu.winograd_tile if self.cpu is not None else 0
+        largest = own if asked == "auto" else asked
         return tuple(tile for tile in TRANSFORMS if tile <= largest)
 
     def uses_bfloat16(self) -> bool:

@@ -137,7 +137,7 @@ def masks_vectors(target: tvm.target.Target) -> bool:
 
 
 def find_factor_lanes(target: Mapping[str, Json]) -> int:
-    """Return the float32 values of a vector of which instructions take any lane as a factor; 0 without such."""
+    """Return the lanes of a vector of which instructions take any one as a factor; 0 without such."""
     return _NEON_LANES if _arch(target) in _ARM64 else 0
 
 

@@ -439,7 +439,7 @@ def _schedule_reduction(
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
-    """Return whether the numbers that a long last axis of a reduction reads lie in whole vectors of factors."""
+    """Return whether a long last axis of a reduction reads its factors from whole vectors."""
     if not lanes or extents[-1] <= SHORT_REDUCTION or extents[-1] % lanes:
         return False
     axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]

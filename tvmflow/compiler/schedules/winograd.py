@@ -36,7 +36,7 @@ _IMAGE_RANK: Final = 5
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a Winograd convolution, in their order; `epilogue` has all others, `final` is the last."""
+    """The blocks of a Winograd convolution in their order; `epilogue` has all that follow."""
 
     pad: Block
     data: Block

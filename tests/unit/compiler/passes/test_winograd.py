@@ -24,7 +24,9 @@ from tests.support.tuning import conv, model, relu
 from tests.unit.compiler.passes.test_blocked_layouts import biased, convolution, residual
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
+from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import cpu_model_for
+from tvmflow.compiler.lowering import make_target
 from tvmflow.compiler.open_sizes import with_numbers
 from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
@@ -195,6 +197,33 @@ def test_winograd_is_used_where_it_is_profitable(
         for options in (FAST, replace(FAST, winograd=0))
     ]
     assert used == [is_winograd, False]
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "tile"), [(64, 56, 4), (128, 28, 4), (512, 7, 2), (4, 6, 0)]
+)
+def test_each_layer_has_the_tile_that_is_estimated_to_be_fastest(
+    channels: int, size: int, tile: int
+) -> None:
+    """Few pixels do not pay for the larger weights of a tile of 4, and few of few channels for no transforms."""
+    geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1))
+    assert winograd.choose_tile((2, 4), geometry, channels, channels, 4) == tile
+    assert winograd.choose_tile((2,), geometry, channels, channels, 4) == min(tile, 2)
+
+
+def test_a_recipe_limits_the_tiles() -> None:
+    """Without a limit, 64-bit ARM has larger ones than other CPUs."""
+
+    def tiles(mtriple: str, mcpu: str, **options: Any) -> tuple[int, ...]:
+        target = {"kind": "llvm", "mtriple": mtriple, "mcpu": mcpu}
+        cpu = cpu_model_for(target, SCHEDULES_VERSION)
+        return LoweringContext(make_target(target), cpu, replace(FAST, **options)).winograd_tiles
+
+    assert tiles("aarch64-linux-gnu", "cortex-a72") == (2, 4)
+    assert tiles("aarch64-linux-gnu", "cortex-a72", winograd=2) == (2,)
+    assert tiles("x86_64-linux-gnu", "x86-64-v3") == (2,)
+    assert tiles("x86_64-linux-gnu", "x86-64-v3", winograd=4) == (2, 4)
+    assert tiles("x86_64-linux-gnu", "x86-64-v3", winograd=0) == ()
 
 
 OPEN = tuple(Dimension(name, 1, limit) for name, limit in (("batch", 3), ("h", 128), ("w", 128)))
