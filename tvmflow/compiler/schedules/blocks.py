@@ -50,6 +50,7 @@ class Block(NamedTuple):
         output: The buffer that the block writes.
         open_axes: The positions of the axes whose lengths each call chooses.
         sizes: Numbers for the variables of open sizes (`read_sizes`).
+        typical_extents: The lengths of the spatial axes at the representative size.
     """
 
     handle: Any
@@ -59,6 +60,7 @@ class Block(NamedTuple):
     output: Any
     open_axes: frozenset[int] = frozenset()
     sizes: Mapping[Any, int] = MappingProxyType({})
+    typical_extents: tuple[int, ...] = ()
 
     @property
     def is_reduction(self) -> bool:
@@ -140,7 +142,8 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
     extents = [axis.dom.extent for axis in axes]
     realizes = find_nodes(schedule.mod["main"].body, tvm.s_tir.SBlockRealize)
     (bindings,) = (realize.iter_values for realize in realizes if realize.block.same_as(stmt))
-    sizes = read_sizes(schedule)
+    numbers = _read_numbers(schedule)
+    sizes = {var: _prime_up_to(number) for var, number in numbers.items()}
     lengths = tuple(_choose_length(extent, sizes) for extent in extents)
     spatial = [axis for axis in axes if axis.iter_type == _SPATIAL]
     reduction = [axis for axis in axes if axis.iter_type == REDUCTION]
@@ -165,6 +168,7 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
         output=stmt.body.buffer,
         open_axes=frozenset(position for position, value in enumerate(is_open) if value),
         sizes=sizes,
+        typical_extents=tuple(evaluate_size(extent, numbers) or 1 for extent in extents[:rank]),
     )
 
 
@@ -175,6 +179,11 @@ def _analyze(schedule: Schedule, handle: Any) -> Block | None:
 
 def read_sizes(schedule: Schedule) -> dict[Any, int]:
     """Return a prime number for each variable in the shapes of a kernel with open sizes."""
+    return {var: _prime_up_to(number) for var, number in _read_numbers(schedule).items()}
+
+
+def _read_numbers(schedule: Schedule) -> dict[Any, int]:
+    """Return the representative size of each variable in the shapes of a kernel with open sizes."""
     function = schedule.mod["main"]
     known = (function.attrs or {}).get(OPEN_SIZES, {})
     variables: list[Any] = []
@@ -182,10 +191,7 @@ def read_sizes(schedule: Schedule) -> dict[Any, int]:
         shape = getattr(param.ty, "shape", None)
         sizes = [param] if shape is None else list(shape)
         variables += [var for size in sizes for var in list_symbols(size)]
-    return {
-        var: _prime_up_to(int(known.get(str(var.name), _UNKNOWN_SIZE)))
-        for var in dict.fromkeys(variables)
-    }
+    return {var: int(known.get(str(var.name), _UNKNOWN_SIZE)) for var in dict.fromkeys(variables)}
 
 
 def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:

@@ -738,13 +738,23 @@ def _measure_overlap(padded: int, extent: int) -> tuple[int, int]:
     return step, max(0, padded - step * extent)
 
 
+def _measure_imbalance(parts: int, height: int, rows: int, cores: int) -> float:
+    """Return the time of windows of so many rows, relative to that of cores which are busy alike.
+
+    Images are up to twice as small as one of this height; the last window ends where the image does.
+    """
+    heights = range(-(-height // 2), height + 1)
+    times = [math.ceil(parts * math.ceil(n / rows) / cores) * rows / n for n in heights]
+    return sum(times) / len(times) * cores / parts
+
+
 def _choose_window_heights(
     block: Block, pad: Block | None, axes: ReductionAxes, cpu: CpuModel
 ) -> list[int]:
     """Return how many rows may share a padded window, the cheapest first; [0] if nothing is padded."""
     if pad is None or axes.row is None or not _FIRST_SPATIAL <= axes.row < len(pad.spatial_extents):
         return [0]
-    extents, padded = block.spatial_extents, pad.spatial_extents
+    extents, padded = block.typical_extents, pad.typical_extents
     height = extents[axes.row]
     step, halo = _measure_overlap(padded[axes.row], height)
     # Without weights (depthwise, pooling), each block of channels reads one block of data.
@@ -755,18 +765,19 @@ def _choose_window_heights(
         row_elements *= sum(_measure_overlap(padded[axis], extents[axis]))
     outer = [extents[axis] for axis in range(axes.row) if axis not in axes.weights]
     outer_parts = math.prod(outer)
-    row_work = block.work // height // outer_parts
+    row_work = math.prod(extents) * math.prod(block.reduction_extents) // height // outer_parts
     costs = []
-    # a window of an open axis ends with the image
-    is_open = axes.row in block.open_axes
     for rows in range(1, height + 1):
         window = (rows * step + halo) * row_elements
         if 4 * window > cpu.cached_data_bytes:
             break
-        parts = outer_parts * math.ceil(height / rows)
-        balance = math.ceil(parts / cpu.cores) * cpu.cores / parts
-        useful = 1.0 if is_open else _useful_share(height, rows)
-        cost = (row_work + _COPY_COST * window / rows) * balance / useful
-        is_whole = is_open or height % rows == 0
-        costs.append((cost if is_whole else _PARTIAL_WINDOW_COST * cost, rows))
+        cost = row_work + _COPY_COST * window / rows
+        if axes.row in block.open_axes:
+            cost *= _measure_imbalance(outer_parts, height, rows, cpu.cores)
+        else:
+            parts = outer_parts * math.ceil(height / rows)
+            balance = math.ceil(parts / cpu.cores) * cpu.cores / parts
+            cost = cost * balance / _useful_share(height, rows)
+            cost = cost if height % rows == 0 else _PARTIAL_WINDOW_COST * cost
+        costs.append((cost, rows))
     return [rows for _, rows in sorted(costs)[:_MAX_WINDOW_HEIGHTS]] or [0]

@@ -18,6 +18,7 @@ from tvmflow.compiler.lowering import lower
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import rules
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.core.types import Dimension
 
 Array = np.ndarray[Any, Any]
@@ -173,6 +174,30 @@ def test_convolutions_of_open_images(edge: int, stride: int, is_depthwise: bool,
         return result
 
     check((x, w, result), "register_tiles", images(), expected, mcpu)
+
+
+@pytest.mark.parametrize("side", [7, 13])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_all_cores_compute_rows_of_small_images(stride: int, side: int) -> None:
+    """No core gets more than its share of the rows, of images that are somewhat smaller either."""
+    cpu = CpuModel.from_target(level(LEVELS_HERE[-1]))
+    assert cpu is not None
+    x = te.placeholder((1, 2, H, W, 16), name="x")
+    w = te.placeholder((4, 2, 3, 3, 16, 16), name="w")
+    groups = blocked.Groups(inputs=32, outputs=64, lanes=16, block=16, number=1)
+    result = blocked.conv(x, w, [stride] * 2, [1] * 4, [1, 1], groups)
+    function = te.create_prim_func([x, w, result], index_dtype_override="int64")
+    kernel = function.with_attrs({"global_symbol": "main", OPEN_SIZES: {"h": side, "w": side}})
+    choice = rules.choose_schedule(tvm.IRModule({"main": kernel}), cpu)
+    assert choice is not None
+    (parts,) = (
+        loop.extent
+        for loop in find_nodes(choice.schedule.mod["main"].body, tirx.For)
+        if loop.kind == tirx.ForKind.PARALLEL
+    )
+    for height in (side, side - 2):
+        rows = -(-height // stride)
+        assert size_at(parts, {"h": height, "w": side}) == rows
 
 
 def test_open_lengths_divide_no_index_and_registers_have_known_places() -> None:
