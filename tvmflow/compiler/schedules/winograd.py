@@ -268,6 +268,8 @@ def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
 
 # There are loops for each number of tiles that may be left.
 _MAX_OPEN_POINTS: Final = 8
+# With so many sums, reading the weights from the second-level cache takes no time of its own.
+_ENOUGH_SUMS: Final = 14
 
 
 def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
@@ -349,7 +351,12 @@ def _divide_open(blocks: _Blocks, cpu: CpuModel) -> OpenBlocks:
         for points in range(1, _MAX_OPEN_POINTS + 1)
         if cpu.holds_operands(vectors, points)
     ]
-    split = min(splits, key=lambda split: _estimate_cost(split, out_blocks, cpu))
+
+    def rate(split: _Split) -> tuple[float, int, int]:
+        cost, sums = _estimate_cost(split, out_blocks, cpu)
+        return cost, -min(sums, _ENOUGH_SUMS), split.points
+
+    split = min(splits, key=rate)
     tile_bytes = elements * (inner + split.vectors * lanes) * _FLOAT_BYTES
     limit = cpu.cached_data_bytes // tile_bytes if in_blocks else _MIN_TILES
     return OpenBlocks(
