@@ -128,12 +128,15 @@ def converts_float16(target: tvm.target.Target) -> bool:
     return "f16c" in map(str, codegen.llvm_get_cpu_features(target))
 
 
-def masks_vectors(target: tvm.target.Target) -> bool:
-    """Return whether a CPU loads and stores some lanes of a vector in one instruction."""
-    # TVM crashes when it is asked for the features of a triple that LLVM does not know
-    return _arch(target.attrs) in ("", "x86_64") and "avx" in map(
-        str, codegen.llvm_get_cpu_features(target)
-    )
+def list_masked_types(target: tvm.target.Target) -> frozenset[str]:
+    """Return the dtypes of which a CPU loads and stores some lanes of a vector in one instruction."""
+    if _arch(target.attrs) not in ("", "x86_64"):
+        # TVM crashes when it is asked for the features of a triple that LLVM does not know.
+        return frozenset()
+    features = set(map(str, codegen.llvm_get_cpu_features(target)))
+    wide = {"float32", "float64", "int32", "int64"} if "avx" in features else set()
+    narrow = {"bool", "int8", "uint8"} if {"avx512bw", "avx512vl"} <= features else set()
+    return frozenset(wide | narrow)
 
 
 def find_factor_lanes(target: Mapping[str, Json]) -> int:

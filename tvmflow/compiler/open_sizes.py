@@ -108,8 +108,8 @@ def size_text(size: IrSize) -> Size:
         NoSize: when it is not made of names, numbers, + - * // % min max.
     """
     size = plain(size)
-    if isinstance(size, int):
-        return size
+    if isinstance(size, int | tvm.ir.Var):
+        return size if isinstance(size, int) else _text(size)
     # without parentheses that say nothing
     return ast.unparse(ast.parse(_text(size), mode="eval"))
 
@@ -147,7 +147,8 @@ class Representative:
         Raises:
             NoSize: when it does not depend on the dimensions alone.
         """
-        return evaluate(size_text(size), self._values)
+        size = plain(size)
+        return size if isinstance(size, int) else evaluate(_text(size), self._values)
 
     def shape(self, expr: Any) -> tuple[int, ...] | None:
         """Return the shape of a tensor with numbers in place of open sizes.

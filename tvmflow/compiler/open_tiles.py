@@ -10,7 +10,7 @@ ends where the row ends if that changes nothing, else its numbers are computed o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +19,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
-from tvmflow.compiler.cpu_model import masks_vectors
+from tvmflow.compiler.cpu_model import list_masked_types
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -49,8 +49,6 @@ STAYS_ON_STACK: Final = "disable_lower_builtin"
 _SIZE_TYPES: Final = ("int32", "int64")
 _LAST_LANES: Final = "tvmflow.last_lanes"
 """The annotation of a loop over the numbers of a last vector: how many lanes that has."""
-# CPUs with masks load and store numbers of these types under them.
-_MASKED_TYPES: Final = {"float32", "float64", "int32", "int64"}
 _LANES: Final = (4, 8, 16)
 _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
@@ -444,7 +442,7 @@ class _Splitter:
         self._loop_vars = {loop.loop_var for loop in find_nodes(function.body, tirx.For)}
         blocks = find_nodes(function.body, SBlock)
         self._own = {buffer for block in blocks for buffer in block.alloc_buffers}
-        self._has_masks = masks_vectors(function.attrs["target"])
+        self._masked_types = list_masked_types(function.attrs["target"])
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
@@ -516,7 +514,7 @@ class _Splitter:
             if condition is None:
                 return lane
             body = simplify_indices(_without(lane.body, [condition.term]))
-            is_masked = self._has_masks and _may_mask(body, lane.loop_var)
+            is_masked = _may_mask(body, lane.loop_var, self._masked_types)
             numbers = tirx.For(
                 lane.loop_var,
                 lane.min,
@@ -804,12 +802,18 @@ def mask_last_vectors() -> tvm.transform.Pass:
         loops = find_nodes(function.body, tirx.For)
         if not any(_LAST_LANES in loop.annotations for loop in loops):
             return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _mask)))
+        types = list_masked_types(function.attrs["target"])
+
+        def mask(loop: tirx.For) -> Any:
+            is_last = _LAST_LANES in loop.annotations
+            return _mask(loop) if is_last and _may_mask(loop.body, loop.loop_var, types) else loop
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, mask)))
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="MaskLastVectors")
 
 
-def _may_mask(body: Any, lane: Any) -> bool:
+def _may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
     """Return whether the numbers of a vector may be computed under a mask: what is beyond its end does no harm."""
     store = body.block.body if isinstance(body, SBlockRealize) else body
     if not isinstance(store, tirx.BufferStore):
@@ -824,8 +828,9 @@ def _may_mask(body: Any, lane: Any) -> bool:
     is_harmless = all(
         "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
     ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
-    return is_harmless and all(
-        str(buffer.dtype) in _MASKED_TYPES and _find_first_place(indices, lane) is not None
+    # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
+    return (is_harmless and str(store.buffer.dtype) != "bool") and all(
+        str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
         for buffer, indices in [(store.buffer, store.indices), *loads]
     )
 
@@ -836,16 +841,14 @@ def _take_one(load: Any) -> Any:
 
 def _mask(loop: tirx.For) -> Any:
     """Return a loop over the last numbers of a row as one vector."""
-    if _LAST_LANES not in loop.annotations or not _may_mask(loop.body, loop.loop_var):
-        return loop
     store, lane = loop.body, loop.loop_var
     lanes = int(loop.annotations[_LAST_LANES])
     ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
     mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
     stmts: list[Any] = []
 
-    def make_registers(buffer: Any) -> Any:
-        own = tirx.decl_buffer((lanes,), buffer.dtype, f"{buffer.name}_last", scope="local")
+    def make_registers(buffer: Any, dtype: str) -> Any:
+        own = tirx.decl_buffer((lanes,), dtype, f"{buffer.name}_last", scope="local")
         stmts.append(tirx.AllocBuffer(own))
         return own
 
@@ -854,12 +857,13 @@ def _mask(loop: tirx.For) -> Any:
         is_row = lane in find_nodes(list(load.indices), tirx.Var)
         if not is_row or _has_lanes(load.source, first, lanes):
             return load
-        own = make_registers(load.source)
+        dtype = str(load.source.dtype)
+        held = "int8" if dtype == "bool" else dtype
+        own = make_registers(load.source, held)
         places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
-        vector = f"{load.source.dtype}x{lanes}"
-        value = tirx.op.masked_load(vector, load.source, places, mask)
-        stmts.append(tirx.BufferStore(own, value, [ramp]))
-        return tirx.BufferLoad(own, [lane])
+        value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, places, mask)
+        stmts.append(tirx.BufferStore(own, value.astype(f"{held}x{lanes}"), [ramp]))
+        return tirx.BufferLoad(own, [lane]).astype(dtype)
 
     value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
     first = _find_first_place(store.indices, lane)
@@ -868,7 +872,7 @@ def _mask(loop: tirx.For) -> Any:
     if has_lanes:
         value = tirx.Select(tirx.LT(lane, loop.extent), value, tirx.BufferLoad(result, [lane]))
     else:
-        result = make_registers(result)
+        result = make_registers(result, str(result.dtype))
     body = tirx.BufferStore(result, value, [lane])
     count = tirx.IntImm(lane.ty.dtype, lanes)
     stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))

@@ -151,10 +151,12 @@ def _order_sizes(kernel: tirx.PrimFunc, inputs: int) -> _OwnKernel:
         for position, symbol in enumerate(dict.fromkeys(symbols))
     }
     kernel = tvm_ffi.structural_map(kernel, (tvm.ir.Var, lambda var: own.get(var, var)))
-    used = list(dict.fromkeys([*own.values(), *ir.find_nodes(kernel.body, tvm.ir.Var)]))
     bound = {size for size in _list_sizes(kernel) if isinstance(size, tvm.ir.Var)}
     arguments = list(enumerate(kernel.params[:inputs]))
     tensors = [position for position, param in arguments if hasattr(param.ty, "shape")]
+    used: list[Any] = []
+    if len(tensors) < len(arguments):
+        used = list(dict.fromkeys([*own.values(), *ir.find_nodes(kernel.body, tvm.ir.Var)]))
     scalars = [
         position
         for position, param in arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -25,16 +26,20 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`. Subclasses override the visitors of PyExprMutator.
 
     Attributes:
-        flow: The data flow of the original `main`.
         numbers: Numbers in place of its open sizes.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
-        self.flow = ir.DataFlow(mod["main"])
+        self._main = mod["main"]
         self.numbers = Representative(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()
+
+    @functools.cached_property
+    def flow(self) -> ir.DataFlow:
+        """The data flow of the original `main`."""
+        return ir.DataFlow(self._main)
 
     def visit_if_(self, op: relax.If) -> Any:
         """Rewrite both branches; what one of them has emitted is no longer known after it."""

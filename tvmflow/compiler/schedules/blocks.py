@@ -73,14 +73,6 @@ class Block(NamedTuple):
         return math.prod(self.spatial_extents) * math.prod(self.reduction_extents)
 
     @property
-    def has_open_mask(self) -> bool:
-        """True if it writes booleans of open sizes.
-
-        TVM's pointers to vectors of those do not take what a comparison gives (apache-tvm 0.27).
-        """
-        return bool(self.open_axes) and str(self.output.dtype) == "bool"
-
-    @property
     def axes(self) -> list[Any]:
         """The variables of all axes: first the spatial ones."""
         return [axis.var for axis in self.stmt.iter_vars]

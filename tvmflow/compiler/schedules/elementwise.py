@@ -95,9 +95,7 @@ def schedule_block(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     loops = list(schedule.get_loops(block.handle))[-len(block.axes) :][: len(block.spatial_axes)]
     is_worthwhile = block.work >= MIN_PARALLEL_ELEMENTS
     last, extent = block.spatial_axes[-1], block.spatial_extents[-1]
-    if block.has_open_mask:
-        outer = loops
-    elif not block.is_reduction and reads_vectors(block, last, extent):
+    if not block.is_reduction and reads_vectors(block, last, extent):
         outer = _vectorize(schedule, block, loops, cpu)
     elif not block.is_reduction and (lanes := _find_part(block, cpu)):
         vectors, vector = schedule.split(loops[-1], [None, lanes])

@@ -73,7 +73,7 @@ def _count_shared_axes(blocks: list[Block]) -> int:
 
 def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> None:
     """Vectorize the innermost loop if all loads are contiguous."""
-    if is_contiguous(block, block.spatial_axes[-1]) and not block.has_open_mask:
+    if is_contiguous(block, block.spatial_axes[-1]):
         vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
 
 
