@@ -200,6 +200,8 @@ def count_elements(sizes: Iterable[IrSize]) -> IrSize:
 def list_symbols(size: IrSize) -> list[Any]:
     """Return the variables in a size, each once."""
     found: list[Any] = []
+    if isinstance(size, tvm.ir.Var):
+        return [size]
     if is_open(size):
         tvm_ffi.structural_walk(size, ((tvm.ir.Var, found.append),))
     return list(dict.fromkeys(found))

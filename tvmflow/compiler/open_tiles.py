@@ -77,9 +77,9 @@ def split_open_tiles() -> tvm.transform.Pass:
         if not _has_open_loops(loops):
             return function
         function = function.with_body(_with_local_lengths(function.body))
-        splitter = _Splitter(function)
         body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
         bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
+        splitter = _Splitter(function.with_body(bound))
         body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
         body = tvm_ffi.structural_map(
             body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
@@ -443,6 +443,8 @@ class _Splitter:
         blocks = find_nodes(function.body, SBlock)
         self._own = {buffer for block in blocks for buffer in block.alloc_buffers}
         self._masked_types = list_masked_types(function.attrs["target"])
+        predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
+        self._cut_vars = set(find_nodes(predicates, tirx.Var))
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
@@ -476,8 +478,10 @@ class _Splitter:
 
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
         """Return the conditions on tiles that this loop decides."""
-        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
         own = {loop.loop_var, *(bind.var for bind in find_nodes(loop.body, tirx.Bind))}
+        if own.isdisjoint(self._cut_vars):
+            return []
+        inner = {other.loop_var: other for other in find_nodes(loop.body, tirx.For)}
         is_hinted = PARTITION_HINT in loop.annotations
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):

@@ -196,6 +196,8 @@ def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
 
 def evaluate_size(size: Any, sizes: Mapping[Any, int]) -> int | None:
     """Return a size with numbers in place of its variables; None if it depends on others."""
+    if isinstance(size, tirx.Var):
+        return sizes.get(size)
     if sizes and not isinstance(size, tirx.IntImm):
         numbers = {var: tirx.IntImm(var.ty.dtype, number) for var, number in sizes.items()}
         size = tvm.sym.Analyzer().simplify(replace_variables(size, numbers))

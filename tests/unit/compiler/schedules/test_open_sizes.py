@@ -12,8 +12,8 @@ from tvm import relax, te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, level
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
-from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.ir import find_nodes, replace_variables
+from tvmflow.compiler.cpu_model import CpuModel, list_masked_types
+from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
 from tvmflow.compiler.lowering import lower
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
@@ -46,7 +46,8 @@ def check(
             [size_at(size, at) for size in param.ty.shape] for param in function.params
         )
         arrays = [rng.standard_normal(shape).astype(np.float32) for shape in inputs]
-        result = tvm.runtime.tensor(np.full(output, np.nan, np.float32))
+        dtype = str(function.params[-1].ty.dtype.dtype)
+        result = tvm.runtime.tensor(np.full(output, np.nan).astype(dtype))
         run(*map(tvm.runtime.tensor, arrays), result)
         np.testing.assert_allclose(result.numpy(), expected(*arrays), rtol=1e-4, atol=1e-4)
 
@@ -121,6 +122,54 @@ def test_softmax(shape: tuple[Any, ...], mcpu: str) -> None:
     """A row that is shorter than one vector, or than the last of several, is its own sum."""
     x = te.placeholder(shape, name="x")
     check((x, topi.nn.softmax(x)), "row_reductions", rows(), softmax, mcpu)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_masks_of_open_rows(mcpu: str) -> None:
+    x, y = te.placeholder((3, M), name="x"), te.placeholder((M,), name="y")
+    tensors = (x, y, topi.logical_and(topi.greater(x, y), topi.logical_not(topi.less(x, 0.5))))
+    check(tensors, "elementwise", rows(), lambda x, y: (x > y) & ~(x < 0.5), mcpu)
+
+
+def lower_passes(tensors: Sequence[Any], target: dict[str, Any]) -> Any:
+    """Return the body of an open kernel after the passes for CPUs."""
+    cpu = CpuModel.from_target(target)
+    assert cpu is not None
+    function = te.create_prim_func(list(tensors), index_dtype_override="int64")
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    choice = rules.choose_schedule(mod, cpu)
+    assert choice is not None
+    mod = tirx.transform.BindTarget(tvm.target.Target(target, host=target))(choice.schedule.mod)
+    return tvm.transform.Sequential([make() for make in CPU_PASSES])(mod)["main"].body
+
+
+def calls_masks(body: Any) -> bool:
+    return any("masked" in operator_name(call) for call in find_nodes(body, tvm.ir.Call))
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_the_last_numbers_of_a_row_are_one_vector_under_a_mask(mcpu: str) -> None:
+    """Rows that are shorter than a vector took as long as so many numbers, one by one."""
+    x = te.placeholder((9, M), name="x")
+    body = lower_passes((x, topi.nn.softmax(x)), level(mcpu))
+    assert calls_masks(body) == (mcpu != "x86-64-v2")
+    lanes = {"x86-64-v2": 4, "x86-64-v3": 8, "x86-64-v4": 16}[mcpu]
+    # the lanes of sums and maximums are added up without a loop
+    extents = (loop.extent for loop in find_nodes(body, tirx.For))
+    assert lanes not in [int(extent) for extent in extents if isinstance(extent, tirx.IntImm)]
+
+
+def test_no_mask_where_what_is_beyond_the_end_does_harm() -> None:
+    """A divisor that no number has is 0, and CPUs stop at it."""
+    x, y = (te.placeholder((9, M), "int32", name) for name in "xy")
+    target = level(LEVELS_HERE[-1])
+    assert calls_masks(lower_passes((x, y, topi.add(x, y)), target))
+    assert not calls_masks(lower_passes((x, y, topi.floor_divide(x, y)), target))
+
+
+def test_masks_of_no_other_cpu_than_x86() -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    assert list_masked_types(tvm.target.Target(target)) == frozenset()
 
 
 def test_layer_norms_of_open_rows() -> None:
@@ -202,9 +251,6 @@ def test_all_cores_compute_rows_of_small_images(stride: int, side: int) -> None:
 
 def test_open_lengths_divide_no_index_and_registers_have_known_places() -> None:
     """TVM simplifies each index in each pass: compiling took longer by the number of them."""
-    target = level(LEVELS_HERE[-1])
-    cpu = CpuModel.from_target(target)
-    assert cpu is not None
     x, w = te.placeholder((1, 2, H, W, 16), name="x"), te.placeholder((2, 3, 3, 16), name="w")
     padded = topi.nn.pad(x, (0, 0, 1, 1, 0), name="pad")
     y, z = te.reduce_axis((0, 3), "y"), te.reduce_axis((0, 3), "z")
@@ -212,14 +258,8 @@ def test_open_lengths_divide_no_index_and_registers_have_known_places() -> None:
     def compute(n: Any, o: Any, r: Any, q: Any, lane: Any) -> Any:
         return te.sum(padded[n, o, r + y, q + z, lane] * w[o, y, z, lane], axis=[y, z])
 
-    function = te.create_prim_func(
-        [x, w, te.compute((1, 2, H, W, 16), compute, name="conv")], index_dtype_override="int64"
-    )
-    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    choice = rules.choose_schedule(mod, cpu)
-    assert choice is not None
-    mod = tirx.transform.BindTarget(tvm.target.Target(target, host=target))(choice.schedule.mod)
-    body = tvm.transform.Sequential([make() for make in CPU_PASSES])(mod)["main"].body
+    tensors = (x, w, te.compute((1, 2, H, W, 16), compute, name="conv"))
+    body = lower_passes(tensors, level(LEVELS_HERE[-1]))
     stores = find_nodes(body, tirx.BufferStore)
     places = [(store.buffer, store.indices) for store in stores]
     places += [(load.source, load.indices) for load in find_nodes(body, tvm.ir.TensorLoad)]
