@@ -47,7 +47,7 @@ _MAX_PLACE: Final = 1 << 30
 # The annotation by which LowerTVMBuiltin leaves a buffer to the code generator (src/tirx/transform).
 STAYS_ON_STACK: Final = "disable_lower_builtin"
 _SIZE_TYPES: Final = ("int32", "int64")
-_LAST_LANES: Final = "tvmflow.last_lanes"
+LAST_LANES: Final = "tvmflow.last_lanes"
 """The annotation of a loop over the numbers of a last vector: how many lanes that has."""
 _LANES: Final = (4, 8, 16)
 _DIVISIONS: Final = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -525,7 +525,7 @@ class _Splitter:
                 condition.rest,
                 tirx.ForKind.SERIAL,
                 body,
-                annotations={_LAST_LANES: int(lane.extent)} if is_masked else None,
+                annotations={LAST_LANES: int(lane.extent)} if is_masked else None,
             )
             overlapping = self._overlap(loop, lane, condition, body)
             if is_masked or overlapping is None:
@@ -804,12 +804,12 @@ def mask_last_vectors() -> tvm.transform.Pass:
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         loops = find_nodes(function.body, tirx.For)
-        if not any(_LAST_LANES in loop.annotations for loop in loops):
+        if not any(LAST_LANES in loop.annotations for loop in loops):
             return function
         types = list_masked_types(function.attrs["target"])
 
         def mask(loop: tirx.For) -> Any:
-            is_last = _LAST_LANES in loop.annotations
+            is_last = LAST_LANES in loop.annotations
             return _mask(loop) if is_last and _may_mask(loop.body, loop.loop_var, types) else loop
 
         return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, mask)))
@@ -846,7 +846,7 @@ def _take_one(load: Any) -> Any:
 def _mask(loop: tirx.For) -> Any:
     """Return a loop over the last numbers of a row as one vector."""
     store, lane = loop.body, loop.loop_var
-    lanes = int(loop.annotations[_LAST_LANES])
+    lanes = int(loop.annotations[LAST_LANES])
     ramp = tirx.Ramp(loop.min, tirx.IntImm(lane.ty.dtype, 1), lanes)
     mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
     stmts: list[Any] = []

@@ -40,6 +40,7 @@ from tvmflow.compiler.tir_kernels.tiles import (
     Workspace,
     choose_rows,
     count_rows,
+    iterate_last,
     iterate_pieces,
     iterate_vectors,
     max_points_of,
@@ -524,7 +525,7 @@ class _Emitter:
         with T.serial(whole) as vector, T.vectorized(lanes) as lane:
             key = vector * lanes + lane
             self._score(matrix, query, (key, base + key), scores, (largest, lane))
-        with T.serial(a.keys % lanes) as number:
+        with iterate_last(a.keys % lanes, lanes) as number:
             # the steps read masks, of which there are no more numbers
             if a.steps:
                 place = base + whole * lanes + number

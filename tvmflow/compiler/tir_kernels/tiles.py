@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from tvm import tirx
@@ -23,6 +24,7 @@ from tvmflow.compiler.cpu_model import (
     estimate_weight_time,
 )
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open
+from tvmflow.compiler.open_tiles import LAST_LANES
 
 Element = Callable[[Any, Any], Any]
 """Row and column -> the expression that loads the element."""
@@ -106,8 +108,14 @@ def iterate_vectors(length: IrSize, lanes: int) -> Iterator[Any]:
     The last vector may be shorter; that of an open range is a loop over its numbers.
     """
     for start, count in iterate_pieces(length, lanes):
-        with T.serial(count) if is_open(count) else T.vectorized(count) as lane:
+        with iterate_last(count, lanes) if is_open(count) else T.vectorized(count) as lane:
             yield start + lane
+
+
+def iterate_last(count: IrSize, lanes: int) -> AbstractContextManager[Any]:
+    """Emit the loop over the numbers of a last vector, which become one where a CPU has masks."""
+    loop: AbstractContextManager[Any] = T.serial(count, annotations={LAST_LANES: lanes})
+    return loop
 
 
 class Workspace(NamedTuple):
@@ -152,6 +160,11 @@ def pack(
     for start, count in columns.iterate():
         width = divide_up(count, columns.lanes) * columns.lanes
         tile = base + start * depth
+        if is_open(count):
+            # whole vectors of zeros, over which the last numbers are written
+            lanes = T.vectorized(columns.lanes)
+            with T.If(count > 0), T.Then(), T.serial(depth) as k, lanes as lane:
+                packed[tile + k * width + (width - columns.lanes) + lane] = T.float32(0)
         if is_contiguous:
             with T.serial(depth) as k:
                 for column in iterate_vectors(count, columns.lanes):
@@ -160,9 +173,8 @@ def pack(
             # reads along the memory: rows of data may be apart by a multiple of the cache's sets
             with T.serial(count) as column, T.serial(depth) as k:
                 packed[tile + k * width + column] = source(k, start + column)
-        if is_open(count) or width > count:
-            loop = T.serial if is_open(count) else T.vectorized
-            with T.serial(depth) as k, loop(width - count) as lane:
+        if not is_open(count) and width > count:
+            with T.serial(depth) as k, T.vectorized(width - count) as lane:
                 packed[tile + k * width + count + lane] = T.float32(0)
 
 
