@@ -33,9 +33,13 @@ class SizeTimes(TypedDict):
 
 
 class _OpenJudgement(TypedDict, total=False):
-    """The part of a judgement that only a kernel with open sizes has, where a finalist wins."""
+    """The part of a judgement that only a kernel with open sizes has.
+
+    `sizes` has the times of the winner, `wrong` what is wrong with the values of finalists.
+    """
 
     sizes: list[SizeTimes]
+    wrong: list[str]
 
 
 class Judgement(_OpenJudgement):

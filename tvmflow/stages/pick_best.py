@@ -141,6 +141,7 @@ class PickBestFacts(NamedTuple):
         threads: The threads that kernels ran with; None where nothing was measured.
         library: What became of the whole library.
         size_speedups: For each tuned kernel with open sizes, the speedup at each size to tune at.
+        wrong: For kernels with open sizes, what is wrong with the values of schedules that are banned for it.
     """
 
     tuned: int
@@ -156,10 +157,11 @@ class PickBestFacts(NamedTuple):
     threads: int | None = None
     library: LibraryFacts = LibraryFacts()
     size_speedups: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    wrong: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("size_speedups",))
+        return without_empty(self._asdict(), ("size_speedups", "wrong"))
 
 
 def run(settings: PickBestSettings | NoSearchSettings, context: StageContext) -> PickBestFacts:
@@ -223,6 +225,9 @@ def _measure(
                 settings, context, fork_server, modules[key], trials, ledger.workload(key)
             )
             judgements[key] = _finalists.judge_finalists(task, measured, trials)
+            bans = ledger.workload(key).bans if task.get("sizes") else {}
+            if wrong := [bans[trial["id"]].reason for trial in trials if trial["id"] in bans]:
+                judgements[key]["wrong"] = wrong
             context.emit(
                 {
                     "event": "progress",
@@ -302,6 +307,7 @@ def _make_facts(
             for judgement in judgements.values()
             if judgement["winner"] and (rows := judgement.get("sizes"))
         },
+        wrong={j["name"]: tuple(j["wrong"]) for j in judgements.values() if j.get("wrong")},
     )
 
 
@@ -332,6 +338,11 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
         f"{name} at each size: "
         + ", ".join(f"{speedup:.3g}× ({at})" for at, speedup in speedups.items())
         for name, speedups in facts.size_speedups.items()
+    ]
+    lines += [
+        f"BANNED: a schedule of {name}: {reason}"
+        for name, reasons in facts.wrong.items()
+        for reason in reasons
     ]
     lines += _describe_untried(facts.untried, len(tuned.untunable) if tuned else 0)
     return lines + [f"not measured again: {name}: {error}" for name, error in facts.errors.items()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import tvm
 from tvm import relax
@@ -11,12 +13,21 @@ from tests.support.trials import TARGET, trial
 from tvmflow.compiler.cpu_model import cpu_model_for
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import Dimension
-from tvmflow.stages._finalists import Finalist, choose_finalist
-from tvmflow.tuning.finalists import find_wrong_values
-from tvmflow.tuning.measure import build
+from tvmflow.stages import pick_best
+from tvmflow.stages._finalists import Finalist, choose_finalist, judge_finalists
+from tvmflow.stages.base import KnownFacts
+from tvmflow.tuning.finalists import (
+    FinalistsRequest,
+    FinalistTimes,
+    find_wrong_values,
+    read_or_measure,
+)
+from tvmflow.tuning.measure import Timing, build
 from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line
 from tvmflow.tuning.untuned_comparison import LibraryTimes
+from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import Workload, extract_workloads, family_key, shapes_text
 
 WHEN = "2024-01-01T00:00:00.000+00:00"
@@ -73,6 +84,49 @@ def test_a_schedule_that_is_wrong_at_a_size_between_is_found(rows: Workload) -> 
             arguments[-1].copyfrom(values)
 
     assert find_wrong_values(mod, untuned, wrong) == "its values are wrong at sizes 23"
+
+
+def test_a_schedule_with_wrong_values_is_banned(tmp_path: Path) -> None:
+    """Before its times are recorded: no later search chooses it."""
+    ledger = WorkloadLedger(tmp_path / "x.jsonl")
+    ledger.append(trial(1))
+    request = FinalistsRequest(
+        mod="",
+        target=TARGET,
+        rules_version=1,
+        timing=Timing(number=1, repeat=1, min_repeat_ms=1),
+        traces=[trial(1).trace],
+        rounds=3,
+    )
+    times = FinalistTimes("none", (2.0,), ((),), wrong={0: "its values are wrong at sizes 23"})
+    read_or_measure(request, ledger, lambda: times)
+    assert WorkloadLedger(ledger.path).valid() == []
+    [ban] = ledger.bans.values()
+    assert ban.reason == "its values are wrong at sizes 23"
+
+
+def test_what_was_gained_at_each_size_and_what_was_wrong_is_told() -> None:
+    """The winner's times of each size, and a schedule that is banned."""
+    task = {
+        "key": "k",
+        "names": ["dense"],
+        "weight": 1,
+        "flops": 1e6,
+        "sizes": ["rows=4", "rows=16"],
+    }
+    trials = [{"id": "a", "trace": [], "seconds": 1.0}]
+    both = (((1.0,) * 9, (4.0,) * 9), ((0.5,) * 9, (2.0,) * 9))
+    times = FinalistTimes("register_tiles", (2.0,) * 9, ((1.0,) * 9,), sizes=both)
+    judgement = judge_finalists(task, times, trials)
+    judgement["wrong"] = ["its values are wrong at sizes 23"]
+    facts = pick_best._make_facts(1, {"k": judgement}, None, {})
+    assert facts.size_speedups == {"dense": {"rows=4": 2.0, "rows=16": 2.0}}
+    assert from_json(pick_best.PickBestFacts, to_json(facts)) == facts
+    lines = pick_best.describe(facts, KnownFacts())
+    assert "dense at each size: 2× (rows=4), 2× (rows=16)" in lines
+    assert "BANNED: a schedule of dense: its values are wrong at sizes 23" in lines
+    fixed = to_json(facts._replace(size_speedups={}, wrong={}))
+    assert not {"size_speedups", "wrong"} & fixed.keys()
 
 
 def test_a_trial_keeps_the_times_of_each_size() -> None:

@@ -32,10 +32,12 @@ from tvmflow.core.types import Dimension
 from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
+from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.apply import apply_chosen
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.proposals import fit_schedules
 from tvmflow.tuning.trials import trial_id
+from tvmflow.tuning.untuned_comparison import LibraryRequest
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import extract_workloads
 
@@ -156,11 +158,13 @@ def test_a_second_run_measures_nothing_and_gives_the_same_records(pipeline: Pipe
         assert Path(files[name]).read_bytes() == Path(same[name]).read_bytes()
 
 
-def tune_at(pipeline: Pipeline, *sizes: int) -> tuple[dict[str, Any], dict[str, str]]:
+def tune_at(
+    pipeline: Pipeline, *sizes: int, until: str = "tune"
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Tune a product with an open number of rows, with two trials."""
     chosen = recipe(Kernels(), trials=2)
     chosen.list_dimensions = lambda: (Dimension("rows", 1, 40, 1, sizes),)
-    facts, files = pipeline(open_rows().mod, chosen, until="tune")
+    facts, files = pipeline(open_rows().mod, chosen, until=until)
     return facts["tune"], files
 
 
@@ -179,6 +183,44 @@ def test_schedules_are_tried_first_at_other_sizes_to_tune_at(pipeline: Pipeline)
         {trial["id"] for trial in next(iter(entry.values()))} for entry in found[1:]
     ]
     assert ids == other_ids and found[1].keys() != found[2].keys()
+
+
+@pytest.mark.slow
+def test_finalists_and_libraries_are_measured_at_each_size_to_tune_at(
+    pipeline: Pipeline, workers: ForkServer
+) -> None:
+    """The kernels by themselves, then the library with them; what lies between is the geometric mean."""
+    _, files = tune_at(pipeline, 4, 16, until="pick_best")
+    [(key, trials)] = read(files["tune/records.json"]).items()
+    [folder] = [path for path in (pipeline.folder / "ledger").iterdir() if path.name != "locks"]
+    [record] = WorkloadLedger(folder / f"{key}.jsonl").finalists.values()
+    assert [len(rows) for rows in record.sizes] == [2, 2, 2]
+    [task] = read(files["extract_tasks/tasks.json"])
+    request = LibraryRequest(
+        lowered=files["lower/lowered.json"],
+        workloads=files["extract_tasks/workloads.json"],
+        calls={key: 1},
+        names={key: task["names"]},
+        chosen={key: trials[0]["trace"]},
+        target=split_threads(TARGET)[0],
+        threads=2,
+        runtime="c",
+        rules_version=1,
+    )
+    outcome = workers.call(
+        "tvmflow.tuning.untuned_comparison:compare_libraries",
+        dict(vars(request)),
+        timeout_s=120,
+        log=pipeline.folder / "log",
+        emit=lambda _: None,
+    )
+    assert outcome.kind == "ok", outcome.message
+    if outcome.value["slower"]:
+        assert outcome.value["tuned"] == []
+    else:
+        tuned, untuned = outcome.value["sizes"]
+        assert len(tuned) == len(untuned) == 2
+        assert {len(row) for row in (*tuned, *untuned)} == {len(outcome.value["tuned"])}
 
 
 @pytest.mark.slow
