@@ -229,13 +229,12 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         *(Representative(main, sizes) for sizes in list_sizes_to_tune_at(dimensions)),
         Representative(main, compared),
     ]
-    numbers: dict[Any, dict[str, list[int]]] = {}
+    numbers: dict[Any, list[dict[str, list[int]]]] = {}
 
     def visit(call: Any) -> None:
         if str(getattr(getattr(call, "op", None), "name", "")) != "relax.call_tir":
             return
         kernel, arguments, *sizes = call.args
-        found = numbers.setdefault(kernel, {})
         params = list(mod[kernel].params)
         tensors: list[Any] = []
         for result in call.ty_args:
@@ -250,23 +249,25 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                 pairs.append((param, value))
         rest = params[len(arguments) + len(tensors) :]
         pairs += zip(rest, sizes[0].values if sizes else (), strict=False)
+        found: dict[str, list[int]] = {}
         for variable, size in pairs:
             # sizes that data decide have no number
             with contextlib.suppress(ValueError):
                 if isinstance(variable, tvm.ir.Var):
-                    name = str(variable.name)
-                    sizes = [point.size(size) for point in points]
-                    found[name] = list(map(max, found.get(name, [1] * len(points)), sizes))
+                    found[str(variable.name)] = [point.size(size) for point in points]
+        numbers.setdefault(kernel, []).append(found)
 
     relax.analysis.post_order_visit(main, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-    for kernel, found in numbers.items():
-        if found:
-            made[kernel] = with_size_numbers(
-                mod[kernel],
-                {name: values[0] for name, values in found.items()},
-                {name: values[1:] for name, values in found.items()},
-            )
+    for kernel, calls in numbers.items():
+        decided: dict[str, int] = {}
+        for name, values in (item for call in calls for item in call.items()):
+            decided[name] = max(decided.get(name, 1), values[0])
+        # all of one call, so that they fit each other
+        largest = max(calls, key=lambda call: math.prod(values[0] for values in call.values()))
+        if decided:
+            tuned = {name: values[1:] for name, values in largest.items()}
+            made[kernel] = with_size_numbers(mod[kernel], decided, tuned)
     return made
 
 
