@@ -22,11 +22,12 @@ Count: TypeAlias = Callable[[str, int], None]
 """Adds a number to a count that is printed at the end: `count("kills", 20)`."""
 
 MANY_CASES = 12
-SLOW_CASES = 4
-"""The cases that `make test-slow` runs of a slow unit test with many, evenly spread."""
 COMPILING = ("tests/unit/compiler/", "tests/unit/frontends/")
 """The tests of which most cases compile a model: of many, `make test` runs one in `SPREAD`."""
 SPREAD = 4
+MANY_SLOW_CASES = 4
+SLOW_CASES = 2
+"""The cases that `make test-slow` runs of a slow test with many, evenly spread."""
 OTHER_SUITES = ("faults", "fuzz", "cross", "cuda", "pytorch", "nightly")
 
 # Workers import the tests' own support modules, wherever pytest was started.
@@ -53,26 +54,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a unit test with many cases, leave some to slower suites.
+    """Of a test with many cases, leave some to slower suites.
 
     Of a slow one, a few are left to `make test-slow`, and the others to the night. Of one that compiles,
-    most are left to `make test-slow`.
+    `make test` and `make test-slow` have different cases, one in `SPREAD` each, and the night all.
     """
     cases: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         name, is_slow = item.nodeid.partition("[")[0], bool(item.get_closest_marker("slow"))
-        is_divided = name.startswith("tests/unit/" if is_slow else COMPILING)
+        is_divided = is_slow or name.startswith(COMPILING)
         if is_divided and not any(map(item.get_closest_marker, OTHER_SUITES)):
             cases.setdefault((name, is_slow), []).append(item)
     for (_, is_slow), alike in cases.items():
-        number = len(alike)
-        if number < MANY_CASES:
-            continue
-        kept = SLOW_CASES if is_slow else -(-number // SPREAD)
-        places = {index * number // kept for index in range(kept)}
-        for index, item in enumerate(alike):
-            if index not in places:
-                item.add_marker(pytest.mark.nightly if is_slow else pytest.mark.slow)
+        if is_slow and len(alike) >= MANY_SLOW_CASES:
+            mark(alike, pytest.mark.nightly, but=spread(len(alike), SLOW_CASES))
+        elif not is_slow and len(alike) >= MANY_CASES:
+            kept = spread(len(alike), -(-len(alike) // SPREAD))
+            mark(alike, pytest.mark.slow, but=kept)
+            mark(alike, pytest.mark.nightly, but=kept | {place + SPREAD // 2 for place in kept})
+
+
+def spread(number: int, kept: int) -> set[int]:
+    """Return places among `number`, as far apart as possible."""
+    return {index * number // kept for index in range(kept)}
+
+
+def mark(items: list[pytest.Item], marker: pytest.MarkDecorator, *, but: set[int]) -> None:
+    for index, item in enumerate(items):
+        if index not in but:
+            item.add_marker(marker)
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ def test_a_model_is_built_without_a_recipe(project: Project) -> None:
     assert checked.code == 0, checked.out
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_another_model_of_the_same_name_is_said_to_replace_it(project: Project) -> None:
     built = project.tvmflow("build", "tiny.onnx")

@@ -215,6 +215,7 @@ def test_plan_and_explain_give_the_reason(finished_project: Project) -> None:
     assert (unknown.code, "there is no stage 'verify/mars'" in unknown.err) == (2, True)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_targets_share_what_they_can(project: Project) -> None:
     """One import for all targets; adding a target runs its own stages and no others."""
@@ -235,6 +236,7 @@ def test_until_stops_early_and_a_later_run_continues(project: Project) -> None:
     assert project.run().outcome("extract_tasks/host") == "hit"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_deleting_the_database_of_doit_runs_nothing(project: Project) -> None:
     """With plain `doit`, too, the store decides what is up to date."""

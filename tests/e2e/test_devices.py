@@ -84,6 +84,7 @@ def test_a_library_that_a_device_cannot_run_is_not_delivered(board: Project) -> 
     assert not (board.folder / "dist/tiny/board/tiny.tvmflow").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_killed_run_resumes_with_the_trials_of_the_devices(
     board: Project, pool: rpc.DevicePool

@@ -281,7 +281,13 @@ def _real_doit(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", PARALLEL.values(), ids=PARALLEL)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=[] if name == "process" else pytest.mark.nightly, id=name)
+        for name, words in PARALLEL.items()
+    ],
+)
 def test_doit_and_tvmflow_share_everything(project: Project, words: tuple[str, ...]) -> None:
     """Store, delivered files and results are those of `tvmflow run` in the folder of the caller."""
     done = _real_doit(project.folder, "run", *words)

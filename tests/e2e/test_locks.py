@@ -136,10 +136,10 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     """A locked run measures no trial and uses the recorded schedules."""
     project.spend_whole_budget()
     # on one core: a kernel as small as this gains nothing from two
-    project.write_recipe(trials=24, targets=("{name: host, preset: host, num_cores: 1}",))
+    project.write_recipe(trials=8, targets=("{name: host, preset: host, num_cores: 1}",))
     project.write_model(channels=64)
     # a convolution without a schedule by rule, which is slower than with any that a search finds
-    project.edit_recipe("trials: 24", "trials: 24, only: [conv2d]")
+    project.edit_recipe("trials: 8", "trials: 8, only: [conv2d]")
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
     assert project.tvmflow("lock", "tiny.yaml").code == 0
     lock = (project.folder / "tiny.lock.yaml").read_text()

@@ -185,6 +185,7 @@ def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
     assert project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml").code == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.mxnet
 @needs_mxnet

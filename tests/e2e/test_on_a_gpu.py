@@ -48,6 +48,7 @@ def test_a_model_is_tuned_verified_and_run_on_the_gpu(with_gpu: Project) -> None
     assert "fused_conv2d_add_relu" in shown.out
 
 
+@pytest.mark.nightly
 def test_digits_are_read_on_the_gpu(with_gpu: Project) -> None:
     """The trained net and its 360 images, as MXNet reads them."""
     text = (ROOT / "recipes/digits.yaml").read_text()
@@ -67,6 +68,7 @@ def test_digits_are_read_on_the_gpu(with_gpu: Project) -> None:
     assert verdict["accuracy"] == verdict["reference_accuracy"] > 0.95
 
 
+@pytest.mark.nightly
 def test_weights_and_data_of_float16_meet_in_tensor_cores(with_gpu: Project) -> None:
     """Within the tolerance of float16, which is set by itself."""
     project = with_gpu

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.support.cache_server import cache_server
 from tests.support.project import Project
 from tvmflow.core.files import hash_file
@@ -83,9 +82,11 @@ def test_a_remote_cache_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_machine_builds_digits_without_running_anything(tmp_path: Path) -> None:
+def test_a_second_machine_builds_a_model_without_running_anything(
+    project: Project, tmp_path: Path
+) -> None:
     """With an empty store, every stage is fetched, and the same library is delivered."""
-    recipe = str(ROOT / "recipes" / "digits.yaml")
+    recipe = str(project.folder / "tiny.yaml")
     with cache_server() as cache:
         started = time.monotonic()
         first = tvmflow(

@@ -385,7 +385,7 @@ int main(int count, char **arguments) {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("system", ["gnu", "musl"])
+@pytest.mark.parametrize("system", ["gnu", pytest.param("musl", marks=pytest.mark.nightly)])
 def test_a_c_program_names_the_digits(exported: Exported, tmp_path: Path, system: str) -> None:
     """Linked with the static library, also completely static: 360 images, without TVM and without Python."""
     images, labels = exports.held_out()
