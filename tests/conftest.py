@@ -89,8 +89,12 @@ def mark(items: list[pytest.Item], marker: pytest.MarkDecorator, *, but: set[int
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The digits in every form, made once for all tests that load them."""
     from tests.support import exports
+    from tests.support.shared import shared_folder
 
-    return exports.make(tmp_path_factory.mktemp("exports") / "digits")
+    folder = shared_folder(
+        tmp_path_factory, "exports", lambda folder: exports.make(folder / "digits")
+    )
+    return exports.Exported(folder / "digits")
 
 
 @pytest.fixture(scope="session")

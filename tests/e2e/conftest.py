@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.project import Project, Ran
+from tests.support.shared import shared_folder
 
 
 @pytest.fixture
@@ -22,12 +24,18 @@ def project(tmp_path: Path) -> Iterator[Project]:
 @pytest.fixture(scope="session")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
     """The folder of a project with 4 trials, and its first run, which all tests share."""
-    project = Project(tmp_path_factory.mktemp("finished"))
-    project.spend_whole_budget()
-    project.write_recipe(trials=4)
-    first = project.run()
-    assert first.code == 0, first.out + first.err
-    return project.folder, first
+
+    def make(folder: Path) -> None:
+        (folder / "project").mkdir()
+        project = Project(folder / "project")
+        project.spend_whole_budget()
+        project.write_recipe(trials=4)
+        first = project.run()
+        assert first.code == 0, first.out + first.err
+        (folder / "ran.json").write_text(json.dumps(first))
+
+    folder = shared_folder(tmp_path_factory, "finished", make)
+    return folder / "project", Ran(*json.loads((folder / "ran.json").read_text()))
 
 
 @pytest.fixture

@@ -228,6 +228,7 @@ def test_two_targets_share_what_they_can(project: Project) -> None:
     assert {label.partition("/")[2] for label in only.stages} == {"", "host"}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_until_stops_early_and_a_later_run_continues(project: Project) -> None:
     """The later run finds the stages up to `--until` up to date."""

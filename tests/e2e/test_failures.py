@@ -116,6 +116,7 @@ def test_a_hang_ends_at_the_time_limit(project: Project) -> None:
     assert failed.stages["build/host"]["message"] == "took longer than 5 s and was stopped"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_full_disk_is_reported_and_the_run_can_be_repeated(project: Project) -> None:
     """The message names the disk, and finished stages are kept."""
@@ -175,6 +176,7 @@ def test_a_damaged_blob_is_named_and_made_again(finished_project: Project) -> No
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_interrupted_run_is_resumed_by_the_next(project: Project) -> None:
     """An interrupt has its own exit code, and no finished stage is lost."""

@@ -42,7 +42,7 @@ def assert_reported(ran: Ran, disk: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [340 << 10, 400 << 10])
+@pytest.mark.parametrize("size", [340 << 10, pytest.param(400 << 10, marks=pytest.mark.nightly)])
 def test_a_linker_without_space_is_told_from_a_linker_that_fails(
     size: int, project: Project, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def copy_to_machine(project: Project, folder: Path) -> Project:
     return other
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_locked_run_gives_the_same_bytes_in_an_empty_store_or_fails(
     project: Project, tmp_path: Path

@@ -89,7 +89,9 @@ pipeline: compile
 @pytest.mark.models
 @needs_models
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", ["", "_without_postprocessing"])
+@pytest.mark.parametrize(
+    "cut", ["", pytest.param("_without_postprocessing", marks=pytest.mark.nightly)]
+)
 def test_ultraface_agrees_with_onnx_runtime(project: Project, cut: str) -> None:
     """A face detector with depthwise and dilated convolutions, with and without its box decoding."""
     verdict = deliver(

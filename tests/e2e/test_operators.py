@@ -215,7 +215,7 @@ def test_mistakes_have_a_place(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.int64, marks=pytest.mark.nightly)])
 def test_an_operator_of_constants_alone(project: Project, dtype: type[np.generic]) -> None:
     """It is computed with the weights, or when the library runs."""
     constant = onnx.numpy_helper.from_array(np.arange(4).astype(dtype), "constant")

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tests.support.recipes import ROOT
+from tvmflow.core.files import write_atomically
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters.base import BuiltModel
 from tvmflow.exporters.c_library import write_library
@@ -229,7 +230,8 @@ def _built(exported: Exported, request: Any, bundle: Path) -> BuiltModel:
         for name in exporter.files(request)
     }
     library, bundle = exported.folder / "library.so", exported.dist / "digits.tvmflow"
-    library.write_bytes(read_bundle(bundle).library)
+    # another worker may have loaded it
+    write_atomically(library, read_bundle(bundle).library)
     return BuiltModel(
         request, library, forms, signature, manifest, bundle, others, exported.dist / "digits.so"
     )

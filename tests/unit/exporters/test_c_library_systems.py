@@ -68,7 +68,10 @@ def test_windows(tmp_path: Path, triple: str, files: set[str]) -> None:
     assert set(dll.imports) == {"kernel32.dll", "ntdll.dll", "ucrtbase.dll"}
 
 
-@pytest.mark.parametrize("triple", ["arm64-apple-macos13", "x86_64-apple-macos13"])
+@pytest.mark.parametrize(
+    "triple",
+    ["arm64-apple-macos13", pytest.param("x86_64-apple-macos13", marks=pytest.mark.nightly)],
+)
 def test_macos(tmp_path: Path, triple: str) -> None:
     """A dylib under its own name that needs the system's library alone."""
     library = build(tmp_path, triple)
