@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 Count: TypeAlias = Callable[[str, int], None]
 """Adds a number to a count that is printed at the end: `count("kills", 20)`."""
 
-MANY_CASES = 12
+MANY_CASES = 6
 COMPILING = ("tests/unit/compiler/", "tests/unit/frontends/")
 """The tests of which most cases compile a model: of many, `make test` runs one in `SPREAD`."""
 SPREAD = 4
