@@ -19,7 +19,7 @@ from tests.support.project import Project
 from tvmflow.compiler import ir, lowering, pipeline
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
-from tvmflow.engine import faults
+from tvmflow.engine import stage_runs
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.prepare import prepare_run
@@ -124,7 +124,7 @@ def payload_of(project: Project, folder: Path) -> dict[str, Any]:
     store = LocalStore(str(project.folder / "cache"))
     plan = prepare_run(RunRequest((str(project.folder / "tiny.yaml"),)), store).plan
     [verify] = [spec for spec in plan.stages if spec.stage == "verify"]
-    return faults.make_payload(verify, plan, evaluate_plan(plan, store), folder)
+    return stage_runs.make_payload(verify, plan, evaluate_plan(plan, store), folder)
 
 
 def search(payload: dict[str, Any]) -> str:

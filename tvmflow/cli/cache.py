@@ -409,7 +409,7 @@ def _list_keys(
 
 
 def _evaluate(recipes: RecipeOptions, store: LocalStore) -> tuple[Plan, PlanState]:
-    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.prepare import prepare_run
 

@@ -166,7 +166,7 @@ def choices(options: ModelOptions) -> Choices:
 
 def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
     """Return what a recipe in a folder says of a model."""
-    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.new_recipe import inspect_model
     from tvmflow.store.source_files import SourceFiles
 

@@ -91,10 +91,10 @@ def _check_lock_file(options: LockCommandOptions) -> None:
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
-    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import print_notes, write_file
     from tvmflow.cli.run import open_driver, retune_recipes, show_report
     from tvmflow.engine.driver import prepare
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.report import RunReport
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.recipe.lock_file import lock_path, read_lock

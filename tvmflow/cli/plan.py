@@ -105,10 +105,10 @@ def show_plan(
     """
     import json
 
-    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import write_file
     from tvmflow.engine.estimates import estimate_stages, find_hits_with_new_weights
     from tvmflow.engine.plan_text import format_plan
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
     from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
     from tvmflow.planning.checks import describe_runtimes
@@ -230,8 +230,8 @@ class _Explanation(NamedTuple):
 
 
 def explain(options: ExplainOptions) -> int:
-    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.output import print_result
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.plan import find_stages
     from tvmflow.planning.prepare import prepare_run

@@ -195,10 +195,10 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
 
 
 def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
-    from tvmflow.cli.download_progress import DownloadLine
     from tvmflow.cli.plan import show_plan
     from tvmflow.cli.release import check_release, check_reproducible, release
     from tvmflow.engine.driver import prepare
+    from tvmflow.engine.progress import DownloadLine
 
     lock = options.lock.find(options.recipes.recipes)
     request = options.recipes.request(lock, options.force)

@@ -167,7 +167,7 @@ def _list_finished(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[StageReport]:
     """Return the stages of a recipe that are up to date, for one target or all."""
-    from tvmflow.cli.download_progress import DownloadLine
+    from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.report import StageReport
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.prepare import prepare_run

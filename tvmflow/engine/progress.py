@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +19,15 @@ from tvmflow.core.formatting import (
     names_text,
     printable,
     printable_lines,
+    size_text,
 )
 from tvmflow.core.live_region import Line, Span, display_width, fit, pad
 from tvmflow.engine.plan_text import range_text, rounded_text
 from tvmflow.engine.report import MAX_SHOWN
 from tvmflow.executors.base import Event
+from tvmflow.store.downloads import DownloadProgress
+
+_log = logging.getLogger(__name__)
 
 RUNNING: Final = "running"
 PENDING: Final = "pending"
@@ -603,3 +609,27 @@ def describe_gain(event: Mapping[str, Any]) -> str:
     change = f"{latency_text(untuned_us / 1e6)} → {latency_text(best_us / 1e6)}"
     speedup = untuned_us / best_us
     return f"estimated latency {change}" + (f", {speedup:.2f}× faster" if speedup > 1.005 else "")
+
+
+class DownloadLine:
+    """Shows how much has arrived on a line of stderr, which goes at the end; in a file, the end alone.
+
+    With `-q`, which logs errors alone, it shows nothing.
+    """
+
+    def __init__(self) -> None:
+        self._complete = ""
+
+    def __call__(self, progress: DownloadProgress) -> None:
+        """Show the progress of a download; its end may be reported more than once."""
+        if not _log.isEnabledFor(logging.WARNING):
+            return
+        is_complete = progress.done == progress.total
+        if sys.stderr.isatty():
+            text = printable(download_text(progress.done, progress.total, progress.url))
+            sys.stderr.write("\r\x1b[K" if is_complete else f"\r\x1b[K{text}")
+            sys.stderr.flush()
+        elif is_complete and progress.url != self._complete:
+            self._complete = progress.url
+            text = printable(f"downloaded {progress.url} ({size_text(progress.total)})")
+            sys.stderr.write(f"tvmflow: {text}\n")

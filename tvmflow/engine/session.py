@@ -15,7 +15,7 @@ from tvmflow.core.errors import EXIT_OK, InternalError, TvmflowError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Artifact, Decision, Plan, StageSpec
-from tvmflow.engine import delivery, faults
+from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
@@ -23,7 +23,7 @@ from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.remote_access import estimate_work, prefetch
 from tvmflow.engine.report import SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.engine.stage_execution import RunContext
-from tvmflow.engine.stage_runs import StageRuns
+from tvmflow.engine.stage_runs import StageRuns, choose_again
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
@@ -171,7 +171,7 @@ class Session:
         """Decide about every stage, fetch what a remote cache has, and run what is not up to date."""
         self._runs.damaged.clear()
         for tune in self._runs.retries:
-            faults.choose_again(tune, self._plan, self.state)
+            choose_again(tune, self._plan, self.state)
         self._runs.retries.clear()
         self.state.decide_all(self._plan)
         for decision in self.state.decisions.values():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tvmflow.cli.download_progress import DownloadLine
+from tvmflow.engine.progress import DownloadLine
 from tvmflow.store.downloads import DownloadProgress
 
 URL = "hf://org/net/m.onnx@main"

@@ -26,9 +26,9 @@ from tests.support.facts import (
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import UsageError
 from tvmflow.engine.builds import list_builds
-from tvmflow.engine.faults import has_wrong_outputs
 from tvmflow.engine.kernel_details import list_kernel_rows, list_libraries
 from tvmflow.engine.report import RunReport, StageReport, can_be_shown
+from tvmflow.engine.stage_runs import has_wrong_outputs
 from tvmflow.engine.summary import render
 from tvmflow.pages.collect import list_kernels
 from tvmflow.stages import STAGES

@@ -212,7 +212,7 @@ class Fault(NamedTuple):
 
 
 def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
-    """Return faults as JSON; `payload` is that of `engine.faults.make_payload`."""
+    """Return faults as JSON; `payload` is that of `engine.stage_runs.make_payload`."""
     inputs = {name: Path(path) for name, path in payload["inputs"].items()}
     work = Path(payload["work"])
     settings = VerifySettings.model_validate(payload["verify"])
