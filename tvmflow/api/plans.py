@@ -151,11 +151,7 @@ def plan(
 
 
 def check_recipes(recipes: Iterable[object], kind: type) -> None:
-    """Check that each is a recipe (of the class `kind`), or names its file.
-
-    Raises:
-        UsageError: when one is something else, such as a list of them.
-    """
+    """Check that each is a recipe (of the class `kind`), or names its file."""
     for recipe in recipes:
         if not isinstance(recipe, (kind, str, os.PathLike)):
             raise UsageError(
@@ -165,11 +161,7 @@ def check_recipes(recipes: Iterable[object], kind: type) -> None:
 
 
 def check_names(**arguments: object) -> None:
-    """Check that each argument is a sequence of names.
-
-    Raises:
-        UsageError: when one is a string, which is a sequence of letters, or something else.
-    """
+    """Check that each argument is a sequence of names."""
     for argument, names in arguments.items():
         if isinstance(names, str):
             raise UsageError(
@@ -181,22 +173,14 @@ def check_names(**arguments: object) -> None:
 
 
 def check_texts(**arguments: object) -> None:
-    """Check that each argument is None, or a name or a path that is not empty.
-
-    Raises:
-        UsageError: when one is something else.
-    """
+    """Check that each argument is None, or a name or a path that is not empty."""
     for argument, text in arguments.items():
         if text is not None and (not isinstance(text, str | os.PathLike) or not os.fspath(text)):
             raise UsageError(f"{argument}={text!r} is neither a name nor a path")
 
 
 def check_limits(jobs: object, stage_timeout_s: object = None, stage_memory: object = None) -> None:
-    """Check the limits of a run.
-
-    Raises:
-        UsageError: when one is not a number, or not in its range.
-    """
+    """Check the limits of a run."""
     if not _is_integer_from(1, jobs):
         raise UsageError(f"jobs={jobs!r} is not a whole number from 1")
     if stage_timeout_s is not None and not (

@@ -57,11 +57,7 @@ def clean(options: CleanOptions) -> int:
 
 
 def _confirm(preview: str) -> bool:
-    """Show what would be removed and ask the user.
-
-    Raises:
-        UsageError: when there is no terminal on which to ask.
-    """
+    """Show what would be removed and ask the user."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
             "clean asks before it removes anything, and there is no terminal here",

@@ -112,11 +112,7 @@ def serve(options: DeviceServeOptions) -> int:
 
 
 def _checked(address: str) -> str:
-    """Return the address of a tracker.
-
-    Raises:
-        UsageError: for an address that is missing or not valid.
-    """
+    """Return the address of a tracker."""
     from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
 
     try:

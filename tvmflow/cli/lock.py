@@ -77,11 +77,7 @@ def lock(options: LockCommandOptions) -> int:
 
 
 def _check_lock_file(options: LockCommandOptions) -> None:
-    """Check that nothing but a lock file is replaced by one, before the work that it records.
-
-    Raises:
-        UsageError: when the path is that of a folder, a recipe, or another file that is certainly no lock file.
-    """
+    """Check that nothing but a lock file is replaced by one, before the work that it records."""
     from tvmflow.cli.output import check_output_file
     from tvmflow.core.file_kinds import LOCK, check_kind
 

@@ -99,11 +99,7 @@ def report(options: ReportOptions) -> int:
 
 
 def _find_subject(what: str, store: LocalStore) -> _Subject:
-    """Return what a command line names.
-
-    Raises:
-        UsageError: when there is no such run or release.
-    """
+    """Return what a command line names."""
     from tvmflow.engine.run_records import read_run
     from tvmflow.pages.collect import describe_run
     from tvmflow.release.page import describe_gates
@@ -123,11 +119,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 
 def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
-    """Return what a page is compared with: what `--against` names, else what came before, if anything did.
-
-    Raises:
-        UsageError: There is nothing of this name, or nothing came before.
-    """
+    """Return what a page is compared with: what `--against` names, else what came before, if anything did."""
     from tvmflow.release.sides import load_side
 
     if against not in (None, _LAST):

@@ -141,11 +141,7 @@ def run_model(options: RunModelOptions) -> int:
 
 
 def _check_bundle(path: Path) -> None:
-    """Check that a file may be a bundle.
-
-    Raises:
-        UsageError: when there is no file, or it is certainly something else.
-    """
+    """Check that a file may be a bundle."""
     from tvmflow.core.file_kinds import BUNDLE, check_kind
     from tvmflow.core.named_files import is_file, missing_file_text
 
@@ -164,11 +160,7 @@ def _describe_fill(options: RunModelOptions, sizes: Mapping[str, int]) -> str:
 def _choose_sizes(
     module: Module, files: Sequence[InputFile], words: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of inputs without a file, by dimension: those of the user, and representative ones.
-
-    Raises:
-        UsageError: when a size is for no dimension of the model, or is not one that it can have.
-    """
+    """Return the sizes of inputs without a file, by dimension: those of the user, and representative ones."""
     dimensions = {dimension.name: dimension for dimension in module.dimensions}
     if files and words:
         raise UsageError(

@@ -176,11 +176,7 @@ def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | No
 def _find_model(
     model: Path | None, statement: Statement | None, store: LocalStore
 ) -> tuple[Path, str]:
-    """Return the model's file, and what is to be said of it.
-
-    Raises:
-        UsageError: when there is none.
-    """
+    """Return the model's file, and what is to be said of it."""
     digests = (
         {
             str(entry["name"]): str(entry["digest"]["sha256"])
@@ -219,11 +215,7 @@ def _list_files(path: Path, kind: str, store: LocalStore) -> dict[str, Path]:
 def _bound_inputs(
     files: Mapping[str, Path], kind: str, module: Module, statement: Statement | None
 ) -> Iterator[tuple[str, Array]]:
-    """Give the constants that the recipe binds inputs of the model to.
-
-    Raises:
-        UsageError: when an input is none of the library's, and the statement has no constant for it.
-    """
+    """Give the constants that the recipe binds inputs of the model to."""
     taken = {spec.name for spec in module.inputs}
     for entry in FRONTENDS[kind].read_inputs(files):
         if entry.name in taken or not entry.is_required:
@@ -243,11 +235,7 @@ def _bound_inputs(
 
 
 def _tolerance_of(statement: Statement | None) -> Tolerance:
-    """Return the tolerance that `verify` had; without a statement that of float32.
-
-    Raises:
-        BundleError: when it is no tolerance.
-    """
+    """Return the tolerance that `verify` had; without a statement that of float32."""
     default = tolerance_for(FLOAT32, rtol=None, atol=None)
     recorded = get_field(statement.verdict, "tolerance", of=dict) if statement else {}
     if not recorded:

@@ -129,11 +129,7 @@ def show_kernel(options: ShowKernelOptions) -> int:
 def _find_libraries(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[BuiltLibrary]:
-    """Return the libraries of a recipe as it is, or of a run.
-
-    Raises:
-        UsageError: None was built.
-    """
+    """Return the libraries of a recipe as it is, or of a run."""
     from tvmflow.core.generated_text import shell_word
     from tvmflow.core.project import shortest_path
     from tvmflow.engine.kernel_details import list_libraries

@@ -320,11 +320,7 @@ def _read_preimage(library: BuiltLibrary, store: LocalStore) -> Mapping[str, Jso
 
 
 def _list_inputs(library: BuiltLibrary, store: LocalStore) -> dict[str, str]:
-    """Return the paths of the files that a library was built from, by role.
-
-    Raises:
-        UsageError: the store no longer has one.
-    """
+    """Return the paths of the files that a library was built from, by role."""
     inputs: Mapping[str, str] = _read_preimage(library, store)["inputs"]
     try:
         return {role: _find_input(digest, store) for role, digest in inputs.items()}

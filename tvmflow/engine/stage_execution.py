@@ -204,11 +204,7 @@ class StageExecution:
         return result
 
     def _check_named_files(self, files: Mapping[str, str]) -> None:
-        """Check that the recipe names all files of a model whose first one has just been downloaded.
-
-        Raises:
-            RecipeError: when it does not, with the digests of the others.
-        """
+        """Check that the recipe names all files of a model whose first one has just been downloaded."""
         at_addresses = [file for file in self.spec.files if file.url]
         if all(file.path for file in at_addresses):
             return

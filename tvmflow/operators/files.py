@@ -79,11 +79,7 @@ def list_operator_files(
 
 
 def _imported_modules(path: Path, position: str) -> list[str]:
-    """Return the first parts of the names of all modules that a file imports, in order.
-
-    Raises:
-        RecipeError: when the file is not Python.
-    """
+    """Return the first parts of the names of all modules that a file imports, in order."""
     try:
         text = path.read_bytes()
         if len(text) > _MAX_BYTES:

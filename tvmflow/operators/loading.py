@@ -120,11 +120,7 @@ def _by_name(files: Mapping[str, Path], role: str) -> dict[str, Path]:
 
 
 def _prepare_imports(modules: Mapping[str, Path]) -> None:
-    """Let these modules be imported, and no longer those of another recipe.
-
-    Raises:
-        StageError: when an installed module has one of the names.
-    """
+    """Let these modules be imported, and no longer those of another recipe."""
     forget_operators()
     for name, path in modules.items():
         installed = importlib.util.find_spec(name)
@@ -209,11 +205,7 @@ class _TimedOut(BaseException):
 
 @contextmanager
 def _explaining(paths: Sequence[str], what: str, where: str) -> Iterator[None]:
-    """Turn every error of a user's code into one that names file and line.
-
-    Raises:
-        StageError: in place of it.
-    """
+    """Turn every error of a user's code into one that names file and line."""
     try:
         with _time_limit():
             yield

@@ -154,11 +154,7 @@ def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery
 def _write_schedules(
     lock: Lock, spec: StageSpec, need: Need, locked: LockedStage, store: LocalStore
 ) -> InputFile:
-    """Write the file of chosen schedules as `pick_best` wrote it when the lock file was made.
-
-    Raises:
-        RecipeError: when it is not the file that the stage was built with.
-    """
+    """Write the file of chosen schedules as `pick_best` wrote it when the lock file was made."""
     role = f"{need.stage}/{pick_best.CHOSEN}"
     target_name = need.stage_id.partition("/")[2]
     target = lock.recipes[spec.recipe].targets.get(target_name)

@@ -215,11 +215,7 @@ def _describe_source(kind: str, model: str, folder: Path) -> dict[str, Json]:
 
 
 def _path_from(folder: Path, path: str) -> str:
-    """Return a path from a folder, or an absolute one where that is shorter.
-
-    Raises:
-        UsageError: when it is no text, as paths in a recipe are.
-    """
+    """Return a path from a folder, or an absolute one where that is shorter."""
     absolute = str(Path(path).absolute())
     relative = os.path.relpath(absolute, folder)
     name = relative if len(relative) < len(absolute) else absolute
@@ -287,11 +283,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
 
 
 def _check_readable(text: str, open_lines: Sequence[int]) -> None:
-    """Check that a recipe can be read, but for the lines in which sizes are to be filled in.
-
-    Raises:
-        UsageError: when it cannot, because of what its model names.
-    """
+    """Check that a recipe can be read, but for the lines in which sizes are to be filled in."""
     try:
         document = parse_yaml(Path("recipe"), text)
     except RecipeError as error:
@@ -313,11 +305,7 @@ def _list_free(value: ModelInput) -> list[str]:
 
 
 def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[InputRequest]:
-    """Return what the recipe says of each input.
-
-    Raises:
-        UsageError: when a shape does not fit, or an input cannot be compiled.
-    """
+    """Return what the recipe says of each input."""
     names = dict.fromkeys([*(value.name for value in model.inputs if value.is_required), *shapes])
     requests = [InputRequest(name, shapes.get(name)) for name in names]
     if problems := list(find_mismatches(model.inputs, requests)):
@@ -330,11 +318,7 @@ def _check_shapes(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> list[I
 
 
 def _list_dimensions(model: Model, requests: Sequence[InputRequest]) -> list[InputLine]:
-    """Return the lines of `dimensions` and `inputs` for the sizes that a model leaves open.
-
-    Raises:
-        UsageError: when it leaves none open.
-    """
+    """Return the lines of `dimensions` and `inputs` for the sizes that a model leaves open."""
     if any(request.shape for request in requests):
         text = "--open and --shape exclude each other"
         raise UsageError(text, fix="write numbers in the recipe for the sizes that are fixed")

@@ -163,11 +163,7 @@ def _inspect_content(path: Path, max_bytes: int) -> dict[str, Json]:
 
 
 def _inspect_lock(path: Path) -> dict[str, Json]:
-    """Return the content of a lock file.
-
-    Raises:
-        RecipeError: It is none.
-    """
+    """Return the content of a lock file."""
     lock = read_lock(path).file
     locked = [
         {

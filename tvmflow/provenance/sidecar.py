@@ -52,11 +52,7 @@ def list_sidecars_to_write(
 def write_sidecars(
     plan: Plan, artifacts: Mapping[str, Artifact], store: LocalStore, dist: str
 ) -> list[str]:
-    """Write the sidecar files that are missing or describe other results; return all their paths.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
-    """
+    """Write the sidecar files that are missing or describe other results; return all their paths."""
     paths: list[str] = []
     for delivered in list_delivered_targets(plan, artifacts):
         if not _is_current(store, delivered, dist):

@@ -55,9 +55,6 @@ def make_statement(
 
     `subjects` has the sha256 of the files by name, `sources` the state of the recipe and its repository, where
     that is known.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
     """
     stages = lineage.repeatable
     definition = {
@@ -92,9 +89,6 @@ def make_measurement_statement(
 
     Measured files are given by their sha256; `statement` is the text of `make_statement`, and `sources` are the recipe
     and its pipeline, if it is known where they are.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
     """
     stages = [stage for stage in lineage.stages if not stage.spec.traits.is_locked]
     stages += [stage for stage in lineage.stages if stage.spec.traits.searches]

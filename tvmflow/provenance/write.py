@@ -232,11 +232,7 @@ _DATASET: Final = "data"
 
 
 def make_bom(lineage: Lineage) -> bytes:
-    """Return the bill of materials of one recipe's files for one target as canonical JSON.
-
-    Raises:
-        DamagedBlob: A result that has to be read is not what it should be.
-    """
+    """Return the bill of materials of one recipe's files for one target as canonical JSON."""
     scopes = {**_RUNTIME, **_LOADER} if _needs_tvm(lineage) else _LOADER
     libraries = [_library(tool, scopes) for tool in lineage.tools()]
     sources = [_source(source) for source in lineage.sources()]
@@ -399,11 +395,7 @@ _FEW_INPUTS: Final = 3
 
 
 def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
-    """Return the README of a delivered target.
-
-    Raises:
-        DamagedBlob: A result is not what it should be.
-    """
+    """Return the README of a delivered target."""
     names = sorted({name.partition("/")[0] for name, _ in lineage.files} | set(sidecars))
     signature = lineage.signature()
     sections = [

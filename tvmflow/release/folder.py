@@ -244,11 +244,7 @@ def _parse_sums(text: str) -> dict[str, str]:
 
 
 def _check_existing(folder: Path, files: Mapping[str, str]) -> None:
-    """Check that a release has the same files, apart from measurements, and that none was changed.
-
-    Raises:
-        LockMismatch: otherwise.
-    """
+    """Check that a release has the same files, apart from measurements, and that none was changed."""
     try:
         recorded = _parse_sums((folder / SUMS).read_text(encoding="utf-8"))
     except OSError as error:

@@ -408,11 +408,7 @@ def _run_build(
     folder: Path,
     environment: BuildEnvironment,
 ) -> tuple[float, list[_FailedStage]]:
-    """Return how many seconds a build took, and its stages that failed.
-
-    Raises:
-        StageError: when it ended without a report, or failed without a message.
-    """
+    """Return how many seconds a build took, and its stages that failed."""
     work = folder / environment.folder
     work.mkdir(parents=True)
     built_store.create()

@@ -160,11 +160,7 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
 
 
 def _check_runtime(part: str, bundle: Bundle) -> None:
-    """Check that a part is a C library.
-
-    Raises:
-        StageError: when its runtime is TVM's virtual machine.
-    """
+    """Check that a part is a C library."""
     if runtime_of(bundle.manifest) != C_RUNTIME:
         raise StageError(
             f"the part '{part}' needs TVM's runtime, which a C++ project does not have",
