@@ -121,6 +121,12 @@ def _text(size: Any) -> str:
         return str(size.name)
     if isinstance(size, tirx.Cast):
         return _text(size.value)
+    divisor = size.b if isinstance(size, tirx.FloorDiv | tirx.FloorMod) else None
+    if isinstance(divisor, tirx.IntImm) and int(divisor) < 0:
+        # TVM writes a size that is rounded up as what is left of a division by a negative number
+        negated = f"((0 - {_text(size.a)}) {{}} {-int(divisor)})"
+        is_quotient = isinstance(size, tirx.FloorDiv)
+        return negated.format("//") if is_quotient else f"(0 - {negated.format('%')})"
     form = _OPERATORS.get(type(size))
     if form is None:
         raise NoSize(f"{size} is no size that depends on dimensions alone")
@@ -257,7 +263,10 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
                     found[str(variable.name)] = [point.size(size) for point in points]
         numbers.setdefault(kernel, []).append(found)
 
-    relax.analysis.post_order_visit(main, visit)
+    # also of branches, whose variables have the names of dimensions
+    for _, function in mod.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
     made = tvm.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
     for kernel, calls in numbers.items():
         decided: dict[str, int] = {}

@@ -25,7 +25,7 @@ from tvmflow.compiler.open_sizes import (
     same_size,
     simplify,
 )
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_functions
 
 _CALL: Final = "relax.call_tir"
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
@@ -50,32 +50,15 @@ def _rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IR
     """Rewrite the kernels with open sizes; the same module where no dimension is open."""
     if not read_dimensions(mod["main"]):
         return mod
-    elsewhere = _list_kernels_elsewhere(mod)
     kernels = {
         variable: function
         for variable, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc)
-        and variable not in elsewhere
-        and any(map(is_open, _list_sizes(function)))
+        if isinstance(function, tirx.PrimFunc) and any(map(is_open, _list_sizes(function)))
     }
     # without them, so that names do not depend on how many TVM has made
     others = {var: function for var, function in mod.functions_items() if var not in kernels}
     rest = tvm.IRModule(others, mod.attrs, mod.global_infos)
-    return rewrite_main(rest, _KernelRewriter, kernels, rewrite)
-
-
-def _list_kernels_elsewhere(mod: tvm.IRModule) -> set[Any]:
-    """Return the kernels that other functions than `main` call: those of branches."""
-    found: set[Any] = set()
-
-    def collect(node: Any) -> None:
-        if ir.operator_name(node) == _CALL:
-            found.add(node.args[0])
-
-    for variable, function in mod.functions_items():
-        if isinstance(function, relax.Function) and str(variable.name_hint) != "main":
-            relax.analysis.post_order_visit(function, collect)
-    return found
+    return rewrite_functions(rest, _KernelRewriter, kernels, rewrite)
 
 
 class _KernelRewriter(MainRewriter):

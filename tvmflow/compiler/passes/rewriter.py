@@ -179,7 +179,29 @@ def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any)
         rewriter: The class that rewrites `main`.
         *options: The arguments of the class besides the module.
     """
+    return _rewrite(mod, [mod.get_global_var("main")], rewriter, options)
+
+
+def rewrite_functions(
+    mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any
+) -> tvm.IRModule:
+    """Return a module whose functions of Relax, also those of branches, are rewritten like `main`."""
+    functions = [
+        variable
+        for variable, function in mod.functions_items()
+        if isinstance(function, relax.Function)
+    ]
+    functions.sort(key=lambda variable: (variable.name_hint != "main", str(variable.name_hint)))
+    return _rewrite(mod, functions, rewriter, options)
+
+
+def _rewrite(
+    mod: tvm.IRModule,
+    functions: Sequence[Any],
+    rewriter: type[MainRewriter],
+    options: Sequence[Any],
+) -> tvm.IRModule:
     instance = mutator(rewriter)(mod, *options)
-    main = instance.visit_expr(mod["main"])
-    instance.builder_.update_func(mod.get_global_var("main"), main)
+    for variable in functions:
+        instance.builder_.update_func(variable, instance.visit_expr(mod[variable]))
     return relax.transform.DeadCodeElimination(["main"])(instance.builder_.get())
