@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tvm
 from onnx import NodeProto, helper, numpy_helper
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 
-from tvmflow.compiler.open_sizes import NoSize
+from tvmflow.compiler.open_sizes import NoSize, same_size, same_sizes
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
@@ -121,8 +121,15 @@ class Sizes(SizeRanges):
                 continue
             if not isinstance(kind.shape, relax.ShapeExpr):
                 raise OpenSizeProblem(self._unknown_text(node))
-            if not self.check_result(self.shape_of(self._nodes[name])):
+            sizes = [self.simplify(size) for size in kind.shape.values]
+            if not self.check_result(sizes):
                 raise OpenSizeProblem(self._unknown_text(node))
+            seen = list(map(self.as_seen, sizes))
+            self.see(seen)
+            if not same_sizes(seen, sizes):
+                # so that it fits what its sizes are equal to as multiples
+                reshaped = relax.op.reshape(self._nodes[name], _shape_expr(seen))
+                self._nodes[name] = self._builder.emit(reshaped)
 
     def _unknown_text(self, node: NodeProto) -> str:
         """Return why the result of a node has unknown sizes."""
@@ -237,7 +244,7 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ operators that take sizes
 
     def convert(self, node: NodeProto) -> Any:
-        """Return the result of an operator that takes sizes; None where the importer converts it.
+        """Return the result of an operator that takes sizes, or a list of them; None where the importer converts it.
 
         Raises:
             OpenSizeProblem: when its sizes do not follow from the dimensions.
@@ -270,6 +277,10 @@ class Sizes(SizeRanges):
     def emit(self, expr: Any) -> Any:
         """Return an expression with a type."""
         return self._builder.normalize(expr)
+
+    def kernel(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Emit a kernel of TE."""
+        return self._builder.emit_te(function, *arguments)
 
     def is_open(self, expr: Any) -> bool:
         """Return whether a tensor has sizes that depend on dimensions."""
@@ -808,8 +819,13 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
                 return relax.op.flip(data, axis)
             raise OpenSizeProblem("a step below 1 of an open size is not supported")
         begin = sizes.clamp(start, extent)
+        stop = sizes.at_least(sizes.clamp(end, extent), begin)
+        count = sizes.divide_up(sizes.simplify(stop - begin), step)
+        if not same_size(seen := sizes.as_seen(count), count):
+            # as many, in the form of an earlier size
+            stop = sizes.simplify(begin + seen * step - (step - 1))
         begins.append(begin)
-        stops.append(sizes.at_least(sizes.clamp(end, extent), begin))
+        stops.append(stop)
     return relax.op.strided_slice(
         data, list(places), _exprs(begins), _exprs(stops), list(steps), assume_inbound=True
     )
@@ -832,6 +848,53 @@ def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.emit(relax.op.reshape(data, _shape_expr(split)))
     data = sizes.emit(relax.op.broadcast_to(data, _shape_expr(wide)))
     return relax.op.reshape(data, _shape_expr(whole))
+
+
+def _convert_split(sizes: Sizes, node: NodeProto) -> Any:
+    """Convert a Split into parts whose sizes follow from the dimensions."""
+    lengths = sizes.operand(node, 1)
+    if lengths is None or all(isinstance(length, int) for length in lengths):
+        return None
+    data = sizes.data(node.input[0])
+    axis = int(attributes_of(node).get("axis", 0)) % len(sizes.shape_of(data))
+    parts, begin = [], 0
+    for length in lengths:
+        end = sizes.simplify(begin + length)
+        bounds = [axis], _exprs([begin]), _exprs([end])
+        parts.append(sizes.emit(relax.op.strided_slice(data, *bounds, assume_inbound=True)))
+        begin = end
+    return parts
+
+
+def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
+    """Convert a Pad by widths that follow from the dimensions."""
+    widths = sizes.operand(node, 1)
+    if widths is None or all(isinstance(width, int) for width in widths):
+        return None
+    if _text(attributes_of(node), "mode", "constant") != "constant":
+        raise OpenSizeProblem("widths that depend on dimensions are those of constants alone")
+    data = sizes.data(node.input[0])
+    axes = sizes.operand(node, 3) or list(range(len(sizes.shape_of(data))))
+    before: list[Any] = [0] * len(sizes.shape_of(data))
+    after = list(before)
+    for position, axis in enumerate(axes):
+        before[axis], after[axis] = widths[position], widths[len(axes) + position]
+    for width in (*before, *after):
+        if not sizes.is_certain(width >= 0):
+            raise OpenSizeProblem(f"a width of {shape_text([width])} may be negative")
+    value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+    number = 0 if value is None else value.values.item()
+    if isinstance(number, _Quotient):
+        number = float(number.factor)
+    fill = tirx.const(number, str(data.ty.dtype))
+    return sizes.kernel(topi.nn.pad, data, _exprs(before), _exprs(after), fill)
+
+
+def _convert_top_k(sizes: Sizes, node: NodeProto) -> Any:
+    """Refuse a TopK of an open number of elements."""
+    count = sizes.operand(node, 1)
+    if count is not None and not all(isinstance(size, int) for size in count):
+        raise OpenSizeProblem(f"its K is {shape_text(count)}, and it needs a number")
 
 
 _COORDINATES: Final = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
@@ -892,10 +955,13 @@ def _text(attributes: Mapping[str, Any], name: str, default: str) -> str:
 _CONVERTERS: Final[Mapping[str, Callable[[Sizes, NodeProto], Any]]] = {
     "ConstantOfShape": _convert_constant_of_shape,
     "Expand": _convert_expand,
+    "Pad": _convert_pad,
     "Range": _convert_range,
     "Reshape": _convert_reshape,
     "Resize": _convert_resize,
     "Slice": _convert_slice,
+    "Split": _convert_split,
     "Tile": _convert_tile,
+    "TopK": _convert_top_k,
 }
 """Operator -> its converter; None from one leaves the node to the importer."""

@@ -80,7 +80,7 @@ def import_prepared(
     Raises:
         ImportFailed: with operator and node.
     """
-    _refuse_unsupported(model)
+    _refuse_unsupported(model, is_open=bool(dimensions))
     largest = {entry.name: entry.max for entry in dimensions}
     importer = _Importer(model, own, labels, dimensions)
     mod = importer.import_model()
@@ -124,8 +124,12 @@ def import_prepared(
     )
 
 
-def _refuse_unsupported(model: ModelProto) -> None:
+def _refuse_unsupported(model: ModelProto, *, is_open: bool) -> None:
     """Check all operators.
+
+    Args:
+        model: The model.
+        is_open: Whether it has open sizes.
 
     Raises:
         ImportFailed: with every operator that cannot be imported, and its first node.
@@ -147,6 +151,7 @@ def _refuse_unsupported(model: ModelProto) -> None:
     if any(attribute.HasField("g") for attribute in first.attribute):
         # a loop: its body cannot be handed to a function of the user's
         advice = _binding_advice(model, first.input[0]) if first.op_type == "Loop" else ""
+        advice = "; or ".join(filter(None, [advice, OPEN_FIX if is_open else ""]))
         raise ImportFailed("; ".join(lines), fix="; or ".join(filter(None, [advice, _FIX])))
     name, domain = quoted(first.op_type), quoted(first.domain)
     fix = _OWN_FIX.format(name=name, domain=domain, page=page_url("operators"))
@@ -282,7 +287,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         if result is None:
             sizes.materialize([*node.input, *sorted(captured_names(node))])
             return False
-        self._nodes[node.output[0]] = self.bb.emit(self.bb.normalize(result))
+        results = result if isinstance(result, list) else [result]
+        for name, value in zip(node.output, results, strict=True):
+            self._nodes[name] = self.bb.emit(self.bb.normalize(value))
         return True
 
     def _name_results(self, node: NodeProto) -> None:

@@ -16,9 +16,9 @@ from tvm import relax
 from tests.support.kernels import host_level
 from tests.support.onnx_models import draw, frontend, model, open_session, save, value
 from tvmflow.compiler import lowering
-from tvmflow.compiler.open_sizes import with_dimensions
+from tvmflow.compiler.open_sizes import OPEN_SIZES, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends.base import LoadedModel
@@ -396,6 +396,36 @@ def position_scores(g: Graph) -> str:
     )
 
 
+def padded_to_multiple(g: Graph) -> str:
+    """A length that is filled up to a multiple of 8."""
+    rest = g.add("Mod", g.size("x", 1), np.array(8, np.int64))
+    missing = g.add("Mod", g.add("Sub", np.array(8, np.int64), rest), np.array(8, np.int64))
+    return g.add("Pad", "x", g.shape(0, 0, 0, 0, missing, 0), np.array(0.5, np.float32))
+
+
+def parts_of_computed_sizes(g: Graph) -> str:
+    """Two parts of twice the length, as long as the input each."""
+    twice, length = g.add("Concat", "x", "x", axis=1), g.size("x", 1)
+    g.nodes.append(node("Split", [twice, g.shape(length, length)], ["one", "other"], axis=1))
+    return g.add("Sub", "one", "other")
+
+
+def focused(g: Graph) -> str:
+    """Every other pixel of four beginnings, which have one size because sizes are multiples."""
+    ends, axes, steps = integers(2**60, 2**60), integers(2, 3), integers(2, 2)
+    parts = [g.add("Slice", "x", integers(y, x), ends, axes, steps) for y in (0, 1) for x in (0, 1)]
+    return g.add("Concat", *parts, axis=1)
+
+
+def joined_with_what_it_came_from(g: Graph) -> str:
+    """Half the size and back by a transposed convolution."""
+    half = g.add(
+        "Conv", "x", draw(6, 4, 3, 3), kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
+    )
+    back = g.add("ConvTranspose", half, draw(6, 4, 2, 2), kernel_shape=[2, 2], strides=[2, 2])
+    return g.add("Concat", back, "x", axis=1)
+
+
 OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
     "einsum": (TEXT, lambda g: g.add("Einsum", "x", "x", equation="bsh,bth->bst")),
     "first axis by -1": (
@@ -423,6 +453,10 @@ OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
             np.array([0, 1], np.float32),
         ),
     ),
+    "filled": (TEXT, padded_to_multiple),
+    "parts": (TEXT, parts_of_computed_sizes),
+    "focused": (IMAGE, focused),
+    "joined": (IMAGE, joined_with_what_it_came_from),
     "slopes": (TEXT, lambda g: g.add("PRelu", "x", draw(8))),
     "size as data": (
         TEXT,
@@ -488,6 +522,47 @@ def test_operators_follow_the_dimensions(kind: str, tmp_path: Path) -> None:
     agree_at(g.made(inputs, outputs), tmp_path, dimensions, sizes)
 
 
+def largest_of_all(g: Graph) -> str:
+    count = g.add("Unsqueeze", g.size("x", 1), integers(0))
+    g.nodes.append(node("TopK", ["x", count], ["values", "places"], name="all", axis=1))
+    return "values"
+
+
+def branches(g: Graph) -> str:
+    """A layer or another one, by the length."""
+    bodies = [
+        helper.make_graph(
+            [node("MatMul", ["x", g.weight(draw(8, 8, seed=seed))], [name])],
+            name,
+            [],
+            [value(name, None)],
+        )
+        for seed, name in enumerate(("long", "short"))
+    ]
+    condition = g.add("Greater", g.size("x", 1), np.array(10, np.int64))
+    g.nodes.append(
+        node("If", [condition], ["branch"], then_branch=bodies[0], else_branch=bodies[1])
+    )
+    return "branch"
+
+
+def test_kernels_of_branches_have_numbers_for_their_sizes(tmp_path: Path) -> None:
+    """By which rules choose their schedules; the branches compute what ONNX Runtime computes."""
+    g = Graph()
+    made = g.made(TEXT, {"y": branches(g)})
+    loaded = agree_at(made, tmp_path, (BATCH, SEQ), TEXT_SIZES[:3])
+    target = lowering.make_target(host_level())
+    mod = lowering.lower(loaded.mod, target, LoweringOptions()).mod
+    kernels = {
+        str(variable.name_hint): function.attrs
+        for variable, function in mod.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    }
+    layers = [attrs for name, attrs in kernels.items() if "dense" in name]
+    assert layers
+    assert all(set(attrs[OPEN_SIZES]) == {"size0", "size1"} for attrs in layers)
+
+
 REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
     "sizes by values": (
         TEXT,
@@ -505,6 +580,11 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         TEXT,
         lambda g: g.add("Range", np.float32(0), g.add("ReduceMax", "x", keepdims=0), np.float32(1)),
         "Range .* its bounds depend on values, and not on the dimensions alone",
+    ),
+    "an open number of largest values": (
+        TEXT,
+        largest_of_all,
+        r"TopK \(node 'all'\) cannot be imported: its K is \[seq\], and it needs a number",
     ),
     "a tensor that is too large": (
         TEXT,
@@ -549,6 +629,15 @@ def test_padding_that_differs_between_sizes_is_named(tmp_path: Path) -> None:
     odd = [entry._replace(multiple_of=1) for entry in (H, W)]
     with pytest.raises(ImportFailed, match=r"its padding \(SAME\) differs .* multiples of 2"):
         load_open(g.made(IMAGE, {"y": y}), tmp_path, (BATCH, *odd))
+
+
+def test_a_size_that_is_rounded_up_divides_by_no_negative_number(tmp_path: Path) -> None:
+    """TVM's form of it is `seq - seq % -8`, which no bounds could be found for."""
+    g = Graph()
+    loaded = load_open(g.made(TEXT, {"y": padded_to_multiple(g)}), tmp_path, (BATCH, SEQ))
+    (output,) = loaded.outputs
+    assert find_bounds(output.sizes[1], {"seq": (1, 64)}) == (1, 71)
+    assert [evaluate(output.sizes[1], {"seq": n}) for n in (1, 8, 9, 64)] == [8, 8, 16, 64]
 
 
 def test_sizes_of_outputs_are_expressions_of_dimensions(tmp_path: Path) -> None:
