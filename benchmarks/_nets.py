@@ -2,7 +2,8 @@
 
 ResNet-50 v2 (He et al. 2016, arXiv:1603.05027), MobileNet v2 (Sandler et al. 2018,
 arXiv:1801.04381), SqueezeNet 1.1 (Iandola et al. 2016, arXiv:1602.07360) and a BERT-like
-encoder (Devlin et al. 2018, arXiv:1810.04805) with the sizes of MiniLM-L6.
+encoder (Devlin et al. 2018, arXiv:1810.04805) with the sizes of MiniLM-L6; beside them the first
+layers of others, as their functions say.
 """
 
 from __future__ import annotations
@@ -170,21 +171,27 @@ def encoder(
     return net.model({"x": (1, tokens, width)}, _encode(net, "x", layers, width, heads))
 
 
+def _make_gelu(net: _Net) -> Callable[[str], str]:
+    half, one, root2 = (net.constant(np.float32(v)) for v in (0.5, 1.0, 2**0.5))
+
+    def gelu(x: str) -> str:
+        erf = net.op("Add", net.op("Erf", net.op("Div", x, root2)), one)
+        return net.op("Mul", net.op("Mul", x, erf), half)
+
+    return gelu
+
+
 def _encode(net: _Net, x: str, layers: int, width: int, heads: int) -> str:
     """Add the layers of an encoder, and return its result."""
     depth = width // heads
     split = net.constant(np.array([0, 0, heads, depth], np.int64))
     joined = net.constant(np.array([0, 0, width], np.int64))
-    half, one, root2 = (net.constant(np.float32(v)) for v in (0.5, 1.0, 2**0.5))
+    gelu = _make_gelu(net)
     scale = net.constant(np.float32(depth**0.5))
 
     def norm(x: str) -> str:
         gain, shift = net.weight(width, scale=0.1, shift=1.0), net.weight(width, scale=0.1)
         return net.op("LayerNormalization", x, gain, shift, axis=-1)
-
-    def gelu(x: str) -> str:
-        erf = net.op("Add", net.op("Erf", net.op("Div", x, root2)), one)
-        return net.op("Mul", net.op("Mul", x, erf), half)
 
     def head(x: str, order: list[int]) -> str:
         cut = net.op("Reshape", net.dense(x, width, width), split)
@@ -222,6 +229,33 @@ def vision_transformer(
     y = net.op("Transpose", y, perm=[0, 2, 1])
     y = _encode(net, net.op("Add", y, net.weight((size // patch) ** 2, width)), layers, width, 6)
     return net.model(inputs, net.op("ReduceMean", y, axes=[1], keepdims=0))
+
+
+def whisper_encoder(
+    layers: int = 2, mels: int = 80, frames: int = 3000, width: int = 384
+) -> onnx.ModelProto:
+    """Return the stem and the first layers of Whisper-tiny's encoder (Radford et al. 2022, arXiv:2212.04356).
+
+    Its input are 1×80×3000 mel features. Positions are cut to the length, as exporters write it; layers
+    normalize their sums and not their inputs.
+    """
+    net = _Net()
+    y, channels, gelu = "x", mels, _make_gelu(net)
+    for stride in (1, 2):
+        weights = net.weight(width, channels, 3, scale=(2 / (3 * channels)) ** 0.5)
+        bias = net.weight(width, scale=0.1)
+        y = net.op("Conv", y, weights, bias, kernel_shape=[3], strides=[stride], pads=[1, 1])
+        y, channels = gelu(y), width
+    y = net.op("Transpose", y, perm=[0, 2, 1])
+    rates = np.exp(-np.log(10_000) / (width // 2 - 1) * np.arange(width // 2))
+    angles = np.arange(frames // 2)[:, None] * rates
+    table = net.constant(np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32))
+    zero, one = (net.constant(np.array([number], np.int64)) for number in (0, 1))
+    length = net.op("Gather", net.op("Shape", y), one, axis=0)
+    positions = net.op("Slice", table, zero, length, zero)
+    return net.model(
+        {"x": (1, mels, frames)}, _encode(net, net.op("Add", y, positions), layers, width, 6)
+    )
 
 
 def lstm(size: int = 80, hidden: int = 256, steps: int = 100) -> onnx.ModelProto:

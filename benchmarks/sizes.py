@@ -29,6 +29,7 @@ from _runtimes import OPEN_OPENVINO, build, compare
 
 _LENGTHS: Final = (1, 7, 16, 37, 64, 100, 128, 200, 256, 331, 384, 512)
 _BATCHES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16)
+_FRAMES: Final = (16, 50, 101, 200, 333, 500, 750, 1000, 1500, 2000, 2501, 3000)
 _SIDES: Final = (96, 112, 128, 160, 192, 203, 224, 256, 288, 320, 359, 384)
 _PEERS: Final = ("ort", OPEN_OPENVINO)
 
@@ -69,6 +70,7 @@ CASES: Final[Mapping[str, Case]] = {
         _nets.mobilenet, (1, 3, "h", "w"), {"h": _SIDES, "w": (*_SIDES[3:], *_SIDES[:3])}
     ),
     "lstm": Case(_nets.lstm, ("steps", 1, 80), {"steps": _LENGTHS}),
+    "whisper": Case(_nets.whisper_encoder, (1, 80, "frames"), {"frames": _FRAMES}),
     "detector": Case(
         _nets.detector, (1, 3, "h", "w"), {"h": _SIDES, "w": (*_SIDES[5:], *_SIDES[:5])}
     ),
