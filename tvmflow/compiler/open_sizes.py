@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import tvm
@@ -31,6 +31,9 @@ OPEN_SIZES: Final = "tvmflow.open_sizes"
 TUNED_SIZES: Final = "tvmflow.tuned_sizes"
 """The attribute beside it: for each variable the numbers at which schedules are measured, then one at which alone
 their values are compared."""
+
+MULTIPLES: Final = "tvmflow.multiples"
+"""The attribute of a kernel with a number for each variable in its shapes that is always a multiple of it."""
 
 IrSize = Any
 """An int, or an expression of TIR over the dimensions."""
@@ -236,11 +239,14 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         Representative(main, compared),
     ]
     numbers: dict[Any, list[dict[str, list[int]]]] = {}
+    multiples: dict[Any, dict[str, int]] = {}
+    find_multiple = _make_multiple_finder(dimensions)
 
     def visit(call: Any) -> None:
         if str(getattr(getattr(call, "op", None), "name", "")) != "relax.call_tir":
             return
         kernel, arguments, *sizes = call.args
+        common = multiples.setdefault(kernel, {})
         params = list(mod[kernel].params)
         tensors: list[Any] = []
         for result in call.ty_args:
@@ -260,7 +266,9 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
             # sizes that data decide have no number
             with contextlib.suppress(ValueError):
                 if isinstance(variable, tvm.ir.Var):
-                    found[str(variable.name)] = [point.size(size) for point in points]
+                    name = str(variable.name)
+                    common[name] = math.gcd(common.get(name, 0), find_multiple(size))
+                    found[name] = [point.size(size) for point in points]
         numbers.setdefault(kernel, []).append(found)
 
     # also of branches, whose variables have the names of dimensions
@@ -277,6 +285,8 @@ def with_numbers(mod: tvm.IRModule) -> tvm.IRModule:
         if decided:
             tuned = {name: values[1:] for name, values in largest.items()}
             made[kernel] = with_size_numbers(mod[kernel], decided, tuned)
+            if common := {name: n for name, n in multiples[kernel].items() if n > 1}:
+                made[kernel] = made[kernel].with_attr(MULTIPLES, common)
     return made
 
 
@@ -295,3 +305,22 @@ def _choose_indivisible(dimension: Dimension) -> int:
         if all(factor % divisor for divisor in range(2, math.isqrt(factor) + 1)):
             return factor * step
     return dimension.min
+
+
+def _make_multiple_finder(dimensions: Iterable[Dimension]) -> Callable[[IrSize], int]:
+    """Return a function that returns the largest known number that a size is always a multiple of."""
+    analyzer = tvm.sym.Analyzer()
+    steps = {entry.name: entry.multiple_of for entry in dimensions}
+    seen = set[Any]()
+
+    def find_multiple(size: IrSize) -> int:
+        if not is_open(size):
+            return int(size)
+        for var in set(list_symbols(size)) - seen:
+            seen.add(var)
+            if (step := steps.get(str(var.name), 1)) > 1:
+                analyzer.bind(var, tirx.Var("count", str(var.ty)) * step)
+        known = analyzer.modular_set(analyzer.simplify(size))
+        return math.gcd(int(known.coeff), int(known.base))
+
+    return find_multiple

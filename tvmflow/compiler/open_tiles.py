@@ -28,6 +28,7 @@ from tvmflow.compiler.ir import (
     rewrite_indices,
     simplify_indices,
 )
+from tvmflow.compiler.open_sizes import MULTIPLES
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
 # statements, only of smaller ones.
@@ -445,6 +446,7 @@ class _Splitter:
         self._masked_types = list_masked_types(function.attrs["target"])
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
+        self._multiples = _read_multiples(function)
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
@@ -455,8 +457,11 @@ class _Splitter:
         annotations = {
             key: value for key, value in loop.annotations.items() if key != PARTITION_HINT
         }
+        certain = [condition.term for condition in found if self._is_certain(condition, loop)]
+        body = _without(loop.body, certain) if certain else loop.body
+        found = [condition for condition in found if condition.term not in certain]
         loop = tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, annotations=annotations
+            loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=annotations
         )
         if not found:
             return loop
@@ -475,6 +480,32 @@ class _Splitter:
         last = replace_variables(cut, {loop.loop_var: wholes})
         is_cut = tirx.LT(wholes, loop.extent)
         return tirx.SeqStmt([tirx.Bind(wholes, count), first, tirx.IfThenElse(is_cut, last, None)])
+
+    def _is_certain(self, condition: _Condition, loop: tirx.For) -> bool:
+        """Return whether all tiles of a loop are whole, because sizes are multiples of the tile."""
+        if not self._multiples or not isinstance(condition.is_whole, tirx.LT):
+            return False
+        last = {loop.loop_var: loop.extent - 1}
+        for bind in find_nodes(loop.body, tirx.Bind):
+            if isinstance(bind.value, tirx.FloorMod):
+                last[bind.var] = bind.value.b - 1
+        analyzer = tvm.sym.Analyzer()
+        slack = condition.is_whole.b - condition.is_whole.a
+        remainders = {
+            node: tirx.Var("remainder", node.ty.dtype) for node in find_nodes(slack, tirx.FloorMod)
+        }
+        last.update({var: node.b - 1 for node, var in remainders.items()})
+        slack = tvm_ffi.structural_map(
+            slack, (tirx.FloorMod, lambda node: remainders[node]), order="pre"
+        )
+        for var in last:
+            step = analyzer.simplify(slack - replace_variables(slack, {var: var + 1}))
+            if not isinstance(step, tirx.IntImm) or int(step) < 0:
+                return False
+        slack = replace_variables(replace_variables(slack, last), self._multiples)
+        for var in set(find_nodes(slack, tirx.Var)) - self._loop_vars:
+            analyzer.bind(var, tvm.ir.Range(1, tirx.IntImm(var.ty.dtype, _MOST)))
+        return bool(analyzer.can_prove(analyzer.simplify(slack) > 0))
 
     def _find_conditions(self, loop: tirx.For) -> list[_Condition]:
         """Return the conditions on tiles that this loop decides."""
@@ -571,6 +602,17 @@ class _Splitter:
         read = [load for load in loads if lane in find_nodes(list(load.indices), tirx.Var)]
         is_kept = target not in self._own or not any(load.source in self._own for load in read)
         return is_kept and not others
+
+
+def _read_multiples(function: tirx.PrimFunc) -> dict[Any, Any]:
+    """Return what stands for each size that is a multiple of a number: a count of it."""
+    known = (function.attrs or {}).get(MULTIPLES, {})
+    sizes = [size for param in function.params for size in getattr(param.ty, "shape", ())]
+    return {
+        size: tirx.Var(f"{size.name}_count", size.ty.dtype) * int(known[str(size.name)])
+        for size in sizes
+        if isinstance(size, tirx.Var) and str(size.name) in known
+    }
 
 
 def _analyze(term: Any, inner: Mapping[Any, tirx.For]) -> _Condition | None:

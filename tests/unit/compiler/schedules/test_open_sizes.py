@@ -11,13 +11,15 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from tests.support.kernels import LEVELS_HERE, level
+from tests.support.open_networks import Input, make_network, make_weights
 from tvmflow.compiler.code_generation import CPU_PASSES, build_kernels
 from tvmflow.compiler.cpu_model import CpuModel, list_masked_types
 from tvmflow.compiler.ir import find_nodes, operator_name, replace_variables
-from tvmflow.compiler.lowering import lower
-from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols, with_dimensions
+from tvmflow.compiler.lowering import compile_untuned, lower
+from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_symbols, with_dimensions
+from tvmflow.compiler.open_tiles import split_open_tiles
 from tvmflow.compiler.options import LoweringOptions
-from tvmflow.compiler.schedules import rules
+from tvmflow.compiler.schedules import rules, schedule_untuned
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.core.types import Dimension
 
@@ -300,6 +302,41 @@ def test_means_at_a_border_divide_by_their_own_counts() -> None:
         return sums(x) / sums(np.ones_like(x))
 
     check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
+    """Whole tiles alone: no branch is left of the last one, and each size is exact."""
+    rows = Dimension(name="m", min=8, max=96, multiple_of=multiple)
+    weights = make_weights(k=(24, 64), b=(64,))
+
+    def layer(emit: Any, x: Any, k: Any, b: Any) -> Any:
+        return emit(relax.op.nn.relu(emit(relax.op.add(emit(relax.op.matmul(x, k)), b))))
+
+    network = make_network((rows,), {"x": Input((1, "m", 24))}, weights, layer)
+    target = level(LEVELS_HERE[-1])
+    kernels = [
+        function
+        for variable, function in schedule_untuned(
+            network.lower(target).mod, target, 1
+        ).mod.functions_items()
+        if "dense" in str(variable.name_hint)
+    ]
+    (kernel,) = kernels
+    assert dict(kernel.attrs.get(MULTIPLES, {})) == ({"size0": 8} if multiple > 1 else {})
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    with tvm.target.Target(target):
+        for make in CPU_PASSES[: CPU_PASSES.index(split_open_tiles) + 1]:
+            mod = make()(mod)
+    branches = find_nodes(mod["main"].body, tirx.IfThenElse)
+    assert bool(branches) == (multiple == 1)
+    library = compile_untuned(network.mod, network.weights, target, LoweringOptions(), 1)
+    run = relax.VirtualMachine(library, tvm.cpu())["main"]
+    for size in (8, 16, 40, 96):
+        x = network.draw({"m": size})["x"]
+        expected = np.maximum(x @ weights["k"] + weights["b"], 0)
+        result = run(tvm.runtime.tensor(x)).numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_lowered_kernels_have_numbers_for_the_variables_of_their_shapes() -> None:
