@@ -324,7 +324,8 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
     ]
     (kernel,) = kernels
     assert dict(kernel.attrs.get(MULTIPLES, {})) == ({"size0": 8} if multiple > 1 else {})
-    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    own = kernel.with_attr("global_symbol", "main").with_attr("target", tvm.target.Target(target))
+    mod = tvm.IRModule({"main": own})
     with tvm.target.Target(target):
         for make in CPU_PASSES[: CPU_PASSES.index(split_open_tiles) + 1]:
             mod = make()(mod)
