@@ -1,9 +1,9 @@
-"""Sizes that depend on dimensions, as frontends compute with them: ranges, comparisons, places on an axis."""
+"""Sizes that depend on dimensions, as frontends compute with them: ranges, comparisons, places."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import tvm
 from tvm import tirx
 
 from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text, sizes_of
-from tvmflow.core.dimensions import WrongSize, evaluate_shape
+from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
@@ -76,6 +76,33 @@ class SizeRanges:
     def are_equal(self, sizes: Sequence[Any], others: Sequence[Any]) -> bool:
         """Return whether two shapes are the same for all sizes of the dimensions."""
         return len(sizes) == len(others) and all(map(self.is_equal, sizes, others))
+
+    def check_equal(self, one: Any, other: Any, what: str) -> None:
+        """Check that two sizes are the same, at some sizes of the dimensions where that is not certain.
+
+        Raises:
+            OpenSizeProblem: when they are not; `what` begins the sentence.
+        """
+        if self.is_equal(one, other):
+            return
+        used = {str(var.name) for size in (one, other) for var in list_symbols(size)}
+        for sizes in self._list_samples():
+            try:
+                texts = [size_text(one), size_text(other)]
+                first, second = evaluate_shape(texts, sizes)
+            except (NoSize, WrongSize):
+                continue
+            if first != second:
+                where = sizes_text({name: n for name, n in sizes.items() if name in used})
+                text = f"{what} differ: {texts[0]} and {texts[1]} ({first} and {second} at {where})"
+                raise OpenSizeProblem(text)
+
+    def _list_samples(self) -> Iterator[dict[str, int]]:
+        """Give sizes of all dimensions: the smallest and the largest, and those next to them."""
+        entries = self._dimensions.values()
+        for steps in range(3):
+            yield {e.name: min(e.min + steps * e.multiple_of, e.max) for e in entries}
+            yield {e.name: max(e.max - steps * e.multiple_of, e.min) for e in entries}
 
     def as_seen(self, size: Any) -> Any:
         """Return the size of an earlier tensor that is the same as this one, so that both fit; else this one."""

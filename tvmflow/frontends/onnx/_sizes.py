@@ -26,6 +26,9 @@ _MAX_ELEMENTS: Final = 1024
 # Those of real models have less than ten.
 _MAX_TERMS: Final = 100
 _Array = np.ndarray[Any, Any]
+# Matrix products; an operand of one axis is a vector, whose terms TVM compares.
+_PRODUCTS: Final = ("MatMul", "Gemm")
+_MATRIX_RANK: Final = 2
 # What ends a Slice that has no end.
 _NO_END: Final = 1 << 31
 
@@ -250,10 +253,26 @@ class Sizes(SizeRanges):
             OpenSizeProblem: when its sizes do not follow from the dimensions.
         """
         self.fix_padding(node)
+        if node.op_type in _PRODUCTS and node.domain in ("", "ai.onnx"):
+            self._check_terms(node)
         converter = _CONVERTERS.get(node.op_type)
         if converter is None or node.domain not in ("", "ai.onnx"):
             return None
         return converter(self, node)
+
+    def _check_terms(self, node: NodeProto) -> None:
+        """Check that the operands of a matrix product have the same number of terms.
+
+        Raises:
+            OpenSizeProblem: when they have not, at some sizes.
+        """
+        shapes = [self.shape_of(self.data(name)) for name in node.input[:2]]
+        if min(map(len, shapes)) < _MATRIX_RANK:
+            return
+        attributes = attributes_of(node)
+        left = shapes[0][-2 if attributes.get("transA", 0) else -1]
+        right = shapes[1][-1 if attributes.get("transB", 0) else -2]
+        self.check_equal(left, right, "the terms of its operands")
 
     def operand(self, node: NodeProto, position: int) -> list[Any] | None:
         """Return the sizes that a node takes; None for an operand that is missing.
@@ -722,6 +741,8 @@ def _convert_reshape(sizes: Sizes, node: NodeProto) -> Any:
             for other in [*new[:axis], *new[axis + 1 :]]:
                 rest = rest * other
             new[axis] = _quotient(sizes, sizes.simplify(total), sizes.simplify(rest))
+    elements = sizes.simplify(math.prod(new))
+    sizes.check_equal(sizes.simplify(total), elements, "the elements of its operand and result")
     return relax.op.reshape(data, _shape_expr(new))
 
 

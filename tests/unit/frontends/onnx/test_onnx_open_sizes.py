@@ -581,6 +581,16 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         lambda g: g.add("Range", np.float32(0), g.add("ReduceMax", "x", keepdims=0), np.float32(1)),
         "Range .* its bounds depend on values, and not on the dimensions alone",
     ),
+    "another number of elements": (
+        TEXT,
+        lambda g: g.add("Reshape", "x", integers(8, 8)),
+        r"Reshape .* elements of its operand and result differ: batch \* seq \* 8 and 64 \(\d+ and 64 at batch=",
+    ),
+    "a layer for one size": (
+        TEXT,
+        lambda g: g.add("MatMul", g.add("Flatten", "x", axis=1), np.ones((64, 3), np.float32)),
+        r"MatMul .* the terms of its operands differ: seq \* 8 and 64 \(\d+ and 64 at seq=\d+\)",
+    ),
     "an open number of largest values": (
         TEXT,
         largest_of_all,
