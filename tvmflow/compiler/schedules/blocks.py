@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
-from tvmflow.compiler.open_sizes import OPEN_SIZES, list_symbols
+from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
@@ -178,12 +178,9 @@ def _read_numbers(schedule: Schedule) -> dict[Any, int]:
     """Return the representative size of each variable in the shapes of a kernel with open sizes."""
     function = schedule.mod["main"]
     known = (function.attrs or {}).get(OPEN_SIZES, {})
-    variables: list[Any] = []
-    for param in function.params:
-        shape = getattr(param.ty, "shape", None)
-        sizes = [param] if shape is None else list(shape)
-        variables += [var for size in sizes for var in list_symbols(size)]
-    return {var: int(known.get(str(var.name), _UNKNOWN_SIZE)) for var in dict.fromkeys(variables)}
+    return {
+        var: int(known.get(str(var.name), _UNKNOWN_SIZE)) for var in list_size_variables(function)
+    }
 
 
 def _choose_length(extent: Any, sizes: Mapping[Any, int]) -> int:
