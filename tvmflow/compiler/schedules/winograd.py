@@ -94,7 +94,9 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
     if blocks is not None and blocks.has_open_tiles:
         function = _write_open(schedule, blocks, cpu)
         if function is not None:
-            yield Schedule(tvm.IRModule({"main": function}), seed=1)
+            # each copy of the epilogue has variables of its own
+            made = tirx.transform.ConvertSSA()(tvm.IRModule({"main": function}))
+            yield Schedule(made, seed=1)
         return
     for split in _list_splits(blocks, cpu)[:_MAX_SCHEDULES] if blocks else ():
         schedule = Schedule(mod, seed=1)
