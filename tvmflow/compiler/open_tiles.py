@@ -93,9 +93,9 @@ def split_open_tiles() -> tvm.transform.Pass:
 
 
 def start_open_reductions() -> tvm.transform.Pass:
-    """Return a pass that lets all lanes of partial sums begin before an open row is read, and adds them by halves.
+    """Return a pass that begins all partial sums before an open row is read, and adds them by halves.
 
-    A row that is shorter than one vector does not reach the others. Its time is that of adding up all lanes.
+    A row that is shorter than one vector does not reach all lanes, and most of its time goes into adding them up.
     """
     return tirx.transform.prim_func_pass(_start, opt_level=0, name="StartOpenReductions")
 
@@ -140,7 +140,7 @@ def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
 
 def _reduce_by_halves(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize | None:
-    """Return the block that adds up all lanes, or takes the largest, without a loop over them; None for others."""
+    """Return the block that adds up lanes, or compares them, without a loop; None for other loops."""
     block, lanes = realize.block, _as_int(loop.extent) or 0
     store = block.body
     reduced = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
@@ -715,7 +715,7 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
 
 
 def _count_unrolled(body: Any) -> int:
-    """Return how many statements an innermost statement of a loop becomes where loops are unrolled."""
+    """Return how many statements one of the innermost becomes where loops are unrolled."""
     unrolled = [loop for loop in find_nodes(body, tirx.For) if loop.kind == tirx.ForKind.UNROLLED]
     return max(
         (int(loop.extent) * _count_unrolled(loop.body) for loop in unrolled),
@@ -860,7 +860,7 @@ def mask_last_vectors() -> tvm.transform.Pass:
 
 
 def _may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
-    """Return whether the numbers of a vector may be computed under a mask: what is beyond its end does no harm."""
+    """Return whether it does no harm to compute what is beyond the end of a vector, under a mask."""
     store = body.block.body if isinstance(body, SBlockRealize) else body
     if not isinstance(store, tirx.BufferStore):
         return False
