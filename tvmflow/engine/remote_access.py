@@ -7,19 +7,24 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core import signing
 from tvmflow.core.errors import UsageError
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json, Plan, StageSpec
-from tvmflow.planning.decisions import PlanState
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.store.remote.http import without_credentials
 from tvmflow.store.remote.result_reader import Fetched
+
+if TYPE_CHECKING:
+    # a push plans nothing
+    from tvmflow.planning.decisions import PlanState
+
+_log = logging.getLogger(__name__)
 
 URL_VARIABLE: Final = "TVMFLOW_REMOTE"
 MODE_VARIABLE: Final = "TVMFLOW_REMOTE_MODE"
@@ -30,6 +35,8 @@ _READS_AND_WRITES: Final[Mapping[str, tuple[bool, bool]]] = {
 }
 _OFF: Final = "off"
 _MODES: Final = (*_READS_AND_WRITES, _OFF)
+# stages that are prefetched at a time
+_PARALLEL_STAGES: Final = 8
 
 
 class RemoteSettings(NamedTuple):
@@ -187,11 +194,6 @@ def _open_connection(
 
 
 # ---------------------------------------------------------------- prefetch
-
-
-_log = logging.getLogger(__name__)
-
-_PARALLEL_STAGES: Final = 8
 
 
 def estimate_work(stages: Sequence[StageSpec], store: LocalStore) -> float | None:

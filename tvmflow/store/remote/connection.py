@@ -34,6 +34,14 @@ from tvmflow.store.remote.base import (
     Unreachable,
 )
 
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_FAILURES: Final = 3
+
 Report = Callable[[str], None]
 
 # An action only lists files: a larger one was not written by tvmflow.
@@ -234,15 +242,6 @@ def _collect(get: Callable[[Sink], bool]) -> bytes | None:
 
 
 # ---------------------------------------------------------------- circuit breaker
-
-
-_log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_ATTEMPTS: Final = 3
-_FIRST_PAUSE_S: Final = 0.2
-_MAX_FAILURES: Final = 3
 
 
 class CircuitBreaker:
