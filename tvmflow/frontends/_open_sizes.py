@@ -1,4 +1,4 @@
-"""Sizes that depend on dimensions, as frontends compute with them: ranges, comparisons, places."""
+"""Sizes that depend on dimensions, for frontends: their ranges, comparisons, places on an axis."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class SizeRanges:
             yield {e.name: max(e.max - steps * e.multiple_of, e.min) for e in entries}
 
     def as_seen(self, size: Any) -> Any:
-        """Return the size of an earlier tensor that is the same as this one, so that both fit; else this one."""
+        """Return the size of an earlier tensor that is equal, so that both fit; else the same one."""
         size = self.simplify(size)
         if isinstance(size, int):
             return size

@@ -226,7 +226,7 @@ def _make_onnx_kernel(operator: NonMaxSuppression, *operands: Any) -> Any:
 
 
 def _list_extents(rows: Any) -> tuple[tuple[Any, Any], int]:
-    """Return the numbers of images and rows, each a variable of the kernel where it is open, and of columns."""
+    """Return the numbers of images and rows, variables where they are open, and of columns."""
     *sizes, width = known_sizes(rows)
     batch, n = (
         tirx.Var(name, "int64") if is_open(size) else size

@@ -40,8 +40,8 @@ from tvmflow.frontends.frontend import (
 )
 from tvmflow.frontends.mxnet._checkpoint import (
     not_a_symbol,
-    read_dims,
     read_names,
+    read_shape,
     read_symbol,
 )
 from tvmflow.store.addresses import file_name, is_address, with_suffix
@@ -119,7 +119,7 @@ def read_variables(path: Path) -> ModelFacts:
         ImportFailed: when the file is not a symbol.
     """
     symbol = read_symbol(path)
-    variables = {node.name: read_dims(node) for node in symbol.nodes if node.op == "null"}
+    variables = {node.name: read_shape(node) for node in symbol.nodes if node.op == "null"}
     return ModelFacts(
         tuple(ModelInput(name, dims=dims, is_required=False) for name, dims in variables.items()),
         outputs=tuple(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads)),
@@ -215,7 +215,7 @@ class MxnetFrontend(Frontend):
             raise not_a_symbol(files[SYMBOL], str(error)) from None
 
     def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:
-        """Return the variables of the symbol that are no weights, with the sizes of those that leave some open."""
+        """Return the variables that are no weights, with the sizes of those that leave some open."""
         try:
             weights = set(read_weights(files[PARAMS]).weights)
         except NotAModel as error:

@@ -78,8 +78,8 @@ def read_symbol(path: Path) -> Symbol:
     return Symbol(tuple(nodes), heads)
 
 
-def read_dims(node: Node) -> tuple[int | str, ...] | None:
-    """Return the sizes that a symbol has for a variable, empty names for unknown ones; None without any."""
+def read_shape(node: Node) -> tuple[int | str, ...] | None:
+    """Return the sizes of a variable in a symbol, empty names for unknown ones; None without any."""
     try:
         value = ast.literal_eval(node.attrs.get("__shape__", "").replace("L", ""))
     except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):

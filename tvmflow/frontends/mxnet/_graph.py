@@ -368,7 +368,7 @@ def _convert(node: Node, op: Op) -> list[Expr]:
 
 
 def _checked(op: Op, result: Expr) -> Expr:
-    """Return a result whose sizes are known, and the same as those of earlier tensors where they are equal."""
+    """Return a result of known sizes, in the form that earlier tensors of equal sizes have."""
     sizes = sizes_of(result)
     if sizes is not None and not any(map(is_open, sizes)):
         if math.prod(sizes) > MAX_ELEMENTS:

@@ -101,7 +101,7 @@ class Op:
         return [self[index] for index in range(count)]
 
     def sizes(self, index: int = 0) -> tuple[IrSize, ...]:
-        """Return the sizes of an input: numbers, and expressions of the dimensions where they are open."""
+        """Return the sizes of an input; where they are open, expressions of the dimensions."""
         return tuple(map(self.ranges.simplify, known_sizes(self[index])))
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class Op:
         return size
 
     def fixed(self, sizes: Sequence[IrSize], index: int = 0) -> tuple[int, ...]:
-        """Return sizes that this operator needs as numbers; `index` is the input that they follow from."""
+        """Return sizes that this operator needs as numbers; they follow from the input `index`."""
         if any(map(is_open, sizes)):
             names = {str(var.name) for size in sizes for var in list_symbols(size)}
             have = "has" if len(names) == 1 else "have"

@@ -33,7 +33,6 @@ from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
-from tvmflow.frontends.onnx._sizes import Sizes
 from tvmflow.frontends.onnx.graph import (
     OWN_DOMAIN,
     all_graphs,
@@ -45,6 +44,7 @@ from tvmflow.frontends.onnx.graph import (
     node_name,
     opset_of,
 )
+from tvmflow.frontends.onnx.sizes import Sizes
 
 _log = logging.getLogger(__name__)
 

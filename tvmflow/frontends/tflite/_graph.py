@@ -20,8 +20,8 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.base import MAX_ELEMENTS
-from tvmflow.frontends.onnx._sizes import SizeValue, compute_sizes
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
+from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 from tvmflow.frontends.tflite._model import (
     FIX,
     IMPORTED_DTYPES,
@@ -63,12 +63,12 @@ class Value(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether sizes, or elements that are known, depend on dimensions."""
+        """True if sizes, or elements that are known, depend on dimensions."""
         return any(map(is_open, self.shape)) or self.has_open_elements
 
     @property
     def has_open_elements(self) -> bool:
-        """Whether its elements are expressions of the dimensions."""
+        """True if its elements are expressions of the dimensions."""
         return self.array is not None and self.array.dtype == object
 
 
@@ -98,7 +98,7 @@ class Graph:
 
     @property
     def is_open(self) -> bool:
-        """Whether its inputs have open sizes."""
+        """True if its inputs have open sizes."""
         return bool(self._symbols)
 
     def input(self, spec: TensorSpec) -> Value:

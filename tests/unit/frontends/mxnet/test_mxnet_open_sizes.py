@@ -14,7 +14,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel, ModelInput
-from tvmflow.frontends.mxnet._checkpoint import Node, read_dims
+from tvmflow.frontends.mxnet._checkpoint import Node, read_shape
 
 frontend = FRONTENDS["mxnet"]
 
@@ -104,7 +104,7 @@ def test_unknown_sizes_of_a_symbol_are_read() -> None:
         ("('a', 3)", None),
         ("", None),
     ):
-        assert read_dims(Node("null", "data", {"__shape__": text}, ())) == dims
+        assert read_shape(Node("null", "data", {"__shape__": text}, ())) == dims
 
 
 def test_a_new_recipe_knows_the_batch_that_a_symbol_leaves_open(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ class Sizes(SizeRanges):
     # ------------------------------------------------------------ operators that take sizes
 
     def convert(self, node: NodeProto) -> Any:
-        """Return the result of an operator that takes sizes, or a list of them; None where the importer converts it.
+        """Return the result, or results, of an operator that takes sizes; None where the importer converts it.
 
         Raises:
             OpenSizeProblem: when its sizes do not follow from the dimensions.
@@ -309,7 +309,7 @@ class Sizes(SizeRanges):
 def compute_sizes(
     ranges: SizeRanges, node: NodeProto, operands: Sequence[SizeValue | None]
 ) -> SizeValue | None:
-    """Return the result of a node for numbers and expressions of the dimensions; None where it has none.
+    """Return the result of a node for numbers and expressions of dimensions; None where it has none.
 
     Args:
         ranges: The dimensions.
