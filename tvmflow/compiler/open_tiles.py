@@ -562,7 +562,9 @@ class _Splitter:
             if is_masked or overlapping is None:
                 return numbers
             analyzer = tvm.sym.Analyzer()
-            end = analyzer.simplify(condition.term.b)
+            # all numbers of the row: those that are left from its first vector on
+            first = {loop.loop_var: tirx.IntImm(loop.loop_var.ty.dtype, 0)}
+            end = analyzer.simplify(replace_variables(condition.rest, first))
             is_long = tirx.GE(end, tirx.IntImm(end.ty.dtype, int(lane.extent)))
             for var in dict.fromkeys(find_nodes(end, tirx.Var)):
                 if var not in self._loop_vars:

@@ -304,6 +304,14 @@ def test_means_at_a_border_divide_by_their_own_counts() -> None:
     check((x, pooled), "register_tiles", images(), expected, LEVELS_HERE[-1])
 
 
+def test_a_row_that_is_shorter_than_a_vector_writes_nothing_before_it() -> None:
+    """A slice without its first entry has less than a vector at a length of 2; nothing else is written."""
+    x = te.placeholder((2, M, 8), name="x")
+    rest = te.compute((2, M - 1, 8), lambda i, j, k: x[i, j + 1, k], name="rest")
+    sizes = [{"m": size} for size in (2, 3, 4, 5, 17)]
+    check((x, rest), "elementwise", sizes, lambda x: x[:, 1:], LEVELS_HERE[-1])
+
+
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
     """Whole tiles alone: no branch is left of the last one, and each size is exact."""
