@@ -22,7 +22,13 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.cpu_model import STRIPS_PER_CORE, CpuModel
 from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import same_sizes
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, find_loads, list_loads
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    analyze_blocks,
+    find_loads,
+    list_intermediate_buffers,
+    list_loads,
+)
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
 from tvmflow.compiler.tir_kernels.winograd import OpenBlocks, OpenConvolution
@@ -279,7 +285,14 @@ def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.Prim
     function, final = schedule.mod["main"], blocks.final
     crop, image, tile = blocks.epilogue[0], blocks.image.output, blocks.tile
     size, cropped = ([axis.dom.extent for axis in block.stmt.iter_vars] for block in (final, crop))
-    if len(size) != _IMAGE_RANK or str(image.dtype) != FLOAT or not same_sizes(size, cropped):
+    own = list_intermediate_buffers(schedule)
+    if (
+        len(size) != _IMAGE_RANK
+        or str(image.dtype) != FLOAT
+        or not same_sizes(size, cropped)
+        # one of them is a result too
+        or not all(any(block.output.same_as(b) for b in own) for block in blocks.epilogue[:-1])
+    ):
         return None
     statement = final.stmt.body
     for block in blocks.epilogue[-2::-1]:
