@@ -876,8 +876,7 @@ def _may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
     is_harmless = all(
         "float" in str(node.ty.dtype) for node in find_nodes(value, *_DIVISIONS)
     ) and IF_THEN_ELSE not in map(operator_name, find_nodes(value, tvm.ir.Call))
-    # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
-    return (is_harmless and str(store.buffer.dtype) != "bool") and all(
+    return is_harmless and all(
         str(buffer.dtype) in types and _find_first_place(indices, lane) is not None
         for buffer, indices in [(store.buffer, store.indices), *loads]
     )
@@ -895,8 +894,10 @@ def _mask(loop: tirx.For) -> Any:
     mask = tirx.LT(ramp, tirx.Broadcast(loop.extent, lanes))
     stmts: list[Any] = []
 
-    def make_registers(buffer: Any, dtype: str) -> Any:
-        own = tirx.decl_buffer((lanes,), dtype, f"{buffer.name}_last", scope="local")
+    def make_registers(buffer: Any) -> Any:
+        # StorageRewrite takes booleans in registers for bytes (apache-tvm 0.27)
+        held = "int8" if str(buffer.dtype) == "bool" else buffer.dtype
+        own = tirx.decl_buffer((lanes,), held, f"{buffer.name}_last", scope="local")
         stmts.append(tirx.AllocBuffer(own))
         return own
 
@@ -905,28 +906,26 @@ def _mask(loop: tirx.For) -> Any:
         is_row = lane in find_nodes(list(load.indices), tirx.Var)
         if not is_row or _has_lanes(load.source, first, lanes):
             return load
-        dtype = str(load.source.dtype)
-        held = "int8" if dtype == "bool" else dtype
-        own = make_registers(load.source, held)
+        own, dtype = make_registers(load.source), str(load.source.dtype)
         places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
         value = tirx.op.masked_load(f"{dtype}x{lanes}", load.source, places, mask)
-        stmts.append(tirx.BufferStore(own, value.astype(f"{held}x{lanes}"), [ramp]))
+        stmts.append(tirx.BufferStore(own, value.astype(f"{own.dtype}x{lanes}"), [ramp]))
         return tirx.BufferLoad(own, [lane]).astype(dtype)
 
     value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, load_vector))
     first = _find_first_place(store.indices, lane)
-    result = store.buffer
-    has_lanes = _has_lanes(result, first, lanes)
+    result, dtype = store.buffer, str(store.buffer.dtype)
+    has_lanes = _has_lanes(result, first, lanes) and dtype != "bool"
     if has_lanes:
         value = tirx.Select(tirx.LT(lane, loop.extent), value, tirx.BufferLoad(result, [lane]))
     else:
-        result = make_registers(result, str(result.dtype))
-    body = tirx.BufferStore(result, value, [lane])
+        result = make_registers(result)
+    body = tirx.BufferStore(result, value.astype(str(result.dtype)), [lane])
     count = tirx.IntImm(lane.ty.dtype, lanes)
     stmts.append(tirx.For(lane, loop.min, count, tirx.ForKind.VECTORIZED, body))
     if not has_lanes:
         places = tirx.Ramp(first, tirx.IntImm(first.ty.dtype, 1), lanes)
-        computed = tirx.BufferLoad(result, [ramp])
+        computed = tirx.BufferLoad(result, [ramp]).astype(f"{dtype}x{lanes}")
         stmts.append(tirx.Evaluate(tirx.op.masked_store(store.buffer, computed, places, mask)))
     return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
