@@ -174,7 +174,14 @@ def write_new_recipe(names: Names) -> str:
 def suggest_recipe(names: Names) -> str:
     inputs = [ModelInput(name, "float32", (1, name, 3)) for name in names]
     (problem,) = find_input_problems(inputs, [])
-    return problem.text.partition("\n\n")[2] + "\n"
+    # after it, another one with the names of dimensions
+    return problem.text.split("\n\n")[1] + "\n"
+
+
+def suggest_open_recipe(names: Names) -> str:
+    inputs = [ModelInput(name, "float32", (1, name, 3)) for name in names]
+    (problem,) = find_input_problems(inputs, [])
+    return problem.text.split("\n\n")[3] + "\n"
 
 
 # ---------------------------------------------------------------- what reads it
@@ -279,6 +286,7 @@ PROGRAMS: Final[dict[str, Callable[[Names], str]]] = {
 RECIPES: Final[dict[str, Callable[[Names], str]]] = {
     "recipe of init": write_new_recipe,
     "suggested inputs": suggest_recipe,
+    "suggested dimensions": suggest_open_recipe,
 }
 """What writes YAML."""
 
@@ -360,7 +368,8 @@ def test_recipes_have_the_names(seed: int, size: int, count: Count) -> None:
     for what, write in RECIPES.items():
         document = parse_yaml(Path("recipe"), write(names))
         assert document.problems == () and list(document.value["inputs"]) == names, what
-        assert {spec["shape"][1] for spec in document.value["inputs"].values()} <= {"SIZE", 1}
+        chosen = {"SIZE", 1, *document.value.get("dimensions", ())}
+        assert {spec["shape"][1] for spec in document.value["inputs"].values()} <= chosen
         count(f"hostile names: {what}", size)
 
 

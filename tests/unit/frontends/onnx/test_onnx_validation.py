@@ -73,7 +73,9 @@ def test_an_input_of_size_minus_one_is_free(tmp_path: Path) -> None:
     error = refusal(relu([-1, 4]), tmp_path)
     assert error.message == (
         "inputs: the model leaves sizes open; write this in the recipe:\n\n"
-        "inputs:\n  x: {shape: [1, 4]}  # float32, [-1, 4]"
+        "inputs:\n  x: {shape: [1, 4]}  # float32, [-1, 4]\n\n"
+        "or, for one library with all sizes, with the largest one for each SIZE:\n\n"
+        "dimensions:\n  batch: {max: SIZE}\ninputs:\n  x: {shape: [batch, 4]}  # float32, [-1, 4]"
     )
     loaded = load(relu([-1, 4]), tmp_path, {"x": draw(3, 4)})
     assert loaded.outputs[0].shape == (3, 4)
