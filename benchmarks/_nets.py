@@ -116,6 +116,22 @@ def resnet50() -> onnx.ModelProto:
     return net.model(inputs, net.dense(net.op("Flatten", y), 2048, 1000))
 
 
+def resnet18() -> onnx.ModelProto:
+    """Return ResNet-18: two convolutions of 3×3 in each block, input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net)
+    y = net.pool("MaxPool", net.relu(net.conv("x", 64, 7, 2, 3)), 3, 2, 1)
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            skip = net.conv(y, width, 1, stride) if stride == 2 else y
+            z = net.relu(net.conv(y, width, 3, stride, 1))
+            y = net.relu(net.op("Add", net.conv(z, width, 3, 1, 1), skip))
+            net.channels[y] = width
+    y = net.op("GlobalAveragePool", y)
+    return net.model(inputs, net.dense(net.op("Flatten", y), 512, 1000))
+
+
 def mobilenet() -> onnx.ModelProto:
     """Return MobileNet v2 (width 1.0), input 1×3×224×224."""
     net = _Net()

@@ -1,0 +1,392 @@
+"""64-bit ARM without an ARM machine: executed instructions, and the cycles that llvm-mca gives them.
+
+    python benchmarks/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--against FOLDER] [--json FILE]
+
+Each network is built untuned for the CPU, and called once under qemu-aarch64, whose plugin counts how
+often each block of instructions runs; so is ONNX Runtime from its wheel for ARM. llvm-mca of LLVM 22
+turns blocks into cycles: it knows registers, ports and latencies of a CPU, but no caches and no wrong
+predictions of branches. The table has millions of instructions and of cycles, the share of the
+multiplications that the CPU could do in that time, and the ratio of cycles to ONNX Runtime's.
+
+`--tools` is a folder with Debian's packages unpacked; `--fetch` fills it by apt-get and pip, without
+root. `--against` names another checkout of tvmflow, whose libraries are counted, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.metadata
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import _nets
+import numpy as np
+import onnx
+from _runtimes import ROOT
+
+_SOURCES: Final = ROOT / "benchmarks" / "arm"
+_PACKAGES: Final = (
+    *("qemu-user", "libcapstone4", "libfdt1", "liburing2"),
+    *("llvm-22", "libllvm22", "libz3-4", "libpfm4", "libedit2"),
+    *("libc6-arm64-cross", "libgcc-s1-arm64-cross", "libstdc++6-arm64-cross"),
+)
+_PLATFORM: Final = "manylinux_2_28_aarch64"
+# llvm-mca has one model for Cortex-A57, A72 and A76; the limit is in multiplications of 4 float32 a cycle
+CPUS: Final[Mapping[str, float]] = {"cortex-a72": 1, "neoverse-n1": 2}
+"""The CPUs that qemu 7.2 emulates and llvm-mca knows, and the multiplications of vectors that they do in a cycle."""
+
+_CPUINFO: Final = """\
+processor : 0
+BogoMIPS : 108.00
+Features : fp asimd aes pmull sha1 sha2 crc32{features}
+CPU implementer : 0x41
+CPU architecture: 8
+CPU variant : 0x0
+CPU part : {part}
+CPU revision : 3
+
+"""
+_CPU_PARTS: Final = {
+    "cortex-a72": ("0xd08", ""),
+    "neoverse-n1": ("0xd0c", " atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"),
+}
+# Blocks that make up this share of all instructions are given to llvm-mca, each as a loop of so many rounds.
+_SHARE: Final = 0.995
+_ROUNDS: Final = 200
+_MULTIPLICATIONS: Final = ("fmla", "fmls")
+_OPERAND_OF_BRANCH: Final = re.compile(r"#?-?(0x[0-9a-f]+|\d+)$")
+_BRANCHES: Final = re.compile(r"(b|bl|b\.\w+|cbn?z|tbn?z)\s")
+# What llvm-mca refuses, or what is the system's.
+_LEFT_OUT: Final = re.compile(r"(svc|udf|mrs|msr|dmb|dc|ic|hint|bti|nop|pac\w+|aut\w+|adrp?)\b")
+
+NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
+    "mobilenet": _nets.mobilenet,
+    "resnet18": _nets.resnet18,
+    "encoder": lambda: _nets.encoder(layers=2),
+    "squeezenet": _nets.squeezenet,
+    "detector": _nets.detector,
+    "vit": _nets.vision_transformer,
+}
+"""The networks; all have seeded weights, one input and one output."""
+
+
+class Block(NamedTuple):
+    """Instructions that run one after the other: how often, and their words."""
+
+    count: int
+    words: tuple[str, ...]
+
+
+class Counts(NamedTuple):
+    """What one call of a library takes: instructions, cycles by CPU, and multiplications of vectors."""
+
+    instructions: int
+    cycles: dict[str, float]
+    products: int
+
+
+class Tools:
+    """The programs, and what ARM programs need under emulation.
+
+    Args:
+        folder: The folder with unpacked packages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        usr = self.folder / "usr"
+        self.environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                map(str, (usr / "lib/x86_64-linux-gnu", usr / "lib/llvm-22/lib"))
+            ),
+        }
+        self.qemu = usr / "bin/qemu-aarch64"
+        self.llvm = usr / "lib/llvm-22/bin"
+        self.system = usr / "aarch64-linux-gnu"
+        self.counter = self.folder / "counter.so"
+        self.runtime = self.folder / "onnxruntime"
+
+    def find_missing(self) -> list[str]:
+        """Return the programs that are not there."""
+        needed = (self.qemu, self.llvm / "llvm-mc", self.llvm / "llvm-mca", self.system / "lib")
+        return [str(path) for path in needed if not path.exists()]
+
+    def fetch(self) -> None:
+        """Download Debian's packages and ONNX Runtime's wheel for ARM, and unpack them."""
+        packages = self.folder / "packages"
+        packages.mkdir(parents=True, exist_ok=True)
+        for name in _PACKAGES:
+            subprocess.run(["apt-get", "download", name], cwd=packages, check=True)
+        for package in packages.glob("*.deb"):
+            subprocess.run(["dpkg", "-x", str(package), str(self.folder)], check=True)
+        version = importlib.metadata.version("onnxruntime")
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"),
+                *("--only-binary", ":all:", "--platform", _PLATFORM, "--dest", str(packages)),
+                f"onnxruntime=={version}",
+            ],
+            check=True,
+        )
+        (wheel,) = packages.glob("onnxruntime-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(self.runtime)
+
+    def make(self) -> None:
+        """Compile the plugin."""
+        words = [str(_SOURCES / "counter.c"), "-shared", "-fPIC", "-o", str(self.counter)]
+        _compile([*words, "-target", "x86_64-linux-gnu"])
+
+    def find_runtime(self) -> Path | None:
+        """Return the library of ONNX Runtime; None where it was not fetched."""
+        return next(iter(self.runtime.glob("onnxruntime/capi/libonnxruntime.so*")), None)
+
+    def run(self, cpu: str, words: Sequence[str], folder: Path, **environment: str) -> list[Block]:
+        """Run a program under emulation, and return the blocks that its counted call has run."""
+        counts = folder / "counts"
+        system = self._make_system(cpu)
+        command = [str(self.qemu), "-cpu", cpu, "-L", str(system)]
+        plugin = ["-plugin", f"{self.counter},out={counts}"]
+        subprocess.run(
+            [*command, *plugin, *words], env={**self.environment, **environment}, check=True
+        )
+        lines = map(str.split, counts.read_text().splitlines())
+        return [Block(int(count), tuple(words)) for count, *words in lines]
+
+    def _make_system(self, cpu: str) -> Path:
+        """Return the root of a system with this CPU, which libraries read in its files."""
+        system = self.folder / f"system-{cpu}"
+        if not system.exists():
+            part, features = _CPU_PARTS[cpu]
+            (system / "proc").mkdir(parents=True)
+            (system / "proc/cpuinfo").write_text(_CPUINFO.format(part=part, features=features))
+            cpus = system / "sys/devices/system/cpu"
+            cpus.mkdir(parents=True)
+            for name in ("possible", "present", "online"):
+                (cpus / name).write_text("0\n")
+            (system / "lib").symlink_to(self.system / "lib")
+        return system
+
+    def disassemble(self, words: Sequence[str]) -> list[str]:
+        """Return the text of instructions; those that no ARM CPU has are left empty."""
+        lines = [" ".join(f"0x{word[at : at + 2]}" for at in (6, 4, 2, 0)) for word in words]
+        options = ["--disassemble", "-triple=aarch64-linux-gnu", "-mattr=+all"]
+        done = subprocess.run(
+            [str(self.llvm / "llvm-mc"), *options],
+            input="\n".join(lines),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        unknown = {int(line) - 1 for line in re.findall(r"<stdin>:(\d+):", done.stderr)}
+        texts = iter(
+            " ".join(line.split())
+            for line in done.stdout.splitlines()
+            if line.strip() and not line.strip().startswith(".")
+        )
+        return ["" if at in unknown else next(texts) for at in range(len(words))]
+
+    def count(self, blocks: Sequence[Block], cpus: Sequence[str]) -> Counts:
+        """Return instructions, cycles and multiplications of a call."""
+        blocks = sorted(blocks, key=lambda block: -block.count * len(block.words))
+        words = sorted({word for block in blocks for word in block.words})
+        texts = dict(zip(words, self.disassemble(words), strict=True))
+        total = sum(block.count * len(block.words) for block in blocks)
+        large, seen = [], 0
+        for block in blocks:
+            large.append(block)
+            seen += block.count * len(block.words)
+            if seen > _SHARE * total:
+                break
+        cycles = {cpu: self._estimate(cpu, large, texts) * total / seen for cpu in cpus}
+        products = sum(
+            block.count * sum(texts[word].startswith(_MULTIPLICATIONS) for word in block.words)
+            for block in blocks
+        )
+        return Counts(total, cycles, products)
+
+    def _estimate(self, cpu: str, blocks: Sequence[Block], texts: Mapping[str, str]) -> float:
+        """Return the cycles of blocks, each as a loop."""
+        lines = []
+        for number, block in enumerate(blocks):
+            body = [_OPERAND_OF_BRANCH.sub("0", t) if _BRANCHES.match(t) else t
+                    for t in map(texts.__getitem__, block.words) if t and not _LEFT_OUT.match(t)]  # fmt: skip
+            lines += [f"# LLVM-MCA-BEGIN b{number}", *body, "# LLVM-MCA-END"]
+        options = [
+            *("-mtriple=aarch64-linux-gnu", f"-mcpu={cpu}", "-mattr=+all"),
+            *(f"-iterations={_ROUNDS}", "-instruction-info=0", "-resource-pressure=0"),
+        ]
+        done = subprocess.run(
+            [str(self.llvm / "llvm-mca"), *options],
+            input="\n".join([*lines, ""]),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = re.findall(r"Code Region - b(\d+)\n.*?Total Cycles:\s+(\d+)", done.stdout, re.S)
+        return sum(int(cycles) / _ROUNDS * blocks[int(n)].count for n, cycles in found)
+
+
+def _compile(words: Sequence[str]) -> None:
+    command = [sys.executable, "-m", "ziglang", "cc", "-O2", "-w", *words]
+    subprocess.run(command, check=True)
+
+
+def count_tvmflow(
+    tools: Tools, checkout: Path, model: Path, cpu: str, feed: Path, output: Path
+) -> list[Block]:
+    """Build a model's C library with a checkout of tvmflow, and count a call."""
+    folder = output.parent / f"{checkout.name}-{cpu}"
+    folder.mkdir()
+    recipe = folder / f"{model.stem}.yaml"
+    recipe.write_text(
+        f"recipe: 1\nname: {model.stem}\nmodel: {{onnx: {json.dumps(str(model))}}}\ntargets: [{cpu}]\n"
+        "outputs: [c-library]\ntune: {trials: 0}\nverify: {against: none}\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "tvmflow", "run", str(recipe), "--store", str(folder / "store")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    (header,) = (folder / "dist").rglob("*.h")
+    (library,) = header.parent.glob("*.a")
+    program, prefix = folder / "program", header.stem
+    names = [f'-DHEADER="{header}"', f"-DPREFIX={prefix}", f"-DNAME={prefix.upper()}"]
+    files = [str(_SOURCES / "tvmflow.c"), str(library), "-o", str(program)]
+    _compile(["-target", "aarch64-linux-gnu.2.28", *names, *files, "-lm", "-lpthread"])
+    return tools.run(cpu, [str(program), str(feed), str(output)], folder)
+
+
+def count_onnxruntime(
+    tools: Tools, model: onnx.ModelProto, path: Path, cpu: str, feed: Path, output: Path, size: int
+) -> list[Block]:
+    """Count a call of ONNX Runtime."""
+    library = tools.find_runtime()
+    assert library is not None, "it was fetched"
+    program = tools.folder / "onnxruntime-program"
+    _compile(
+        [
+            *("-target", "aarch64-linux-gnu.2.28", str(_SOURCES / "onnxruntime.c")),
+            *("-o", str(program), "-ldl"),
+        ]
+    )
+    value = model.graph.input[0]
+    shape = [str(axis.dim_value) for axis in value.type.tensor_type.shape.dim]
+    names = [value.name, model.graph.output[0].name]
+    words = [str(program), str(library), str(path), str(feed), str(output), *names, *shape]
+    return tools.run(cpu, words, output.parent, OUTPUT_BYTES=str(size))
+
+
+def measure(tools: Tools, name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Give the counts of a network by CPU and library."""
+    model = NETS[name]()
+    shape = [axis.dim_value for axis in model.graph.input[0].type.tensor_type.shape.dim]
+    checkouts = {"tvmflow": ROOT, **({"before": args.against.resolve()} if args.against else {})}
+    for cpu in args.cpu:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            path, feed = folder / "net.onnx", folder / "feed"
+            onnx.save(model, path)
+            data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+            feed.write_bytes(data.tobytes())
+            outputs, counts = {}, {}
+            for label, checkout in checkouts.items():
+                output = folder / f"{label}.out"
+                counts[label] = tools.count(
+                    count_tvmflow(tools, checkout, path, cpu, feed, output), [cpu]
+                )
+                outputs[label] = np.frombuffer(output.read_bytes(), np.float32)
+            if tools.find_runtime() is not None:
+                output, size = folder / "ort.out", outputs["tvmflow"].nbytes
+                blocks = count_onnxruntime(tools, model, path, cpu, feed, output, size)
+                counts["ONNX Runtime"] = tools.count(blocks, [cpu])
+                expected = np.frombuffer(output.read_bytes(), np.float32)
+                scale = float(np.abs(expected).max())
+                error = float(np.abs(outputs["tvmflow"] - expected).max()) / scale
+            else:
+                error = math.nan
+            for label, own in counts.items():
+                yield {"net": name, "cpu": cpu, "library": label, "error": error, **own._asdict()}
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the rows of one network."""
+    by_cpu = collections.defaultdict(dict)
+    for row in rows:
+        by_cpu[row["cpu"]][row["library"]] = row
+    for cpu, libraries in by_cpu.items():
+        own = libraries["tvmflow"]["cycles"][cpu]
+        for label, row in libraries.items():
+            cycles = row["cycles"][cpu]
+            busy = row["products"] / cycles / CPUS[cpu]
+            ratio = f"{own / cycles:>8.2f}" if label != "tvmflow" else f"{'':>8}"
+            print(
+                f"{row['net']:<12} {cpu:<12} {label:<14} {row['instructions'] / 1e6:>9.1f}"
+                f" {cycles / 1e6:>9.1f} {busy:>7.0%} {ratio}   {row['error']:.1e}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    """Count, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--tools", type=Path, required=True)
+    parser.add_argument("--fetch", action="store_true")
+    parser.add_argument("--net", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--cpu", nargs="+", choices=list(CPUS), default=list(CPUS))
+    parser.add_argument("--against", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    tools = Tools(args.tools)
+    if args.fetch:
+        tools.fetch()
+    if missing := tools.find_missing():
+        print(f"skipped: {', '.join(missing)} not found; --fetch downloads what is needed")
+        return
+    tools.make()
+    print(
+        f"{'':<12} {'CPU':<12} {'library':<14} {'M instr.':>9} {'M cycles':>9} {'busy':>7} {'tvmflow/':>8}   error"
+    )
+    everything = []
+    for name in args.net:
+        rows = list(measure(tools, name, args))
+        everything += rows
+        _show(rows)
+    for cpu in args.cpu:
+        for peer in ("ONNX Runtime", "before"):
+            found = {
+                (row["net"], row["library"]): row["cycles"][cpu]
+                for row in everything
+                if row["cpu"] == cpu
+            }
+            ratios = [
+                found[net, "tvmflow"] / found[net, peer] for net in args.net if (net, peer) in found
+            ]
+            if ratios:
+                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+                print(
+                    f"{cpu}: tvmflow takes {mean:.2f} of the cycles of {peer} (geometric mean of {len(ratios)})"
+                )
+    if args.json:
+        args.json.write_text(json.dumps(everything, indent=1))
+
+
+if __name__ == "__main__":
+    main()
