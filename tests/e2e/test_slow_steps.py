@@ -59,7 +59,7 @@ def test_slow_first_steps_say_what_they_do(finished_project: Project) -> None:
             "reading the files of apache-tvm: a few seconds, once for each version",
         ],
         "doctor": ["trying TVM compiles, links and runs: up to a minute the first time"],
-        "run-model dist/tiny/host/tiny.tvmflow --compare onnxruntime": [
+        "run-model dist/tiny/host/tiny.tvmflow --compare onnxruntime --model tiny.onnx": [
             "starting ONNX Runtime: a few seconds, more the first time",
             "running ONNX Runtime",
         ],
