@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -283,25 +283,28 @@ def _schedule_untuned(settings: VerifySettings, context: StageContext) -> Schedu
     from tvmflow.compiler import lowering
 
     lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
-    return _schedule_by_rules(lowered, settings, context)
+    [scheduled] = _schedule_by_rules([lowered], settings, context)
+    return scheduled
 
 
-def schedule_at(
-    sizes: Mapping[str, int], settings: VerifySettings, context: StageContext
-) -> ScheduledModel:
-    """Return a model with dimensions as it would be built, untuned, for some sizes of them alone."""
+def schedule_each(
+    combinations: Iterable[Mapping[str, int]], settings: VerifySettings, context: StageContext
+) -> Iterator[ScheduledModel]:
+    """Give a model with dimensions as it would be built, untuned, for each combination of sizes alone."""
     from tvmflow.compiler import lowering
     from tvmflow.compiler.open_sizes import at_sizes
 
-    mod = at_sizes(lowering.load_ir(context.inputs["import/model.json"]), sizes)
-    target = lowering.make_target(settings.machines[""].tvm)
-    assert settings.lowering is not None
-    return _schedule_by_rules(lowering.lower(mod, target, settings.lowering), settings, context)
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    target, options = lowering.make_target(settings.machines[""].tvm), settings.lowering
+    assert options is not None
+    models = (lowering.lower(at_sizes(mod, sizes), target, options) for sizes in combinations)
+    return _schedule_by_rules(models, settings, context)
 
 
 def _schedule_by_rules(
-    lowered: LoweredModel, settings: VerifySettings, context: StageContext
-) -> ScheduledModel:
+    models: Iterable[LoweredModel], settings: VerifySettings, context: StageContext
+) -> Iterator[ScheduledModel]:
+    """Give models with schedules; their weights are read once."""
     from tvmflow.compiler import lowering
     from tvmflow.tuning.measure import load_compiler
 
@@ -309,4 +312,5 @@ def _schedule_by_rules(
     target = settings.machines[""].tvm
     assert settings.schedules is not None
     load_compiler(target, runs=settings.run_on == LOCAL)
-    return lowered.schedule_untuned(params, target, settings.schedules)
+    for model in models:
+        yield model.schedule_untuned(params, target, settings.schedules)

@@ -13,7 +13,7 @@ from tvmflow.stages.verify.latency import (
     make_speedup,
     measure_briefly,
     measure_variant,
-    schedule_at,
+    schedule_each,
 )
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed
 from tvmflow.stages.verify.reference_run import ReferenceRun
@@ -70,20 +70,24 @@ def time_sizes(
     """
     if library.timed is None:
         return
+    called = [
+        (verdict, sized)
+        for verdict, sized in zip(verdicts, reference.sized, strict=True)
+        if "failure" not in verdict
+    ]
     with exclusive_devices(settings, context):
-        for verdict, sized in zip(verdicts, reference.sized, strict=True):
-            if "failure" not in verdict:
-                _time_at(verdict, library.timed, sized, reference)
+        for verdict, sized in called:
+            _time_at(verdict, library.timed, sized, reference)
     if settings.compare is None or not settings.compare.fixed:
         return
     if not isinstance(library, LocalLibrary):
         return
-    for verdict, sized in zip(verdicts, reference.sized, strict=True):
-        if "failure" not in verdict:
-            fixed = library.load_at(sized.sizes, schedule_at(sized.sizes, settings, context))
-            with exclusive_devices(settings, context):
-                times = measure_variant(library, fixed, sized.feed, _SECONDS_BESIDE_FIXED)
-            verdict["fixed_speedup"] = make_speedup(times)
+    models = schedule_each((sized.sizes for _, sized in called), settings, context)
+    for (verdict, sized), model in zip(called, models, strict=True):
+        fixed = library.load_at(sized.sizes, model)
+        with exclusive_devices(settings, context):
+            times = measure_variant(library, fixed, sized.feed, _SECONDS_BESIDE_FIXED)
+        verdict["fixed_speedup"] = make_speedup(times)
 
 
 def _compare_at(
