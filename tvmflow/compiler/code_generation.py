@@ -40,6 +40,15 @@ from tvmflow.compiler.open_tiles import (
     start_open_reductions,
 )
 
+
+def _know_loops(function: tirx.PrimFunc) -> Any:
+    """Return an analyzer that knows the range of each loop's variable."""
+    analyzer = tvm.sym.Analyzer()
+    for loop in find_nodes(function.body, tirx.For):
+        analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    return analyzer
+
+
 # ---------------------------------------------------------------- strided loads
 # Loads of every second, third or fourth number, or of each number twice: whole vectors of which
 # numbers are selected.
@@ -56,9 +65,7 @@ def shuffle_strided_loads() -> tvm.transform.Pass:
     """Return a pass that loads numbers with a small stride as vectors."""
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        analyzer = tvm.sym.Analyzer()
-        for loop in find_nodes(function.body, tirx.For):
-            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        analyzer = _know_loops(function)
 
         def shuffle(load: Any) -> Any:
             index = load.indices[-1]
@@ -146,9 +153,7 @@ def take_factors_from_lanes() -> tvm.transform.Pass:
         lanes = find_factor_lanes(target.attrs) if target is not None else 0
         if not lanes:
             return function
-        analyzer = tvm.sym.Analyzer()
-        for loop in find_nodes(function.body, tirx.For):
-            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        analyzer = _know_loops(function)
 
         def take(factor: tirx.Broadcast) -> Any:
             return _take_from_lane(factor, lanes, analyzer)
@@ -570,9 +575,7 @@ def _simplify_predicates() -> tvm.transform.Pass:
     """
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        analyzer = tvm.sym.Analyzer()
-        for loop in find_nodes(function.body, tirx.For):
-            analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        analyzer = _know_loops(function)
 
         def simplify(realize: SBlockRealize) -> SBlockRealize:
             predicate = analyzer.simplify(realize.predicate)

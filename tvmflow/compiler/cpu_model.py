@@ -121,7 +121,7 @@ def is_cpu(target: tvm.target.Target) -> bool:
 
 def converts_float16(target: tvm.target.Target) -> bool:
     """Return whether a CPU has instructions that convert vectors of float16."""
-    arch = str(target.attrs.get("mtriple", "")).partition("-")[0]
+    arch = _arch(target.attrs)
     if arch not in ("", "x86_64", "i386", "i686"):
         # TVM crashes when it is asked for the features of a triple that LLVM does not know.
         return arch in _ARM64

@@ -19,7 +19,12 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvmflow.core.dimensions import choose_representative, evaluate, list_sizes_to_tune_at
+from tvmflow.core.dimensions import (
+    choose_representative,
+    evaluate,
+    is_prime,
+    list_sizes_to_tune_at,
+)
 from tvmflow.core.types import Dimension, Size
 
 DIMENSIONS: Final = "tvmflow.dimensions"
@@ -302,7 +307,7 @@ def _choose_indivisible(dimension: Dimension) -> int:
     """Return a prime number, times `multiple_of`, below the representative size: no tile divides it."""
     step = dimension.multiple_of
     for factor in range(choose_representative(dimension) // step - 1, dimension.min // step, -1):
-        if all(factor % divisor for divisor in range(2, math.isqrt(factor) + 1)):
+        if is_prime(factor):
             return factor * step
     return dimension.min
 

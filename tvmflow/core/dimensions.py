@@ -202,6 +202,15 @@ def list_sizes_to_tune_at(dimensions: Sequence[Dimension]) -> list[dict[str, int
     return chosen if middle in chosen else [*chosen, middle]
 
 
+def is_prime(number: int) -> bool:
+    """Return whether a number is prime, so that no tile divides a size of it.
+
+    >>> [number for number in range(12) if is_prime(number)]
+    [2, 3, 5, 7, 11]
+    """
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
 def specs_at(specs: Iterable[TensorSpec], sizes: Mapping[str, int]) -> tuple[TensorSpec, ...]:
     """Return tensors with the fixed shapes that they have for some sizes of the dimensions."""
     return tuple(

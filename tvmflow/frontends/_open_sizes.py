@@ -23,8 +23,8 @@ OPEN_FIX: Final = (
 )
 """The remedy for an operator that cannot follow the dimensions."""
 
-# What stands for the end of an axis where a slice has no end.
-_NO_END: Final = 1 << 31
+NO_END: Final = 1 << 31
+"""What stands for the end of an axis where a slice has no end; below 0, for what is before its first entry."""
 
 
 class OpenSizeProblem(ValueError):
@@ -122,9 +122,9 @@ class SizeRanges:
     def clamp(self, place: Any, extent: Any) -> Any:
         """Return a place within an axis; a negative one counts from its end."""
         if isinstance(place, int):
-            if place >= _NO_END:
+            if place >= NO_END:
                 return extent
-            if place <= -_NO_END:
+            if place <= -NO_END:
                 return 0
             is_negative = place < 0
         elif self.is_certain(place >= 0):

@@ -16,6 +16,7 @@ from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name, replace_variables
 from tvmflow.compiler.open_sizes import OPEN_SIZES, list_size_variables
+from tvmflow.core.dimensions import is_prime
 
 _SPATIAL: Final = 0
 _FAST_CALLS: Final = {IF_THEN_ELSE, "prim.likely", "tirx.fabs"}
@@ -209,11 +210,7 @@ def count_elements(buffer: Any, block: Block) -> int:
 
 def _prime_up_to(size: int) -> int:
     """Return the largest prime number up to a size, but no small one, by which decisions would be odd."""
-    return next(
-        number
-        for number in range(max(size, _MIN_OPEN_LENGTH), 1, -1)
-        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
-    )
+    return next(filter(is_prime, range(max(size, _MIN_OPEN_LENGTH), 1, -1)))
 
 
 def loop_length(schedule: Schedule, loop: Any) -> int:

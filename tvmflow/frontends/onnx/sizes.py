@@ -19,7 +19,7 @@ from tvm import relax, te, tirx, topi
 from tvmflow.compiler.open_sizes import NoSize, same_size, same_sizes
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
-from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
+from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
@@ -29,8 +29,6 @@ _Array = np.ndarray[Any, Any]
 # Matrix products; an operand of one axis is a vector, whose terms TVM compares.
 _PRODUCTS: Final = ("MatMul", "Gemm")
 _MATRIX_RANK: Final = 2
-# What ends a Slice that has no end.
-_NO_END: Final = 1 << 31
 
 
 class SizeValue(NamedTuple):
@@ -835,7 +833,7 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
         if not isinstance(step, int) or step < 1:
             if step == -1 and isinstance(extent, int):
                 return None
-            is_whole = _is(start, -1) and isinstance(end, int) and end <= -_NO_END
+            is_whole = _is(start, -1) and isinstance(end, int) and end <= -NO_END
             if step == -1 and is_whole and len(starts) == 1:
                 return relax.op.flip(data, axis)
             raise OpenSizeProblem("a step below 1 of an open size is not supported")

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tvmflow.compiler.open_sizes import IrSize, is_open
-from tvmflow.frontends._open_sizes import OpenSizeProblem, shape_text
+from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, shape_text
 from tvmflow.frontends.tflite._graph import (
     MAX_COUNT,
     Converter,
@@ -25,8 +25,6 @@ from tvmflow.frontends.tflite._graph import (
 
 
 _REFLECT: Final = 0
-# What ends a slice before its first entry.
-_NO_END: Final = 1 << 31
 
 
 def _reshape(operation: Operation) -> None:
@@ -256,7 +254,7 @@ def _bounds(operation: Operation, part: slice, size: IrSize) -> tuple[IrSize, Ir
         return part.indices(int(size))
     step, ranges = part.step or 1, operation.graph.ranges
     if step == -1 and part.start is None and part.stop is None:
-        return -1, -_NO_END, -1
+        return -1, -NO_END, -1
     if step < 1:
         raise OpenSizeProblem(f"a step of {step} along an open size is not supported")
     start = ranges.clamp(0 if part.start is None else part.start, size)

@@ -91,10 +91,13 @@ def broadcast(ranges: SizeRanges, shapes: Sequence[_Shape]) -> list[IrSize]:
             if ranges.is_equal(result[axis], 1):
                 result[axis] = size
             elif not (ranges.is_equal(size, 1) or ranges.is_equal(size, result[axis])):
-                raise OpenSizeProblem(
-                    f"sizes of {result[axis]} and {size} are not the same for all sizes of the dimensions"
-                )
+                raise _differ(result[axis], size)
     return result
+
+
+def _differ(one: IrSize, other: IrSize) -> OpenSizeProblem:
+    text = f"sizes of {one} and {other} are not the same for all sizes of the dimensions"
+    return OpenSizeProblem(text)
 
 
 def _first(call: _Call) -> _Shape:
@@ -118,8 +121,7 @@ def _concat(call: _Call) -> _Shape:
             if place == axis:
                 first[axis] = first[axis] + size
             elif not call.ranges.is_equal(first[place], size):
-                text = f"sizes of {first[place]} and {size} are not the same for all sizes of the dimensions"
-                raise OpenSizeProblem(text)
+                raise _differ(first[place], size)
     return first
 
 
@@ -171,10 +173,7 @@ def _gather_nd(call: _Call) -> _Shape:
 def _matmul(call: _Call) -> _Shape:
     left, right = call.shape(0), call.shape(1)
     if not call.ranges.is_equal(left[-1], right[-2]):
-        text = (
-            f"sizes of {left[-1]} and {right[-2]} are not the same for all sizes of the dimensions"
-        )
-        raise OpenSizeProblem(text)
+        raise _differ(left[-1], right[-2])
     return [*broadcast(call.ranges, [left[:-2], right[:-2]]), left[-2], right[-1]]
 
 

@@ -13,6 +13,7 @@ from tvmflow.core.dimensions import (
     choose_representative,
     derive_sizes,
     evaluate_shape,
+    is_prime,
     list_sizes_to_tune_at,
     sizes_text,
 )
@@ -170,13 +171,9 @@ def _find_prime(dimension: Dimension, start: int, used: set[int]) -> int:
     """Return a prime (times `multiple_of`) up to a size and not used yet; the closest size where none is."""
     step = dimension.multiple_of
     for factor in range(max(start, dimension.min) // step, dimension.min // step - 1, -1):
-        if _is_prime(factor) and factor * step not in used:
+        if is_prime(factor) and factor * step not in used:
             return factor * step
     return max(start // step * step, dimension.min)
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
 
 
 def _draw(dimension: Dimension, rng: random.Random) -> int:
