@@ -188,6 +188,27 @@ def same_sizes(sizes: Sequence[IrSize], others: Sequence[IrSize]) -> bool:
     return len(sizes) == len(others) and all(map(same_size, sizes, others))
 
 
+def same_in_ranges(
+    sizes: Sequence[IrSize], others: Sequence[IrSize], dimensions: Iterable[Dimension]
+) -> bool:
+    """Return whether two shapes are the same at all sizes that dimensions have."""
+    analyzer = tvm.sym.Analyzer()
+    named = {entry.name: entry for entry in dimensions}
+    for var in dict.fromkeys(var for size in (*sizes, *others) for var in list_symbols(size)):
+        entry = named.get(str(var.name))
+        if entry is not None:
+            step, dtype = entry.multiple_of, str(var.ty)
+            count = tirx.Var(f"{var.name}_count", dtype)
+            least, extent = entry.min // step, (entry.max - entry.min) // step + 1
+            limits = (tirx.IntImm(dtype, least), tirx.IntImm(dtype, extent))
+            analyzer.bind(count, tvm.ir.Range.from_min_extent(*limits))
+            analyzer.bind(var, count * step)
+    pairs = zip(sizes, others, strict=False)
+    return len(sizes) == len(others) and all(
+        analyzer.can_prove_equal(one, other) for one, other in pairs
+    )
+
+
 def simplify(size: IrSize) -> IrSize:
     """Return a size in TVM's simplest form, as an int where it is fixed."""
     return plain(tvm.sym.Analyzer().simplify(size)) if is_open(size) else plain(size)

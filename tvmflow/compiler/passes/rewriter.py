@@ -12,12 +12,14 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
-from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes
+from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
+# Its elements are moved or repeated, so that no product takes it along (TVM's kInjective).
+INJECTIVE: Final = {"op_pattern": 2}
 # Nothing is fused with a kernel with this pattern (TVM's kOpaque).
 OPAQUE: Final = {"op_pattern": 8}
 
@@ -26,12 +28,14 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`. Subclasses override the visitors of PyExprMutator.
 
     Attributes:
+        dimensions: Its dimensions.
         numbers: Numbers in place of its open sizes.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._main = mod["main"]
+        self.dimensions = read_dimensions(mod["main"])
         self.numbers = Representative(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()

@@ -224,6 +224,11 @@ def add_parts(whole: Sizes, corners: Sequence[Sizes], *parts: Any) -> Any:
     return te.compute(shape, element, name="add_parts", tag="injective")
 
 
+def with_sizes(x: Any, shape: Sizes) -> Any:
+    """Return a tensor whose sizes are the same numbers, but other expressions of dimensions."""
+    return te.compute(shape, lambda *place: x(*place), name="with_sizes", tag="injective")
+
+
 def interleave(x: Any, strides: Sizes, offsets: Sizes, shape: Sizes) -> Any:
     """Return channel blocks rearranged into an image.
 

@@ -23,11 +23,14 @@ from tvmflow.compiler.open_sizes import (
     divide_up,
     is_open,
     known_sizes,
+    same_in_ranges,
     same_sizes,
     sizes_of,
 )
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.rewriter import INJECTIVE
 from tvmflow.compiler.passes.strided_views import read_slice, read_split
+from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 
@@ -106,8 +109,17 @@ def rewrite_reshape(rewriter: LayoutRewriter, call: relax.Call, data: Any, _: An
     if any(map(is_open, after)) and _is_flattened(before, after):
         # TVM fuses no reshape of open sizes
         return rewriter.emit(relax.op.squeeze(data, list(range(2, len(before)))))
-    is_same = same_sizes(before, after)
-    return rewriter.blocked_form(data) if is_same else _rewrite_shuffle(rewriter, call)
+    blocked_data = rewriter.blocked_form(data)
+    if same_sizes(before, after):
+        return blocked_data
+    if len(before) > 2 and same_in_ranges(before, after, rewriter.dimensions):
+        # the same sizes in other words: a copy in order, which neighbours compute along
+        source, shape = data, list(after)
+        if blocked_data is not None:
+            source, blocks = blocked_data, known_sizes(blocked_data)
+            shape = [*blocks[:2], *after[2:], blocks[-1]]
+        return rewriter.kernel(blocked.with_sizes, "with_sizes", source, shape, pattern=INJECTIVE)
+    return _rewrite_shuffle(rewriter, call)
 
 
 def _is_flattened(before: Sequence[IrSize], after: Sequence[IrSize]) -> bool:
