@@ -128,7 +128,7 @@ def init(options: InitOptions) -> int:
     write_file(path, recipe.text)
     print_notes(options, f"{path}: the recipe of {chosen.model}", *_mark_root(folder))
     print_notes(options, *recipe.describe_batch())
-    print_notes(options, "", *_describe_next(path, recipe))
+    print_notes(options, "", *_describe_next(path, recipe, is_open=options.open))
     return EXIT_OK
 
 
@@ -190,7 +190,7 @@ def _mark_root(folder: Path) -> list[str]:
     ]
 
 
-def _describe_next(path: Path, recipe: NewRecipe) -> list[str]:
+def _describe_next(path: Path, recipe: NewRecipe, *, is_open: bool) -> list[str]:
     from tvmflow.core.project import find_project, shortest_path
 
     commands: Mapping[str, str] = {
@@ -201,8 +201,13 @@ def _describe_next(path: Path, recipe: NewRecipe) -> list[str]:
     width = max(map(len, commands))
     lines = [f"  {command:<{width}}   # {text}" for command, text in commands.items()]
     if recipe.open_lines:
-        number = recipe.open_lines[0]
-        return [f"next: write a number in place of each SIZE ({path}:{number}), then", *lines]
+        place = f"in place of each SIZE ({path}:{recipe.open_lines[0]})"
+        if is_open:
+            return [f"next: write the largest size {place}, then", *lines]
+        return [
+            f"next: write a number {place}, or keep them open (init --open --force), then",
+            *lines,
+        ]
     return ["next:", *lines]
 
 

@@ -18,11 +18,6 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends.base import MAX_ELEMENTS
 
-OPEN_FIX: Final = (
-    "write numbers in place of `dimensions`, and a library for each under `variants` in the recipe"
-)
-"""The remedy for an operator that cannot follow the dimensions."""
-
 NO_END: Final = 1 << 31
 """What stands for the end of an axis where a slice has no end; below 0, for what is before its first entry."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,11 @@ from pydantic import Field
 from tvmflow.core.codec import without_empty
 from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.generated_text import find_name_problem
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.base import InputRequest
+from tvmflow.frontends.base import OPEN_FIX, InputRequest, LoadedModel
 from tvmflow.frontends.frontend import Frontend
 from tvmflow.frontends.inputs import (
     DEFAULT_DTYPE,
@@ -58,6 +59,9 @@ PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
 # Operators that move a window over data: the beginnings of their names.
 _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
+
+# How much the images of networks are shrunk before what is enlarged again joins what it came from.
+_MULTIPLES: Final = (2, 4, 8, 16, 32, 64)
 
 NODES: Final = "nodes.json"
 """The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
@@ -139,22 +143,70 @@ class ImportFacts(NamedTuple):
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
     """Import the model, and write it in several files, so that later stages can need only one of them."""
-    frontend = FRONTENDS[settings.model["kind"]]
     dimensions = _list_dimensions(settings)
-    specs = _resolve_inputs(frontend, settings, dimensions, context.inputs)
-    values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
-    bound = [spec for spec in specs if spec.name in values]
-    arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
-    loaded = frontend.load(context.inputs, specs, settings.tensors, arrays, dimensions)
+    try:
+        loaded, constants = _load(settings, dimensions, context.inputs)
+    except ImportFailed as error:
+        if OPEN_FIX not in error.fix:
+            raise
+        advice = _advise_multiples(settings, dimensions, context.inputs)
+        raise ImportFailed(error.message, fix=advice + error.fix) from error
     _add_dimensions(loaded.mod, dimensions)
     _check_sizes(loaded.mod, loaded.nodes)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}
     if settings.tensors:
         signature["tensors"] = loaded.tensors
-    constants = [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
     return write_model(
         context.out, loaded.mod, loaded.params, signature, loaded.nodes, constants, dimensions
     )
+
+
+def _load(
+    settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
+) -> tuple[LoadedModel, list[Json]]:
+    """Return what a model is, and its inputs that are bound to a value."""
+    frontend = FRONTENDS[settings.model["kind"]]
+    specs = _resolve_inputs(frontend, settings, dimensions, files)
+    values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
+    bound = [spec for spec in specs if spec.name in values]
+    arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
+    loaded = frontend.load(files, specs, settings.tensors, arrays, dimensions)
+    return loaded, [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
+
+
+def _advise_multiples(
+    settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
+) -> str:
+    """Return the `multiple_of` with which a model can be imported that cannot follow all sizes."""
+
+    def is_possible(tried: Sequence[Dimension]) -> bool:
+        try:
+            _load(settings, tried, files)
+        except ImportFailed:
+            return False
+        return True
+
+    for step in _MULTIPLES:
+        entries = list(filter(None, (_by_multiples(entry, step) for entry in dimensions)))
+        if len(entries) < len(dimensions) or not is_possible(entries):
+            continue
+        for place, entry in enumerate(dimensions):
+            without = [*entries[:place], entry, *entries[place + 1 :]]
+            if is_possible(without):
+                entries = without
+        names = [e.name for e, was in zip(entries, dimensions, strict=True) if e != was]
+        return (
+            f"add `multiple_of: {step}` to {names_text(names)} under `dimensions`, "
+            "with which it can be imported; or "
+        )
+    return ""
+
+
+def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
+    """Return a dimension without the sizes that are no multiples; None if there are none."""
+    step = math.lcm(step, dimension.multiple_of)
+    least, largest = -(-dimension.min // step) * step, dimension.max // step * step
+    return Dimension(dimension.name, least, largest, step) if least <= largest else None
 
 
 def _list_dimensions(settings: ImportSettings) -> tuple[Dimension, ...]:

@@ -11,13 +11,14 @@ import pytest
 from onnx import helper
 
 from tests.support.kernels import host_level
-from tests.support.onnx_models import model, save, value
+from tests.support.onnx_models import draw, model, save, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.open_sizes import read_dimensions
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Json
+from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.recipe import DimensionSpec, InputSpec, ModelSource, Recipe
 from tvmflow.stages import import_model, lower
 from tvmflow.stages.base import StageContext, parse_settings
@@ -191,3 +192,47 @@ def test_a_window_without_any_place_is_named(operator: str, tmp_path: Path) -> N
     text = r"the result of a \w+_pool1d \(node last\) would have the shape \[1, 2, 0\]"
     with pytest.raises(ImportFailed, match=text):
         run(settings_of(), save(made, tmp_path), tmp_path)
+
+
+def test_the_multiple_with_which_a_model_can_be_imported_is_advised(tmp_path: Path) -> None:
+    """Halved, enlarged and joined with what it came from: heights that are even can follow."""
+    nodes = [
+        helper.make_node("Conv", ["x", "filters"], ["half"], strides=[2, 2]),
+        helper.make_node("ConvTranspose", ["half", "filters"], ["whole"], strides=[2, 2]),
+        helper.make_node("Concat", ["whole", "x"], ["y"], axis=1),
+    ]
+    made = model(
+        nodes, [value("x", ["n", 2, "h", 8])], [value("y", None)], {"filters": draw(2, 2, 2, 2)}
+    )
+    recipe = Recipe(
+        recipe=1,
+        name="net",
+        model=ModelSource(onnx="m.onnx"),
+        inputs={"x": InputSpec(shape=("n", 2, "h", 8))},
+        dimensions={"n": DimensionSpec(max=4), "h": DimensionSpec(min=3, max=9)},
+    )
+    settings = import_model.settings(recipe, None).to_json()
+    with pytest.raises(ImportFailed, match="Concat") as caught:
+        run(settings, save(made, tmp_path), tmp_path)
+    assert caught.value.fix.startswith("add `multiple_of: 2` to h under `dimensions`")
+    settings["dimensions"]["h"] = {"min": 4, "max": 8, "multiple_of": 2}
+    run(settings, save(made, tmp_path), tmp_path)
+
+
+def test_no_multiple_is_advised_where_none_helps(tmp_path: Path) -> None:
+    """The places of what is not 0 follow from no size."""
+    made = model(
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        [value("x", ["n", 2])],
+        [value("y", None, "int64")],
+    )
+    recipe = Recipe(
+        recipe=1,
+        name="net",
+        model=ModelSource(onnx="m.onnx"),
+        inputs={"x": InputSpec(shape=("n", 2))},
+        dimensions={"n": DimensionSpec(max=64)},
+    )
+    with pytest.raises(ImportFailed, match="NonZero") as caught:
+        run(import_model.settings(recipe, None).to_json(), save(made, tmp_path), tmp_path)
+    assert caught.value.fix == OPEN_FIX

@@ -19,8 +19,8 @@ from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._frames import Array
-from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, tensor_spec
-from tvmflow.frontends.base import MAX_ELEMENTS, LoadedModel
+from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
+from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
 from tvmflow.frontends.mxnet._checkpoint import Node, Symbol
 from tvmflow.frontends.mxnet._op import Expr, Op
 from tvmflow.frontends.mxnet._own_operators import CUSTOM, count_outputs, find_operator, label

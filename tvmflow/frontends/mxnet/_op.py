@@ -15,7 +15,8 @@ from tvm import relax
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes, list_symbols
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
-from tvmflow.frontends._open_sizes import OPEN_FIX, SizeRanges, shape_text
+from tvmflow.frontends._open_sizes import SizeRanges, shape_text
+from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
 
 Expr = Any

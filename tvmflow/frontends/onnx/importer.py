@@ -25,8 +25,8 @@ from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
 from tvmflow.frontends._emission import NodeNames
-from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, tensor_spec
-from tvmflow.frontends.base import LoadedModel
+from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
+from tvmflow.frontends.base import OPEN_FIX, LoadedModel
 from tvmflow.frontends.onnx import _recurrent
 from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of

@@ -12,7 +12,8 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
-from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem
+from tvmflow.frontends._open_sizes import OpenSizeProblem
+from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.tflite import _arrays, _elementwise, _layers, _reduction
 from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid

@@ -18,8 +18,8 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
-from tvmflow.frontends._open_sizes import OPEN_FIX, OpenSizeProblem, SizeRanges, shape_text
-from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
+from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
 from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 from tvmflow.frontends.tflite._model import (

@@ -39,6 +39,7 @@ def check(
     kernels: Sequence[str],
     mcpu: str = LEVELS_HERE[-1],
     tolerance: float = 1e-4,
+    all_sizes: Sequence[dict[str, int]] = ALL_SIZES,
 ) -> None:
     """Check that a network has kernels of some names, and computes what TVM's own kernels do."""
     target = level(mcpu)
@@ -47,7 +48,7 @@ def check(
         assert any(kernel in name for name in names), (kernel, names)
     fast, plain = network.compile(target), network.compile(target, PLAIN)
     names_open = {size for entry in network.inputs.values() for size in entry.sizes}
-    for sizes in ALL_SIZES:
+    for sizes in all_sizes:
         feed = network.draw({name: n for name, n in sizes.items() if name in names_open})
         for actual, expected in zip(fast(**feed), plain(**feed), strict=True):
             assert actual.shape == expected.shape, sizes
@@ -140,6 +141,26 @@ def test_transposed_convolutions_are_interleaved(
         b=[8, channels * groups, 1, 1],
     )
     check(network, ["d_transpose_NCHWc", "interleave"])
+
+
+def joined(emit: Any, x: Any, a: Any, t: Any, b: Any) -> Any:
+    """An image that is halved, enlarged and joined with itself, if its sizes are even."""
+    y = emit(op.nn.relu(emit(op.nn.conv2d(x, a, padding=1, strides=2))))
+    y = emit(op.nn.conv2d_transpose(y, t, strides=[2, 2]))
+    y = emit(op.reshape(y, relax.ShapeExpr(x.ty.shape.values)))
+    return emit(op.nn.conv2d(emit(op.nn.relu(emit(op.concat([y, x], 1)))), b))
+
+
+def test_sizes_that_are_equal_as_multiples_stay_blocked() -> None:
+    """The reshape between them is computed along with what is before it."""
+    sides = (Dimension("h", 16, 64, multiple_of=2), Dimension("w", 16, 64, multiple_of=2))
+    weights = make_weights(a=[8, 16, 3, 3], t=[8, 16, 2, 2], b=[8, 32, 1, 1])
+    network = make_network((BATCH, *sides), {"x": Input(IMAGE)}, weights, joined)
+    sizes = [
+        {"batch": batch, "h": h, "w": w} for batch, h, w in [(1, 16, 16), (3, 38, 62), (2, 64, 20)]
+    ]
+    check(network, ["interleave_with_sizes"], all_sizes=sizes)
+    assert not any("reshape" in name for name in network.list_kernels(level(LEVELS_HERE[-1])))
 
 
 def resized(size: Callable[[Any, Any], tuple[Any, Any]], **mode: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends._open_sizes import OPEN_FIX
+from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.tflite._conversion import convert
 from tvmflow.frontends.tflite._model import read_model
 
