@@ -13,7 +13,7 @@ from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, size_text
 
 if TYPE_CHECKING:
-    from tvmflow.store.cleaning import Cleaning
+    from tvmflow.store.garbage_collection import Cleaning
     from tvmflow.store.local import LocalStore
 
 
@@ -42,7 +42,7 @@ class CleanOptions(Options):
 @with_disk_errors
 def clean(options: CleanOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.store.cleaning import clean_store
+    from tvmflow.store.garbage_collection import clean_store
 
     store = options.store.locate()
     if not (options.yes or options.dry_run):

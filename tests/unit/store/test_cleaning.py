@@ -9,7 +9,7 @@ import pytest
 from tests.support.stored_results import stage_key
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, StageKey
-from tvmflow.store.cleaning import clean_store
+from tvmflow.store.garbage_collection import clean_store
 from tvmflow.store.local import FILES, LocalStore
 from tvmflow.store.pins import add_pin
 
