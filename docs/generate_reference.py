@@ -12,7 +12,7 @@ from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
 from tvmflow.planning.pipelines import PipelineFile, pipeline_schema
 from tvmflow.recipe import json_schema
-from tvmflow.recipe.yaml_writer import inline_yaml
+from tvmflow.recipe.yaml_files import inline_yaml
 from tvmflow.targets.presets import PRESETS
 
 EXAMPLE: Final = """\

@@ -34,7 +34,7 @@ from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import find_input_problems
 from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import write as written
-from tvmflow.recipe.yaml_reader import parse_yaml
+from tvmflow.recipe.yaml_files import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
 from tvmflow.release.lock_diff import Change
 from tvmflow.targets import c_runtime

@@ -21,7 +21,7 @@ from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
 from tvmflow.planning.pipelines import PipelineFile
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.recipe.yaml_files import read_yaml
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 KINDS = {

@@ -33,8 +33,7 @@ from tvmflow.frontends.mxnet import list_epochs
 from tvmflow.frontends.pytorch.export import is_factory
 from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_reader import Problem, parse_yaml
-from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.recipe.yaml_files import Problem, parse_yaml, write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
 from tvmflow.targets.backends.cuda.gpu import detect_gpu

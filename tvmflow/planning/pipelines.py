@@ -28,7 +28,7 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.recipe.release import Release, Retune
 from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.recipe.yaml_files import read_yaml
 from tvmflow.stages import STAGES, export, pipeline_stages, required_stages, tune
 
 _log = logging.getLogger(__name__)

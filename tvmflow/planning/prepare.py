@@ -25,7 +25,7 @@ from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target
 from tvmflow.planning.request import RunRequest, load_request
 from tvmflow.recipe import BuildTarget, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock
-from tvmflow.recipe.yaml_reader import dotted
+from tvmflow.recipe.yaml_files import dotted
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore

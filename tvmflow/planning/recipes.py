@@ -20,7 +20,7 @@ from tvmflow.frontends.base import InputProblem
 from tvmflow.planning.pipelines import Pipeline, load_pipeline, missing_pipeline_text
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.validation import validate
-from tvmflow.recipe.yaml_reader import Document, Loc, Problem, read_yaml
+from tvmflow.recipe.yaml_files import Document, Loc, Problem, read_yaml
 from tvmflow.store.addresses import is_address
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 

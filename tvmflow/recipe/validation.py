@@ -12,8 +12,7 @@ from pydantic_core import ErrorDetails
 from tvmflow.core.formatting import quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.recipe.yaml_reader import UNREADABLE, Document, Loc, Problem, dotted
-from tvmflow.recipe.yaml_writer import inline_yaml
+from tvmflow.recipe.yaml_files import UNREADABLE, Document, Loc, Problem, dotted, inline_yaml
 
 _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 

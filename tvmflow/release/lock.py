@@ -23,7 +23,7 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.stages import STAGES, export, extract_tasks, import_model, pick_best, verify
 from tvmflow.stages.base import parse_facts
 from tvmflow.stages.export import ExportFacts

@@ -9,7 +9,7 @@ import pytest
 
 from tvmflow.cli import main
 from tvmflow.recipe.lock_file import LockedRecipe, LockedTarget, LockFile, Measurements
-from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.recipe.yaml_files import write_yaml
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.hostile_names import CARRIED, TEXTS
 from tvmflow.core import generated_text
 from tvmflow.core.formatting import printable
 from tvmflow.core.generated_text import MAX_NAME, find_name_problem
-from tvmflow.recipe.yaml_reader import parse_yaml
+from tvmflow.recipe.yaml_files import parse_yaml
 from tvmflow.targets.host import read_host
 from tvmflow.targets.zig import find_program_errors
 

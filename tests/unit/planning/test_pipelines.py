@@ -16,7 +16,7 @@ from tvmflow.cli import main
 from tvmflow.core.types import Json
 from tvmflow.planning.pipelines import load_pipeline, pipeline_schema
 from tvmflow.recipe import json_schema
-from tvmflow.recipe.yaml_reader import read_yaml
+from tvmflow.recipe.yaml_files import read_yaml
 from tvmflow.stages import pipeline_stages
 
 FILES = sorted(path.relative_to(ROOT) for path in ROOT.glob("[rp]*es/*.yaml"))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow.recipe.yaml_reader import read_yaml
-from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.recipe.yaml_files import read_yaml, write_yaml
 
 _TEXTS = st.text(
     st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_categories=["Cs", "Cc"])

@@ -11,7 +11,7 @@ from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.recipe.lock_file import LockedKernel, LockedRecipe, LockedTarget, LockFile
-from tvmflow.recipe.yaml_writer import write_yaml
+from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.release.lock_update import import_lock
 from tvmflow.targets.tvm_target import with_threads
 from tvmflow.tuning.ledger import Ledger, MachineClass

@@ -1,12 +1,14 @@
-"""Reads YAML files into documents.
+"""YAML files: values with their positions, read into documents, and documents written.
 
-Only what recipes need is allowed: mappings with string keys, lists, strings, numbers, true,
+Only what recipes need is read: mappings with string keys, lists, strings, numbers, true,
 false, null and aliases. Tags, merge keys, duplicate keys, several documents and documents
 that expand into too many values are problems with a position.
 """
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,10 +20,11 @@ from tvmflow.core.formatting import excerpt
 from tvmflow.core.named_files import list_siblings, obstacle
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Json
-from tvmflow.recipe.yaml_writer import FLOAT_WITHOUT_DOT
 
 _MAX_BYTES: Final = 1 << 20
+
 _MAX_NODES: Final = 40_000
+
 _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
 
@@ -117,6 +120,7 @@ class _SyntaxMessage(NamedTuple):
 
 
 _INDENTATION: Final = "this line does not continue what is above; check its indentation"
+
 _SYNTAX_MESSAGES: Final = (
     _SyntaxMessage("'\\t'", "found a tab; YAML allows only spaces here"),
     _SyntaxMessage(
@@ -185,11 +189,17 @@ class _Loader(yaml.SafeLoader):
 
 
 TAG_PREFIX: Final = "tag:yaml.org,2002:"
+
 MAX_DEPTH: Final = 40
+
 TOO_DEEP: Final = f"nested more than {MAX_DEPTH} levels deep"
+
 _MAX_DIGITS: Final = 100
+
 _BOOLEAN_WORDS: Final = frozenset("yes no on off".split())
+
 _LONE_SURROGATE: Final = "the string contains a lone surrogate (half of a character)"
+
 _QUOTE: Final = "put it in quotes"
 # What YAML 1.1 reads a plain scalar as, by its tag.
 _READ_AS: Final = {
@@ -203,6 +213,7 @@ _READ_AS: Final = {
 }
 
 _CONSTRUCTOR: Final = yaml.constructor.SafeConstructor()
+
 _NUMBERS: Final[dict[str, Callable[[Any], Json]]] = {
     "int": _CONSTRUCTOR.construct_yaml_int,
     "float": _CONSTRUCTOR.construct_yaml_float,
@@ -366,12 +377,15 @@ _READERS: Final[dict[str, Callable[[ValueReader, Any, Loc, int], Json]]] = {
 
 
 Loc = tuple[str | int, ...]
+
 """The path of a value: field names and indices in lists, as pydantic has it."""
 
 Position = tuple[int, int]
+
 """Line and column, counted from 1."""
 
 UNREADABLE: Final[Any] = object()
+
 """The value in place of one that could not be read and has been reported."""
 
 
@@ -441,3 +455,51 @@ class Document(NamedTuple):
 def dotted(loc: Loc) -> str:
     """Return a path as messages show it: `inputs.data.shape`."""
     return excerpt(".".join(str(step) for step in loc))
+
+
+# YAML 1.1 reads 1e-3 as a string, because it has no dot. We read it as a number.
+FLOAT_WITHOUT_DOT: Final = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def write_yaml(value: Json) -> str:
+    """Return YAML that is easily compared and merged: one field a line, in the order of the mapping.
+
+    Lists of scalars, and empty mappings, are written on one line.
+    """
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize
+    )
+    return text
+
+
+def inline_yaml(value: Json | tuple[Json, ...]) -> str:
+    """Return a plain value as one line of YAML, as messages and docs show it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{name}: {inline_yaml(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(inline_yaml(part) for part in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's dumper without anchors, and with short lists on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        flow = not any(isinstance(item, dict | list) for item in sequence)
+        return super().represent_sequence(tag, sequence, flow_style=flow)
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        return super().represent_mapping(tag, mapping, flow_style=not mapping)
+
+    def represent_string(self, text: str) -> Any:
+        # Quote what our reader takes for a number and PyYAML does not.
+        style = "'" if FLOAT_WITHOUT_DOT.fullmatch(text) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_string)
