@@ -21,7 +21,7 @@ PARALLEL: Final = {"serial": (), "process": ("-n", "4"), "thread": ("-n", "4", "
 DODO: Final = """
 import contextlib, functools, os
 from tests.support.small_runs import RecordingExecutor, plan_of, store_in
-from tvmflow.engine.dodo import DodoTasks
+from tvmflow.api.dodo_file import DodoTasks
 from tvmflow.engine.stage_execution import RunContext
 from pathlib import Path
 

@@ -16,20 +16,286 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import functools
 import multiprocessing
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from tvmflow.core.errors import TvmflowError
+from tvmflow.core.formatting import names_text
 from tvmflow.core.project import find_project, shortest_path
-from tvmflow.engine.dodo import DodoTasks
-from tvmflow.engine.doit_adapter import dodo_error
+from tvmflow.core.types import STATEMENT_SUFFIX, Delivery, Plan, StageSpec
+from tvmflow.engine import delivery
+from tvmflow.engine.doit_adapter import EngineTask, dodo_error, find_missing_tasks, note_failure
 from tvmflow.engine.driver import Driver, DriverSettings, prepare
 from tvmflow.engine.progress import Printer
 from tvmflow.engine.session import SessionOptions
+from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.stage_runs import StageRuns
+from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.request import RunRequest
+from tvmflow.provenance import sidecar
+from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
+from tvmflow.store.garbage_collection import remove_result
 from tvmflow.store.local import LocalStore
 from tvmflow.store.location import store_root
+
+DELIVER: Final = "deliver"
+
+
+class DodoTasks:
+    """The tasks of a plan: `RECIPE:STAGE[/TARGET]`, and `RECIPE:deliver/TARGET` with its files as targets.
+
+    doit's database must not be open. `begin` is called before the store is used, and takes its lease once.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        context: RunContext,
+        dist: str,
+        database: str,
+        begin: Callable[[], object],
+    ) -> None:
+        self._plan = plan
+        self._context = context
+        self._dist = dist
+        self._begin = begin
+        self.config: Final = {"dep_file": database}
+        """What a dodo file has as `DOIT_CONFIG`."""
+        names = [spec.id for spec in plan.stages]
+        names += dict.fromkeys(_delivery_name(entry) for entry in plan.deliveries)
+        self._forgotten = find_missing_tasks(database, names, context.store.notes)
+        self._state = PlanState(context.store)
+        self._needed = _list_needed(plan)
+        self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def list_tasks(self) -> Iterator[dict[str, Any]]:
+        """Yield every task as doit's dodo files describe tasks, and for each recipe the group of its tasks."""
+        for recipe, doc in self._describe_recipes().items():
+            # without a name, doit takes it as the group
+            yield {"basename": recipe, "name": None, "doc": doc}
+        for spec in self._plan.stages:
+            yield self._stage_task(spec)
+        targets: dict[tuple[str, str], list[Delivery]] = {}
+        for entry in self._plan.deliveries:
+            targets.setdefault((entry.recipe, entry.target), []).append(entry)
+        for (recipe, target), deliveries in targets.items():
+            yield self._delivery_task(recipe, target, tuple(deliveries))
+
+    def _describe_recipes(self) -> dict[str, str]:
+        """Return what `doit list` says of each recipe: its file, and what it is built for."""
+        paths = {origin.recipe: shortest_path(origin.path) for origin in self._plan.origins}
+        targets: dict[str, dict[str, None]] = {}
+        for spec in self._plan.stages:
+            targets.setdefault(spec.recipe, {}).update({spec.target: None} if spec.target else {})
+        return {
+            recipe: f"all stages of {paths.get(recipe, recipe)}"
+            + (f" for {names_text(list(own))}" if own else "")
+            for recipe, own in targets.items()
+        }
+
+    # ------------------------------------------------------------ stages
+
+    def _stage_task(self, spec: StageSpec) -> dict[str, Any]:
+        task = EngineTask(
+            spec.id,
+            lambda: self._with_notes(spec.id, self._run(spec)),
+            _Question(lambda: self._reason_to_run(spec)),
+            tuple(need.stage_id for need in spec.needs),
+        )
+        return {
+            **task.to_doit(),
+            "basename": spec.recipe,
+            "name": spec.label,
+            "doc": f"stage {spec.label} of {spec.recipe}",
+            "clean": [_Command("remove its result from the store", lambda: self._clean(spec))],
+        }
+
+    def _with_notes(self, name: str, failure: str) -> str:
+        if failure:
+            note_failure(name, self._context.store.notes)
+        return failure
+
+    def _decide(self, specs: Sequence[StageSpec]) -> PlanState:
+        """Return the state of stages in topological order, as the store has them now."""
+        self._begin()
+        state = copy.copy(self._state)
+        state.keys, state.artifacts, state.decisions = {}, {}, {}
+        for spec in specs:
+            state.decide(spec)
+        return state
+
+    def _reason_to_run(self, spec: StageSpec) -> str:
+        """Return why a stage has to run; empty when its result is in the store."""
+        try:
+            decision = self._decide(self._needed[spec.id]).decisions[spec.id]
+        except (TvmflowError, OSError) as error:
+            # running the stage meets the same problem, and reports it
+            return str(error)
+        if decision.kind != "hit":
+            return decision.reason
+        return "it was forgotten" if spec.id in self._forgotten else ""
+
+    def _run(self, spec: StageSpec) -> str:
+        """Run a stage, also if its result is in the store; return the reason when it failed."""
+        runs = StageRuns(self._context)
+        try:
+            state = self._decide(self._needed[spec.id])
+        except Exception as error:
+            return runs.fail(spec, "", error, {})
+        decision = state.decisions[spec.id]
+        if decision.kind == "wait":
+            return f"{spec.id} runs {decision.reason}: there is no result of it"
+        again = decision.kind == "hit" and not self._is_new(state.keys[spec.id].digest)
+        reason = "doit runs it again" if again else decision.reason
+        failure = runs.run(spec, self._plan, state, reason, again=again)
+        delivery.deliver_verdicts(self._plan, runs.verdicts, self._context.store, self._dist)
+        for tune in filter(lambda other: other.id in runs.retries, self._plan.stages):
+            self._clean(tune)
+            failure += f"; the next run of doit chooses again in {tune.id}"
+        return failure
+
+    def _is_new(self, key: str) -> bool:
+        """Return whether another run has made a result since this one began."""
+        record = self._context.store.record(key)
+        return record is not None and record.made > self._started
+
+    def _clean(self, spec: StageSpec) -> None:
+        store = self._context.store
+        key = store.last_key(spec.recipe, spec.label)
+        try:
+            if key is not None:
+                remove_result(store, key)
+        except TvmflowError as error:
+            sys.stderr.write(f"{spec.id}: {error}\n")
+
+    # ------------------------------------------------------------ deliveries
+
+    def _delivery_task(
+        self, recipe: str, target: str, deliveries: tuple[Delivery, ...]
+    ) -> dict[str, Any]:
+        stages = {entry.stage_id for entry in deliveries}
+        stages |= {entry.verified_by for entry in deliveries if entry.verified_by}
+        plan = Plan(
+            tuple({spec.id: spec for stage in stages for spec in self._needed[stage]}.values()),
+            deliveries,
+        )
+        # in the order of the whole plan
+        order = {spec.id: index for index, spec in enumerate(self._plan.stages)}
+        plan = plan._replace(stages=tuple(sorted(plan.stages, key=lambda spec: order[spec.id])))
+        folder = Path(self._dist, recipe, target)
+        names = [name for entry in deliveries for _, name in entry.files]
+        id_ = _delivery_name(deliveries[0])
+        task = EngineTask(
+            id_,
+            lambda: self._with_notes(id_, self._deliver(plan)),
+            _Question(lambda: self._reason_to_deliver(id_, plan)),
+            tuple(sorted(stages, key=order.__getitem__)),
+        )
+        return {
+            **task.to_doit(),
+            "basename": recipe,
+            "name": f"{DELIVER}/{target}",
+            "doc": f"the files of {recipe} for {target} in {folder}",
+            "targets": [str(folder / name) for name in names],
+            "clean": [_Command(f"remove {folder}", lambda: self._remove_delivered(folder, names))],
+        }
+
+    def _deliver(self, plan: Plan) -> str:
+        """Deliver the files of one target; return the reason when that failed."""
+        store = self._context.store
+        try:
+            artifacts = self._decide(plan.stages).artifacts
+            missing = [spec.id for spec in plan.stages if spec.id not in artifacts]
+            if missing:
+                return f"there is no result of {', '.join(missing)}"
+            paths = delivery.deliver(plan, artifacts, store, self._dist)
+            paths += sidecar.write_sidecars(plan, artifacts, store, self._dist)
+        except TvmflowError as error:
+            return str(error)
+        sys.stdout.writelines(f"  {path}\n" for path in paths)
+        return ""
+
+    def _reason_to_deliver(self, name: str, plan: Plan) -> str:
+        store = self._context.store
+        try:
+            artifacts = self._decide(plan.stages).artifacts
+            if any(spec.id not in artifacts for spec in plan.stages):
+                return "a stage before it has no result"
+            files = delivery.delivered_paths(plan, artifacts, store, self._dist)
+            sidecars = sidecar.find_sidecars(plan, artifacts, store, self._dist)
+        except (TvmflowError, OSError) as error:
+            return str(error)
+        if files is None or sidecars is None:
+            return "a file is missing or was changed"
+        return "it was forgotten" if name in self._forgotten else ""
+
+    def _remove_delivered(self, folder: Path, names: list[str]) -> None:
+        """Remove what was delivered for a target, and the folders that are empty then."""
+        recipe = folder.parent.name
+        sidecars = [
+            f"{recipe}{suffix}" for suffix in (STATEMENT_SUFFIX, BOM_SUFFIX, MEASUREMENTS_SUFFIX)
+        ]
+        paths = [folder / name for name in (*names, *sidecars, README)]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        folders = {parent for path in paths for parent in path.parents if folder in parent.parents}
+        for empty in (*sorted(folders, reverse=True), folder, folder.parent):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
+
+
+def _delivery_name(entry: Delivery) -> str:
+    return f"{entry.recipe}:{DELIVER}/{entry.target}"
+
+
+def _list_needed(plan: Plan) -> dict[str, tuple[StageSpec, ...]]:
+    """Return each stage with all that it needs, directly or not, in the order of the plan."""
+    specs = {spec.id: spec for spec in plan.stages}
+    needed: dict[str, dict[str, None]] = {}
+    for spec in plan.stages:
+        ids = {id_: None for need in spec.needs for id_ in needed[need.stage_id]}
+        needed[spec.id] = {**ids, spec.id: None}
+    order = {spec.id: index for index, spec in enumerate(plan.stages)}
+    return {
+        id_: tuple(specs[other] for other in sorted(ids, key=order.__getitem__))
+        for id_, ids in needed.items()
+    }
+
+
+class _Question:
+    """A check that a task is up to date; `doit info` shows its text as the reason why it is not."""
+
+    def __init__(self, reason_to_run: Callable[[], str]) -> None:
+        self._reason_to_run = reason_to_run
+        self._reason = ""
+
+    def __call__(self) -> bool:
+        self._reason = self._reason_to_run()
+        return not self._reason
+
+    def __repr__(self) -> str:
+        return self._reason
+
+
+class _Command:
+    """A function with a text that doit shows."""
+
+    def __init__(self, text: str, run: Callable[[], None]) -> None:
+        self._text = text
+        self._run = run
+
+    def __call__(self) -> None:
+        self._run()
+
+    def __repr__(self) -> str:
+        # doit leaves out the first character
+        return f" {self._text}"
 
 
 def plan_tasks(*recipes: str) -> DodoTasks:
