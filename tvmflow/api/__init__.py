@@ -17,7 +17,6 @@ Stages, keys, results and records are those of the command line, so that one con
 
 from __future__ import annotations
 
-from tvmflow.api.plans import Plan, PlannedStage, Recipe, plan
-from tvmflow.api.runs import Result, run
+from tvmflow.api.plans import Plan, PlannedStage, Recipe, Result, plan, run
 
 __all__ = ["Plan", "PlannedStage", "Recipe", "Result", "plan", "run"]
