@@ -7,18 +7,25 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from xml.etree import ElementTree
 
-from tvmflow.core.errors import RecipeError, TvmflowError
-from tvmflow.core.formatting import printable, printable_lines
-from tvmflow.core.generated_text import github_text
-from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.core.errors import EXIT_OK, RecipeError, TvmflowError
+from tvmflow.core.formatting import duration_text, printable, printable_lines
+from tvmflow.core.generated_text import github_text, html_text, markdown_text
+from tvmflow.core.types import Json
+from tvmflow.engine.builds import Build, list_builds
+from tvmflow.engine.report import MAX_SHOWN, STOPPED, ReportedFacts, RunReport, StageReport
+from tvmflow.engine.summary import count_stages, make_headline, tabulate_builds
 
 _POSITION: Final = re.compile(
     r"(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<col>\d+):)? (?P<text>.*)", re.DOTALL
 )
+
 _LOG_LINES: Final = 60
+
 _MAX_ANNOTATIONS: Final = 10
 
 
@@ -89,3 +96,133 @@ def _show_log(stage: StageReport) -> None:
         end = [f"\x1b[0Ksection_end:{int(time.time())}:{name}\r\x1b[0K"]
     content = [*begin, *map(printable, lines), *end]
     sys.stderr.write("".join(f"{line}\n" for line in content))
+
+
+_SKIPPED: Final = frozenset({"skipped", "cancelled"})
+
+_PASSED: Final = frozenset({"hit", "fetched", "ran"})
+
+_INVALID: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit_xml(report: RunReport, release: Mapping[str, Json] | None = None) -> bytes:
+    """Return a run as JUnit XML: a test suite for each recipe, and one for the gates of a release.
+
+    A rejected library and a gate that fails are failures; what ended otherwise is an error.
+    """
+    facts = ReportedFacts(report.stages)
+    cases: dict[str, list[ElementTree.Element]] = {}
+    for stage in report.stages:
+        case = _stage_case(stage, facts.describe(stage))
+        cases.setdefault(stage.recipe, []).append(case)
+    if release is not None:
+        cases["release"] = list(_gate_cases(release))
+    root = ElementTree.Element(
+        "testsuites",
+        {"name": "tvmflow", **_count([case for own in cases.values() for case in own])},
+    )
+    for name, own in cases.items():
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _valid(name), **_count(own)})
+        suite.extend(own)
+    ElementTree.indent(root)
+    content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return content + b"\n"
+
+
+def _stage_case(stage: StageReport, lines: Sequence[str]) -> ElementTree.Element:
+    place = f"{stage.recipe}.{stage.target}" if stage.target else stage.recipe
+    case = _case(place, stage.stage, stage.seconds)
+    text = "\n".join(
+        filter(
+            None,
+            (stage.message, stage.fix and f"fix: {stage.fix}", stage.log and f"log: {stage.log}"),
+        )
+    )
+    if stage.outcome in _SKIPPED:
+        ElementTree.SubElement(case, "skipped", message=_valid(stage.message or stage.reason))
+    elif stage.outcome not in _PASSED:
+        kind = "failure" if stage.outcome == "rejected" else "error"
+        first = stage.message.partition("\n")[0] or stage.outcome
+        problem = ElementTree.SubElement(case, kind, type=stage.outcome, message=_valid(first))
+        problem.text = _valid(text)
+    if lines:
+        ElementTree.SubElement(case, "system-out").text = _valid("\n".join(lines))
+    return case
+
+
+def _gate_cases(release: Mapping[str, Json]) -> Iterator[ElementTree.Element]:
+    failed = release["failed_gates"]
+    for gate in failed:
+        case = _case(f"release.{gate['label']}", gate["gate"], 0.0)
+        message = _valid(gate["message"])
+        ElementTree.SubElement(case, "failure", type="gate", message=message).text = message
+        yield case
+    labels = [f"{entry['recipe']}/{entry['target']}" for entry in release["comparisons"]]
+    for label in labels:
+        if label not in {gate["label"] for gate in failed}:
+            yield _case(f"release.{label}", "gates", 0.0)
+
+
+def _case(place: str, name: str, seconds: float) -> ElementTree.Element:
+    return ElementTree.Element(
+        "testcase", classname=_valid(place), name=_valid(name), time=f"{seconds:.3f}"
+    )
+
+
+def _count(cases: Sequence[ElementTree.Element]) -> dict[str, str]:
+    """Return the attributes of a suite that count its cases."""
+    counts = {
+        plural: str(sum(case.find(kind) is not None for case in cases))
+        for plural, kind in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    }
+    seconds = sum(float(case.attrib["time"]) for case in cases)
+    return {"tests": str(len(cases)), **counts, "time": f"{seconds:.3f}"}
+
+
+def _valid(text: str) -> str:
+    """Return text without the characters that XML cannot hold."""
+    return _INVALID.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+# ---------------------------------------------------------------- markdown
+# Markdown of a run, for the summary of a CI job: the result, a row for each build, and the
+# problems.
+
+
+def markdown_summary(report: RunReport) -> str:
+    """Return the Markdown of a run, which ends with an empty line."""
+    recipes = list(dict.fromkeys(stage.recipe for stage in report.stages))
+    name = recipes[0] if len(recipes) == 1 else f"{len(recipes)} recipes"
+    is_stopped = any(stage.outcome == STOPPED for stage in report.stages)
+    mark = "✅" if report.exit_code == EXIT_OK else "⏹" if is_stopped else "❌"
+    builds = list_builds(report)[:MAX_SHOWN]
+    lines = [f"### {mark} tvmflow: {markdown_text(name)}", "", *_format_builds(builds)]
+    if headline := make_headline(builds):
+        lines += [markdown_text(headline), ""]
+    counts = f"{count_stages(report.stages, report.remote)} ({duration_text(report.seconds)})"
+    lines += [markdown_text(counts), ""]
+    for stage in report.stages:
+        if stage.message and stage.outcome != STOPPED:
+            lines += _format_problem(stage)
+    return "\n".join(lines) + "\n"
+
+
+def _format_builds(builds: Sequence[Build]) -> Iterator[str]:
+    rows = tabulate_builds(builds) if builds else []
+    if not rows:
+        return
+    yield f"| {' | '.join(map(markdown_text, rows[0]))} |"
+    yield f"|{' --- |' * len(rows[0])}"
+    for row in rows:
+        yield f"| {' | '.join(map(markdown_text, row.values()))} |"
+    yield ""
+
+
+def _format_problem(stage: StageReport) -> Iterator[str]:
+    yield f"**{markdown_text(stage.stage_id)}**: {stage.outcome}"
+    yield ""
+    fix = f"\nfix: {stage.fix}" if stage.fix else ""
+    lines = printable_lines(stage.message + fix).split("\n")
+    text = "\n".join(map(html_text, lines))
+    yield f"<pre>{text}</pre>"
+    yield ""

@@ -174,10 +174,9 @@ def run(options: RunOptions) -> int:
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
     """Write what CI services show of a run."""
-    from tvmflow.cli.ci_messages import report_failures
+    from tvmflow.cli.ci_messages import junit_xml, markdown_summary, report_failures
     from tvmflow.cli.output import write_file
     from tvmflow.core.disk_errors import disk_errors, make_folder
-    from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 
     report = recording.report
     if report is None:

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tvmflow.cli.ci_messages import junit_xml, markdown_summary
 from tvmflow.core.types import Json
-from tvmflow.engine.ci_reports import junit_xml, markdown_summary
 from tvmflow.engine.report import RunReport, StageReport
 
 
