@@ -61,11 +61,11 @@ def main(argv: Sequence[str]) -> int:
     except (BrokenPipeError, OutputError):
         raise
     except Exception as error:
-        from tvmflow.cli import unexpected
+        from tvmflow.cli import mistakes
 
-        problem = unexpected.explain(error)
+        problem = mistakes.explain(error)
         if problem is None and not termination.signal_number():
-            return unexpected.report(error)
+            return mistakes.report(error)
         return _report_problem(problem or Interrupted(str(error)))
 
 

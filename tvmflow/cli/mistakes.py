@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from tvmflow.cli.commands import COMMANDS, load_all_commands
-from tvmflow.core.errors import UsageError
-from tvmflow.core.formatting import names_text
+from tvmflow.core import disk_errors
+from tvmflow.core.errors import EXIT_BUG, EnvironmentProblem, TvmflowError, UsageError
+from tvmflow.core.formatting import names_text, printable_lines
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.text import nearest
 
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
+
 _COMMAND_SYNONYMS: Final = {
     "check": "doctor",
     "compile": "run",
@@ -26,6 +34,7 @@ _COMMAND_SYNONYMS: Final = {
     "validate": "plan",
     "why": "explain",
 }
+
 _OPTION_SYNONYMS: Final = {
     "-j": "--jobs",
     "-k": "--keep-going",
@@ -44,9 +53,11 @@ _OPTION_SYNONYMS: Final = {
     "--threads": "--jobs",
     "--timeout": "--stage-timeout",
 }
+
 """What other tools call it -> tvmflow's name."""
 
 _MAX_COMMANDS: Final = 3
+
 _OVERVIEW_FIX: Final = "`tvmflow help` lists all commands"
 
 
@@ -109,3 +120,46 @@ def _unknown(prefix: str, word: str, meant: Iterable[str], fix: str) -> UsageErr
 def _find_subcommands(word: str) -> list[str]:
     """Return the subcommands of that name, such as `cache pins`."""
     return [c.name for c in load_all_commands() if c.name.endswith(f" {word}")]
+
+
+# How Python has a byte of a file's name that is no UTF-8 in a text.
+_FOREIGN_BYTE: Final = re.compile("[\udc80-\udcff]")
+
+_SHOWN: Final = 40
+
+
+def explain(error: Exception) -> TvmflowError | None:
+    """Return the problem of the environment that an error is about; None when it is a bug."""
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:
+        text, fix = "the current folder no longer exists", "change to another folder, and run again"
+        return EnvironmentProblem(text, fix=fix)
+    if isinstance(error, OSError):
+        return disk_errors.explain(error, folder)
+    if isinstance(error, UnicodeEncodeError) and _FOREIGN_BYTE.search(error.object):
+        text = f"the name of a file or folder is not UTF-8: {_excerpt(error)}"
+        return EnvironmentProblem(text, fix="rename it, or work in another folder")
+    # libraries have errors of their own for a full disk
+    return disk_errors.find_disk_problem([folder], str(error))
+
+
+def _excerpt(error: UnicodeEncodeError) -> str:
+    """Return the path around the first byte that is no UTF-8, which Python has as a surrogate."""
+    around = error.object[max(0, error.start - _SHOWN) : error.end + _SHOWN]
+    return repr(around)
+
+
+def report(bug: Exception) -> int:
+    """Report an unexpected exception, with the traceback in a file, and return the exit code."""
+    name = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    details = "".join(traceback.format_exception(bug))
+    try:
+        path = Path(tempfile.gettempdir(), name)
+        path.write_text(details, encoding="utf-8", errors="backslashreplace")
+        place = f"the details are in {path}"
+    except OSError:
+        place = f"the details could not be saved:\n{details}"
+    text = f"a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}"
+    sys.stderr.write(f"tvmflow: {printable_lines(text)}\n")
+    return EXIT_BUG
