@@ -14,7 +14,7 @@ from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
-    from tvmflow.cli.run_model_result import ComparedRun, Element, ModelRun
+    from tvmflow.cli.run_model_comparison import ComparedRun, Element, ModelRun
     from tvmflow.runtime import samples
     from tvmflow.runtime.input_files import InputFile
     from tvmflow.runtime.module import Module
@@ -102,7 +102,7 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 def run_model(options: RunModelOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.cli.run_model_result import ModelRun, format_run, summarize_output
+    from tvmflow.cli.run_model_comparison import ModelRun, format_run, summarize_output
     from tvmflow.runtime import loading, samples
     from tvmflow.runtime.input_files import parse_input
 
@@ -241,7 +241,7 @@ def _add_times(
     result: ModelRun, module: Module, feed: samples.Samples, options: RunModelOptions
 ) -> ModelRun:
     """Return the result with the measurements that were asked for."""
-    from tvmflow.cli.run_model_result import Operator
+    from tvmflow.cli.run_model_comparison import Operator
     from tvmflow.core.statistics import summarize
 
     if options.print_time:
@@ -269,7 +269,7 @@ def _find_largest(array: samples.Array, count: int) -> list[list[Element]]:
     """Return the largest elements of each sample, the largest first; NaN is never among them."""
     import numpy as np
 
-    from tvmflow.cli.run_model_result import Element
+    from tvmflow.cli.run_model_comparison import Element
 
     rows = array.reshape(len(array), -1) if array.ndim > 1 else array.reshape(1, -1)
     order = np.argsort(np.where(np.isnan(rows), -np.inf, rows), axis=1)[:, ::-1][:, :count]
