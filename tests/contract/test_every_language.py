@@ -36,7 +36,7 @@ from tvmflow.planning.new_recipe import Choices, Model, write_recipe
 from tvmflow.provenance import write as written
 from tvmflow.recipe.yaml_files import parse_yaml
 from tvmflow.release.comparison import Comparison, Figure
-from tvmflow.release.lock_diff import Change
+from tvmflow.release.lock import Change
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host

@@ -21,7 +21,7 @@ from tvmflow.core.formatting import count_text
 if TYPE_CHECKING:
     from tvmflow.engine.report import RunReport
     from tvmflow.engine.run_records import Recording
-    from tvmflow.release.lock_diff import Change
+    from tvmflow.release.lock import Change
     from tvmflow.release.lock_update import LockUpdate
     from tvmflow.store.local import LocalStore
 
@@ -153,7 +153,7 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 def diff(options: DiffOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.release.lock_diff import diff_locks
+    from tvmflow.release.lock import diff_locks
     from tvmflow.release.measurements import read_lock_with_measurements
 
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))

@@ -18,7 +18,7 @@ from tvmflow.engine.builds import Build
 from tvmflow.engine.report import StageReport
 from tvmflow.engine.run_records import RunRecord
 from tvmflow.engine.summary import verdict_text
-from tvmflow.release.lock_diff import Change, diff_locks
+from tvmflow.release.lock import Change, diff_locks
 from tvmflow.release.sides import Side, read_sizes
 from tvmflow.store.local import LocalStore
 

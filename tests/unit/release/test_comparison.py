@@ -17,7 +17,7 @@ from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
 from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.release.comparison import compare_sides
-from tvmflow.release.lock_diff import Change
+from tvmflow.release.lock import Change
 from tvmflow.release.sides import Side, load_side
 from tvmflow.store.local import LocalStore
 

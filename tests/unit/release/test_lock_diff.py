@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tvmflow.recipe.lock_file import LockFile
-from tvmflow.release.lock_diff import diff_locks
+from tvmflow.release.lock import diff_locks
 
 A, B = "a" * 64, "b" * 64
 
