@@ -59,8 +59,7 @@ class CompareOptions(Options):
 
 def compare(options: CompareOptions) -> int:
     from tvmflow.cli.output import print_lines, print_result
-    from tvmflow.release.comparison import compare_sides, to_json
-    from tvmflow.release.sides import load_side
+    from tvmflow.release.comparison import compare_sides, load_side, to_json
 
     store = options.store.locate()
     sides = [load_side(name, store) for name in (options.before, options.after)]

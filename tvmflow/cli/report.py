@@ -15,7 +15,7 @@ from tvmflow.core.formatting import excerpt
 if TYPE_CHECKING:
     from tvmflow.engine.run_records import RunRecord
     from tvmflow.pages.content import Page
-    from tvmflow.release.sides import Side
+    from tvmflow.release.comparison import Side
     from tvmflow.store.local import LocalStore
 
 
@@ -102,8 +102,8 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     """Return what a command line names."""
     from tvmflow.engine.run_records import read_run
     from tvmflow.pages.collect import describe_run
+    from tvmflow.release.comparison import load_side, make_side
     from tvmflow.release.page import describe_gates
-    from tvmflow.release.sides import load_side, make_side
 
     path = Path(what)
     if path.is_dir():
@@ -120,7 +120,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
 
 def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> Side | None:
     """Return what a page is compared with: what `--against` names, else what came before, if anything did."""
-    from tvmflow.release.sides import load_side
+    from tvmflow.release.comparison import load_side
 
     if against not in (None, _LAST):
         return load_side(against, store)
@@ -137,8 +137,8 @@ def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     """Return the last run that measured a library of this one, or the release to compare it with."""
     from tvmflow.core.project import shortest_path
     from tvmflow.pages.collect import find_previous
+    from tvmflow.release.comparison import load_side, make_side
     from tvmflow.release.measurements import LOCK
-    from tvmflow.release.sides import load_side, make_side
 
     if subject.side.run:
         run = find_previous(subject.side.run, store)

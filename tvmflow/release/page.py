@@ -23,10 +23,9 @@ from tvmflow.pages.content import (
     StageEntry,
 )
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
-from tvmflow.release.comparison import Figure, compare_sides, judge_change
+from tvmflow.release.comparison import Figure, Side, compare_sides, judge_change, read_sizes
 from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates
 from tvmflow.release.measurements import LOCK, MEASUREMENTS_PAGE, MeasurementsFile, read_comparisons
-from tvmflow.release.sides import Side, read_sizes
 from tvmflow.stages import verify
 from tvmflow.store.local import LocalStore
 

@@ -13,8 +13,8 @@ from tvmflow.engine.builds import Build
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import list_runs, record_run
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
+from tvmflow.release.comparison import Side, make_side
 from tvmflow.release.page import compare_page
-from tvmflow.release.sides import Side, make_side
 from tvmflow.store.local import LocalStore
 
 NET = Build("net", "host", verdict="verified", latency_s=1e-3, size_bytes=1000)
