@@ -6,7 +6,7 @@ import pytest
 
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library
-from tvmflow.pages.pareto import draw_pareto, find_pareto_optimal
+from tvmflow.pages.plot import draw_pareto, find_pareto_optimal
 
 
 def library(target: str, latency_s: float | None, size: int | None, **fields: object) -> Library:
