@@ -33,9 +33,15 @@ from tvmflow.provenance.delivered import (
     DeliveredTarget,
     SidecarPaths,
 )
-from tvmflow.provenance.lineage import Lineage, Source, Tool, load_lineage
 from tvmflow.provenance.source_state import SourceState, read_source_state
-from tvmflow.provenance.statement import find_license, wheel_digest
+from tvmflow.provenance.statement import (
+    Lineage,
+    Source,
+    Tool,
+    find_license,
+    load_lineage,
+    wheel_digest,
+)
 from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.stages import import_model
 from tvmflow.store.local import LocalStore

@@ -254,7 +254,7 @@ def test_the_fast_path_imports_hardly_anything() -> None:
         "pathlib",
         "pydantic",
         "tvmflow.core.signing",
-        "tvmflow.provenance.lineage",
+        "tvmflow.provenance.statement",
     )
     code = (
         "import sys; import tvmflow.provenance.sidecar; "

@@ -10,8 +10,7 @@ import pytest
 
 from tvmflow.core import packages
 from tvmflow.core.types import Json
-from tvmflow.provenance.lineage import Tool
-from tvmflow.provenance.statement import find_license, wheel_digest
+from tvmflow.provenance.statement import Tool, find_license, wheel_digest
 
 
 @pytest.fixture
