@@ -12,7 +12,7 @@ from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning.budget import Budget, BudgetRules, WorkloadShare
 from tvmflow.tuning.trials import Trial
 from tvmflow.tuning.tuning_job import Task
-from tvmflow.tuning.workload_records import WorkloadRecords
+from tvmflow.tuning.workload_ledger import WorkloadRecords
 
 # Between two trials of one search there is never as much time.
 _LONGEST_PAUSE_S: Final = 60.0

@@ -16,7 +16,7 @@ from tvmflow.core import documents
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, TargetDescription
 from tvmflow.tuning.trials import FileHeader, parse_line
-from tvmflow.tuning.workload_records import WorkloadRecords, describe_copy, header_of
+from tvmflow.tuning.workload_ledger import WorkloadRecords, describe_copy, header_of
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")

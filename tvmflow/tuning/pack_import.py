@@ -44,7 +44,7 @@ from tvmflow.tuning.trials import (
     read_object,
     sort_by_record,
 )
-from tvmflow.tuning.workload_records import WorkloadRecords, same_trials
+from tvmflow.tuning.workload_ledger import WorkloadRecords, same_trials
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 # Records have some kilobytes; a header names targets, a few hundred bytes each.

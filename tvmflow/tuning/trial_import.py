@@ -33,7 +33,7 @@ from tvmflow.tuning.trials import (
     Trial,
     is_ahead_of_clock,
 )
-from tvmflow.tuning.workload_records import same_trials
+from tvmflow.tuning.workload_ledger import same_trials
 
 _FIELD_NAMES: Final[Mapping[str, str]] = {
     "tvm": "TVM build",
