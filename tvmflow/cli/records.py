@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from tvmflow.core.types import Json
     from tvmflow.store.local import LocalStore
     from tvmflow.tuning import listing, replay
-    from tvmflow.tuning.ledger_folders import LedgerCheck, TargetFolder
+    from tvmflow.tuning.ledger_folders import LedgerCheck, PruneResult, TargetFolder
     from tvmflow.tuning.pack_import import ExportResult
-    from tvmflow.tuning.pruning import PruneResult
     from tvmflow.tuning.replay import ReplayResult
     from tvmflow.tuning.trial_import import ImportResult
     from tvmflow.tuning.trials import Trial
@@ -265,16 +264,16 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
 def prune(options: PruneOptions) -> int:
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import require_store
-    from tvmflow.tuning import pruning
+    from tvmflow.tuning import ledger_folders
     from tvmflow.tuning.ledger import this_machine_class
 
-    criteria = pruning.PruneCriteria(
+    criteria = ledger_folders.PruneCriteria(
         options.keep_best, options.failed, options.older_than, options.tvm_other
     )
     store = require_store(options.store.locate())
     # Without --yes nothing is written, so that no lease is taken: the store may be read-only.
     with store.running() if options.yes else contextlib.nullcontext():
-        pruned = pruning.prune(
+        pruned = ledger_folders.prune(
             Path(store.ledger),
             criteria,
             this_machine_class(),

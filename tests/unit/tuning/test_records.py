@@ -20,7 +20,7 @@ from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription, target_key
-from tvmflow.tuning.ledger_folders import check_ledger, list_target_folders
+from tvmflow.tuning.ledger_folders import PruneCriteria, check_ledger, list_target_folders, prune
 from tvmflow.tuning.listing import (
     find_workload_trials,
     format_trace,
@@ -28,7 +28,6 @@ from tvmflow.tuning.listing import (
     summarize_workloads,
 )
 from tvmflow.tuning.pack_import import export_pack, import_pack
-from tvmflow.tuning.pruning import PruneCriteria, prune
 from tvmflow.tuning.trial_import import merge_ledger
 from tvmflow.tuning.trials import Failure, Trial, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
