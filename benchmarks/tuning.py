@@ -304,7 +304,7 @@ def compare(model: str, folder: Path, per_task: int) -> dict[str, Any]:
     from tvmflow.compiler import lowering
     from tvmflow.compiler.cpu_model import cpu_model_for
     from tvmflow.compiler.schedules.rules import schedule_for_cpu
-    from tvmflow.tuning.apply import apply_chosen
+    from tvmflow.tuning.measure import apply_chosen
 
     loaded = load(model, folder)
     mapping = host_target()

@@ -252,14 +252,14 @@ def schedule_kernels(
         The module, and the schedule rule of each kernel, `TUNED` for one with a chosen record.
     """
     from tvmflow.compiler import lowering, schedules
-    from tvmflow.tuning import apply
+    from tvmflow.tuning import measure
 
     target = lowering.make_target(settings.target)
     scheduled, tuned = lowered, list[str]()
     if chosen := _read_json(inputs.get("pick_best/chosen.json")):
         started = time.perf_counter()
         workloads = _read_json(inputs["extract_tasks/workloads.json"])
-        scheduled, tuned = apply.apply_chosen(
+        scheduled, tuned = measure.apply_chosen(
             scheduled, chosen, workloads, target, must_fit=must_fit
         )
         if dump is not None:

@@ -244,7 +244,7 @@ class _Libraries:
         """Return the model with the schedules of some workloads, in this process."""
         from tvmflow.compiler import schedules
         from tvmflow.runtime.module import Module
-        from tvmflow.tuning.apply import apply_chosen
+        from tvmflow.tuning.measure import apply_chosen
 
         request, scheduled = self._request, self._lowered
         if chosen:

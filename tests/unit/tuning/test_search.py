@@ -33,8 +33,8 @@ from tests.support.tuning import (
 )
 from tvmflow.compiler import lowering
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.tuning.apply import apply_chosen
 from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS
+from tvmflow.tuning.measure import apply_chosen
 from tvmflow.tuning.trials import Trial, trial_id
 from tvmflow.tuning.tuning_job import SearchOptions, Task
 from tvmflow.tuning.workloads import extract_workloads

@@ -33,8 +33,7 @@ from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import split_threads
-from tvmflow.tuning.apply import apply_chosen
-from tvmflow.tuning.measure import trace_json
+from tvmflow.tuning.measure import apply_chosen, trace_json
 from tvmflow.tuning.proposals import fit_schedules
 from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.untuned_comparison import LibraryRequest
