@@ -112,9 +112,8 @@ def _measure(
     fork_server: ForkServer,
 ) -> FinalistTimes:
     """Measure finalists on the device of the target."""
-    from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
     from tvmflow.tuning.finalists import measure_finalists
-    from tvmflow.tuning.rpc_device import measure_finalists_remotely
+    from tvmflow.tuning.rpc_device import DevicePool, RpcEndpoint, measure_finalists_remotely
 
     log = context.work / LOG
     timeout_s = settings.tune.trial_timeout_s * (len(request.traces) + 2)

@@ -15,7 +15,7 @@ from tvmflow.stages.base import StageContext
 from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
-from tvmflow.tuning import device_pool, measure, measurer, roofline, rpc_device
+from tvmflow.tuning import measure, measurer, roofline, rpc_device
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
 from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult, WorkClock
@@ -49,7 +49,7 @@ def search(
                 options.timing,
                 options.trial_timeout_s,
                 fork_server,
-                device_pool.RpcEndpoint.from_settings(settings.remote),
+                rpc_device.RpcEndpoint.from_settings(settings.remote),
                 context.work,
             )
         tuning = Tuning(

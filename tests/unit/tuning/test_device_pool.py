@@ -21,9 +21,8 @@ from tvmflow.core.errors import EXIT_ENVIRONMENT, EnvironmentProblem, StageError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker, split_address
-from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.rpc_device import run_trial
+from tvmflow.tuning.rpc_device import DevicePool, RpcEndpoint, run_trial
 from tvmflow.tuning.trials import Trial
 
 STAGES: dict[str, Any] = {

@@ -22,8 +22,7 @@ from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
 from tvmflow.targets.tvm_target import with_threads
-from tvmflow.tuning.device_pool import DevicePool, RpcEndpoint
-from tvmflow.tuning.rpc_device import RpcDevice
+from tvmflow.tuning.rpc_device import DevicePool, RpcDevice, RpcEndpoint
 from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
 if TYPE_CHECKING:
