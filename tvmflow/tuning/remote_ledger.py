@@ -25,11 +25,11 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
-from tvmflow.store.remote import action_result
-from tvmflow.store.remote.action_result import InvalidAction
+from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.base import BlobRef, Corrupt, RemoteCacheError, Unreachable
 from tvmflow.store.remote.client import RemoteCacheClient
 from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
+from tvmflow.store.remote.signed_actions import InvalidAction
 from tvmflow.tuning.ledger import MachineClass, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.pack_import import export_pack, import_pack
@@ -335,7 +335,7 @@ def read_index(
     if content is None:
         return {}
     try:
-        files = action_result.decode(content)
+        files = signed_actions.decode(content)
     except InvalidAction as reason:
         connection.report(f"the index of trials {key[:12]} is rejected: {reason}")
         return {}
@@ -352,7 +352,7 @@ def _encode_index(packs: Mapping[str, SignedPack]) -> bytes:
     for digest, pack in packs.items():
         files[_PACK_PATH.format(digest)] = pack.trials
         files[_STATEMENT_PATH.format(digest)] = pack.statement
-    return action_result.encode(files)
+    return signed_actions.encode(files)
 
 
 def add_to_index(

@@ -13,7 +13,7 @@ from tests.support.small_runs import FETCHED, WRITES, RunHost, outcomes, plan_of
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.types import StageKey
-from tvmflow.store.remote import action_result
+from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.signed_actions import Action, make_action_result, make_envelope
 from tvmflow.store.usage import measure_usage
@@ -110,9 +110,9 @@ def test_files_that_were_exchanged_under_a_signature_are_rejected(
     digest = hashlib.sha256(evil).hexdigest()
     cache.cas[digest] = evil
     for key, content in cache.ac.items():
-        files = action_result.decode(content)
+        files = signed_actions.decode(content)
         files["files/main.bin"] = BlobRef(digest, len(evil))
-        cache.ac[key] = action_result.encode(files)
+        cache.ac[key] = signed_actions.encode(files)
     two = RunHost(tmp_path / "two", cache.url, trusted=trusted(keys["ci"]))
     assert set(outcomes(two.run(plan_of())).values()) == {"ran"}
     assert {text.partition("rejected: ")[2] for text in two.messages} == {

@@ -16,11 +16,11 @@ from tests.support.cache_server import ActionResult
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.types import StoredFile
-from tvmflow.store.remote import action_result, signed_actions
-from tvmflow.store.remote.action_result import InvalidAction
+from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.base import BlobRef
 from tvmflow.store.remote.signed_actions import (
     Action,
+    InvalidAction,
     make_action_result,
     make_envelope,
     verify_action,
@@ -36,7 +36,7 @@ def as_uploaded(action: Action) -> tuple[dict[str, BlobRef], bytes]:
     """Return the list of files and the envelope of an action, as a remote cache returns them."""
     envelope = make_envelope(action, None)
     blob = BlobRef(hashlib.sha256(envelope).hexdigest(), len(envelope))
-    return action_result.decode(make_action_result(action, blob)), envelope
+    return signed_actions.decode(make_action_result(action, blob)), envelope
 
 
 def verified(**changes: Any) -> Action:
@@ -55,7 +55,7 @@ def test_the_codec_agrees_with_protobuf(
 ) -> None:
     """Both ways, for any paths and sizes."""
     blobs = {path: BlobRef(*fields) for path, fields in files.items()}
-    message = ActionResult.FromString(action_result.encode(blobs))
+    message = ActionResult.FromString(signed_actions.encode(blobs))
     decoded = {
         file.path: (file.digest.hash, file.digest.size_bytes) for file in message.output_files
     }
@@ -63,7 +63,7 @@ def test_the_codec_agrees_with_protobuf(
     message.execution_metadata.worker = "a worker"
     message.stdout_raw = b"some output"
     message.exit_code = -1
-    assert action_result.decode(message.SerializeToString()) == blobs
+    assert signed_actions.decode(message.SerializeToString()) == blobs
 
 
 @settings(max_examples=300)
@@ -71,7 +71,7 @@ def test_the_codec_agrees_with_protobuf(
 def test_any_bytes_are_rejected_or_read(content: bytes) -> None:
     """No other exception is raised."""
     with contextlib.suppress(InvalidAction):
-        action_result.decode(content)
+        signed_actions.decode(content)
 
 
 @pytest.mark.parametrize("size", [-1, (64 << 30) + 1, 1 << 62])
@@ -81,17 +81,17 @@ def test_implausible_sizes_are_rejected(size: int) -> None:
     file = absurd.output_files.add(path="files/a")
     file.digest.hash, file.digest.size_bytes = ONE, size
     with pytest.raises(InvalidAction, match="a size of"):
-        action_result.decode(absurd.SerializeToString())
+        signed_actions.decode(absurd.SerializeToString())
 
 
 def test_two_files_of_one_path_and_too_many_files_are_rejected() -> None:
     """In the list that the server returns."""
-    twice = action_result.encode({"files/a": BlobRef(ONE, 1)}) * 2
+    twice = signed_actions.encode({"files/a": BlobRef(ONE, 1)}) * 2
     with pytest.raises(InvalidAction, match="two files"):
-        action_result.decode(twice)
-    many = action_result.encode({f"files/{number}": BlobRef(ONE, 1) for number in range(10_001)})
+        signed_actions.decode(twice)
+    many = signed_actions.encode({f"files/{number}": BlobRef(ONE, 1) for number in range(10_001)})
     with pytest.raises(InvalidAction, match="more than 10000 files"):
-        action_result.decode(many)
+        signed_actions.decode(many)
 
 
 @pytest.mark.parametrize(
@@ -164,5 +164,5 @@ def test_signatures_of_a_newer_version_are_dropped() -> None:
     sealed["signatures"] = [{"keyid": "ab", "sig": "AAAA"}]
     envelope = canonical(sealed)
     blob = BlobRef(hashlib.sha256(envelope).hexdigest(), len(envelope))
-    files = action_result.decode(make_action_result(ACTION, blob))
+    files = signed_actions.decode(make_action_result(ACTION, blob))
     assert verify_action(KEY, files, envelope, ())[0].signatures == ()

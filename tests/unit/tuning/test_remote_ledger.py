@@ -14,7 +14,7 @@ from tests.support.cache_server import Cache
 from tests.support.small_runs import RunHost
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core import signing
-from tvmflow.store.remote import action_result
+from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.base import BlobRef
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.ledger import Ledger, MachineClass, target_key
@@ -59,7 +59,7 @@ def pull(machine: RunHost) -> PullResult:
 
 
 def index_of(cache: Cache) -> dict[str, BlobRef]:
-    return action_result.decode(cache.ac[index_key(HERE)])
+    return signed_actions.decode(cache.ac[index_key(HERE)])
 
 
 def test_trials_of_one_machine_reach_another(cache: Cache, tmp_path: Path) -> None:

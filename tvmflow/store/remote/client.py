@@ -23,11 +23,10 @@ from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.notes import Notes
 from tvmflow.store.remote import signed_actions
-from tvmflow.store.remote.action_result import InvalidAction
 from tvmflow.store.remote.base import BlobRef, Corrupt, Declined, RemoteCacheError, Unreachable
 from tvmflow.store.remote.connection import RemoteConnection
 from tvmflow.store.remote.result_reader import FactsCheck, Fetched, ResultReader
-from tvmflow.store.remote.signed_actions import Action, Untrusted, find_action
+from tvmflow.store.remote.signed_actions import Action, InvalidAction, Untrusted, find_action
 
 # How long a run that has ended waits for its uploads: a part of its time, within limits.
 _SHARE_OF_RUN: Final = 0.5

@@ -13,10 +13,9 @@ from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store.action_records import SHOWN_DIGITS, ActionRecord, Origin
-from tvmflow.store.remote.action_result import InvalidAction
 from tvmflow.store.remote.base import BlobRef, Corrupt, Declined, RemoteCacheError
 from tvmflow.store.remote.connection import RemoteConnection
-from tvmflow.store.remote.signed_actions import Untrusted, find_action
+from tvmflow.store.remote.signed_actions import InvalidAction, Untrusted, find_action
 
 _log = logging.getLogger(__name__)
 
