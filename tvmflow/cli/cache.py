@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tvmflow.store.garbage_collection import Collection
     from tvmflow.store.integrity import IntegrityReport, Step
     from tvmflow.store.local import LocalStore
-    from tvmflow.store.remote.client import RemoteCacheClient
-    from tvmflow.store.remote.result_reader import Fetched
+    from tvmflow.store.remote.client import Fetched, RemoteCacheClient
     from tvmflow.store.usage import PinUsage, StoreUsage
 
 

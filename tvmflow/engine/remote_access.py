@@ -15,10 +15,9 @@ from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json, Plan, StageSpec
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote import open_remote_cache
-from tvmflow.store.remote.client import RemoteCacheClient
+from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.store.remote.connection import Access, RemoteConnection
 from tvmflow.store.remote.http import without_credentials
-from tvmflow.store.remote.result_reader import Fetched
 
 if TYPE_CHECKING:
     # a push plans nothing

@@ -31,8 +31,7 @@ from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.local import LocalStore
 from tvmflow.store.pins import update_recipe_pins
-from tvmflow.store.remote.client import RemoteCacheClient
-from tvmflow.store.remote.result_reader import Fetched
+from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.tuning.remote_ledger import LedgerSync
 
 _log = logging.getLogger(__name__)
