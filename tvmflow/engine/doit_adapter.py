@@ -19,7 +19,7 @@ from doit.exceptions import InvalidDodoFile, TaskFailed, UnmetDependency
 from doit.task import Task
 
 from tvmflow.core.errors import InternalError, TvmflowError
-from tvmflow.store.notes import Notes
+from tvmflow.store.disk import Notes
 
 _log = logging.getLogger(__name__)
 

@@ -54,6 +54,7 @@ from tvmflow.core.files import read_regular, temporary_name
 from tvmflow.core.formatting import age_text
 from tvmflow.core.project import shortest_path
 from tvmflow.store import leases
+from tvmflow.store.disk import unseal
 from tvmflow.store.inventory import (
     Inventory,
     StoredResult,
@@ -67,7 +68,6 @@ from tvmflow.store.inventory import (
     take_inventory,
 )
 from tvmflow.store.local import LocalStore
-from tvmflow.store.notes import unseal
 
 _log = logging.getLogger(__name__)
 

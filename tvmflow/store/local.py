@@ -31,9 +31,8 @@ from tvmflow.core.types import Artifact, Json, StageKey
 from tvmflow.store import action_records, leases
 from tvmflow.store.action_records import ActionRecord
 from tvmflow.store.blobs import BlobStore
-from tvmflow.store.disk import StoreFolder, is_damage
+from tvmflow.store.disk import Notes, StoreFolder, is_damage
 from tvmflow.store.leases import Claim
-from tvmflow.store.notes import Notes
 
 FORMAT = "tvmflow store 1\n"
 _CACHE_TAG = (

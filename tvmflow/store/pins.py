@@ -14,9 +14,8 @@ from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import read_regular
 from tvmflow.core.types import RecipeOrigin
 from tvmflow.store import leases
-from tvmflow.store.disk import is_damage
+from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.local import LocalStore
-from tvmflow.store.notes import unseal
 
 # What a recipe last was up to date with is pinned under this prefix and its name.
 RECIPE: Final = "recipe:"
