@@ -19,9 +19,14 @@ from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
-from tvmflow.engine.library_table import compare_libraries
 from tvmflow.engine.remote_access import estimate_work, prefetch
-from tvmflow.engine.report import SUCCEEDED, ReportedFacts, RunReport, StageReport
+from tvmflow.engine.report import (
+    SUCCEEDED,
+    ReportedFacts,
+    RunReport,
+    StageReport,
+    compare_libraries,
+)
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.stage_runs import StageRuns, choose_again
 from tvmflow.executors.base import Executor, OnEvent

@@ -12,8 +12,7 @@ from tvmflow.core import packages
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
-from tvmflow.engine.library_table import compare_libraries
-from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.report import RunReport, StageReport, compare_libraries
 from tvmflow.engine.summary import render
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files

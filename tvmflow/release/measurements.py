@@ -18,8 +18,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.schema import ClosedModel, FormatVersion
 from tvmflow.core.types import Artifact, Json, Plan
 from tvmflow.engine.builds import Build, list_builds
-from tvmflow.engine.library_table import compare_libraries
-from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.report import RunReport, StageReport, compare_libraries
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements, read_lock
 from tvmflow.release.gates import Comparison, ContentChange

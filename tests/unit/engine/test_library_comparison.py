@@ -10,12 +10,12 @@ import pytest
 from tests.support.engine import COMPILE, joined_target, plan_of, planned, recipe, target
 from tests.support.facts import seconds, verify_facts
 from tvmflow.core.types import Artifact, Json, Plan
-from tvmflow.engine.library_table import (
+from tvmflow.engine.report import (
     ComparedLibrary,
+    RunReport,
     compare_libraries,
     mark_pareto_optimal,
 )
-from tvmflow.engine.report import RunReport
 from tvmflow.engine.summary import render
 
 HALF = {"kernels": {"precision": "mixed"}}
