@@ -33,8 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.fake_executor import FakeExecutor
 from tests.support.project import Project
 from tvmflow.engine import session
-from tvmflow.planning.prepare import prepare_run
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.store.local import LocalStore
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,8 +22,7 @@ from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.engine import stage_runs
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.prepare import prepare_run
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.stages import build
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import fault_search

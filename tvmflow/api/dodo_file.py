@@ -37,7 +37,7 @@ from tvmflow.engine.session import SessionOptions
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.stage_runs import StageRuns
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import RunRequest
 from tvmflow.provenance import sidecar
 from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
 from tvmflow.store.garbage_collection import remove_result

@@ -20,9 +20,8 @@ from tvmflow.engine.run_records import record_run
 from tvmflow.engine.session import SessionOptions
 from tvmflow.engine.summary import summary
 from tvmflow.planning.decisions import evaluate_plan
-from tvmflow.planning.prepare import PreparedRun, prepare_run
+from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
 from tvmflow.planning.recipes import LoadedRecipe, load_recipe
-from tvmflow.planning.request import RunRequest
 from tvmflow.recipe import Recipe as RecipeFields
 from tvmflow.runtime.loading import load
 from tvmflow.runtime.module import Module

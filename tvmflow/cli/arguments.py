@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tvmflow.engine.driver import DriverSettings
     from tvmflow.engine.remote_access import RemoteSettings
-    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.prepare import RunRequest
     from tvmflow.store.local import LocalStore
 
 JSON_HELP: Final = "print the result as one line of JSON"
@@ -189,7 +189,7 @@ class RecipeOptions(Options):
 
     def request(self, lock: str | None = None, force: tuple[str, ...] = ()) -> RunRequest:
         """Return what is to be planned, enforcing the lock file `lock` if there is one."""
-        from tvmflow.planning.request import RunRequest
+        from tvmflow.planning.prepare import RunRequest
 
         return RunRequest(
             recipes=self.recipes,

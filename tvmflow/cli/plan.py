@@ -25,7 +25,7 @@ from tvmflow.core.formatting import count_text, names_text, printable
 if TYPE_CHECKING:
     from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
     from tvmflow.planning.decisions import PlanState
-    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.prepare import RunRequest
     from tvmflow.store.failures import Failure
     from tvmflow.store.local import LocalStore
 
@@ -234,8 +234,7 @@ def explain(options: ExplainOptions) -> int:
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.plan import find_stages
-    from tvmflow.planning.prepare import prepare_run
-    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.prepare import RunRequest, prepare_run
 
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)

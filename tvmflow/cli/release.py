@@ -17,8 +17,7 @@ from tvmflow.engine.report import RunReport
 from tvmflow.engine.run_records import Recording
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.pipelines import Pipeline
-from tvmflow.planning.prepare import PreparedRun
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import PreparedRun, RunRequest
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, make_release

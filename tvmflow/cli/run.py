@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from tvmflow.engine.stage_logs import WorkerLogs
     from tvmflow.executors import Event
     from tvmflow.planning.decisions import PlanState
-    from tvmflow.planning.prepare import PreparedRun
-    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.prepare import PreparedRun, RunRequest
     from tvmflow.store.local import LocalStore
 
 

@@ -198,7 +198,7 @@ def logs(options: LogsOptions) -> int:
 
 def _list_recipe_names(path: str) -> frozenset[str]:
     """Return the names under which a recipe, or those of a pipeline, are planned."""
-    from tvmflow.planning.request import RunRequest, load_request
+    from tvmflow.planning.prepare import RunRequest, load_request
 
     recipes, _ = load_request(RunRequest((path,)))
     return frozenset(

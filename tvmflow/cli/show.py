@@ -166,8 +166,7 @@ def _list_finished(
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.report import StageReport
     from tvmflow.planning.decisions import evaluate_plan
-    from tvmflow.planning.prepare import prepare_run
-    from tvmflow.planning.request import RunRequest
+    from tvmflow.planning.prepare import RunRequest, prepare_run
 
     request = RunRequest((options.what,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan

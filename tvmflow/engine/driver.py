@@ -20,8 +20,7 @@ from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext
-from tvmflow.planning.prepare import PreparedRun, prepare_run
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
 from tvmflow.provenance.source_state import read_builder_id
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.local import LocalStore

@@ -33,7 +33,7 @@ from tvmflow.cli.options import (
 )
 from tvmflow.cli.parser import CommandParser
 from tvmflow.core.errors import UsageError
-from tvmflow.planning.request import RunRequest
+from tvmflow.planning.prepare import RunRequest
 
 
 class AllOptions(Options):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core.errors import UsageError
-from tvmflow.planning.request import RunRequest, load_request
+from tvmflow.planning.prepare import RunRequest, load_request
 from tvmflow.recipe import Recipe
 
 RECIPE = """recipe: 1
