@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tvmflow.executors import cluster_messages
+from tvmflow.executors import cluster_worker
 from tvmflow.planning import environment
 from tvmflow.targets import devices
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
@@ -86,7 +86,7 @@ def test_every_reason_is_a_clause(kind: str) -> None:
 @every_backend
 def test_others_know_its_tools_and_its_environment(kind: str) -> None:
     """A worker reports its tools, and a cached plan depends on the variables that choose its device."""
-    assert set(BACKENDS[kind].TOOLS) <= set(cluster_messages._list_tools())
+    assert set(BACKENDS[kind].TOOLS) <= set(cluster_worker._list_tools())
     assert set(BACKENDS[kind].ENVIRONMENT_VARIABLES) <= set(environment._VARIABLES)
 
 

@@ -18,7 +18,7 @@ from tests.support.clusters import Client, Cluster, cluster, files
 from tests.support.small_runs import outcomes, plan_of
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import InputFile, Plan
-from tvmflow.executors import cluster_messages
+from tvmflow.executors import cluster_worker
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow
@@ -179,9 +179,9 @@ def test_a_client_that_is_gone_leaves_nothing_running(client: Client) -> None:
 
 def test_another_tvm_is_refused_by_name(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs, and each worker with the reason."""
-    planner = cluster_messages.describe_this_host()
+    planner = cluster_worker.describe_this_host()
     other = planner._replace(tools={**planner.tools, "apache-tvm": "0.27.0+other"})
-    monkeypatch.setattr(cluster_messages, "describe_this_host", lambda: other)
+    monkeypatch.setattr(cluster_worker, "describe_this_host", lambda: other)
     with pytest.raises(EnvironmentProblem) as refused:
         client.run(plan_of())
     actual = planner.tools["apache-tvm"]
@@ -195,9 +195,9 @@ def test_what_measures_needs_the_cpu_of_the_plan(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without such a worker the stage fails at once; stages that only compile run."""
-    planner = cluster_messages.describe_this_host()
+    planner = cluster_worker.describe_this_host()
     other = planner._replace(cpu="another", host="Other CPU, 64 cores")
-    monkeypatch.setattr(cluster_messages, "describe_this_host", lambda: other)
+    monkeypatch.setattr(cluster_worker, "describe_this_host", lambda: other)
     *others, verify = plan_of().stages
     plan = Plan((*others, verify._replace(devices=("cpu",))), ())
     report = client.run(plan)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EXIT_OK, EnvironmentProblem
 from tvmflow.core.processes import kill_descendants
-from tvmflow.executors import cluster_messages, cluster_worker
+from tvmflow.executors import cluster_worker
 from tvmflow.executors.dask import check_certificates, first_line, import_distributed
 
 Notify = Callable[[str], None]
@@ -108,7 +108,7 @@ class _Worker:
         self._distributed = distributed
         self._options = options
         self._notify = notify
-        self._description = cluster_messages.describe_this_host()
+        self._description = cluster_worker.describe_this_host()
 
     async def serve(self, stopped: asyncio.Event) -> None:
         scheduler, is_waiting = self._options.scheduler, False
@@ -145,7 +145,7 @@ class _Worker:
             name=options.name,
             # without one, dask listens on all networks of this machine
             host=options.host or own_address,
-            resources=cluster_messages.offered_resources(self._description),
+            resources=cluster_worker.offered_resources(self._description),
             # the memory of stages is not the worker's own
             memory_limit=0,
             death_timeout=_DEATH_TIMEOUT_S,

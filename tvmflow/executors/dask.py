@@ -27,9 +27,9 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.generated_text import shell_word
 from tvmflow.core.types import StageCall, StageResult
 from tvmflow.core.version import page_url
-from tvmflow.executors import cluster_messages, cluster_worker
+from tvmflow.executors import cluster_worker
 from tvmflow.executors.base import Event, ExecutorContext, OnEvent
-from tvmflow.executors.cluster_messages import (
+from tvmflow.executors.cluster_worker import (
     TOPIC,
     InputBlob,
     StageRequest,
@@ -137,7 +137,7 @@ class DaskExecutor:
             remote_timeout_s=self._context.remote_timeout_s,
             call=call_without_paths(call),
             inputs=inputs,
-            resources=cluster_messages.required_resources(call, cluster.planner),
+            resources=cluster_worker.required_resources(call, cluster.planner),
         )
 
     def _pull_trials(self, call: StageCall) -> None:
@@ -379,7 +379,7 @@ class DaskCluster:
     def __init__(self, context: ExecutorContext, is_cancelled: Callable[[], bool]) -> None:
         self._context = context
         self._is_cancelled = is_cancelled
-        self.planner = cluster_messages.describe_this_host()
+        self.planner = cluster_worker.describe_this_host()
         self.client = _connect(context.scheduler)
 
     def list_workers(self) -> list[Worker]:
@@ -397,7 +397,7 @@ class DaskCluster:
             Worker(
                 str(info["name"]),
                 info["nthreads"],
-                cluster_messages.parse_resources(info["resources"] or {}),
+                cluster_worker.parse_resources(info["resources"] or {}),
             )
             for info in workers
         ]
@@ -429,7 +429,7 @@ class DaskCluster:
         """Return the slots of all usable workers, and the reasons against the others."""
         slots, refused = 0, []
         for worker in self.list_workers():
-            mismatches = cluster_messages.list_version_mismatches(
+            mismatches = cluster_worker.list_version_mismatches(
                 self.planner, worker.description, _COMMON_TOOLS
             )
             if mismatches:
@@ -456,9 +456,7 @@ class DaskCluster:
         """Return why each of the workers cannot run a stage; None when one of them can."""
         refusals = []
         for worker in self.list_workers():
-            reasons = cluster_messages.list_incompatibilities(
-                call, self.planner, worker.description
-            )
+            reasons = cluster_worker.list_incompatibilities(call, self.planner, worker.description)
             if not reasons:
                 return None
             refusals.append(f"{worker.name}: {'; '.join(reasons)}")

@@ -6,7 +6,7 @@ import json
 
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.types import RunTraits, StageCall, StageResult
-from tvmflow.executors.cluster_messages import (
+from tvmflow.executors.cluster_worker import (
     InputBlob,
     StageRequest,
     StageResponse,

@@ -14,7 +14,7 @@ from tests.support.small_runs import RecordingExecutor, outcomes, plan_of
 from tvmflow.core import packages
 from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.types import Plan
-from tvmflow.executors import ExecutorContext, cluster_messages, cluster_worker
+from tvmflow.executors import ExecutorContext, cluster_worker
 from tvmflow.executors.dask import DaskExecutor
 
 distributed = pytest.importorskip("distributed")
@@ -32,9 +32,7 @@ def worker_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recordin
 @pytest.fixture
 def scheduler(worker_executor: RecordingExecutor) -> Iterator[str]:
     """The address of a scheduler with one worker like this machine."""
-    with _cluster(
-        cluster_messages.offered_resources(cluster_messages.describe_this_host())
-    ) as address:
+    with _cluster(cluster_worker.offered_resources(cluster_worker.describe_this_host())) as address:
         yield address
 
 
@@ -89,7 +87,7 @@ def test_a_stage_that_no_worker_can_run_is_blocked_at_once(
     """With the reason for each worker; stages before it run."""
     *others, verify = plan_of().stages
     plan = Plan((*others, verify._replace(tools=("no-such-tool",))), ())
-    other = cluster_messages.describe_this_host()
+    other = cluster_worker.describe_this_host()
     executor = client.executor
     cluster = executor._connect()
     cluster.planner = other._replace(tools={**other.tools, "no-such-tool": "1.0+abc"})
@@ -134,10 +132,10 @@ def test_a_worker_of_another_version_is_refused_by_name(
     worker_executor: RecordingExecutor, tmp_path: Path
 ) -> None:
     """Before anything runs; the user learns which worker, and what differs."""
-    host = cluster_messages.describe_this_host()
+    host = cluster_worker.describe_this_host()
     other = host._replace(tools={**host.tools, "apache-tvm": "0.26+old"})
     (tmp_path / "shared").mkdir()
-    with _cluster(cluster_messages.offered_resources(other)) as address:
+    with _cluster(cluster_worker.offered_resources(other)) as address:
         client = Client(tmp_path, address, str(tmp_path / "shared"))
         with pytest.raises(EnvironmentProblem) as refused:
             client.run(plan_of())

@@ -13,7 +13,7 @@ from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import StageResult
 from tvmflow.executors import dask
-from tvmflow.executors.cluster_messages import StageRequest, StageResponse
+from tvmflow.executors.cluster_worker import StageRequest, StageResponse
 from tvmflow.executors.dask import DaskCluster, RemoteStage
 from tvmflow.store.remote.base import BlobRef
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tvmflow.core.types import StageCall
-from tvmflow.executors import cluster_messages
-from tvmflow.executors.cluster_messages import WorkerDescription
+from tvmflow.executors import cluster_worker
+from tvmflow.executors.cluster_worker import WorkerDescription
 
 PLANNER = WorkerDescription(
     "0.1.0+aa", "linux-x86_64", "c1", "Some CPU, 2 cores", {"apache-tvm": "0.27+x", "onnx": "1+y"}
@@ -21,25 +21,25 @@ def call(stage: str, *tools: str, **settings: Any) -> StageCall:
 
 def test_resources_describe_a_worker_completely() -> None:
     """Its description can be read back from them."""
-    assert cluster_messages.parse_resources(cluster_messages.offered_resources(PLANNER)) == PLANNER
+    assert cluster_worker.parse_resources(cluster_worker.offered_resources(PLANNER)) == PLANNER
 
 
 def test_a_worker_that_dask_started_has_no_description() -> None:
     """It has no such resources."""
-    assert cluster_messages.parse_resources({"GPU": 1.0}) is None
-    assert cluster_messages.list_version_mismatches(PLANNER, None, ()) == [
+    assert cluster_worker.parse_resources({"GPU": 1.0}) is None
+    assert cluster_worker.list_version_mismatches(PLANNER, None, ()) == [
         "it was not started by `tvmflow worker`"
     ]
 
 
 def test_this_machine_may_run_every_stage() -> None:
     """It offers every tool that a stage can name."""
-    host = cluster_messages.describe_this_host()
-    required = cluster_messages.required_resources(
+    host = cluster_worker.describe_this_host()
+    required = cluster_worker.required_resources(
         call("tune", "apache-tvm", "ziglang", "numpy")._replace(devices=("cpu",)), host
     )
-    assert required.keys() <= cluster_messages.offered_resources(host).keys()
-    assert cluster_messages.list_incompatibilities(call("tune", "apache-tvm"), host, host) == []
+    assert required.keys() <= cluster_worker.offered_resources(host).keys()
+    assert cluster_worker.list_incompatibilities(call("tune", "apache-tvm"), host, host) == []
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_only_tools_that_the_stage_uses_must_be_the_same(
 ) -> None:
     """The reasons agree with dask's resources."""
     build = call("build", "apache-tvm")
-    assert cluster_messages.list_incompatibilities(build, PLANNER, other) == reasons
+    assert cluster_worker.list_incompatibilities(build, PLANNER, other) == reasons
     is_compatible = (
-        cluster_messages.required_resources(build, PLANNER).keys()
-        <= cluster_messages.offered_resources(other).keys()
+        cluster_worker.required_resources(build, PLANNER).keys()
+        <= cluster_worker.offered_resources(other).keys()
     )
     assert is_compatible == (not reasons)
 
@@ -87,11 +87,11 @@ def test_a_stage_that_measures_requires_the_cpu_exclusively(
     stage: StageCall, measures: bool
 ) -> None:
     """It requires the one CPU of a worker; other stages do not."""
-    assert cluster_messages.measures_cpu(stage) == measures
-    assert (cluster_messages.required_resources(stage, PLANNER).get("cpu:c1") == 1.0) == measures
-    assert cluster_messages.offered_resources(PLANNER)["cpu:c1"] == 1.0
+    assert cluster_worker.measures_cpu(stage) == measures
+    assert (cluster_worker.required_resources(stage, PLANNER).get("cpu:c1") == 1.0) == measures
+    assert cluster_worker.offered_resources(PLANNER)["cpu:c1"] == 1.0
     other = PLANNER._replace(cpu="c2", host="Other CPU, 8 cores")
     reasons = ["its CPU is Other CPU, 8 cores, and the plan is for Some CPU, 2 cores"]
-    assert cluster_messages.list_incompatibilities(stage, PLANNER, other) == (
+    assert cluster_worker.list_incompatibilities(stage, PLANNER, other) == (
         reasons if measures else []
     )

@@ -16,7 +16,7 @@ from tvmflow.core.types import Plan, RunTraits, StageCall, StageResult
 from tvmflow.engine import session
 from tvmflow.engine.plan_text import explain_stage
 from tvmflow.engine.summary import summary
-from tvmflow.executors import cluster_messages
+from tvmflow.executors import cluster_worker
 from tvmflow.executors.stage_worker import run_stage
 from tvmflow.planning.decisions import evaluate_plan
 from tvmflow.planning.plan import make_plan
@@ -173,12 +173,12 @@ def test_it_runs_is_reported_delivered_and_explained(plan: Plan, tmp_path: Path)
 
 def test_a_cluster_gives_it_to_a_worker_with_its_tools_and_its_cpu(plan: Plan) -> None:
     """By the resources of dask."""
-    host = cluster_messages.describe_this_host()
+    host = cluster_worker.describe_this_host()
     toy = plan.stages[1]
     call = StageCall(
         "toy", {}, {}, "", "", "", "", 1.0, dict.fromkeys(toy.tools, "1+x"), toy.traits, toy.devices
     )
-    required = cluster_messages.required_resources(call, host)
+    required = cluster_worker.required_resources(call, host)
     assert f"psutil:{host.tools['psutil']}" in required
     assert f"cpu:{host.cpu}" in required
-    assert required.keys() <= cluster_messages.offered_resources(host).keys()
+    assert required.keys() <= cluster_worker.offered_resources(host).keys()
