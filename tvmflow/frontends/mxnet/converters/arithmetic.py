@@ -15,8 +15,15 @@ from tvm import relax
 
 from tvmflow.compiler.open_sizes import IrSize
 from tvmflow.frontends._emission import make_cosh, make_sinh
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
-from tvmflow.frontends.mxnet.converters._common import DTYPES, broadcast_along, identity
+from tvmflow.frontends.mxnet._op import (
+    DTYPES,
+    Converter,
+    Expr,
+    Op,
+    broadcast_along,
+    identity,
+    shown,
+)
 
 R = relax.op
 

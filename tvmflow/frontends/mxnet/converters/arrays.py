@@ -11,8 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
 from tvmflow.frontends._open_sizes import OpenSizeProblem
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
-from tvmflow.frontends.mxnet.converters._common import DTYPES, first_input
+from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op, first_input, shown
 
 R = relax.op
 

@@ -12,8 +12,15 @@ from tvm import relax
 
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.frontends._open_sizes import OpenSizeProblem
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op, shown
-from tvmflow.frontends.mxnet.converters._common import broadcast_along, per_axis, spatial_rank
+from tvmflow.frontends.mxnet._op import (
+    Converter,
+    Expr,
+    Op,
+    broadcast_along,
+    per_axis,
+    shown,
+    spatial_rank,
+)
 
 R = relax.op
 

@@ -8,8 +8,7 @@ from typing import Final
 from tvm import relax
 
 from tvmflow.compiler.open_sizes import known_sizes
-from tvmflow.frontends.mxnet._op import Converter, Expr, Op
-from tvmflow.frontends.mxnet.converters._common import DTYPES
+from tvmflow.frontends.mxnet._op import DTYPES, Converter, Expr, Op
 
 R = relax.op
 
