@@ -11,11 +11,11 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvmflow.compiler.ir_operators import SELECTED_COLUMNS, NonMaxSuppression
 from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
-from tvmflow.frontends.onnx import _suppression
 from tvmflow.frontends.onnx.graph import dtype_of
 
 
@@ -387,6 +387,7 @@ def _integer(expr: Any) -> int:
 
 
 _METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
+
 _MAX_TAPS: Final = 256
 
 
@@ -524,7 +525,7 @@ def _non_max_suppression(node: NodeToConvert) -> Any:
     ONNX drops a box that overlaps more than the threshold, TVM one that does as much.
     """
     if node.counts_rows:
-        return _suppression.convert(node.builder, node.inputs, node.attributes)
+        return convert(node.builder, node.inputs, node.attributes)
     operands = [*node.inputs[2:], None, None, None]
     limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
     limit = np.minimum(limit, _shape(node.inputs[1])[-1])
@@ -596,4 +597,54 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }
+
 """Operator -> its converter; all others are converted as TVM does."""
+
+
+def convert(
+    builder: relax.BlockBuilder, inputs: Sequence[Any], attributes: Mapping[str, Any]
+) -> Any:
+    """Return the selected boxes, and in the rows after them zeros: as many rows as can be selected.
+
+    As in ONNX Runtime, boxes come class by class, by falling score, equal scores in the order of the
+    boxes, and one is left out that overlaps a selected one by more than the threshold. A score that is
+    NaN is never selected.
+    """
+    boxes, scores = inputs[:2]
+    limit, overlap, threshold = [*inputs[2:], None, None, None][:3]
+    batch, classes, count = (int(extent) for extent in scores.ty.shape)
+    most = count
+    if limit is None:
+        most = 0
+    elif isinstance(limit, tvm.ir.Constant):
+        # "All boxes" is often written as the largest number.
+        most = min(max(int(limit.value.numpy().item()), 0), count)
+    rows = batch * classes * most
+    if rows == 0:
+        return relax.const(np.zeros((0, SELECTED_COLUMNS), np.int64), "int64")
+    operands = [
+        _as_vector(builder, value, default)
+        for value, default in (
+            (limit, np.int64(0)),
+            (overlap, np.float32(0)),
+            (threshold, np.float32(-np.inf)),
+        )
+    ]
+    operator = NonMaxSuppression(
+        rows=rows,
+        is_centered=bool(attributes.get("center_point_box", 0)),
+        takes_all_scores=threshold is None,
+    )
+    result = builder.emit(operator.call(boxes, scores, *operands))
+    return builder.emit(relax.TupleGetItem(result, 0))
+
+
+def _as_vector(builder: relax.BlockBuilder, value: Any, default: Any) -> Any:
+    """Return an operand, or the default of a missing one, as a tensor of one number."""
+    if value is None:
+        return relax.const(default.reshape(1), str(default.dtype))
+    if isinstance(value, tvm.ir.Constant):
+        number = value.value.numpy().astype(default.dtype).reshape(1)
+        return relax.const(number, str(default.dtype))
+    number = builder.emit(relax.op.astype(value, str(default.dtype)))
+    return builder.emit(relax.op.reshape(number, (1,)))
