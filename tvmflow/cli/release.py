@@ -20,11 +20,10 @@ from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.prepare import PreparedRun, RunRequest
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
-from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
+from tvmflow.release.folder import ReleaseResult, check_before_build, find_folder, make_release
 from tvmflow.release.gates import CONTENT_GATE, Comparison, list_checked_gates
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.measurements import LOCK
-from tvmflow.release.previous import find_folder
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.release.retune import (
     TuningProgress,

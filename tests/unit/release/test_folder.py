@@ -22,10 +22,15 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.release.folder import ReleaseResult, check_before_build, make_release
+from tvmflow.release.folder import (
+    SUMS,
+    ReleaseResult,
+    check_before_build,
+    find_folder,
+    make_release,
+)
 from tvmflow.release.measurements import LOCK, list_results
 from tvmflow.release.page import REPORT
-from tvmflow.release.previous import SUMS, find_folder
 
 SIZES = {"net.so": 20, "net.tvmflow": 900}
 

@@ -13,8 +13,8 @@ from tvmflow.core.errors import LockMismatch
 from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, sign_statements
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import Measurements
+from tvmflow.release.folder import SUMS
 from tvmflow.release.measurements import LOCK, MEASUREMENTS, MEASUREMENTS_PAGE
-from tvmflow.release.previous import SUMS
 
 
 @pytest.fixture
