@@ -31,8 +31,7 @@ from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
-from tvmflow.store.blobs import DamagedBlob
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.listing import WorkloadTrials, read_workload_trials
 from tvmflow.tuning.trials import trial_id

@@ -31,8 +31,8 @@ from tvmflow.stages import STAGES, build, import_model, tune
 from tvmflow.stages.base import find_facts, parse_settings
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.verify.verdict import PartVerdict, Verdict, list_compared
-from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.failures import Failure, forget_failure, remember_failure
+from tvmflow.store.local import DamagedBlob
 from tvmflow.store.source_files import fetch_file
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.trials import Ban, timestamp

@@ -28,9 +28,8 @@ from tvmflow.executors.local import ProcessExecutor
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
 from tvmflow.stages import STAGES
-from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.leases import Claim
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote import open_remote_cache
 from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import Access, RemoteConnection

@@ -13,11 +13,10 @@ from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.files import hash_file, read_regular
 from tvmflow.store import leases
-from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.disk import DamagedNote, is_damage, unseal
 from tvmflow.store.garbage_collection import exclude_maintenance
 from tvmflow.store.inventory import Inventory, StoredResult, take_inventory
-from tvmflow.store.local import FILES, FOLDERS, LocalStore
+from tvmflow.store.local import FILES, FOLDERS, DamagedBlob, LocalStore
 
 # Gets how many blobs were read, of how many.
 Progress = Callable[[int, int], None]

@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json
-from tvmflow.store.blobs import DamagedBlob
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import Trial
 from tvmflow.tuning.tuning_job import summarize_error

@@ -15,7 +15,7 @@ from tvmflow.core.types import InputFile, StageSpec
 from tvmflow.provenance import delivered, write
 from tvmflow.provenance.check import check_delivered
 from tvmflow.runtime.statements import Statement, parse_statement
-from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import DamagedBlob
 
 MEASURED = ("measurements.json", "net.measurements.intoto.jsonl")
 

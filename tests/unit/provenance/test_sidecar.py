@@ -16,7 +16,7 @@ from tvmflow.core import signing
 from tvmflow.core.errors import StoreError
 from tvmflow.provenance import delivered, sidecar, write
 from tvmflow.stages import verify
-from tvmflow.store.blobs import DamagedBlob
+from tvmflow.store.local import DamagedBlob
 
 
 @pytest.fixture

@@ -20,9 +20,8 @@ from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Artifact, StageKey
-from tvmflow.store.blobs import DamagedBlob
 from tvmflow.store.leases import Claim
-from tvmflow.store.local import FILES, LocalStore
+from tvmflow.store.local import FILES, DamagedBlob, LocalStore
 
 
 @pytest.fixture
