@@ -14,15 +14,14 @@ from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.frontends._open_sizes import OpenSizeProblem
 from tvmflow.frontends.base import OPEN_FIX
-from tvmflow.frontends.tflite import _arrays, _elementwise, _layers, _reduction
+from tvmflow.frontends.tflite import _arithmetic, _arrays, _layers
 from tvmflow.frontends.tflite._graph import Array, Converter, Graph, Operation, Tensors
 from tvmflow.frontends.tflite._model import FIX, Buffer, Model, Operator, is_hybrid
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **_arrays.CONVERTERS,
-    **_elementwise.CONVERTERS,
+    **_arithmetic.CONVERTERS,
     **_layers.CONVERTERS,
-    **_reduction.CONVERTERS,
 }
 _HYBRID: Final = frozenset(
     "BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED TRANSPOSE_CONV".split()
