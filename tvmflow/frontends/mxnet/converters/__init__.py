@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Final
 
 from tvmflow.frontends.mxnet._op import Converter
-from tvmflow.frontends.mxnet.converters import arithmetic, arrays, detection, layers, sorting
+from tvmflow.frontends.mxnet.converters import arithmetic, arrays, detection, layers
 
 CONVERTERS: Final[dict[str, Converter]] = {
     operator: converter
-    for module in (arithmetic, arrays, detection, layers, sorting)
+    for module in (arithmetic, arrays, detection, layers)
     for operator, converter in module.CONVERTERS.items()
 }
