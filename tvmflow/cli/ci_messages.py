@@ -23,9 +23,7 @@ from tvmflow.engine.summary import count_stages, make_headline, tabulate_builds
 _POSITION: Final = re.compile(
     r"(?P<file>[^:\n]+):(?P<line>\d+):(?:(?P<col>\d+):)? (?P<text>.*)", re.DOTALL
 )
-
 _LOG_LINES: Final = 60
-
 _MAX_ANNOTATIONS: Final = 10
 
 
@@ -99,9 +97,7 @@ def _show_log(stage: StageReport) -> None:
 
 
 _SKIPPED: Final = frozenset({"skipped", "cancelled"})
-
 _PASSED: Final = frozenset({"hit", "fetched", "ran"})
-
 _INVALID: Final = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

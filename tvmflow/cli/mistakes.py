@@ -20,7 +20,6 @@ from tvmflow.core.generated_text import shell_word
 from tvmflow.core.text import nearest
 
 _RECIPE_SUFFIXES: Final = (".yaml", ".yml")
-
 _COMMAND_SYNONYMS: Final = {
     "check": "doctor",
     "compile": "run",
@@ -34,7 +33,6 @@ _COMMAND_SYNONYMS: Final = {
     "validate": "plan",
     "why": "explain",
 }
-
 _OPTION_SYNONYMS: Final = {
     "-j": "--jobs",
     "-k": "--keep-going",
@@ -53,11 +51,9 @@ _OPTION_SYNONYMS: Final = {
     "--threads": "--jobs",
     "--timeout": "--stage-timeout",
 }
-
 """What other tools call it -> tvmflow's name."""
 
 _MAX_COMMANDS: Final = 3
-
 _OVERVIEW_FIX: Final = "`tvmflow help` lists all commands"
 
 
@@ -124,7 +120,6 @@ def _find_subcommands(word: str) -> list[str]:
 
 # How Python has a byte of a file's name that is no UTF-8 in a text.
 _FOREIGN_BYTE: Final = re.compile("[\udc80-\udcff]")
-
 _SHOWN: Final = 40
 
 

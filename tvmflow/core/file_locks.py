@@ -21,9 +21,7 @@ from tvmflow.core import termination
 from tvmflow.core.errors import Interrupted
 
 _POLL_S = 0.1
-
 _FIRST_NOTICE_S = 1.0
-
 _NOTICE_INTERVAL_S = 60.0
 
 
@@ -36,9 +34,7 @@ def _print_notice(text: str) -> None:
 
 
 _notify: Callable[[str], None] = _print_notice
-
 _notices: dict[str, float] = {}
-
 """When each message about a wait was last shown."""
 
 
@@ -201,13 +197,9 @@ class WaitingTime:
 
 
 _MAX_SHOWN: Final = 3
-
 _MAX_COMMAND_CHARS: Final = 100
-
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
-
 _HELPERS: Final = ("fork_server_process",)
-
 """Modules that run in processes of a command, not as one."""
 
 

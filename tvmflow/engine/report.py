@@ -184,23 +184,18 @@ def _format_input(tensor: TensorSpec) -> str:
 _T = TypeVar("_T")
 
 MAX_SHOWN: Final = 200
-
 """Of more stages or files than this, a summary shows only counts; `--json` has all of them."""
 
 SUCCEEDED: Final = ("hit", "fetched", "ran")
-
 """The outcomes of a stage that has a result."""
 
 STOPPED: Final = "cancelled"
-
 """The outcome of a stage that ran when the user stopped the run."""
 
 SKIPPED: Final = "skipped"
-
 """The outcome of a stage that did not begin before the run ended."""
 
 INCOMPLETE: Final = "INCOMPLETE"
-
 """The first word of a warning about facts that cannot be read."""
 
 _EXITS: Final[Mapping[str, int]] = {
@@ -209,7 +204,6 @@ _EXITS: Final[Mapping[str, int]] = {
     STOPPED: EXIT_INTERRUPTED,
     "rejected": EXIT_VERIFY,
 }
-
 _SEVERITY: Final = (EXIT_INTERRUPTED, EXIT_FAILED, EXIT_ENVIRONMENT, EXIT_VERIFY, EXIT_OK)
 
 

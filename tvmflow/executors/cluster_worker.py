@@ -41,7 +41,6 @@ from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.ledger import MachineClass
 
 TOPIC: Final = "tvmflow"
-
 """The topic of dask's events under which workers report progress."""
 
 _PATHS: Final = ("inputs", "out", "work", "ledger", "locks")
@@ -97,9 +96,7 @@ def call_with_paths(fields: dict[str, Json], **paths: Any) -> StageCall:
 
 # A resource that many stages may use at a time is not scarce.
 _UNLIMITED: Final = 1e6
-
 _SHORT_DIGEST: Final = 12
-
 _MISSING: Final = "not installed"
 
 
@@ -223,15 +220,11 @@ def list_version_mismatches(
 
 
 STORE_VARIABLE: Final = "TVMFLOW_WORKER_STORE"
-
 REMOTE_VARIABLE: Final = "TVMFLOW_WORKER_REMOTE"
-
 """Environment variables of the process that dask starts: its store, and its remote cache if `tvmflow worker` names one."""
 
 _MAX_LOG_BYTES: Final = 1 << 18
-
 _POLL_S: Final = 0.2
-
 _PUSH_INTERVAL_S: Final = 20.0
 
 # Fork servers that wait for the next stage with TVM loaded.

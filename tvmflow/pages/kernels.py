@@ -16,11 +16,8 @@ from tvmflow.pages.plot import Axis, Frame, Mark, draw_line, draw_marks, make_fr
 from tvmflow.pages.tables import Cell, Column, format_known, latency, plain, ratio, share, table
 
 _LABELLED: Final = 8
-
 _SHOWN_NODES: Final = 3
-
 _TUNED, _BY_RULE = 0, 1
-
 _COLUMNS: Final = (
     Column("kernel"),
     Column("calls", is_number=True),
@@ -55,12 +52,10 @@ _EXPLANATION: Final = (
     "schedule of a rule. The line above a kernel ends at the roofline of the machine for its size; "
     "the dashed line is the peak of arithmetic."
 )
-
 _IN_LIBRARY: Final = (
     "The time of all calls of a kernel in one call of the library as it was verified: all rows add up to its "
     "latency. The speedup by tuning is that of a kernel by itself, measured in turns with the untuned one."
 )
-
 _ALONE: Final = (
     "Each kernel was measured by itself: the times do not add up to the latency of the library."
 )
@@ -161,11 +156,8 @@ def _describe(kernel: Kernel, speed: float) -> str:
 
 # Kernels beyond these have a row in the table, and no curve.
 _MAX_CURVES: Final = 24
-
 _CURVE_WIDTH: Final = 170
-
 _CURVE_HEIGHT: Final = 52
-
 _MARGIN: Final = 4
 
 _SEARCH_COLUMNS: Final = (

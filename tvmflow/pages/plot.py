@@ -18,31 +18,20 @@ from tvmflow.pages.tables import Cell, Column, accuracy, error, latency, size, t
 
 # Pixels of a plot, and of its margins.
 WIDTH: Final = 560
-
 HEIGHT: Final = 330
-
 _LEFT: Final = 80
-
 _RIGHT: Final = 16
-
 _TOP: Final = 12
-
 _BOTTOM: Final = 46
 
 _FONT_HEIGHT: Final = 14
-
 _FONT_WIDTH: Final = 7.3
-
 _MAX_LABEL: Final = 30
-
 _MANY_TICKS: Final = 7
-
 _FEW_TICKS: Final = 3
-
 _MARK_RADIUS: Final = 6.0
 
 SERIES: Final = 8
-
 """How many colours the style sheet has for series."""
 
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3")
@@ -320,9 +309,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 _FRONT_SERIES: Final = 7
-
 _LOG_RATIO: Final = 4.0
-
 _COLUMNS: Final = (
     Column("library"),
     Column("latency", is_number=True),

@@ -236,7 +236,6 @@ def load_lineage(delivered: DeliveredTarget, store: LocalStore) -> Lineage:
 
 
 RECORD_DIGEST: Final = "tvmflowRecord"
-
 """The algorithm of a tool's digest: the beginning of the sha256 over the names and digests of its files."""
 
 # The address of a device has no effect on the result, and is not for the public.
@@ -552,7 +551,6 @@ _SPDX: Final = {
     "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
     "python software foundation license": "PSF-2.0",
 }
-
 _CLASSIFIER: Final = "License ::"
 
 

@@ -221,11 +221,8 @@ _DRIFT: Final = 0.02
 _MEASURED: Final = frozenset({"latency", "accuracy", "coverage", "error"})
 # Figures whose relative change is shown.
 _RELATIVE: Final = ("latency", "untuned", "library", "files")
-
 _LATENCIES: Final = ("latency", "untuned")
-
 _COSTS: Final = ("latency", "library", "files")
-
 _EVERYWHERE: Final = "everywhere"
 
 

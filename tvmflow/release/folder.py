@@ -268,7 +268,6 @@ _DESCRIPTIONS: Final = (
 _TARGET_DEPTH: Final = 3
 
 _SHA256_DIGITS: Final = 64
-
 _SUMS_SEPARATOR: Final = "  "
 
 

@@ -247,7 +247,6 @@ def _format_shape(tensor: TensorSpec) -> str:
 
 
 _SHOWN_KERNELS: Final = 8
-
 _EVERYWHERE: Final = "everywhere"
 
 # Settings that have lines of their own.
@@ -265,7 +264,6 @@ class Change(NamedTuple):
 
 
 Differences = Iterator[tuple[str, str]]
-
 """Kinds and texts of differences in one place."""
 
 

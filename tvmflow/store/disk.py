@@ -169,11 +169,9 @@ class StoreFolder:
 
 
 _HEADER = "tvmflow note "
-
 _SEALED = frozenset({"delivered", "facts", "failures", "last", "pins", "spool", "stats"})
 # Notes of earlier versions, on one line without a seal, are still believed here; others are made again.
 _LASTING = frozenset({"last", "pins", "spool"})
-
 _KEY_DIGITS = 64
 
 

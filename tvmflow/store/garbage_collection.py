@@ -234,7 +234,6 @@ DAY: Final = 86_400.0
 _LEFTOVER_AGE_S: Final = 7 * DAY
 # The probed facts about compilers and packages are small, and slow to probe again.
 _FACTS_AGE_S: Final = 365 * DAY
-
 _PLANS_AGE_S: Final = 30 * DAY
 # How many run records stay however old they are: their names sort by time.
 _KEPT_RUNS: Final = 100
@@ -277,7 +276,6 @@ class _Rule(NamedTuple):
 
 
 _OLD_NOTE: Final = "it is a note that is made again when it is needed"
-
 _FILE_MISSING: Final = "the file that it is about no longer exists"
 
 
@@ -616,9 +614,7 @@ def _remove_download(path: Path, digest: str, used_ns: int, size: int) -> int | 
 
 
 _CLEANED: Final = "last failures work logs stats facts plans delivered tmp damaged runs".split()
-
 _SELECTED: Final = ("actions", "cas", "downloads", "spool")
-
 """The folders of files that are named by a key or a digest: those that a pin needs stay."""
 
 

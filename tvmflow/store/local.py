@@ -139,34 +139,25 @@ class BlobStore:
 
 
 FORMAT = "tvmflow store 1\n"
-
 _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
     "# This folder holds results that tvmflow can make again.\n"
 )
 # git leaves out the store, as it does the caches of pytest and mypy.
 _GIT_IGNORE = "# Made by tvmflow.\n*\n"
-
 _DAY_NS = 86_400 * 10**9
-
 FOLDERS = (
     *("cas", "actions", "last", "pins", "work", "spool", "runs", "logs", "ledger", "locks"),
     *("downloads", "stats", "facts", "plans", "delivered", "locked", "tmp", "damaged"),
     *("history", "failures", "recipes"),
 )
-
 """The folders of a store, each created when it is needed."""
 # What only a store contains, and everything that one may.
 _RECOGNIZED = frozenset({"cas", "actions", "ledger", "CACHEDIR.TAG"})
-
 _CERTAIN = frozenset({"cas", "actions", "CACHEDIR.TAG"})
-
 FILES = frozenset({"README.md", ".gitignore", "CACHEDIR.TAG", "run.lock", "use.lock", "format"})
-
 """The files of a store itself."""
-
 _OWN_NAMES = frozenset({*FOLDERS, *FILES})
-
 _ANY_FORMAT = r"tvmflow store [0-9]+\n?"
 # What a folder may contain before it becomes a store.
 _ALLOWED_BEFORE = frozenset({*FILES - {"format"}, "tmp"})

@@ -22,13 +22,9 @@ from tvmflow.tuning.trials import FileHeader, Trial, parse_line, sort_by_time
 from tvmflow.tuning.workload_ledger import WorkloadRecords, describe_copy, header_of
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
-
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")
-
 _UNKNOWN: Final = "not known: about.json is missing or damaged"
-
 _MAX_LINE_BYTES: Final = 16 << 20
-
 _log = logging.getLogger(__name__)
 
 

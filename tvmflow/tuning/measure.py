@@ -31,15 +31,12 @@ if TYPE_CHECKING:
 # A candidate that the first look, this part of a repeat long, shows to be so many times slower
 # than the best known is not measured further.
 _HOPELESS_RATIO: Final = 1.5
-
 _FIRST_LOOK_PART: Final = 4
 # A candidate that may be the best is measured on while its repeats differ by more than this.
 _NOISY_SPREAD: Final = 0.1
-
 _MAX_ROUNDS: Final = 3
 
 _FLOATS: Final = ("float16", "float32", "float64")
-
 _INTEGERS: Final = "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64".split()
 
 _Request = TypeVar("_Request", bound="KernelRequest")

@@ -49,17 +49,13 @@ from tvmflow.tuning.tuning_job import PhaseReporter, read_failure, report_failur
 _GRACE_S: Final = 2.0
 # How many sessions may fail before the device is to blame, and how many before the candidate is.
 _MAX_DEVICE_FAULTS: Final = 3
-
 _MAX_CANDIDATE_FAILURES: Final = 2
 # Waiting ends when no device became free for as long as this many sessions may take.
 _PATIENCE_SESSIONS: Final = 10
-
 _POLL_S: Final = 2.0
-
 _log = logging.getLogger(__name__)
 
 MayContinue = Callable[[], bool]
-
 """Asked before work begins; false ends the waiting for a device."""
 
 
@@ -259,7 +255,6 @@ class DevicePool:
 
 # Larger arguments are filled on the device: the network is slow.
 _LARGE_BYTES: Final = 1 << 16
-
 _FILL_FUNCTION: Final = "tvm.contrib.random.random_fill_for_measure"
 
 

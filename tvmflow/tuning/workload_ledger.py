@@ -212,9 +212,7 @@ def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:
 _RECORD_START: Final = b"{"
 # What searches note about all trials together.
 _SEARCH_NOTES: Final = (ExhaustedMark, SearchTime, SearchEnd)
-
 _MAX_REPAIRS: Final = 1000
-
 _log = logging.getLogger(__name__)
 
 

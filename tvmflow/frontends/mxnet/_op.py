@@ -20,7 +20,6 @@ from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.mxnet._checkpoint import Node
 
 Expr = Any
-
 """A Relax expression (TVM ships no types)."""
 
 Converter = Callable[["Op"], "Expr | list[Expr]"]
@@ -33,18 +32,13 @@ _WITHOUT_EFFECT: Final = frozenset(
 )
 # Attributes for the optimizer and the scheduler, which any operator may have.
 _USER_KEYS: Final = ("lr_mult", "wd_mult", "ctx_group", "force_mirroring", "mirror_stage")
-
 _FLAGS: Final = {"true": True, "false": False, "1": True, "0": False}
-
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 25
-
 _NONE: Final = frozenset({"None", "none", ""})
-
 _REQUIRED: Final[Any] = object()
 
 
 NO_RANGES: Final = SizeRanges(())
-
 """The dimensions of a model of fixed sizes."""
 
 
@@ -346,7 +340,6 @@ def per_axis(op: Op, key: str, dims: int, default: int) -> tuple[int, ...]:
 
 
 DTYPES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
-
 """The data types that an attribute can choose for a result."""
 
 

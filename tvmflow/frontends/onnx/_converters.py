@@ -387,7 +387,6 @@ def _integer(expr: Any) -> int:
 
 
 _METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
-
 _MAX_TAPS: Final = 256
 
 
@@ -597,7 +596,6 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }
-
 """Operator -> its converter; all others are converted as TVM does."""
 
 

@@ -182,9 +182,7 @@ class ResultReader:
 
 # How long a run that has ended waits for its uploads: a part of its time, within limits.
 _SHARE_OF_RUN: Final = 0.5
-
 _SHORTEST_WAIT_S: Final = 3.0
-
 _LONGEST_WAIT_S: Final = 30.0
 
 
@@ -270,9 +268,7 @@ _log = logging.getLogger(__name__)
 ItemHandler = Callable[[str], object]
 
 _PARALLEL_UPLOADS: Final = 4
-
 _MAX_QUEUE: Final = 256
-
 _POLL_S: Final = 0.1
 
 

@@ -21,7 +21,6 @@ from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 
 MAX_FILE_BYTES: Final = 64 << 30
-
 _MAX_FILES: Final = 10_000
 # A longer part of a path is not shown, since it is another machine's text.
 MAX_SHOWN: Final = 255
@@ -30,16 +29,12 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 # Field numbers of ActionResult, OutputFile and Digest.
 _OUTPUT_FILES: Final = 2
-
 _PATH, _FILE_DIGEST = 1, 2
-
 _HASH, _SIZE_BYTES = 1, 2
 
 # Wire types, and the sizes of those with a fixed size.
 _VARINT: Final = 0
-
 _LENGTH_DELIMITED: Final = 2
-
 _FIXED_SIZES: Final = {1: 8, 5: 4}
 
 
@@ -163,15 +158,11 @@ def _encode_varint(value: int) -> bytes:
 
 
 PAYLOAD_TYPE: Final = "application/vnd.tvmflow.action+json"
-
 _ENVELOPE_PATH: Final = "tvmflow/action.json"
-
 _FILES: Final = "files/"
 
 _MAX_ENVELOPE_BYTES: Final = 16 << 20
-
 _MAX_PATH: Final = 1024
-
 _MAX_PATH_PART: Final = 255
 
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
