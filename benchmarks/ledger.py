@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.listing import summarize_target
+from tvmflow.tuning.ledger_folders import list_target_folders, summarize_target
 from tvmflow.tuning.trials import Trial, trial_id
 
 SIZE = 64

@@ -16,7 +16,7 @@ from tvmflow.core.formatting import count_text, latency_text, size_text
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
     from tvmflow.store.local import LocalStore
-    from tvmflow.tuning import listing, replay
+    from tvmflow.tuning import ledger_folders, replay
     from tvmflow.tuning.ledger_folders import LedgerCheck, PruneResult, TargetFolder
     from tvmflow.tuning.pack_import import ExportResult
     from tvmflow.tuning.replay import ReplayResult
@@ -181,7 +181,7 @@ def list_targets(options: ListOptions) -> int:
 @with_disk_errors
 def show(options: ShowOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.tuning.listing import find_workload_trials
+    from tvmflow.tuning.ledger_folders import find_workload_trials
 
     ledger = Path(options.store.locate().ledger)
     workloads = [
@@ -330,9 +330,9 @@ _SHOWN_PROBLEMS: Final = 10
 
 def format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
     """Yield the line of a target, with those of its workloads if `workloads` is set."""
-    from tvmflow.tuning import listing
+    from tvmflow.tuning import ledger_folders
 
-    summary = listing.summarize_target(folder)
+    summary = ledger_folders.summarize_target(folder)
     days = f"{summary.first[:10]} to {summary.last[:10]}" if summary.first else "never"
     fields = [
         summary.key[:_SHORT_KEY],
@@ -345,10 +345,10 @@ def format_target(folder: TargetFolder, workloads: bool) -> Iterator[str]:
         fields.append(f"{count_text(summary.quarantined, 'line')} quarantined")
     yield "  ".join([*fields, summary.text])
     if workloads:
-        yield from map(_format_workload, listing.summarize_workloads(folder))
+        yield from map(_format_workload, ledger_folders.summarize_workloads(folder))
 
 
-def _format_workload(summary: listing.WorkloadSummary) -> str:
+def _format_workload(summary: ledger_folders.WorkloadSummary) -> str:
     best = "none works" if summary.best_s is None else latency_text(summary.best_s)
     fields = [
         f"  {summary.key[:_SHORT_KEY]}",
@@ -360,9 +360,9 @@ def _format_workload(summary: listing.WorkloadSummary) -> str:
     return "  ".join(fields)
 
 
-def format_trials(workload: listing.WorkloadTrials, *, trace: bool) -> Iterator[str]:
+def format_trials(workload: ledger_folders.WorkloadTrials, *, trace: bool) -> Iterator[str]:
     """Yield the lines of a workload and its trials, with the trace of each if `trace` is set."""
-    from tvmflow.tuning import listing
+    from tvmflow.tuning import ledger_folders
 
     yield f"workload {workload.key}{_indent(workload.description.text)}"
     yield f"on {workload.target[:_SHORT_KEY]}  {workload.target_text}"
@@ -371,7 +371,7 @@ def format_trials(workload: listing.WorkloadTrials, *, trace: bool) -> Iterator[
         if ban := workload.bans.get(trial.id):
             yield f"    banned {ban.when[:19]}: {ban.reason}"
         if trace:
-            yield from (f"    {line}" for line in listing.format_trace(trial.trace))
+            yield from (f"    {line}" for line in ledger_folders.format_trace(trial.trace))
     yield from workload.problems
 
 
@@ -481,15 +481,15 @@ def _format_counts(failed: int, unreadable: int) -> str:
 
 def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
     """Return the summary of a target, with those of its workloads if `workloads` is set."""
-    from tvmflow.tuning import listing
+    from tvmflow.tuning import ledger_folders
 
-    value: dict[str, Json] = listing.summarize_target(folder)._asdict()
+    value: dict[str, Json] = ledger_folders.summarize_target(folder)._asdict()
     if workloads:
-        value["by_workload"] = [row.to_json() for row in listing.summarize_workloads(folder)]
+        value["by_workload"] = [row.to_json() for row in ledger_folders.summarize_workloads(folder)]
     return value
 
 
-def workload_to_json(workload: listing.WorkloadTrials) -> dict[str, Json]:
+def workload_to_json(workload: ledger_folders.WorkloadTrials) -> dict[str, Json]:
     """Return a workload with its trials."""
     return {
         **workload._asdict(),

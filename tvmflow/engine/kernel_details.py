@@ -32,8 +32,7 @@ from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import DamagedBlob, LocalStore
-from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.listing import WorkloadTrials, read_workload_trials
+from tvmflow.tuning.ledger_folders import WorkloadTrials, list_target_folders, read_workload_trials
 from tvmflow.tuning.trials import trial_id
 
 _PRELOAD: Final = ("numpy", "tvm")

@@ -20,10 +20,13 @@ from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription, target_key
-from tvmflow.tuning.ledger_folders import PruneCriteria, check_ledger, list_target_folders, prune
-from tvmflow.tuning.listing import (
+from tvmflow.tuning.ledger_folders import (
+    PruneCriteria,
+    check_ledger,
     find_workload_trials,
     format_trace,
+    list_target_folders,
+    prune,
     summarize_target,
     summarize_workloads,
 )
