@@ -19,7 +19,7 @@ from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs
-from tvmflow.operators.files import list_operator_files
+from tvmflow.operators.loading import list_operator_files
 from tvmflow.planning.checks import list_images, list_mismatches
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.enforce_lock import enforce_lock
