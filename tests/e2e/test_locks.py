@@ -21,8 +21,8 @@ from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
 from tvmflow.store import garbage_collection
 from tvmflow.store.garbage_collection import Limits
+from tvmflow.store.inventory import add_pin
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import add_pin
 
 DELIVERED = ("tiny.so", "tiny.tvmflow")
 

@@ -282,8 +282,7 @@ def pins(options: PinsOptions) -> int:
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.store.inventory import require_store
-    from tvmflow.store.pins import remove_pin
+    from tvmflow.store.inventory import remove_pin, require_store
 
     store = require_store(options.store.locate())
     for name in options.names:

@@ -33,8 +33,8 @@ from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages.tune import TuneFacts
+from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import DamagedBlob, LocalStore
-from tvmflow.store.pins import update_recipe_pins
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.tuning.remote_ledger import LedgerSync
 

@@ -18,8 +18,8 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.environment import list_source_files
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.provenance import sidecar, source_state
+from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import update_recipe_pins
 
 _log = logging.getLogger(__name__)
 

@@ -41,8 +41,8 @@ from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.verify.verdict import Latency, Verdict, largest
+from tvmflow.store.inventory import add_pin
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import add_pin
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.tuning.roofline import MeasuredKernel
 from tvmflow.tuning.trials import trial_id

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.store.garbage_collection import Limits, preview_collection
-from tvmflow.store.inventory import Inventory, StoredResult, files_below, size_of, take_inventory
+from tvmflow.store.inventory import (
+    Inventory,
+    Pin,
+    StoredResult,
+    files_below,
+    size_of,
+    take_inventory,
+)
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import Pin
 
 _UNSIGNED: Final = "fetched, not signed"
 _FOLDERS: Final = ("downloads", "work", "tmp", "damaged", "logs")

@@ -15,8 +15,8 @@ import pytest
 from tests.support.stored_results import stage_key
 from tests.support.trials import DEVICE, TARGET
 from tvmflow.cli import main, options
+from tvmflow.store.inventory import add_pin
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import add_pin
 from tvmflow.tuning.ledger import Ledger
 
 DAY = 86_400.0

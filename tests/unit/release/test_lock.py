@@ -15,8 +15,8 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe
 from tvmflow.recipe.lock_file import LockedTarget, Measurements, read_lock
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
+from tvmflow.store.inventory import list_pins
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import list_pins
 
 WORKLOAD = "ab" * 32
 TASKS = [{"key": WORKLOAD, "names": ["conv", "conv1"], "weight": 2}]

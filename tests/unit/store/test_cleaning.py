@@ -10,8 +10,8 @@ from tests.support.stored_results import stage_key
 from tvmflow.core.errors import StoreError
 from tvmflow.core.types import Artifact, StageKey
 from tvmflow.store.garbage_collection import clean_store
+from tvmflow.store.inventory import add_pin
 from tvmflow.store.local import FILES, LocalStore
-from tvmflow.store.pins import add_pin
 
 FREE, PINNED = stage_key("a"), stage_key("b")
 

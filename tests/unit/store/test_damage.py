@@ -22,8 +22,8 @@ from tvmflow.store.disk import StoreFolder
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.garbage_collection import Limits, collect_garbage
 from tvmflow.store.integrity import check_integrity, repair_store
+from tvmflow.store.inventory import add_pin
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import add_pin
 
 PLACES: Final = {
     "format": "format",

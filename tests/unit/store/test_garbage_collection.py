@@ -35,9 +35,15 @@ from tvmflow.store.garbage_collection import (
     preview_collection,
 )
 from tvmflow.store.integrity import Finding, check_integrity
-from tvmflow.store.inventory import stored_paths, take_inventory
+from tvmflow.store.inventory import (
+    add_pin,
+    list_pins,
+    list_recipe_pins,
+    remove_pin,
+    stored_paths,
+    take_inventory,
+)
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import add_pin, list_pins, list_recipe_pins, remove_pin
 
 OLD = Limits(clock_margin_s=-5.0)
 """The limits of a collection for which what a test just made was made before."""

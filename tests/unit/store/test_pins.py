@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvmflow.core.types import RecipeOrigin
+from tvmflow.store.inventory import last_keys, update_recipe_pins
 from tvmflow.store.local import LocalStore
-from tvmflow.store.pins import last_keys, update_recipe_pins
 
 
 def test_a_recipe_with_fewer_targets_pins_no_results_for_the_others(tmp_path: Path) -> None:
