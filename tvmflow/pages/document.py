@@ -17,10 +17,16 @@ from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Peer, SizeResult, Speedup
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
-from tvmflow.pages.graph import draw_graph, draw_times
 from tvmflow.pages.kernels import draw_kernels, draw_search
 from tvmflow.pages.plot import draw_pareto
-from tvmflow.pages.summary import describe_lead, draw_tiles, format_change, format_latency_of
+from tvmflow.pages.summary import (
+    describe_lead,
+    draw_graph,
+    draw_tiles,
+    draw_times,
+    format_change,
+    format_latency_of,
+)
 from tvmflow.pages.tables import (
     UNKNOWN,
     Cell,

@@ -9,7 +9,7 @@ import pytest
 from tvmflow.engine.report import _EXITS
 from tvmflow.engine.summary import _PROBLEMS
 from tvmflow.pages.content import StageEntry
-from tvmflow.pages.graph import STATES, describe_state, draw_graph, draw_times
+from tvmflow.pages.summary import STATES, describe_state, draw_graph, draw_times
 
 IMPORT = StageEntry("net:import", "hit", saved_s=2.0)
 TUNE = StageEntry("net:tune/host", "ran", "never ran", 60.0, needs=("net:import",))
