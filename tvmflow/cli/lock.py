@@ -153,8 +153,8 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 def diff(options: DiffOptions) -> int:
     from tvmflow.cli.output import print_result
+    from tvmflow.release.gates import read_lock_with_measurements
     from tvmflow.release.lock import diff_locks
-    from tvmflow.release.measurements import read_lock_with_measurements
 
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
     value = {"changes": [change._asdict() for change in changes]}

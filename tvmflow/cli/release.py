@@ -21,9 +21,8 @@ from tvmflow.planning.prepare import PreparedRun, RunRequest
 from tvmflow.recipe import Release, Retune
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release.folder import ReleaseResult, check_before_build, find_folder, make_release
-from tvmflow.release.gates import CONTENT_GATE, Comparison, list_checked_gates
+from tvmflow.release.gates import CONTENT_GATE, LOCK, Comparison, list_checked_gates
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
-from tvmflow.release.measurements import LOCK
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
 from tvmflow.release.retune import (
     TuningProgress,

@@ -138,7 +138,7 @@ def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     from tvmflow.core.project import shortest_path
     from tvmflow.pages.collect import find_previous
     from tvmflow.release.comparison import load_side, make_side
-    from tvmflow.release.measurements import LOCK
+    from tvmflow.release.gates import LOCK
 
     if subject.side.run:
         run = find_previous(subject.side.run, store)
@@ -154,7 +154,7 @@ def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
 
 def _read_release(folder: Path) -> Page:
     from tvmflow.recipe.lock_file import read_lock
-    from tvmflow.release.measurements import LOCK, read_measurements, with_measurements
+    from tvmflow.release.gates import LOCK, read_measurements, with_measurements
     from tvmflow.release.page import describe_measurements
 
     if not (folder / LOCK).is_file():

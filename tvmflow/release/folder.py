@@ -38,29 +38,27 @@ from tvmflow.provenance.write import (
 from tvmflow.recipe import LAST_RELEASE, NO_RELEASE, Release
 from tvmflow.recipe.lock_file import LockFile, read_lock
 from tvmflow.release.gates import (
+    LOCK,
+    MEASURED_FILES,
+    MEASUREMENTS,
+    MEASUREMENTS_PAGE,
     Comparison,
     ContentChange,
     FailedGate,
+    MeasurementsFile,
     check_content,
     compare_content,
     compare_releases,
     find_failed_gates,
     list_locked,
     list_planned,
-)
-from tvmflow.release.lock import lock_text
-from tvmflow.release.measurements import (
-    LOCK,
-    MEASURED_FILES,
-    MEASUREMENTS,
-    MEASUREMENTS_PAGE,
-    MeasurementsFile,
     make_measurements,
     measurements_text,
     read_measurements,
     with_measurements,
     without_measurements,
 )
+from tvmflow.release.lock import lock_text
 from tvmflow.release.page import REPORT, Details, describe_measurements, describe_release
 from tvmflow.release.timing import time_alternately
 from tvmflow.runtime.statements import Statement, read_statements

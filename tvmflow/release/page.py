@@ -24,8 +24,15 @@ from tvmflow.pages.content import (
 )
 from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
 from tvmflow.release.comparison import Figure, Side, compare_sides, judge_change, read_sizes
-from tvmflow.release.gates import CheckedGate, Comparison, list_checked_gates
-from tvmflow.release.measurements import LOCK, MEASUREMENTS_PAGE, MeasurementsFile, read_comparisons
+from tvmflow.release.gates import (
+    LOCK,
+    MEASUREMENTS_PAGE,
+    CheckedGate,
+    Comparison,
+    MeasurementsFile,
+    list_checked_gates,
+    read_comparisons,
+)
 from tvmflow.stages import verify
 from tvmflow.store.local import LocalStore
 

@@ -29,7 +29,7 @@ from tvmflow.release.folder import (
     find_folder,
     make_release,
 )
-from tvmflow.release.measurements import LOCK, list_results
+from tvmflow.release.gates import LOCK, list_results
 from tvmflow.release.page import REPORT
 
 SIZES = {"net.so": 20, "net.tvmflow": 900}

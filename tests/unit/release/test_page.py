@@ -15,7 +15,7 @@ from tvmflow.recipe.lock_file import (
     LockFile,
     Measurements,
 )
-from tvmflow.release.measurements import MeasuredTarget, MeasurementsFile
+from tvmflow.release.gates import MeasuredTarget, MeasurementsFile
 from tvmflow.release.page import Details, describe_gates, describe_measurements, describe_release
 from tvmflow.tuning.trials import trial_id
 

@@ -14,7 +14,7 @@ from tvmflow.provenance.write import MEASUREMENTS_STATEMENT, RELEASE_STATEMENT, 
 from tvmflow.recipe import Gates
 from tvmflow.recipe.lock_file import Measurements
 from tvmflow.release.folder import SUMS
-from tvmflow.release.measurements import LOCK, MEASUREMENTS, MEASUREMENTS_PAGE
+from tvmflow.release.gates import LOCK, MEASUREMENTS, MEASUREMENTS_PAGE
 
 
 @pytest.fixture
