@@ -19,7 +19,7 @@ from tvmflow.core.text import nearest
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import list_kernel_calls, list_kernel_shares, read_kernel_times
 from tvmflow.engine.report import ReportedFacts, StageReport
-from tvmflow.planning.enforce_lock import LOCKED
+from tvmflow.planning.checks import LOCKED
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.stages import build, extract_tasks, tune
 from tvmflow.stages.base import KnownFacts

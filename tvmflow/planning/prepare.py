@@ -20,9 +20,8 @@ from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs
 from tvmflow.operators.loading import list_operator_files
-from tvmflow.planning.checks import list_images, list_mismatches
+from tvmflow.planning.checks import enforce_lock, list_images, list_mismatches
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.enforce_lock import enforce_lock
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import find_stages, make_plan
 from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target, load_recipe

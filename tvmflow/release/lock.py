@@ -13,8 +13,8 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.types import Artifact, Json, Plan, StageSpec, TensorSpec
+from tvmflow.planning.checks import locked_settings
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.enforce_lock import locked_settings
 from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe.lock_file import (
     Lock,

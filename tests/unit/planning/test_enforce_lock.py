@@ -10,8 +10,8 @@ import pytest
 from tests.support import engine
 from tvmflow.core.errors import LockMismatch, RecipeError
 from tvmflow.core.types import Plan, StageSpec
+from tvmflow.planning.checks import enforce_lock
 from tvmflow.planning.decisions import PlanState
-from tvmflow.planning.enforce_lock import enforce_lock
 from tvmflow.planning.recipes import PlannedRecipe, Target
 from tvmflow.recipe.lock_file import Lock, read_lock
 from tvmflow.release.lock import lock_text, make_lock
