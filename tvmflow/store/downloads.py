@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.disk_errors import check_free_space, explain
 from tvmflow.core.errors import DownloadError, Interrupted, StoreError
 from tvmflow.core.file_locks import held
@@ -43,6 +42,7 @@ from tvmflow.store.http_client import (
     HttpClient,
     Incomplete,
     TooLong,
+    call_within,
     denial_fix,
     find_credential,
     header_count,

@@ -15,7 +15,6 @@ import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.formatting import excerpt, quoted
@@ -28,6 +27,7 @@ from tvmflow.store.http_client import (
     Answer,
     Credential,
     HttpClient,
+    call_within,
     find_hub_credential,
     may_send_to,
 )

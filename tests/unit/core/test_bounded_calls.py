@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.errors import Interrupted
+from tvmflow.store.http_client import call_within
 
 
 def test_a_call_gives_its_value_and_its_error() -> None:

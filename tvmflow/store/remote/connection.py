@@ -17,12 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from tvmflow.core.bounded_calls import call_within
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.formatting import count_text, printable
 from tvmflow.core.signing import PrivateKey, PublicKey
+from tvmflow.store.http_client import call_within
 from tvmflow.store.local import LocalStore
 from tvmflow.store.remote.base import (
     MIN_BYTES_PER_S,
