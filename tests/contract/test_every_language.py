@@ -22,7 +22,7 @@ from tests.support.hostile_names import draw_names, draw_texts
 from tvmflow.cli import ci_messages
 from tvmflow.cli.ci_messages import junit_xml, markdown_summary
 from tvmflow.cli.compare import _format_markdown
-from tvmflow.core.markup import element, lines
+from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from tvmflow.core.generated_text import dot_string, mermaid_text
-from tvmflow.core.markup import Markup, element
+from tvmflow.core.generated_text import Markup, dot_string, element, mermaid_text
 from tvmflow.core.types import Decision, Plan
 from tvmflow.engine.plan_text import KINDS
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Final
 
 from tvmflow.core.formatting import count_text, size_text
-from tvmflow.core.markup import Child, Markup, element, join, lines
+from tvmflow.core.generated_text import Child, Markup, element, join, lines
 from tvmflow.core.statistics import NOISE_TEXTS
 from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Peer, SizeResult, Speedup

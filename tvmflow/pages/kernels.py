@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
-from tvmflow.core.markup import Child, Markup, element, join
+from tvmflow.core.generated_text import Child, Markup, element, join
 from tvmflow.pages.content import Kernel, LibraryKernels, Progress
 from tvmflow.pages.plot import Axis, Frame, Mark, draw_line, draw_marks, make_frame, plot, swatch
 from tvmflow.pages.tables import Cell, Column, format_known, latency, plain, ratio, share, table

@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import latency_text, printable, size_text
-from tvmflow.core.markup import Child, Markup, element, join
+from tvmflow.core.generated_text import Child, Markup, element, join
 from tvmflow.engine.builds import Build
 from tvmflow.pages.content import Library
 from tvmflow.pages.tables import Cell, Column, accuracy, error, latency, size, table

@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 from tvmflow.core.formatting import count_text, duration_text, latency_text
-from tvmflow.core.markup import Markup, element
+from tvmflow.core.generated_text import Markup, element
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build
 from tvmflow.engine.stage_graph import Node, draw_stages, list_edges

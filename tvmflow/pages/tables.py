@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from tvmflow.core.formatting import latency_text, size_text
-from tvmflow.core.markup import Child, Markup, element
+from tvmflow.core.generated_text import Child, Markup, element
 
 UNKNOWN: Final = "–"
 _Value = TypeVar("_Value", int, float)

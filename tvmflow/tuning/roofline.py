@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.markup import Markup, element
+from tvmflow.core.generated_text import Markup, element
 from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 

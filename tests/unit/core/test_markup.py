@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.core.markup import Child, Markup, element, join, lines
+from tvmflow.core.generated_text import Child, Markup, element, join, lines
 
 
 @pytest.mark.parametrize(
