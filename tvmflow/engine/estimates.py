@@ -16,8 +16,7 @@ from tvmflow.planning.decisions import PlanState, input_digests
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import find_facts, parse_settings
 from tvmflow.stages.tune import TuneFacts
-from tvmflow.store.action_records import ActionRecord
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import ActionRecord, LocalStore
 from tvmflow.tuning.forecast import TrialForecast
 
 _log = logging.getLogger(__name__)

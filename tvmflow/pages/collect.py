@@ -43,8 +43,7 @@ from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts, WorkloadFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
-from tvmflow.store.action_records import ActionRecord
-from tvmflow.store.local import DamagedBlob, LocalStore
+from tvmflow.store.local import ActionRecord, DamagedBlob, LocalStore
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.ledger_folders import read_records
 from tvmflow.tuning.roofline import MeasuredKernel

@@ -15,7 +15,7 @@ from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.core.files import read_regular
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import RecipeOrigin
-from tvmflow.store import action_records, leases
+from tvmflow.store import leases, local
 from tvmflow.store.disk import is_damage, unseal
 from tvmflow.store.local import LocalStore
 
@@ -273,7 +273,7 @@ def _list_results(store: LocalStore) -> Iterator[StoredResult]:
                 raise
             content = b""
         times_and_size = (status.st_mtime_ns, status.st_size)
-        record = action_records.decode(path.name, content)
+        record = local.decode(path.name, content)
         if record is None:
             yield StoredResult(path.name, "", *times_and_size, (), (), damaged=True)
             continue

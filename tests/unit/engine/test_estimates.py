@@ -24,8 +24,7 @@ from tvmflow.engine.estimates import (
 from tvmflow.engine.plan_text import format_plan, range_text
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.planning.decisions import PlanState, evaluate_plan
-from tvmflow.store.action_records import ActionRecord, Origin
-from tvmflow.store.local import LocalStore
+from tvmflow.store.local import ActionRecord, LocalStore, Origin
 from tvmflow.tuning.forecast import TrialForecast
 
 

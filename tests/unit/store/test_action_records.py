@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.stored_results import stage_key
 from tvmflow.core.types import Json, StoredFile
-from tvmflow.store.action_records import ActionRecord, Origin, decode, encode
+from tvmflow.store.local import ActionRecord, Origin, decode, encode
 
 KEY = stage_key("a")
 RECORD = ActionRecord(

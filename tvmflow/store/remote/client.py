@@ -20,9 +20,8 @@ from typing import Final, NamedTuple
 from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
-from tvmflow.store.action_records import SHOWN_DIGITS, ActionRecord, Origin
 from tvmflow.store.disk import Notes
-from tvmflow.store.local import DamagedBlob
+from tvmflow.store.local import SHOWN_DIGITS, ActionRecord, DamagedBlob, Origin
 from tvmflow.store.remote import signed_actions
 from tvmflow.store.remote.base import BlobRef, Corrupt, Declined, RemoteCacheError, Unreachable
 from tvmflow.store.remote.connection import RemoteConnection
