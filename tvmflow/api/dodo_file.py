@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from tvmflow.core.errors import TvmflowError
 from tvmflow.core.formatting import names_text
-from tvmflow.core.project import find_project, shortest_path
+from tvmflow.core.project import find_project, shortest_path, store_root
 from tvmflow.core.types import STATEMENT_SUFFIX, Delivery, Plan, StageSpec
 from tvmflow.engine import delivery
 from tvmflow.engine.doit_adapter import EngineTask, dodo_error, find_missing_tasks, note_failure
@@ -42,7 +42,6 @@ from tvmflow.provenance import sidecar
 from tvmflow.provenance.delivered import BOM_SUFFIX, MEASUREMENTS_SUFFIX, README
 from tvmflow.store.garbage_collection import remove_result
 from tvmflow.store.local import LocalStore
-from tvmflow.store.location import store_root
 
 DELIVER: Final = "deliver"
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.generated_text import shell_word
-from tvmflow.core.project import find_project, shortest_path
+from tvmflow.core.project import find_project, shortest_path, store_root
 from tvmflow.engine.builds import Build, list_builds
 from tvmflow.engine.driver import Driver, DriverSettings, check_settings
 from tvmflow.engine.remote_access import RemoteSettings
@@ -26,7 +26,6 @@ from tvmflow.recipe import Recipe as RecipeFields
 from tvmflow.runtime.loading import load
 from tvmflow.runtime.module import Module
 from tvmflow.store.local import LocalStore
-from tvmflow.store.location import store_root
 
 
 class Recipe:

@@ -24,7 +24,7 @@ from tvmflow.cli.options import (
     time_limit,
 )
 from tvmflow.core.errors import UsageError
-from tvmflow.store.location import VARIABLE, store_root
+from tvmflow.core.project import STORE_VARIABLE, store_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +79,7 @@ class StoreOption(NamedTuple):
         from tvmflow.store.inventory import require_store
 
         store = self.locate()
-        is_named = self.path is not None or os.environ.get(VARIABLE)
+        is_named = self.path is not None or os.environ.get(STORE_VARIABLE)
         return require_store(store) if is_named else store
 
     def origin(self) -> str:
@@ -88,7 +88,11 @@ class StoreOption(NamedTuple):
 
         if self.path is not None:
             return "--store"
-        return f"${VARIABLE}" if os.environ.get(VARIABLE) else find_project().origin("store")
+        return (
+            f"${STORE_VARIABLE}"
+            if os.environ.get(STORE_VARIABLE)
+            else find_project().origin("store")
+        )
 
     def open(self) -> LocalStore:
         """Return the same store, created if it does not exist yet."""

@@ -5,6 +5,8 @@ The root is the nearest folder, at or above the current one, with `tvmflow.toml`
 folder. Part of an up-to-date run: it imports next to nothing, and reads TOML only where there is a table.
 """
 
+from __future__ import annotations
+
 import os
 
 TABLE_FILE = "tvmflow.toml"
@@ -130,3 +132,17 @@ def shortest_path(path: str) -> str:
     except (OSError, ValueError):
         return path
     return relative if len(relative) < len(path) else path
+
+
+STORE_VARIABLE = "TVMFLOW_STORE"
+
+
+def store_root(argv: list[str], default: str) -> str:
+    """Return the store of a command line: `--store DIR`, $TVMFLOW_STORE, or that of the project."""
+    root = os.environ.get(STORE_VARIABLE) or default
+    for index, word in enumerate(argv):
+        if word == "--store" and index + 1 < len(argv):
+            root = argv[index + 1]
+        elif word.startswith("--store="):
+            root = word.partition("=")[2]
+    return os.path.abspath(root)

@@ -19,10 +19,9 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-from tvmflow.core.project import find_project
+from tvmflow.core.project import find_project, store_root
 from tvmflow.core.terminal import find_width
 from tvmflow.planning.environment import describe_environment, without_password
-from tvmflow.store.location import store_root
 
 # A report is rendered with this duration, and the text of it is replaced by the real one.
 PLACEHOLDER_SECONDS = 987654321.0
