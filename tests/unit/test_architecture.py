@@ -7,12 +7,23 @@ import re
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "tvmflow"
 PAGE: Final = (ROOT / "docs" / "architecture.md").read_text()
 MOST_ROOMS: Final = 21
 LONGEST_SUMMARY: Final = 100
 FEW_ARGUMENTS: Final = 4
+
+
+Trees = dict[Path, ast.Module]
+
+
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    """Parse every module of the package once."""
+    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def folders() -> set[str]:
@@ -48,22 +59,22 @@ def test_every_path_on_the_page_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_folder_says_what_it_owns() -> None:
+def test_every_folder_says_what_it_owns(trees: Trees) -> None:
     """The first docstring of a folder is its description."""
     silent = [
         path.relative_to(ROOT)
-        for path in PACKAGE.rglob("__init__.py")
-        if not ast.get_docstring(ast.parse(path.read_text()))
+        for path, tree in trees.items()
+        if path.name == "__init__.py" and not ast.get_docstring(tree)
     ]
     assert silent == []
 
 
-def test_no_folder_imports_private_modules_of_another() -> None:
+def test_no_folder_imports_private_modules_of_another(trees: Trees) -> None:
     """An underscore means that nothing outside the folder imports a module; imports inside functions count."""
     imported = []
-    for path in PACKAGE.rglob("*.py"):
+    for path, tree in trees.items():
         folder = ".".join(path.parent.relative_to(ROOT).parts)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(
                 "tvmflow"
             ):
@@ -76,24 +87,24 @@ def test_no_folder_imports_private_modules_of_another() -> None:
     assert imported == []
 
 
-def test_docstrings_have_short_summaries() -> None:
+def test_docstrings_have_short_summaries(trees: Trees) -> None:
     """The first line fits an editor and the output of `help`; more text follows below it."""
     long = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if len((ast.get_docstring(node) or "").partition("\n")[0]) > LONGEST_SUMMARY
     ]
     assert long == []
 
 
-def find_value_types() -> dict[str, list[str]]:
+def find_value_types(trees: Trees) -> dict[str, list[str]]:
     """Return the fields of each NamedTuple of the package by its name, where only one has that name."""
     fields: dict[str, list[str]] = {}
     names: list[str] = []
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for tree in trees.values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases):
                 names.append(node.name)
                 fields[node.name] = [
@@ -104,14 +115,14 @@ def find_value_types() -> dict[str, list[str]]:
     return {name: own for name, own in fields.items() if names.count(name) == 1}
 
 
-def test_values_of_many_fields_are_built_with_keywords() -> None:
+def test_values_of_many_fields_are_built_with_keywords(trees: Trees) -> None:
     """Five arguments without names are read in the wrong order sooner or later."""
-    values = find_value_types()
+    values = find_value_types(trees)
     assert len(values) > 300
     unnamed = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,11 +128,15 @@ PLAIN_WORDS: Final = Path(__file__).with_name("plain_words.txt")
 """Words of public names that mean what they mean in Python, in mathematics or in English."""
 
 
-def public_names(path: Path) -> Iterator[tuple[int, str]]:
-    """Give the public classes and functions of a module, with their lines."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-            yield node.lineno, node.name
+@functools.cache
+def public_names() -> list[Occurrence]:
+    """List the public classes and functions of the package with their places."""
+    return [
+        Occurrence(place(path, node.lineno), node.name)
+        for path in sorted((ROOT / "tvmflow").rglob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    ]
 
 
 def known_words() -> set[str]:
@@ -145,9 +150,8 @@ def test_every_public_name_is_in_the_glossary_or_plain() -> None:
     """A new word goes into docs/glossary.md, or into plain_words.txt if everybody knows it."""
     known = known_words()
     assert [
-        Occurrence(place(path, line), f"{word!r} in {name}")
-        for path in sorted((ROOT / "tvmflow").rglob("*.py"))
-        for line, name in public_names(path)
+        Occurrence(where, f"{word!r} in {name}")
+        for where, name in public_names()
         for word in words_in(name)
         if word not in known
     ] == []
@@ -155,12 +159,7 @@ def test_every_public_name_is_in_the_glossary_or_plain() -> None:
 
 def test_plain_words_are_used() -> None:
     """The list of plain words has no leftovers."""
-    used = {
-        word
-        for path in (ROOT / "tvmflow").rglob("*.py")
-        for _, name in public_names(path)
-        for word in words_in(name)
-    }
+    used = {word for _, name in public_names() for word in words_in(name)}
     assert [word for word in PLAIN_WORDS.read_text().split() if word not in used] == []
 
 
