@@ -5,8 +5,6 @@ The root is the nearest folder, at or above the current one, with `tvmflow.toml`
 folder. Part of an up-to-date run: it imports next to nothing, and reads TOML only where there is a table.
 """
 
-from __future__ import annotations
-
 import os
 
 TABLE_FILE = "tvmflow.toml"
