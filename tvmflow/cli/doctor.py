@@ -367,7 +367,7 @@ def examine_disks(store: LocalStore, dist: Path) -> list[Finding]:
 
 
 def _examine_space(store: LocalStore) -> Finding:
-    from tvmflow.core.disk_errors import find_file_system
+    from tvmflow.core.file_systems import find_file_system
     from tvmflow.core.project import shortest_path
 
     file_system = find_file_system(store.root)
@@ -379,8 +379,9 @@ def _examine_space(store: LocalStore) -> Finding:
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
     """Write a file into a folder, or into the nearest one above it that exists, and lock it."""
-    from tvmflow.core.disk_errors import explain, find_file_system
+    from tvmflow.core.disk_errors import explain
     from tvmflow.core.file_locks import held
+    from tvmflow.core.file_systems import find_file_system
     from tvmflow.core.files import temporary_name
     from tvmflow.core.project import shortest_path
 
@@ -406,7 +407,7 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
 def _examine_temporary_folder() -> Finding:
     import tempfile
 
-    from tvmflow.core.disk_errors import find_file_system
+    from tvmflow.core.file_systems import find_file_system
 
     try:
         folder = Path(tempfile.gettempdir())

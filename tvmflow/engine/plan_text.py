@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.codec import Mismatch
-from tvmflow.core.disk_errors import find_file_system
+from tvmflow.core.file_systems import find_file_system
 from tvmflow.core.formatting import age_text, count_text, duration_text, names_text, size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Decision, Json, StageKey
