@@ -505,7 +505,8 @@ def _describe_damage(root: Path, damaged: list[DamagedFile]) -> Finding:
 
 def _find_holder(path: Path, *, patience_s: float) -> str:
     """Return who holds a lock alone for longer than that; nothing when it can be shared."""
-    from tvmflow.core.file_locks import Locked, describe_holders, lock
+    from tvmflow.core.file_locks import Locked, lock
+    from tvmflow.core.lock_holders import describe_holders
 
     deadline = time.monotonic() + patience_s
     # read-only, so that looking at a lock changes nothing

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.core.file_locks import describe_holders, format_command, held
+from tvmflow.core.file_locks import held
+from tvmflow.core.lock_holders import describe_holders, format_command
 
 
 @pytest.mark.parametrize(
