@@ -28,13 +28,15 @@ from tvmflow.compiler.ir import (
     rewrite_indices,
     simplify_indices,
 )
-from tvmflow.compiler.open_sizes import MULTIPLES
+from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
 
 # Of tiles of so few rows, there is one for each number of rows that may be left; where loops within become many
 # statements, only of smaller ones.
 _MAX_EXACT_ROWS: Final = 6
 _MAX_EXACT_ROWS_OF_LONG_CODE: Final = 4
 _MAX_STATEMENTS: Final = 40
+# Of so many tiles of an image, the last one may compute all its pixels but one.
+_MIN_TILES_OF_IMAGE: Final = 24
 
 PARTITION_HINT: Final = "pragma_loop_partition_hint"
 """The attribute of a loop whose first or last iterations LoopPartition takes apart."""
@@ -447,6 +449,10 @@ class _Splitter:
         predicates = [realize.predicate for realize in find_nodes(function.body, SBlockRealize)]
         self._cut_vars = set(find_nodes(predicates, tirx.Var))
         self._multiples = _read_multiples(function)
+        numbers = (function.attrs or {}).get(OPEN_SIZES, {})
+        self._numbers = {
+            size: int(numbers.get(str(size.name), 0)) for size in list_size_variables(function)
+        }
 
     def split(self, loop: tirx.For) -> Any:
         """Return a loop, or two, in which whole tiles have no condition."""
@@ -535,8 +541,13 @@ class _Splitter:
         if all(tile_loop.kind == tirx.ForKind.VECTORIZED for tile_loop in tile_loops):
             return self._cut_vectors(loop, found, inner)
         if all(tile_loop.kind == tirx.ForKind.UNROLLED for tile_loop in tile_loops):
-            return _cut_rows(loop, found)
+            return _cut_rows(loop, found, self._count_typical(found[0].term.b))
         return loop.body
+
+    def _count_typical(self, end: Any) -> int:
+        """Return the typical number of pixels of an image, whose only last tile this cuts; 0 for rows."""
+        sizes = [end.a, end.b] if isinstance(end, tirx.Mul) else []
+        return prod(self._numbers.get(size, 0) for size in sizes) if sizes else 0
 
     def _cut_vectors(
         self, loop: tirx.For, found: Sequence[_Condition], inner: Mapping[Any, tirx.For]
@@ -702,12 +713,21 @@ def _without_binds(sequence: tirx.SeqStmt) -> Any:
     return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
 
 
-def _cut_rows(loop: tirx.For, found: Sequence[_Condition]) -> Any:
-    """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough."""
+def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
+    """Return the body of a loop over tiles for the last one: smaller tiles, the smallest that is enough.
+
+    Args:
+        loop: The loop.
+        found: The conditions on its tiles.
+        pixels: The typical number of pixels of an image that has one last tile; 0 for rows.
+    """
     rest = found[0].rest
     size = max(length for condition in found for length in condition.variables.values())
     terms = {var: (condition.term, rest) for condition in found for var in condition.variables}
     *smaller_sizes, largest = _list_rows(size, _count_unrolled(loop.body))
+    if pixels:
+        is_rare = pixels > _MIN_TILES_OF_IMAGE * size
+        smaller_sizes = [] if is_rare else smaller_sizes[:1]
     body = _with_rows(loop.body, terms, largest)
     for rows in reversed(smaller_sizes):
         smaller = _copy(_with_rows(loop.body, terms, rows))

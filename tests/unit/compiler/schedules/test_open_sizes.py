@@ -348,6 +348,39 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pixels_of_pointwise_convolutions_are_one_axis(stride: int) -> None:
+    """An image has one last tile, not one in each row; with a stride, a pixel reads another one."""
+    weights = make_weights(k=(32, 32, 1, 1))
+
+    def block(emit: Callable[[Any], Any], x: Any, k: Any) -> Any:
+        y = emit(relax.op.nn.relu(x))
+        z = emit(relax.op.nn.conv2d(y, k, strides=(stride, stride)))
+        return emit(relax.op.add(z, y)) if stride == 1 else z
+
+    dimensions = (Dimension("n", 1, 4), Dimension("h", 1, 64), Dimension("w", 1, 64))
+    network = make_network(dimensions, {"x": Input(("n", 32, "h", "w"))}, weights, block)
+    target = level(LEVELS_HERE[-1])
+    (kernel,) = (
+        function
+        for variable, function in network.lower(target).mod.functions_items()
+        if "conv2d" in str(variable.name_hint)
+    )
+    products = [
+        loop for loop in find_nodes(kernel.body, tirx.For) if isinstance(loop.extent, tirx.Mul)
+    ]
+    assert bool(products) == (stride == 1)
+    library = compile_untuned(network.mod, network.weights, target, LoweringOptions(), 1)
+    run = relax.VirtualMachine(library, tvm.cpu())["main"]
+    for batch, (height, width) in zip((1, 4, 3, 1, 2), IMAGES, strict=True):
+        x = network.draw({"n": batch, "h": height, "w": width})["x"]
+        y = np.maximum(x, 0)
+        expected = np.einsum("nihw,oi->nohw", y[:, :, ::stride, ::stride], weights["k"][..., 0, 0])
+        result = run(tvm.runtime.tensor(x)).numpy()
+        expected = expected + y if stride == 1 else expected
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_lowered_kernels_have_numbers_for_the_variables_of_their_shapes() -> None:
     builder = relax.BlockBuilder()
     rows = tirx.Var("rows", "int64")
