@@ -158,7 +158,8 @@ def take_factors_from_lanes() -> tvm.transform.Pass:
         def take(factor: tirx.Broadcast) -> Any:
             return _take_from_lane(factor, lanes, analyzer)
 
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Broadcast, take)))
+        body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, take))
+        return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _take_words_from_lanes)))
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="TakeFactorsFromLanes")
 
@@ -179,6 +180,116 @@ def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
     start = analyzer.simplify(index - lane)
     vector = tirx.BufferLoad(load.source, [*outer, tirx.Ramp(start, 1, lanes)])
     return tirx.Shuffle([vector], [lane] * lanes)
+
+
+_VECTOR_BYTES: Final = 16
+_WORD_BYTES: Final = (2, 4)
+_BYTE_BITS: Final = 8
+_REINTERPRET: Final = "tirx.reinterpret"
+
+
+class _Word(NamedTuple):
+    """Bytes that are loaded and moved to all lanes of a vector.
+
+    Attributes:
+        load: The load.
+        index: The place of the first byte, in elements of the tensor.
+        size: The number of bytes; an element is one of them, or all.
+        element: The bytes of an element.
+    """
+
+    load: Any
+    index: Any
+    size: int
+    element: int
+
+    @classmethod
+    def read(cls, factor: tirx.Broadcast) -> _Word | None:
+        """Return the word in all lanes of a vector; None for other vectors."""
+        load = factor.value.args[0] if operator_name(factor.value) == _REINTERPRET else None
+        if not isinstance(load, tvm.ir.TensorLoad):
+            return None
+        dtype, index = load.ty.dtype, load.indices[-1]
+        if dtype.bits != _BYTE_BITS or dtype.lanes not in _WORD_BYTES:
+            return None
+        if not isinstance(index, tirx.Ramp):
+            # TVM makes tensors of words
+            return cls(load, index, dtype.lanes, dtype.lanes)
+        return cls(load, index.base, dtype.lanes, 1) if _as_number(index.stride) == 1 else None
+
+    def distance(self, other: _Word, analyzer: Any) -> int | None:
+        """Return the bytes from another word to this one; None where they are not always as many."""
+        if not self.load.source.same_as(other.load.source):
+            return None
+        steps = analyzer.simplify(self.index - other.index)
+        return int(steps) * self.element if isinstance(steps, tirx.IntImm) else None
+
+
+def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
+    """Return an innermost loop in which words of bytes, factors of dot products, come from whole vectors.
+
+    Words of one tensor at known distances are loaded together, from the first to the last of them.
+    """
+    if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
+        return loop
+    found = [(factor, _Word.read(factor)) for factor in find_nodes(loop.body, tirx.Broadcast)]
+    words = {factor: word for factor, word in found if word is not None}
+    analyzer, lanes = tvm.sym.Analyzer(), {}
+    for group in _group_words(words, analyzer):
+        first = min(group, key=group.__getitem__)
+        places = _place_vectors(sorted(set(group.values())), words[first].size)
+        for factor, offset in group.items() if places else ():
+            word, start = words[factor], places[offset]
+            index = analyzer.simplify(words[first].index + start // word.element)
+            ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
+            vector = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
+            dtype = f"{factor.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
+            lane = (offset - start) // word.size
+            whole = tirx.reinterpret(dtype, vector)
+            lanes[factor] = tirx.Shuffle([whole], [lane] * _as_number(factor.lanes))
+    if not lanes:
+        return loop
+    return tvm_ffi.structural_map(loop, (tirx.Broadcast, lambda factor: lanes.get(factor, factor)))
+
+
+def _group_words(
+    words: Mapping[tirx.Broadcast, _Word], analyzer: Any
+) -> list[dict[tirx.Broadcast, int]]:
+    """Return words of one tensor at known distances, each with the bytes from the first of them."""
+    groups: list[dict[tirx.Broadcast, int]] = []
+    for factor, word in words.items():
+        for group in groups:
+            distance = word.distance(words[next(iter(group))], analyzer)
+            if distance is not None:
+                group[factor] = distance
+                break
+        else:
+            groups.append({factor: 0})
+    return [
+        {factor: offset - min(group.values()) for factor, offset in group.items()}
+        for group in groups
+    ]
+
+
+def _place_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
+    """Return where the vector begins that holds the word at each offset; nothing where they fill no vector.
+
+    No vector reaches beyond the first or the last word.
+    """
+    end = offsets[-1] + size
+    if end < _VECTOR_BYTES:
+        return {}
+    places: dict[int, int] = {}
+    start = -_VECTOR_BYTES
+    for offset in offsets:
+        is_inside = offset + size <= start + _VECTOR_BYTES and (offset - start) % size == 0
+        if not is_inside:
+            beyond = max(0, offset + _VECTOR_BYTES - end)
+            start = offset - -(-beyond // size) * size
+        if start < 0:
+            return {}
+        places[offset] = start
+    return places
 
 
 def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:

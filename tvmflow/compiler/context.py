@@ -8,6 +8,7 @@ import tvm
 
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
 
 
@@ -35,6 +36,11 @@ class LoweringContext:
         """The dtype of data that dot product instructions take with vectors of `lanes`; None without them."""
         dtype = self.cpu.dot_dtype if self.cpu is not None else None
         return dtype if (dtype, self.lanes) in DOT_INSTRUCTIONS else None
+
+    @property
+    def integers(self) -> Products:
+        """The products of bytes that an instruction adds up."""
+        return INTEGERS if self.cpu is None or self.cpu.has_quads else PAIRS
 
     @property
     def weight_dtype(self) -> str:

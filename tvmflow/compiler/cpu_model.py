@@ -65,6 +65,12 @@ _BROADCAST_LOADS: Final = (0.5, 0.6)
 _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
 
+# What instructions of a loop do not compute, and registers of products that are not yet added to sums.
+_LOOP_INSTRUCTIONS: Final = 4
+_PAIR_REGISTERS: Final = 4
+# The part of a load's time that other instructions do not hide.
+_LOAD_SHARE: Final = 0.1
+
 # CPUs with registers of 512 bits and arithmetic units of 256.
 _HALF_WIDE_UNITS: Final = frozenset({"znver4"})
 _HALF_WIDE_COST: Final = 1.7
@@ -111,7 +117,7 @@ def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
     if arch == "x86_64" and features & {"avx512vnni", "avxvnni"}:
         # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
         return "uint8" if features & {"avx512vl", "avxvnni"} else None
-    return "int8" if arch in _ARM64 and "dotprod" in features else None
+    return "int8" if arch in _ARM64 else None
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -159,6 +165,7 @@ class CpuModel(NamedTuple):
         has_broadcast_loads: True if a multiplication can read one number from memory for all lanes.
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
+        has_quads: Whether these add four products to each sum; two otherwise.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
@@ -171,6 +178,7 @@ class CpuModel(NamedTuple):
     has_broadcast_loads: bool = False
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
+    has_quads: bool = True
     bfloat16_arch: str | None = None
     has_fma: bool = False
     factor_lanes: int = 0
@@ -233,6 +241,26 @@ class CpuModel(NamedTuple):
             base, each = _PACKED_BROADCAST_LOADS if is_packed else _BROADCAST_LOADS
         return max(1.0, base + each * ((vectors + points) / (vectors * points)))
 
+    def holds_dot_tile(self, vectors: int, points: int) -> bool:
+        """Return whether a tile of products of bytes, words of which are lanes, is computed without spilling."""
+        products = 0 if self.has_quads else _PAIR_REGISTERS
+        return vectors * points + vectors + points + products < self.registers
+
+    def estimate_dot_utilization(self, vectors: int, points: int) -> float:
+        """Estimate the share of time in which products of bytes, words of which are lanes, are computed."""
+        sums = vectors * points
+        loads = vectors + -(-points // self.factor_lanes)
+        # fewer words do not fill a vector, so that each is loaded and moved to all lanes by itself
+        moves = points if points < self.factor_lanes or not self.has_quads else 0
+        others = moves + loads + _LOOP_INSTRUCTIONS
+        if self.has_quads:
+            # two products a cycle, of four instructions
+            time = max(sums + moves, (sums + others) / 2, MIN_SUMS)
+        else:
+            # a product is two instructions, of which two run in a cycle, of three
+            time = max(sums + moves / 2, (2 * sums + others) / 3, MIN_SUMS)
+        return sums / (time + _LOAD_SHARE * loads)
+
     def estimate_packed_utilization(self, vectors: int, points: int) -> float:
         """Estimate the share of time in which the arithmetic units are busy with a tile of a packed matrix."""
         busy = min(1.0, vectors * points / MIN_SUMS)
@@ -260,6 +288,7 @@ class CpuModel(NamedTuple):
         if arch in _ARM64:
             neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
             neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
+            neon = neon._replace(has_quads="dotprod" in features)
             return neon._replace(factor_lanes=find_factor_lanes(target))
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)

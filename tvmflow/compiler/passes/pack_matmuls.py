@@ -24,7 +24,7 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -67,18 +67,18 @@ class _MatmulPacker(MainRewriter):
         weights, zeros = split_zero_point(self.flow, call.args[1])
         source = find_integer_weights(self.flow, weights)
         depth, columns = ir.known_shape(call.args[1])
-        block = self._choose_block(columns)
-        if data is None or source is None or block is None or depth % INTEGERS.terms:
+        block, products = self._choose_block(columns), self._context.integers
+        if data is None or source is None or block is None or depth % products.terms:
             return None
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
         padded = self.pad_to_multiples(weights, [block])
-        split = [-(-columns // block), block, depth // INTEGERS.terms, INTEGERS.terms]
+        split = [-(-columns // block), block, depth // products.terms, products.terms]
         packed = self.rearrange(padded, split, [0, 2, 1, 3])
         sums = self.kernel(
-            functools.partial(dot_products.dense, INTEGERS),
+            functools.partial(dot_products.dense, products),
             "quantized_dense_pack",
             data.integers,
             packed,

@@ -18,9 +18,9 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.schedules.blocks import Block, find_loads
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, Products
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, Products
 
-_PRODUCTS: Final = {products.name: products for products in (INTEGERS, BFLOAT16)}
+_PRODUCTS: Final = {products.name: products for products in (INTEGERS, PAIRS, BFLOAT16)}
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""
 
@@ -34,6 +34,7 @@ def register_intrinsics() -> None:
     """Register the intrinsics that recorded schedules may name."""
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
+    _load_pairs_intrinsic()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
@@ -53,6 +54,14 @@ def _load_intrinsic(dtype: str, lanes: int) -> str:
     """Return the name of the intrinsic for data of a dtype and a number of sums."""
     name = f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}"
     _register(name, dtype, lanes, "local")
+    return name
+
+
+@functools.cache
+def _load_pairs_intrinsic() -> str:
+    """Return the name of the intrinsic that adds two products of bytes to each of four sums."""
+    name = f"tvmflow.dot_int8_4x{PAIRS.terms}"
+    _register_pairs(name)
     return name
 
 
@@ -81,6 +90,9 @@ def use_instruction(
         instruction = BFLOAT16_INSTRUCTIONS[cpu.bfloat16_arch, lanes]
         schedule.annotate(outermost, _IMPORT, _define_bfloat16_dot(instruction, lanes))
         schedule.tensorize(loop, _load_bfloat16_intrinsic(lanes))
+        return
+    if find_products(block) is PAIRS:
+        schedule.tensorize(loop, _load_pairs_intrinsic())
         return
     dtype = str(block.stmt.reads[0].source.dtype)
     schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
@@ -122,13 +134,15 @@ def expand_dot_products(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _expand(store: Any) -> Any:
-    if ir.operator_name(store.value) != "tirx.call_llvm_pure_intrin":
+    calls = map(ir.operator_name, ir.find_nodes(store.value, tvm.ir.Call))
+    if "tirx.call_llvm_pure_intrin" not in calls:
         return store
-    data, weights = (load.source for load in find_loads(store.value)[1:])
+    operands = {str(load.source.name): load.source for load in find_loads(store.value)}
+    data, weights = operands["A"], operands["B"]
     sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
     product = data[term].astype("int32") * weights[lane, term].astype("int32")
     update = tirx.BufferStore(sums, sums[lane] + product, [lane])
-    inner = tirx.For(term, 0, INTEGERS.terms, tirx.ForKind.SERIAL, update)
+    inner = tirx.For(term, 0, weights.shape[1], tirx.ForKind.SERIAL, update)
     return tirx.For(lane, 0, sums.shape[0], tirx.ForKind.SERIAL, inner)
 
 
@@ -177,6 +191,70 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
                 ),
                 B.vload([0, 0], dtype=weights),
                 dtype=sums,
+            )
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def by_lane(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (4,), dtype=dtype, offset_factor=1)
+        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
+            T.writes(C[0:lanes])
+            C[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id(instruction),
+                C.vload([0], dtype=sums),
+                B.vload([0, 0], dtype=weights),
+                T.reinterpret(
+                    T.broadcast(T.reinterpret(A.vload([0], data_word), dtype="int32"), lanes),
+                    dtype=data,
+                ),
+                dtype=sums,
+            )
+
+    # the operand that may be a lane of a vector comes last
+    takes_lanes = dtype == "int8"
+    code = by_lane if takes_lanes else implementation
+    TensorIntrin.register(name, description, code, override=True)
+
+
+def _register_pairs(name: str) -> None:
+    """Register an intrinsic that multiplies bytes to numbers of 16 bits, and adds two of these to each sum."""
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (2,), dtype="int8", offset_factor=1)
+        B = T.match_buffer(b, (4, 2), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:4], A[0:2], B[0:4, 0:2])
+            T.writes(C[0:4])
+            for i in T.serial(0, 4):
+                for k in T.serial(0, 2):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (2,), dtype="int8", offset_factor=1)
+        B = T.match_buffer(b, (4, 2), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:4], A[0:2], B[0:4, 0:2])
+            T.writes(C[0:4])
+            C[T.ramp(T.int32(0), 1, 4)] = C.vload([0], dtype="int32x4") + T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.saddlp.v4i32.v8i16"),
+                T.call_llvm_pure_intrin(
+                    T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.smull.v8i16"),
+                    B.vload([0, 0], dtype="int8x8"),
+                    T.reinterpret(
+                        T.broadcast(T.reinterpret(A.vload([0], "int8x2"), dtype="int16"), 4),
+                        dtype="int8x8",
+                    ),
+                    dtype="int16x8",
+                ),
+                dtype="int32x4",
             )
 
     TensorIntrin.register(name, description, implementation, override=True)

@@ -48,6 +48,7 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS
 
 _MAX_UNROLLED: Final = 160
 # A reduction and its result.
@@ -416,9 +417,10 @@ def _schedule_reduction(
     is_dot = dot_products.find_products(block) is not None
     terms = [reduction_loops.pop()] if is_dot else []
     extents = list(block.reduction_extents[: len(reduction_loops)])
-    if not is_dot and _reads_whole_vectors(block, extents, cpu.factor_lanes):
-        reduction_loops += schedule.split(reduction_loops.pop(), [None, cpu.factor_lanes])
-        extents += [extents.pop() // cpu.factor_lanes, cpu.factor_lanes]
+    factors = _count_factors(block, cpu)
+    if _reads_whole_vectors(block, extents, factors):
+        reduction_loops += schedule.split(reduction_loops.pop(), [None, factors])
+        extents += [extents.pop() // factors, factors]
     vector, register_loops = spatial[last], []
     if axes.weight == last:
         vectors, vector = schedule.split(vector, [None, axes.lanes])
@@ -438,13 +440,23 @@ def _schedule_reduction(
     return vector
 
 
+def _count_factors(block: Block, cpu: CpuModel) -> int:
+    """Return how many factors a vector holds of which instructions take any one; 0 without such instructions."""
+    products = dot_products.find_products(block)
+    if products is None or products is BFLOAT16:
+        return cpu.factor_lanes if products is None else 0
+    return 4 * cpu.factor_lanes // products.terms
+
+
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
     """Return whether a long last axis of a reduction reads its factors from whole vectors."""
     if not lanes or extents[-1] <= SHORT_REDUCTION or extents[-1] % lanes:
         return False
     axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]
     scalars = [load for load in list_loads(block) if not depends_on(load, last)]
-    return bool(scalars) and all(element_stride(load, block, axis) == 1 for load in scalars)
+    products = dot_products.find_products(block)
+    step = 1 if products is None else products.terms
+    return bool(scalars) and all(element_stride(load, block, axis) == step for load in scalars)
 
 
 def _unroll_short(
@@ -678,7 +690,7 @@ def _estimate_shapes(
         max_points = min(max_points, _MAX_OPEN_POINTS)
     for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
         for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
-            if cpu.holds_sums(vectors, points):
+            if cpu.holds_sums(vectors, points) and _holds_dot_tile(block, vectors, points, cpu):
                 # the last tile of an open axis is a smaller one, and no tile is tested
                 whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
                 whole_points = points if axes.data in block.open_axes else max_points
@@ -688,6 +700,17 @@ def _estimate_shapes(
                 stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
                 yield utilization, vectors, points
+
+
+def _takes_words_from_lanes(block: Block, cpu: CpuModel) -> bool:
+    """Return whether instructions multiply bytes, a word of which may be any lane of a vector."""
+    products = dot_products.find_products(block)
+    return cpu.factor_lanes > 0 and products in (INTEGERS, PAIRS)
+
+
+def _holds_dot_tile(block: Block, vectors: int, points: int, cpu: CpuModel) -> bool:
+    """Return whether a tile of a dot product is computed without spilling, where that is known."""
+    return not _takes_words_from_lanes(block, cpu) or cpu.holds_dot_tile(vectors, points)
 
 
 def _useful_share(extent: int, size: int) -> float:
@@ -715,6 +738,10 @@ def _estimate_utilization(
         A number near 1 for the best tiles.
     """
     sums = vectors * points
+    if _takes_words_from_lanes(block, cpu):
+        utilization = cpu.estimate_dot_utilization(vectors, points)
+        utilization *= 0.6 if max_points % points else 1.0
+        return utilization * (0.6 if max_vectors % vectors else 1.0)
     free = cpu.unspilled_registers
     stalls = cpu.estimate_load_time(vectors, points)
     if cpu.has_broadcast_loads:

@@ -41,6 +41,8 @@ class Products(NamedTuple):
 
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
 """Products of bytes; their sums are exact."""
+PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
+"""The same for CPUs that add the products of two bytes at a time."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 

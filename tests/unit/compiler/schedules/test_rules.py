@@ -511,7 +511,13 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
         ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
         (
             {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
-            CpuModel(4, 32, 1 << 19, 4, has_fma=True, factor_lanes=4),
+            CpuModel(
+                *(4, 32, 1 << 19, 4),
+                dot_dtype="int8",
+                has_quads=False,
+                has_fma=True,
+                factor_lanes=4,
+            ),
         ),
         ({"kind": "llvm", "mtriple": "armv7a-linux-gnueabihf", "mattr": ["-neon"]}, None),
         ({"kind": "c"}, None),

@@ -25,7 +25,6 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.compiler.tir_kernels.dot_products import INTEGERS
 from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
@@ -362,7 +361,7 @@ def block_data(rewriter: LayoutRewriter, integers: Any) -> tuple[Any, int]:
     channels = known_sizes(integers)[1]
     if channels > rewriter.block // 2 or rewriter.blocked_form(integers) is not None:
         return rewriter.to_blocked(integers), rewriter.block
-    lanes = channels + -channels % INTEGERS.terms
+    lanes = channels + -channels % rewriter.context.integers.terms
     return rewriter.pack(integers, lanes), lanes
 
 
@@ -391,10 +390,11 @@ def emit(
     """
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
-    weights = rewriter.cast(rewriter.split_terms(packed, INTEGERS.terms), "int8")
+    products = rewriter.context.integers
+    weights = rewriter.cast(rewriter.split_terms(packed, products.terms), "int8")
     sums = _emit_sums(
         rewriter,
-        lambda x, w, zero: dot_products.conv(INTEGERS, x, w, *window, groups, zero),
+        lambda x, w, zero: dot_products.conv(products, x, w, *window, groups, zero),
         f"quantized_{name}",
         data,
         weights,
