@@ -6,6 +6,7 @@ units is estimated as in the roofline model: two pipelines multiply, two ports l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -42,6 +43,7 @@ MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
 _MIN_SUMS_OF_LANES: Final = 14
+_FUNCTION_VECTORS: Final = 4
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
@@ -64,6 +66,10 @@ PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
 _BROADCAST_LOADS: Final = (0.5, 0.6)
 _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
+# Where factors are lanes: the time to issue a multiplication, and the loads of a vector and of a point in
+# multiplications. Each register too many costs a share of the tile's time.
+_LANE_INSTRUCTIONS: Final = (0.72, 1.5, 0.5)
+_SPILL_COST: Final = 0.2
 
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
 _LOOP_INSTRUCTIONS: Final = 4
@@ -212,6 +218,11 @@ class CpuModel(NamedTuple):
         return 4 if self.factor_lanes else 2
 
     @property
+    def function_vectors(self) -> int:
+        """The vectors of which functions are computed side by side, with their constants loaded once for all."""
+        return _FUNCTION_VECTORS if self.factor_lanes else 1
+
+    @property
     def min_sums(self) -> int:
         """Independent sums that keep the pipelines busy while operands are loaded."""
         return _MIN_SUMS_OF_LANES if self.factor_lanes else MIN_SUMS
@@ -232,6 +243,8 @@ class CpuModel(NamedTuple):
         """Return whether a tile of a packed matrix is computed without spilling."""
         if self.has_broadcast_loads:
             return vectors * points + vectors <= self.unspilled_registers
+        if self.factor_lanes:
+            return self.holds_operands(vectors, points)
         return self.holds_sums(vectors, points)
 
     def estimate_load_time(self, vectors: int, points: int, *, is_packed: bool = False) -> float:
@@ -261,8 +274,22 @@ class CpuModel(NamedTuple):
             time = max(sums + moves / 2, (2 * sums + others) / 3, MIN_SUMS)
         return sums / (time + _LOAD_SHARE * loads)
 
+    def estimate_lane_time(self, vectors: int, points: int) -> float:
+        """Estimate the time of a tile whose factors are lanes of vectors, relative to its multiplications; at least 1.
+
+        The registers hold all sums, vectors of weights, and a vector of factors for each point.
+        """
+        sums = vectors * points
+        spilled = max(0, sums + vectors + points - self.registers)
+        waits = math.sqrt(max(1.0, self.min_sums / sums))
+        each, of_vector, of_point = _LANE_INSTRUCTIONS
+        issue = each * (1 + (of_vector * vectors + of_point * points + 1) / sums)
+        return waits * max(1.0, issue) * (1 + _SPILL_COST * spilled)
+
     def estimate_packed_utilization(self, vectors: int, points: int) -> float:
         """Estimate the share of time in which the arithmetic units are busy with a tile of a packed matrix."""
+        if self.factor_lanes:
+            return 1 / self.estimate_lane_time(vectors, points)
         busy = min(1.0, vectors * points / MIN_SUMS)
         return busy / self.estimate_load_time(vectors, points, is_packed=True)
 

@@ -67,6 +67,12 @@ def _pass(
     return LoweringPass(name, lambda mod, _: transform(mod), when)
 
 
+def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    return vectorize_math(
+        mod, adds_exponents=context.cpu is not None and context.cpu.factor_lanes > 0
+    )
+
+
 GRAPH_PHASES: Final[Phases] = {
     "operators": (
         LoweringPass("recurrent", lower_recurrent),
@@ -137,7 +143,7 @@ KERNEL_PHASES: Final[Phases] = {
     ),
     "kernels": (
         _pass("widen_float16", widen_float16, LoweringContext.is_cpu),
-        _pass("vectorize_math", vectorize_math, LoweringContext.has_vector_math),
+        LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),
 }
 """The passes that make kernels of the graph without the function that computes the weights."""

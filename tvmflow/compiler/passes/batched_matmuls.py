@@ -156,7 +156,10 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
         result = Workspace.allocate(together * columns.padded)
         base = slot * product.depth * columns.padded
         computed = count_rows(rows, block * together, together, points)
-        Product(computed, product.depth, columns, points).emit(source, packed[0], base, result)
+        factors = max(1, cpu.factor_lanes)
+        Product(computed, product.depth, columns, points, factors).emit(
+            source, packed[0], base, result
+        )
         with T.serial(together) as row, T.If(block * together + row < rows), T.Then():
             for column in iterate_vectors(width, cpu.lanes):
                 place = out.place(matrix, block * together + row, column)

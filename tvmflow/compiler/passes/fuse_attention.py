@@ -440,6 +440,7 @@ class _Emitter:
         """Emit the attention of a block of queries."""
         a, rows = self._attention, self._rows
         keys, values = packed
+        factors = max(1, self._cpu.factor_lanes)
         first = block * rows
         queries = Workspace.allocate(rows * a.depth)
         scores = Workspace.allocate(rows * self._keys.padded)
@@ -447,13 +448,13 @@ class _Emitter:
         result = Workspace.allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
         scored = count_rows(a.queries, first, rows, self._key_points)
-        Product(scored, a.depth, self._keys, self._key_points).emit(
+        Product(scored, a.depth, self._keys, self._key_points, factors).emit(
             lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores
         )
         mixed = count_rows(a.queries, first, rows, self._value_points)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
-        Product(mixed, a.keys, self._values, self._value_points).emit(
+        Product(mixed, a.keys, self._values, self._value_points, factors).emit(
             lambda row, k: scores[row * self._keys.padded + k],
             *(values, slot * self._value_size, result),
         )
@@ -486,7 +487,8 @@ class _Emitter:
         self, matrix: Any, query: Any, row: Any, scores: Workspace, totals: Workspace
     ) -> None:
         """Emit the exponentials of a row of scores and their sum."""
-        a, lanes, base = self._attention, self._lanes, row * self._keys.padded
+        a, base = self._attention, row * self._keys.padded
+        lanes = self._count_side_by_side()
         largest, total = (T.alloc_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
         with T.vectorized(lanes) as lane:
             T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
@@ -502,12 +504,13 @@ class _Emitter:
             with T.vectorized(count) as lane:
                 place = base + start + lane
                 self._score(matrix, query, (start + lane, place), scores, (largest, lane))
-        self._reduce(largest, tirx.max)
-        with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
-            place = base + vector * lanes + lane
-            scores[place] = tirx.exp(scores[place] - tirx.BufferLoad(largest, [0]))
-            T.buffer_store(total, tirx.BufferLoad(total, [lane]) + scores[place], [lane])
-        self._reduce(total, tirx.Add)
+        self._reduce(largest, tirx.max, lanes)
+        for start, count in iterate_pieces(self._keys.padded, lanes):
+            with T.vectorized(count) as lane:
+                place = base + start + lane
+                scores[place] = tirx.exp(scores[place] - tirx.BufferLoad(largest, [0]))
+                T.buffer_store(total, tirx.BufferLoad(total, [lane]) + scores[place], [lane])
+        self._reduce(total, tirx.Add, lanes)
         totals[row] = tirx.BufferLoad(total, [0])
         if a.replacement is not None:
             # the sum is NaN, or 0 where all scores are -∞
@@ -515,6 +518,12 @@ class _Emitter:
                 with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
                     scores[base + vector * lanes + lane] = self._load(a.replacement, 0)(0, 0)
                 totals[row] = T.float32(1)
+
+    def _count_side_by_side(self) -> int:
+        """Return how many scores of a row have their exponentials computed side by side."""
+        keys = self._attention.keys
+        wide = self._lanes * self._cpu.function_vectors
+        return self._lanes if is_open(keys) or keys < wide else wide
 
     def _score_open(
         self, matrix: Any, query: Any, row: Any, scores: Workspace, largest: Any
@@ -572,9 +581,9 @@ class _Emitter:
             value = step.function(*operands)
         return value
 
-    def _reduce(self, vector: Any, function: Callable[[Any, Any], Any]) -> None:
+    def _reduce(self, vector: Any, function: Callable[[Any, Any], Any], lanes: int) -> None:
         """Emit the reduction of a vector to its first lane, by halves."""
-        width = self._lanes // 2
+        width = lanes // 2
         while width:
             with T.vectorized(width) as lane:
                 halves = (tirx.BufferLoad(vector, [lane + start]) for start in (0, width))

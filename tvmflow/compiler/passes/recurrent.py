@@ -50,6 +50,7 @@ class _RecurrentRewriter(MainRewriter):
         steps, batch = sizes[1::-1] if operator.is_batch_first else sizes[:2]
         units = hidden if is_gpu else padded_units(hidden)
         lanes = units if is_gpu else self._choose_lanes(operator)
+        cpu = self._context.cpu
         layer = RecurrentLayer(
             operator=operator,
             steps=steps,
@@ -57,6 +58,7 @@ class _RecurrentRewriter(MainRewriter):
             hidden=hidden,
             units=units,
             lanes=lanes,
+            factors=1 if is_gpu or cpu is None else max(1, cpu.factor_lanes),
             typical=(self.numbers.size(steps), self.numbers.size(batch)),
         )
         return _Lowering(self, layer, operands).lower(is_gpu)

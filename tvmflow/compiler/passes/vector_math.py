@@ -18,21 +18,29 @@ from tvm import tirx
 from tvmflow.compiler import ir
 
 _FLOAT: Final = "float32"
+_INFINITY: Final = math.inf
 _INFINITY_BITS: Final = 0x7F800000
 
 
-def vectorize_math(mod: tvm.IRModule) -> tvm.IRModule:
-    """Replace the functions of this module, of float32, in kernels by arithmetic."""
-    return ir.rewrite_kernel_calls(mod, _expand)
+def vectorize_math(mod: tvm.IRModule, *, adds_exponents: bool = False) -> tvm.IRModule:
+    """Replace the functions of this module, of float32, in kernels by arithmetic.
+
+    Args:
+        mod: The kernels.
+        adds_exponents: Whether exponentials are rounded and scaled by additions alone, which is faster where
+            a CPU has fewer units for rounding and conversion than for additions, as 64-bit ARM.
+    """
+    functions = _functions(_exp_by_addition if adds_exponents else _exp)
+    return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
-def _expand(call: Any) -> Any:
+def _expand(call: Any, functions: Mapping[str, Callable[[Any], Any]]) -> Any:
     name = ir.operator_name(call)
     if str(getattr(call.ty, "dtype", "")) != _FLOAT:
         return call
     if name == "tirx.pow" and isinstance(call.args[1], tirx.FloatImm):
         return _constant_power(call, float(call.args[1]))
-    return _FUNCTIONS[name](call.args[0]) if name in _FUNCTIONS else call
+    return functions[name](call.args[0]) if name in functions else call
 
 
 def _const(value: float) -> Any:
@@ -92,14 +100,49 @@ def _exp(x: Any) -> Any:
         return tirx.Select(is_zero, _const(0.0), value)
 
     def _scaled(r: Any, n: Any) -> Any:
-        series = (
-            *(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3),
-            *(4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
-        )
-        value = _let(r, lambda r: _polynomial(r, series) * r * r + r + _const(1.0))
+        value = _exp_of_rest(r)
         return _let(
             tirx.floor(n * _const(0.5)), lambda half: value * _power(half) * _power(n - half)
         )
+
+    return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
+
+
+def _exp_of_rest(r: Any) -> Any:
+    """Return eʳ for |r| ≤ ln 2 / 2."""
+    series = (
+        *(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3),
+        *(4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
+    )
+    return _let(r, lambda r: _polynomial(r, series) * r * r + r + _const(1.0))
+
+
+# The logarithm of the greatest number, rounded down.
+_GREATEST_EXPONENT: Final = 88.72283935546875
+# An integer added to 1.5·2²³ stands in the last bits of the sum.
+_ROUNDING: Final = 12582912.0
+
+
+def _exp_by_addition(x: Any) -> Any:
+    """Return eˣ as `_exp` does, but round by adding 1.5·2²³, and multiply with 2ⁿ by adding n to the exponent."""
+
+    def finite(x: Any) -> Any:
+        clamped = tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT))
+        value = _let(clamped, reduce)
+        value = tirx.Select(x > _const(_GREATEST_EXPONENT), _const(_INFINITY), value)
+        return tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
+
+    def reduce(v: Any) -> Any:
+        # TVM would simplify (a + b) - b, were it not for the bits
+        bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(_ROUNDING))
+        return _let(bits, lambda bits: scale(v, bits), "int32")
+
+    def scale(v: Any, bits: Any) -> Any:
+        def scaled(n: Any) -> Any:
+            value = _exp_of_rest(v - n * _const(0.693359375) - n * _const(-2.12194440e-4))
+            return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
+
+        return _let(tirx.reinterpret(_FLOAT, bits) - _const(_ROUNDING), scaled)
 
     return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
 
@@ -116,7 +159,6 @@ _LOG_SERIES: Final = (
     *(-1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1),
 )
 _MIN_NORMAL: Final = 2.0**-126
-_INFINITY: Final = math.inf
 
 
 def _log(x: Any) -> Any:
@@ -191,10 +233,6 @@ def _integer_power(x: Any, exponent: int) -> Any:
     rest = x if exponent % 2 else None
     square = _let(_integer_power(x, exponent // 2), lambda half: half * half)
     return square if rest is None else square * rest
-
-
-def _sigmoid(x: Any) -> Any:
-    return _const(1.0) / (_const(1.0) + _exp(_const(0.0) - x))
 
 
 _TANH_NUMERATOR: Final = (
@@ -281,13 +319,15 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
     return lambda x: _let(x, function)
 
 
-_FUNCTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "tirx.exp": _exp,
-    "tirx.log": _log,
-    "tirx.log1p": _log1p,
-    "tirx.sigmoid": _sigmoid,
-    "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR),
-    "tirx.sin": _sine(0),
-    "tirx.cos": _sine(1),
-    "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR),
-}
+def _functions(exp: Callable[[Any], Any]) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the functions by operator, with one of the ways to compute exponentials."""
+    return {
+        "tirx.exp": exp,
+        "tirx.log": _log,
+        "tirx.log1p": _log1p,
+        "tirx.sigmoid": lambda x: _const(1.0) / (_const(1.0) + exp(_const(0.0) - x)),
+        "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR),
+        "tirx.sin": _sine(0),
+        "tirx.cos": _sine(1),
+        "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR),
+    }

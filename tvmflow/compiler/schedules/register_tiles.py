@@ -418,7 +418,8 @@ def _schedule_reduction(
     terms = [reduction_loops.pop()] if is_dot else []
     extents = list(block.reduction_extents[: len(reduction_loops)])
     factors = _count_factors(block, cpu)
-    if _reads_whole_vectors(block, extents, factors):
+    is_long = extents[-1] > SHORT_REDUCTION
+    if is_long and _reads_whole_vectors(block, extents, factors):
         reduction_loops += schedule.split(reduction_loops.pop(), [None, factors])
         extents += [extents.pop() // factors, factors]
     vector, register_loops = spatial[last], []
@@ -449,8 +450,8 @@ def _count_factors(block: Block, cpu: CpuModel) -> int:
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
-    """Return whether a long last axis of a reduction reads its factors from whole vectors."""
-    if not lanes or extents[-1] <= SHORT_REDUCTION or extents[-1] % lanes:
+    """Return whether the last axis of a reduction reads its factors from whole vectors."""
+    if not lanes or extents[-1] % lanes:
         return False
     axis, last = block.axes[len(block.spatial_extents) + len(extents) - 1], block.spatial_axes[-1]
     scalars = [load for load in list_loads(block) if not depends_on(load, last)]
@@ -747,6 +748,9 @@ def _estimate_utilization(
     if cpu.has_broadcast_loads:
         stalls *= 1 + 0.05 * max(0, sums + vectors - free)
         test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
+    elif _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
+        stalls = cpu.estimate_lane_time(vectors, points)
+        test_factor = 0.9
     else:
         live = sums + min(vectors, points)
         stalls *= 1 + 0.03 * max(0, live - free)

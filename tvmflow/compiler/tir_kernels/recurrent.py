@@ -27,6 +27,8 @@ from tvmflow.compiler.tir_kernels.definitions import launch_threads
 
 # Sums that are computed side by side, so that few multiplications wait for the one before.
 _SUMS: Final = 8
+# The same where factors are lanes of vectors, whose loads do not wait.
+_SUMS_OF_LANES: Final = 16
 # The sequences of a batch for which weights are loaded once.
 _MAX_ROWS: Final = 4
 # Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
@@ -44,6 +46,7 @@ class RecurrentLayer(NamedTuple):
         hidden: The number of hidden units.
         units: That number with those of padding.
         lanes: The hidden units of a tile, which divide `units`.
+        factors: The numbers of the state that are lanes of one vector; 1 if each is loaded.
         typical: Steps and batch, with numbers in place of open sizes.
     """
 
@@ -53,6 +56,7 @@ class RecurrentLayer(NamedTuple):
     hidden: int
     units: int
     lanes: int
+    factors: int
     typical: tuple[int, int]
 
     @property
@@ -273,8 +277,7 @@ class _Loops:
             inputs: The gates to which the projected inputs are added; None for all.
         """
         rows, count, depth = self._rows, len(gates), self._layer.units
-        parts = max(1, _SUMS // (count * rows))
-        parts = next(number for number in range(parts, 0, -1) if depth % number == 0)
+        parts, together = self._divide_sums(count * rows)
         sums = self._allocate_sums(parts * rows, count)
         places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
         for part in range(parts):
@@ -287,21 +290,29 @@ class _Loops:
                         else self._const(0)
                     )
                     sums[part * rows + row, index, lane] = start
-        with T.serial(0, depth // parts) as k:
-            for part in range(parts):
+        with T.serial(0, depth // together) as k:
+            for step in range(together):
+                part, unit = step % parts, k * together + step
                 for row, index, gate in places:
                     with self._lanes() as lane:
-                        weight = self._inputs.weights[
-                            place.direction, tile, k * parts + part, gate, lane
-                        ]
-                        sums[part * rows + row, index, lane] += (
-                            source[row, k * parts + part] * weight
-                        )
+                        weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
+                        sums[part * rows + row, index, lane] += source[row, unit] * weight
         for part in range(1, parts):
             for row, index, _ in places:
                 with self._lanes() as lane:
                     sums[row, index, lane] += sums[part * rows + row, index, lane]
         return sums
+
+    def _divide_sums(self, gates: int) -> tuple[int, int]:
+        """Return in how many parts sums of some gates are computed, and how many terms are added at a time."""
+        layer = self._layer
+        if layer.factors == 1:
+            parts = max(1, _SUMS // gates)
+            parts = next(number for number in range(parts, 0, -1) if layer.units % number == 0)
+            return parts, parts
+        vectors = gates * -(-layer.lanes // layer.factors)
+        parts = max(1, min(layer.factors, _SUMS_OF_LANES // vectors))
+        return next(n for n in range(parts, 0, -1) if layer.factors % n == 0), layer.factors
 
     def _projected(self, place: _Place, row: int, tile: Any, gate: int, lane: Any) -> Any:
         position = self._position(place, row)

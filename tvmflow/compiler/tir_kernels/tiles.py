@@ -7,6 +7,7 @@ The functions emit TIR; they must be called within an `IRBuilder`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -186,12 +187,14 @@ class Product(NamedTuple):
         depth: The length of a sum, which may be open.
         columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
         points: The rows of a tile.
+        factors: The rows of the right matrix whose factors are lanes of one vector; 1 if each is loaded.
     """
 
     rows: IrSize
     depth: IrSize
     columns: Columns
     points: int
+    factors: int = 1
 
     def emit(self, left: Element, packed: Workspace, base: Any, result: Workspace) -> None:
         """Emit the product.
@@ -217,7 +220,18 @@ class Product(NamedTuple):
                 yield piece * size, tirx.min(self.depth - piece * size, size)
             return
         blocks = divide_up(self.depth * width, PACKED_FLOATS)
-        yield from iterate_pieces(self.depth, divide_up(self.depth, blocks))
+        size = divide_up(divide_up(self.depth, blocks), self.factors) * self.factors
+        yield from iterate_pieces(self.depth, size)
+
+    @contextlib.contextmanager
+    def _iterate_factors(self, count: IrSize) -> Iterator[Any]:
+        """Emit the loop over the terms of sums, unrolled where factors are lanes; yield the term."""
+        if self.factors == 1 or is_open(count) or count % self.factors:
+            with T.serial(count) as k:
+                yield k
+        else:
+            with T.serial(count // self.factors) as group, T.unroll(self.factors) as lane:
+                yield group * self.factors + lane
 
     def _emit_tile(
         self,
@@ -242,7 +256,7 @@ class Product(NamedTuple):
                 initial = tirx.Select(tirx.EQ(first, zero), initial, result[place(point, column)])
             sums.store(index, initial)
         tile, width = base + start * self.depth, sums.vectors * sums.lanes
-        with T.serial(count) as k:
+        with self._iterate_factors(count) as k:
             for index, point, column in sums.iterate():
                 term = left(row + point, first + k) * packed[tile + (first + k) * width + column]
                 sums.store(index, sums.load(index) + term)
@@ -403,11 +417,12 @@ def _choose_tile(
     rows: int, vectors: int, cpu: CpuModel, max_points: int
 ) -> tuple[float, tuple[int, int]]:
     """Return the estimated time of a row of so many vectors, and points and vectors of the best tile."""
+    holds = cpu.holds_operands if cpu.factor_lanes else cpu.holds_sums
     tiles = [
         (points, width)
         for points in range(1, min(rows, max_points) + 1)
         for width in range(1, min(vectors, MAX_TILE_VECTORS) + 1)
-        if rows % points == 0 and cpu.holds_sums(width, points)
+        if rows % points == 0 and holds(width, points)
     ]
 
     def cost(tile: tuple[int, int]) -> float:
