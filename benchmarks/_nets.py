@@ -179,6 +179,65 @@ def squeezenet() -> onnx.ModelProto:
     return net.model(inputs, net.op("Flatten", y))
 
 
+def efficient() -> onnx.ModelProto:
+    """Return MobileNet v3 large (Howard et al. 2019, arXiv:1905.02244) without its last layers, input 1×3×224×224.
+
+    Its depthwise convolutions have 3×3 and 5×5 weights; channels are scaled by what their means say.
+    """
+    net = _Net()
+    inputs = _image(net)
+
+    def scale(x: str) -> str:
+        means = net.op("GlobalAveragePool", x)
+        hidden = net.relu(net.conv(means, -(-net.channels[x] // 32) * 8, 1))
+        return net.op(
+            "Mul", x, net.op("HardSigmoid", net.conv(hidden, net.channels[x], 1), alpha=1 / 6)
+        )
+
+    y = net.op("HardSwish", net.conv("x", 16, 3, 2, 1))
+    rows = [(3, 16, 16, 0, "Relu", 1), (3, 64, 24, 0, "Relu", 2), (3, 72, 24, 0, "Relu", 1)]
+    rows += [(5, 72, 40, 1, "Relu", 2), *[(5, 120, 40, 1, "Relu", 1)] * 2]
+    rows += [(3, 240, 80, 0, "HardSwish", 2), *[(3, 184, 80, 0, "HardSwish", 1)] * 3]
+    rows += [(3, 480, 112, 1, "HardSwish", 1), (3, 672, 112, 1, "HardSwish", 1)]
+    rows += [(5, 672, 160, 1, "HardSwish", 2), *[(5, 960, 160, 1, "HardSwish", 1)] * 2]
+    for kernel, wide, out, is_scaled, activation, stride in rows:
+        z = net.op(activation, net.conv(y, wide, 1))
+        z = net.op(activation, net.conv(z, wide, kernel, stride, kernel // 2, groups=wide))
+        z = net.conv(scale(z) if is_scaled else z, out, 1)
+        if stride == 1 and net.channels[y] == out:
+            z = net.op("Add", z, y)
+        net.channels[z], y = out, z
+    return net.model(inputs, net.op("HardSwish", net.conv(y, 960, 1)))
+
+
+def convnext(width: int = 96, blocks: tuple[int, ...] = (2, 2)) -> onnx.ModelProto:
+    """Return the first stages of ConvNeXt (Liu et al. 2022, arXiv:2201.03545), input 1×3×224×224."""
+    net = _Net()
+    inputs = _image(net)
+    gelu = _make_gelu(net)
+
+    def norm(x: str, size: int) -> str:
+        gain, shift = net.weight(size, scale=0.1, shift=1.0), net.weight(size, scale=0.1)
+        return net.op("LayerNormalization", x, gain, shift, axis=-1)
+
+    def move(x: str, *axes: int) -> str:
+        return net.op("Transpose", x, perm=list(axes))
+
+    y = net.conv("x", width, 4, 4)
+    for stage, count in enumerate(blocks):
+        size = width << stage
+        if stage:
+            y = move(norm(move(y, 0, 2, 3, 1), size // 2), 0, 3, 1, 2)
+            net.channels[y] = size // 2
+            y = net.conv(y, size, 2, 2)
+        for _ in range(count):
+            z = norm(move(net.conv(y, size, 7, 1, 3, groups=size), 0, 2, 3, 1), size)
+            z = net.dense(gelu(net.dense(z, size, 4 * size)), 4 * size, size)
+            y = net.op("Add", y, move(z, 0, 3, 1, 2))
+            net.channels[y] = size
+    return net.model(inputs, y)
+
+
 def encoder(
     layers: int = 6, tokens: int = 128, width: int = 384, heads: int = 12
 ) -> onnx.ModelProto:

@@ -72,10 +72,16 @@ _LEFT_OUT: Final = re.compile(r"(svc|udf|mrs|msr|dmb|dc|ic|hint|bti|nop|pac\w+|a
 NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "mobilenet": _nets.mobilenet,
     "resnet18": _nets.resnet18,
-    "encoder": lambda: _nets.encoder(layers=2),
+    "resnet50": _nets.resnet50,
     "squeezenet": _nets.squeezenet,
+    "efficient": _nets.efficient,
+    "convnext": _nets.convnext,
     "detector": _nets.detector,
-    "vit": _nets.vision_transformer,
+    "encoder": lambda: _nets.encoder(layers=2),
+    "deit": lambda: _nets.encoder(layers=2, tokens=197, width=192, heads=3),
+    "vit": lambda: _nets.vision_transformer(layers=2),
+    "whisper": lambda: _nets.whisper_encoder(layers=1, frames=1000),
+    "lstm": _nets.lstm,
 }
 """The networks; all have seeded weights, one input and one output."""
 
