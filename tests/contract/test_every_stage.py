@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.support.engine import joined_target, recipe, target
 from tvmflow.core import packages
 from tvmflow.stages import STAGES, pipeline_stages
-from tvmflow.stages.base import parse_settings
+from tvmflow.stages.base import Scope, parse_settings
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "torch", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
@@ -42,7 +42,7 @@ def test_its_declarations_are_valid(name: str) -> None:
     """Version, scope, reads and time limit are sensible, its packages are installed, the names of stages exist."""
     traits = STAGES[name].TRAITS
     assert isinstance(traits.version, int) and traits.version >= 1
-    assert traits.scope in ("model", "machine", "target", "part", "partitioned")
+    assert traits.scope in get_args(Scope)
     assert set(traits.reads) <= {"model", "reference", "data", "labels", "operators"}
     assert traits.timeout_s > 60
     assert all(packages.identity(package) for package in traits.tools)

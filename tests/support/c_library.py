@@ -154,7 +154,7 @@ def write_parallel_sources(exported: Exported, folder: Path) -> list[Path]:
     built = exports.built_of(exported, exports.recipe(), exports.target())
     form = built.forms[form_names.C_LIBRARY]
     (folder / "parallel.c").write_text(divide_loops(form[c_runtime.PROGRAM].read_text()))
-    c_runtime.write_sources(built.c_model, folder / "parallel.c", folder)
+    c_runtime.write_sources(built.c_model, {c_runtime.PROGRAM: folder / "parallel.c"}, folder)
     return [path for path in form.values() if path.suffix == ".o"]
 
 

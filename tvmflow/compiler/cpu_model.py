@@ -100,6 +100,10 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
 """The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
 
 
+SHARED_LANES: Final = 16
+"""The float32 values of the widest vectors of all levels of x86-64, for which they store weights alike."""
+
+
 BFLOAT16_INSTRUCTIONS: Final[Mapping[tuple[str | None, int], str]] = {
     ("x86_64", 16): "llvm.x86.avx512bf16.dpbf16ps.512",
     ("x86_64", 8): "llvm.x86.avx512bf16.dpbf16ps.256",

@@ -60,6 +60,7 @@ class FormInputs(NamedTuple):
         target: The target to compile for.
         prefix: The prefix of the symbols in a system library.
         content_prefix: A prefix of symbols that no other content has.
+        is_level: The library has code for other CPUs, too.
     """
 
     mod: tvm.IRModule
@@ -67,6 +68,7 @@ class FormInputs(NamedTuple):
     target: tvm.target.Target
     prefix: str
     content_prefix: str = "tf_"
+    is_level: bool = False
 
 
 def _compile_without_weights(inputs: FormInputs, folder: Path) -> None:
@@ -99,7 +101,12 @@ def _compile_for_vm(inputs: FormInputs, folder: Path) -> None:
 def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     """Write objects with plain C functions and constants, and the C code that calls the functions."""
     c_program.compile_program(
-        inputs.mod, inputs.weights, inputs.target, inputs.content_prefix, folder
+        inputs.mod,
+        inputs.weights,
+        inputs.target,
+        inputs.content_prefix,
+        folder,
+        is_level=inputs.is_level,
     )
 
 

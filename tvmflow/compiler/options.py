@@ -63,6 +63,7 @@ class LoweringOptions:
         plain: The operators (see `passes.OPERATORS`) that keep the model's layout and weights.
         winograd: The largest tile of Winograd convolutions; 0 for none, `auto` for that of the CPU.
         vector_bits: The width of vectors; None to choose it by the model.
+        shares_weights: Whether code for other levels of CPUs shares the weights.
         math: `vector` for vectorized exp, log, sigmoid, tanh and erf, `libm` for the C library's.
     """
 
@@ -74,10 +75,14 @@ class LoweringOptions:
     winograd: Literal["auto", 0, 2, 4] = "auto"
     math: Literal["vector", "libm"] = "vector"
     vector_bits: Literal[128, 256, 512] | None = None
+    shares_weights: bool = False
 
     def to_json(self) -> dict[str, Json]:
-        """Return the options as they are part of a stage's settings."""
-        return {**asdict(self), "plain": list(self.plain)}
+        """Return the options as they are part of a stage's settings; what not all have is left out."""
+        options = {**asdict(self), "plain": list(self.plain)}
+        if not self.shares_weights:
+            del options["shares_weights"]
+        return options
 
 
 def lowering_options(recipe: Any) -> LoweringOptions:

@@ -14,7 +14,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import BACKENDS
-from tvmflow.targets.c_runtime import DescribedModel
+from tvmflow.targets.c_runtime import DescribedModel, levels
 from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
@@ -90,7 +90,13 @@ class BuiltModel(NamedTuple):
     def c_model(self) -> DescribedModel:
         """The model as a C library describes it."""
         features = self.manifest["target"]["features"]
-        return DescribedModel(self.name, self.signature, features, self.request.triple)
+        return DescribedModel(
+            name=self.name,
+            signature=self.signature,
+            features=features,
+            triple=self.request.triple,
+            levels=levels.read(self.manifest),
+        )
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
         """Return the model with another library and its objects.

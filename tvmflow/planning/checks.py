@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import NPZ, STAND_INS, ZIP, recognize
@@ -159,6 +160,9 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
     if build.NAME in stages and no_c_runtime:
         return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
+    if target.levels and choose_runtime(recipe, target) == VM:
+        advice = "leave `runtime: vm` out"
+        return [f"{where} cannot have levels: TVM's runtime has code for one CPU; {advice}"]
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if export.NAME in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
@@ -319,8 +323,11 @@ def _find_unsupported(
             part.name: export.make_request(planned.recipe_for(part), part)
             for part in resolved_targets(target)
         }
+    has_levels = isinstance(target, ResolvedTarget) and target.levels
     for name, request in requests.items():
         reason = EXPORTERS[output].unsupported_reason(request)
+        if has_levels and EXPORTERS[output].FORM not in ("", C_LIBRARY):
+            reason = "code for several levels of CPUs is in plain C libraries: bundle, c-library, cpp and wheel have them"
         if reason:
             yield name, reason
 

@@ -26,6 +26,9 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 _log: Final = logging.getLogger(__name__)
 
+# What runs for the levels of a target, and not for the target itself.
+_LEVEL_SCOPES: Final = ("level", "measured")
+
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
     """Return the stages of all recipes, each after those that it needs.
@@ -89,9 +92,12 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
     if len(targets) < len(planned.targets):
         _log.debug("%s: %s is planned for %d targets", planned.recipe.name, name, len(targets))
     partitioned = [target for target in targets if isinstance(target, PartitionedTarget)]
+    machines = [machine for target in targets for machine in resolved_targets(target)]
     subjects: dict[str, Sequence[Target]] = {
         "target": targets,
-        "machine": [machine for target in targets for machine in resolved_targets(target)],
+        "machine": machines,
+        "level": [level for machine in machines for level in machine.levels or (machine,)],
+        "measured": [machine.measured_level for machine in machines],
         "part": [machine for target in partitioned for machine in target.parts],
         "partitioned": partitioned,
     }
@@ -147,6 +153,11 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
         if isinstance(target, PartitionedTarget) and other in traits.needs_of_parts:
             for part in target.parts:
                 yield Need(f"{other}/{part.part}", _stage_id(planned, other, part.name), files)
+        elif (
+            isinstance(target, ResolvedTarget) and target.levels and other in traits.needs_of_levels
+        ):
+            for level in target.levels:
+                yield Need(f"{other}/{level.level}", _stage_id(planned, other, level.name), files)
         else:
             maker = _maker(name, other, target)
             yield Need(other, _stage_id(planned, maker, _target_of(maker, target)), files)
@@ -173,6 +184,8 @@ def _target_of(maker: str, target: Target) -> str:
     """Return the target in the id of the stage that provides something for `target`."""
     if STAGES[maker].TRAITS.scope == "model" and isinstance(target, ResolvedTarget):
         return target.partitioned_target
+    if STAGES[maker].TRAITS.scope in _LEVEL_SCOPES and isinstance(target, ResolvedTarget):
+        return target.measured_level.name
     return target.name
 
 
@@ -252,7 +265,11 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
 def _makers_for(target: Target) -> Iterator[tuple[str, Target]]:
     """Yield each stage with what it may run for to deliver something of a target."""
     for machine in resolved_targets(target):
-        yield from ((name, machine) for name, s in STAGES.items() if s.TRAITS.scope == "machine")
+        for name, stage in STAGES.items():
+            if stage.TRAITS.scope == "machine":
+                yield name, machine
+            elif stage.TRAITS.scope in _LEVEL_SCOPES:
+                yield name, machine.measured_level
     if isinstance(target, PartitionedTarget):
         yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "partitioned")
     yield from ((name, target) for name, s in STAGES.items() if s.TRAITS.scope == "target")

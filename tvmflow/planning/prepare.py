@@ -222,7 +222,11 @@ def resolve_targets(
     toolchains, reads = _identify_toolchains(recipe, entries, store)
     resolved = _resolve_entries(recipe, entries, toolchains, store, lock)
     targets = tuple(
-        _partition(spec, resolved) if spec.parts else resolved[spec.name]
+        _partition(spec, resolved)
+        if spec.parts
+        else _join_levels(spec, resolved)
+        if spec.all_levels
+        else resolved[spec.name]
         for spec in recipe.recipe.targets
         if not only or spec.name in only
     )
@@ -301,6 +305,14 @@ def _partition(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Part
         )
         tensors += part.until
     return PartitionedTarget(spec.name, tuple(parts))
+
+
+def _join_levels(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> ResolvedTarget:
+    """Return a target whose library has code for several levels."""
+    levels = tuple(
+        resolved[name]._replace(leveled_target=spec.name) for name in spec.build_targets()
+    )
+    return levels[0]._replace(name=spec.name, levels=levels, leveled_target="")
 
 
 # ---------------------------------------------------------------- toolchains

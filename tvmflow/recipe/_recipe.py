@@ -302,8 +302,9 @@ class Recipe(ClosedModel):
             if name in names[:index]:
                 raise field_error(f"duplicate target name '{name}'", index)
             for other in value:
-                if other.parts and name in other.build_targets():
-                    text = f"'{name}' is the name of a part of the target '{other.name}'"
+                if name.startswith(f"{other.name}.") and name in other.build_targets():
+                    kind = "part" if other.parts else "level"
+                    text = f"'{name}' is the name of a {kind} of the target '{other.name}'"
                     raise field_error(text, index)
         return value
 
@@ -417,14 +418,16 @@ class Recipe(ClosedModel):
         """Return the recipe with the overrides of a target.
 
         Args:
-            name: Of a target, or `TARGET.PART`: then the recipe has the overrides of both, and a
-                name of its own. Under any other name there are no overrides.
+            name: Of a target, or `TARGET.LEVEL`, or `TARGET.PART`: then the recipe has the overrides
+                of both, and a name of its own. Under any other name there are no overrides.
         """
         for target in self.targets:
             if target.name == name:
                 return self._with_target(target)
-            if target.parts and name in target.build_targets():
-                return self._with_target(target)._with_part(target.build_targets()[name])
+            if name.startswith(f"{target.name}.") and name in target.build_targets():
+                recipe = self._with_target(target)
+                # a level is the target on some CPUs, and a part is a model with a target of its own
+                return recipe._with_part(target.build_targets()[name]) if target.parts else recipe
         return self
 
     def _with_target(self, target: TargetSpec) -> Recipe:

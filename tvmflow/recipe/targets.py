@@ -25,6 +25,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe.verify import VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
+from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
 from tvmflow.targets.presets import PRESETS, SYNONYMS
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
@@ -40,6 +41,7 @@ _LISTED_BY: Final = "`tvmflow targets` lists them"
 _PresetName = Annotated[
     str, one_of(PRESETS, "a target", _LISTED_BY, SYNONYMS), schema_enum(sorted(PRESETS))
 ]
+_LevelName = Annotated[str, one_of(LEVELS, "a level"), schema_enum(sorted(LEVELS))]
 Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NAMES)]
 
 
@@ -199,9 +201,13 @@ class BuildTarget(ClosedModel):
     def _check_target(self) -> Self:
         if not self.is_single():
             return self
-        if self.preset is None and self.tvm is None:
+        if self.preset is None and self.tvm is None and self.tvm_target() == {}:
             raise field_error("needs preset or tvm, found neither")
-        if self.preset is None and not isinstance((self.tvm or {}).get("kind"), str):
+        if (
+            self.preset is None
+            and self.tvm is not None
+            and not isinstance((self.tvm or {}).get("kind"), str)
+        ):
             raise field_error("needs a kind, such as `kind: llvm`", "tvm")
         if self.preset is not None and self.tvm is not None:
             base = PRESETS[self.preset].tvm
@@ -293,6 +299,12 @@ class TargetSpec(BuildTarget):
     Its `kernels`, `tune`, `outputs` and `verify` override those of the recipe.
     """
 
+    levels: Annotated[tuple[_LevelName, ...], BeforeValidator(to_tuple)] = Field(
+        default=(),
+        examples=[["x86-64-v2", "x86-64-v3", "x86-64-v4"]],
+        description="Levels of CPUs that one library has code for; it chooses by the CPU that it runs on. "
+        "See [targets.md](targets.md).",
+    )
     outputs: Annotated[tuple[Output, ...] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         min_length=1,
@@ -314,6 +326,11 @@ class TargetSpec(BuildTarget):
         ],
         description="Partition of the model: its parts in order, each with a target of its own. See [parts.md](parts.md).",
     )
+
+    @field_validator("levels")
+    @classmethod
+    def _check_levels(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return sort_levels(check_unique(value))
 
     @field_validator("outputs")
     @classmethod
@@ -342,9 +359,27 @@ class TargetSpec(BuildTarget):
         return value
 
     @model_validator(mode="after")
+    def _check_target_of_levels(self) -> Self:
+        if not self.all_levels:
+            return self
+        base = super().tvm_target()
+        problem = find_problem(base or {}, self.all_levels)
+        if base is None and self.preset is not None:
+            problem = "is not allowed with host, whose CPU is detected"
+        if problem:
+            raise field_error(problem, "levels")
+        for field in ("mcpu", "mattr"):
+            if field in (self.tvm or {}):
+                raise field_error("is that of each level; leave it out", "tvm", field)
+        for field in ("remote", "toolchain"):
+            if getattr(self, field) is not None:
+                raise field_error("is not allowed with levels", field)
+        return self
+
+    @model_validator(mode="after")
     def _check_parts_alone(self) -> TargetSpec:
-        for field in ("preset", "tvm", "threads", "num_cores", "remote", "toolchain"):
-            if self.parts and getattr(self, field) is not None:
+        for field in ("preset", "tvm", "threads", "num_cores", "remote", "toolchain", "levels"):
+            if self.parts and getattr(self, field) not in (None, ()):
                 raise field_error("is not allowed with parts; set it for each part", field)
         return self
 
@@ -352,9 +387,32 @@ class TargetSpec(BuildTarget):
         """Return whether this is one target, not one of several parts."""
         return not self.parts
 
+    @property
+    def all_levels(self) -> tuple[str, ...]:
+        """Its levels, or those of its preset; none for code of one CPU."""
+        return self.levels or (PRESETS[self.preset].levels if self.preset else ())
+
+    def tvm_target(self) -> dict[str, Json] | None:
+        """Return the mapping that TVM takes, of its first level where it has some; None for `host`."""
+        mapping = super().tvm_target()
+        return level_target(mapping or {}, self.all_levels[0]) if self.all_levels else mapping
+
     def build_targets(self) -> dict[str, BuildTarget]:
-        """Return what is built for, by name: this target, or each of its parts as `TARGET.PART`."""
-        return {f"{self.name}.{part.name}": part for part in self.parts} or {self.name: self}
+        """Return what is built for, by name.
+
+        It is this target, each of its parts as `TARGET.PART`, or each of its levels as `TARGET.LEVEL`.
+        """
+        if self.parts:
+            return {f"{self.name}.{part.name}": part for part in self.parts}
+        mapping = super().tvm_target() or {}
+        levels = {
+            f"{self.name}.{level}": {"preset": None, "tvm": level_target(mapping, level)}
+            for level in self.all_levels
+        }
+        fixed = {"levels": (), "threads": self.wanted_threads, "num_cores": None}
+        return {
+            name: self.model_copy(update={**fields, **fixed}) for name, fields in levels.items()
+        } or {self.name: self}
 
 
 def expand_preset(value: Any) -> Any:

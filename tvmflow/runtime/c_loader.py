@@ -46,15 +46,21 @@ if TYPE_CHECKING:
 ABI: Final = 1
 """The version of the interface."""
 
-# Codes that say something of the machine: NO_MEMORY, NO_THREADS and MISSING_FEATURE.
-_MACHINE_CODES: Final = (8, 9, 10)
+# Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE and WRONG_LEVEL.
+_MACHINE_CODES: Final = (8, 9, 10, 19)
+LOWER_LEVEL: Final = (
+    "build the recipe for this machine (`host`), for a lower CPU level, or for all CPUs of the architecture "
+    "in one library (the preset x86-64-any or aarch64-any)"
+)
+"""What to do where a CPU lacks what a library needs."""
 # What to do for a code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
     6: "give arrays of their own as `out`",
     8: "free memory, or use fewer threads",
     9: "use fewer threads, or let the process start more (`ulimit -u`)",
-    10: "build the recipe for this machine (`host`) or for a lower CPU level",
+    10: LOWER_LEVEL,
+    19: "unset the variable, or let it name a level that this CPU has",
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
@@ -145,7 +151,11 @@ _DIMENSION_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "dimensions": (ctypes.POINTER(_Dimension), ()),
     "set_dimension": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64)),
 }
-_OPTIONAL_SIGNATURES: Final = {**_COUNT_SIGNATURES, **_DIMENSION_SIGNATURES}
+# That of libraries with code for several levels of CPUs.
+_LEVEL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "level": (ctypes.c_char_p, (ctypes.c_void_p,)),
+}
+_OPTIONAL_SIGNATURES: Final = {**_COUNT_SIGNATURES, **_DIMENSION_SIGNATURES, **_LEVEL_SIGNATURES}
 
 # The contexts of a process have no threads in a child that it forks.
 _libraries: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
@@ -192,6 +202,7 @@ class NativeProgram:
     Attributes:
         threads: The threads of each call, at most.
         open_tensors: The inputs and outputs where sizes are open; else None.
+        level: The level of CPUs whose code it runs; empty for a library with code for one CPU.
 
     Raises:
         OSError: The system does not load it.
@@ -213,6 +224,8 @@ class NativeProgram:
         # what a machine lacks is told when the library is loaded, not at the first call; and
         # descriptions can be read only of a library of this version
         self._free = [_Context(self)]
+        level = self.loaded.functions.get("level")
+        self.level = level(None).decode() if level else ""
         self._check_dimensions()
         self._new_outputs: list[Callable[[], Array]] = [
             AlignedArrays(spec).new

@@ -29,7 +29,7 @@ from tvmflow.runtime.bundles import (
     read_open_bundle,
     runtime_of,
 )
-from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.runtime.c_loader import LOWER_LEVEL, NativeProgram
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.module import Module
@@ -307,7 +307,7 @@ def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
     if missing:
         raise BundleError(
             f"{path} uses CPU instructions that this machine lacks: {', '.join(missing)}",
-            fix="build the recipe for this machine (`host`) or for a lower CPU level",
+            fix=LOWER_LEVEL,
         )
 
 

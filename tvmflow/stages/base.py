@@ -29,11 +29,13 @@ SettingsT = TypeVar("SettingsT")
 FactsT = TypeVar("FactsT")
 _T = TypeVar("_T")
 
-Scope = Literal["model", "machine", "target", "part", "partitioned"]
+Scope = Literal["model", "machine", "level", "measured", "target", "part", "partitioned"]
 """The things that a stage runs once for.
 
 `model`: the model (and once more for each partitioned target, which cuts it elsewhere).
 `machine`: a machine that code is made for: a target, or each part of a partitioned one.
+`level`: such a machine, or each level of one whose library has code for several.
+`measured`: such a machine, or the level of it that this machine measures.
 `target`: a target as the recipe names it. `part`: each part of a partitioned target.
 `partitioned`: each partitioned target as a whole.
 """
@@ -56,6 +58,8 @@ class StageTraits:
         needs: Stage -> the files of its artifact that this one reads; all of them where none is named.
         optional_needs: Those of `needs` that a pipeline may lack.
         needs_of_parts: Those of `needs` that a partitioned target reads of each part, as `<stage>/<part>/<file>`.
+        needs_of_levels: Those of `needs` that a target reads of each of its levels, as `<stage>/<level>/<file>`;
+            of others it reads those of the level that this machine measures.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
             the key, for the framework that it came from; `operators`: the files of the recipe's own
             operators; `data`: the recipe's `verify.data`; `labels`: its `labels`.
@@ -83,6 +87,7 @@ class StageTraits:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     optional_needs: tuple[str, ...] = ()
     needs_of_parts: tuple[str, ...] = ()
+    needs_of_levels: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     compiles_kernels: bool = False
     dump_ir: ChildFunction | None = None

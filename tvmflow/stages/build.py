@@ -59,7 +59,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 TRAITS: Final = StageTraits(
     version=14,
-    scope="machine",
+    scope="level",
     needs={
         "import": ("params.safetensors",),
         "lower": (LOWERED,),
@@ -110,7 +110,8 @@ _RULE_TEXTS: Final[Mapping[str, str]] = {
 class BuildSettings(StageSettings):
     """The target, how kernels are scheduled, the runtime, and the forms that outputs need.
 
-    `prefix` is that of symbols in a system library: code knows the recipe's name only there.
+    `prefix` is that of symbols in a system library: code knows the recipe's name only there. `is_level`
+    says that the library has code for other CPUs, too.
     """
 
     target: dict[str, Json]
@@ -118,6 +119,7 @@ class BuildSettings(StageSettings):
     runtime: str
     forms: tuple[str, ...]
     prefix: str = ""
+    is_level: bool = False
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
@@ -130,6 +132,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
         runtime=runtime,
         forms=tuple(sorted(forms)),
         prefix=symbol_prefix(recipe.name) if SYSTEM_LIBRARY in forms else "",
+        is_level=bool(target.leveled_target),
     )
 
 
@@ -181,7 +184,12 @@ def compile_files(document: Json, inputs: Mapping[str, str], out: str) -> Json:
     weights = model.compute_weights(lowering.load_weights(paths["import/params.safetensors"]))
     prefix = _content_prefix(settings, paths)
     form_inputs = forms.FormInputs(
-        mod=model.mod, weights=weights, target=target, prefix=settings.prefix, content_prefix=prefix
+        mod=model.mod,
+        weights=weights,
+        target=target,
+        prefix=settings.prefix,
+        content_prefix=prefix,
+        is_level=settings.is_level,
     )
     runtime, reason = find_runtime(model.mod, settings.runtime)
     for form in sorted({FORMS[runtime], *settings.forms}):

@@ -7,6 +7,7 @@ verified under emulation.
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +17,10 @@ from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
 from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
-from tvmflow.targets.c_runtime import DescribedModel
+from tvmflow.stages.export import NamedLevel, NamedTarget
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, levels
+from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.emulation import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -28,6 +32,7 @@ TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
     version=5,
     needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
+    needs_of_levels=("build",),
 )
 deliveries = no_files
 describe = explain = no_lines
@@ -44,6 +49,7 @@ class EmulationProgramSettings(StageSettings):
     compiled: str
     features: tuple[str, ...]
     sources: str
+    levels: tuple[NamedLevel, ...] = ()
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings:
@@ -52,7 +58,8 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> EmulationProgramSettings
         name=recipe.name,
         compiled=emulation_libc.settings(recipe, target).compiled,
         features=target.features,
-        sources=digest_files(SOURCES),
+        sources=digest_files({*SOURCES, *c_runtime.list_sources(bool(target.levels))}),
+        levels=NamedTarget.of(target).levels,
     )
 
 
@@ -66,9 +73,20 @@ class EmulationProgramFacts(NamedTuple):
 def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationProgramFacts:
     """Compile the model's C code, and link it with kernels, constants and the C library."""
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    model = DescribedModel(settings.name, signature, settings.features, settings.compiled)
+    codes = tuple(LevelCode(level.name, level.features) for level in settings.levels)
+    model = DescribedModel(
+        name=settings.name,
+        signature=signature,
+        features=settings.features,
+        triple=settings.compiled,
+        levels=codes,
+    )
     output = context.out / PROGRAM
     compiled = _list_files(context, f"build/{c_library.FORM}")
+    if codes:
+        files = {c.name: _list_files(context, f"build/{c.name}/{c_library.FORM}") for c in codes}
+        folder = Path(tempfile.mkdtemp(dir=context.work))
+        compiled = levels.join_constants(files, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
     build_program(model, compiled, _list_files(context, "emulation_libc"), output)
     return EmulationProgramFacts(settings.compiled, output.stat().st_size)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +33,8 @@ from tvmflow.stages.base import (
 from tvmflow.stages.images import ImageInput
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import levels
+from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
@@ -42,6 +45,7 @@ TRAITS: Final = StageTraits(
     version=7,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
+    needs_of_levels=("build",),
     reads=(images.LABELS,),
     tools=("apache-tvm", "apache-tvm-ffi", "ziglang"),
     timeout_s=3600.0,
@@ -55,12 +59,33 @@ VM_BUNDLE: Final = "vm.tvmflow"
 """Never delivered: `verify` loads it where outputs for TVM's runtime are delivered beside a library with the C runtime."""
 
 
+class NamedLevel(Settings):
+    """A level of a library with code for several: its name, and the CPU features that it needs."""
+
+    name: str
+    features: tuple[str, ...]
+
+
 class NamedTarget(Settings):
     """A target as the manifest of a bundle describes it."""
 
     name: str
     tvm: dict[str, Json]
     features: tuple[str, ...]
+    levels: tuple[NamedLevel, ...] = ()
+
+    @property
+    def level_codes(self) -> tuple[LevelCode, ...]:
+        """The levels as a C library has them."""
+        return tuple(LevelCode(level.name, level.features) for level in self.levels)
+
+    @classmethod
+    def of(cls, target: ResolvedTarget) -> NamedTarget:
+        """Return a resolved target as a manifest describes it."""
+        levels = tuple(
+            NamedLevel(name=level.level, features=level.features) for level in target.levels
+        )
+        return cls(name=target.name, tvm=target.tvm, features=target.features, levels=levels)
 
 
 class VerifiedAgainst(Settings):
@@ -97,9 +122,11 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         version=recipe.version,
         runtime=choose_runtime(recipe, target),
         outputs=tuple(sorted(set(recipe.outputs))),
-        target=NamedTarget(name=target.name, tvm=target.tvm, features=target.features),
+        target=NamedTarget.of(target),
         verify=VerifiedAgainst(against=recipe.verify.against),
-        sources=digest_sources(EXPORTERS, recipe.outputs, c_runtime.SOURCES),
+        sources=digest_sources(
+            EXPORTERS, recipe.outputs, c_runtime.list_sources(bool(target.levels))
+        ),
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",
         toolchain=target.toolchain or None,
@@ -157,12 +184,16 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     from tvmflow.exporters import bundle
 
     forms = _link_compiled_files(context)
+    level_codes = settings.target.level_codes
+    if level_codes:
+        forms = {C_LIBRARY: _join_levels(forms, level_codes, context.work)}
     request = _make_request(settings, settings.target)._replace(has_images=bool(settings.inputs))
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
     manifest = {
         **_make_manifest(settings, context.inputs, request.library_name),
         **images.describe_images(settings.inputs, signature, labels, model),
+        **({"levels": levels.describe(level_codes)} if level_codes else {}),
     }
     library = context.work / "library.so"
     built = BuiltModel(
@@ -249,6 +280,17 @@ def export_outputs(
             written = {name: folder / name for name in exporter.files(built.request)}
             built = built._replace(exported_files={**built.exported_files, **written})
     return built
+
+
+def _join_levels(
+    forms: Mapping[str, Mapping[str, Path]], codes: Iterable[LevelCode], work: Path
+) -> dict[str, Path]:
+    """Return the files of all levels as those of one library."""
+    folder = work / "levels"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in codes}
+    return levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
 
 
 def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:

@@ -31,7 +31,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 NAME: Final = "extract_tasks"
 TRAITS: Final = StageTraits(
     version=4,
-    scope="machine",
+    scope="measured",
     needs={"lower": (LOWERED,)},
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,

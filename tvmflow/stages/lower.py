@@ -6,6 +6,7 @@ It is planned with the first stage that reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,7 +48,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 TRAITS: Final = StageTraits(
     version=1,
-    scope="machine",
+    scope="level",
     needs={"import": ("model.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
@@ -73,7 +74,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> LowerSettings:
     """Return what the model is lowered for."""
     return LowerSettings(
         target=target.tvm,
-        lowering=lowering_options(recipe),
+        lowering=replace(lowering_options(recipe), shares_weights=bool(target.leveled_target)),
         tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at},
     )
 

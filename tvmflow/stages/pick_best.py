@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 NAME: Final = "pick_best"
 TRAITS: Final = StageTraits(
     version=8,
-    scope="machine",
+    scope="measured",
     needs={
         "lower": (LOWERED,),
         "extract_tasks": ("tasks.json", "workloads.json"),

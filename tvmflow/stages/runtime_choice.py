@@ -26,6 +26,8 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
     """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
+    if target.levels or target.leveled_target:
+        return C_RUNTIME
     return VM if vm_reason(recipe, target) else AUTO
 
 

@@ -69,7 +69,7 @@ def forecast(
 
 TRAITS: Final = StageTraits(
     version=4,
-    scope="machine",
+    scope="measured",
     needs={"extract_tasks": ("tasks.json", "workloads.json")},
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=7 * 24 * 3600.0,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from pydantic import Field
+
 from tvmflow.compiler.options import Precision
 from tvmflow.core.types import Dimension, Json
 from tvmflow.stages.base import Lowering, Settings, StageSettings
@@ -71,6 +73,14 @@ class MachineSettings(Settings):
     remote: dict[str, Json] | None = None
 
 
+class LevelSettings(Settings):
+    """The machine of a level and where it runs, or the reason why it is not verified."""
+
+    machine: MachineSettings
+    run_on: str = LOCAL
+    not_verified: str = ""
+
+
 class PartSettings(Settings):
     """The machines of a partitioned target, by part."""
 
@@ -82,7 +92,8 @@ class VerifySettings(StageSettings):
 
     `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
     untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
-    by dimension.
+    by dimension. `levels` are those that the library has code for, and `prefix` is that of its names,
+    which the variable that chooses a level has.
     """
 
     verify: CheckSettings
@@ -96,6 +107,8 @@ class VerifySettings(StageSettings):
     run_on: str = LOCAL
     compare: CompareSettings | None = None
     tune_at: dict[str, tuple[int, ...]] | None = None
+    levels: dict[str, LevelSettings] = Field(default={})
+    prefix: str = ""
 
     def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
         """Return dimensions with the sizes that matter most."""

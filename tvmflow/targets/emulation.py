@@ -96,6 +96,7 @@ def build_program(
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         code = compile_main(model, compiled, Path(scratch))
         objects = {name: path for name, path in compiled.items() if name.endswith(".o")}
+        objects |= {path.name: path for path in c_runtime.compile_levels(model, Path(scratch))}
         link_program({**objects, **libc, code.name: code}, output, model.triple)
 
 
@@ -105,7 +106,7 @@ def compile_main(model: DescribedModel, compiled: Mapping[str, Path], folder: Pa
     Raises:
         StageError: when the compiler fails; the message holds its error.
     """
-    c_runtime.write_sources(model, compiled[c_runtime.PROGRAM], folder)
+    c_runtime.write_sources(model, compiled, folder)
     shutil.copyfile(_MAIN, folder / _MAIN.name)
     # one file, because the program uses the names that the model's C code defines
     includes = [f'#include "{name}"\n' for name in (c_runtime.SOURCE, _MAIN.name)]

@@ -15,10 +15,12 @@ class Preset(NamedTuple):
     Attributes:
         tvm: TVM's target; None for the host. It has `num-cores` where all such machines have one number of cores.
         description: For people.
+        levels: The levels of CPUs (`levels.LEVELS`) that one library has code for; none for code of one CPU.
     """
 
     tvm: TvmTarget | None
     description: str
+    levels: tuple[str, ...] = ()
 
 
 def _cpu(triple: str, cpu: str, **fields: Json) -> dict[str, Json]:
@@ -51,6 +53,11 @@ PRESETS: Final[dict[str, Preset]] = {
     "x86-64-v2": Preset(_x86("x86-64-v2"), "x86-64 with SSE4.2 (since about 2009)"),
     "x86-64-v3": Preset(_x86("x86-64-v3"), "x86-64 with AVX2 and FMA (since about 2015)"),
     "x86-64-v4": Preset(_x86("x86-64-v4"), "x86-64 with AVX-512 (servers since about 2017)"),
+    "x86-64-any": Preset(
+        _x86("x86-64-v2"),
+        "any x86-64 since about 2009: one library with code for SSE4.2, AVX2 and AVX-512",
+        levels=("x86-64-v2", "x86-64-v3", "x86-64-v4"),
+    ),
     "x86-64-v3-musl": Preset(
         _cpu("x86_64-linux-musl", "x86-64-v3"), "x86-64 with AVX2 and FMA on Alpine Linux"
     ),
@@ -63,6 +70,11 @@ PRESETS: Final[dict[str, Preset]] = {
     "neoverse-n1": Preset(_arm("neoverse-n1"), "AWS Graviton2, Ampere Altra"),
     "neoverse-v1": Preset(_arm("neoverse-v1"), "AWS Graviton3, with SVE"),
     "aarch64": Preset(_arm("generic"), "any 64-bit ARM on Linux with glibc"),
+    "aarch64-any": Preset(
+        _arm("generic"),
+        "any 64-bit ARM on Linux with glibc: one library with code for those with dotprod and i8mm too",
+        levels=("armv8-a", "dotprod", "i8mm"),
+    ),
     "aarch64-musl": Preset(_cpu("aarch64-linux-musl", "generic"), "any 64-bit ARM on Alpine Linux"),
     "apple-m1": Preset(_cpu("arm64-apple-macos13", "apple-m1"), "Macs with M1 or later, macOS 13"),
     "armv7-neon": Preset(

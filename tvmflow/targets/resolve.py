@@ -36,6 +36,8 @@ class ResolvedTarget(NamedTuple):
         partitioned_target: The name of the target that this one runs a part of, or an empty string.
         input_tensors: The tensors at which the model is cut that the parts before this one compute.
         output_tensors: The tensors at which the model is cut that this part computes.
+        levels: The levels that its library has code for, in order; the fields above are those of the first.
+        leveled_target: The name of the target that this one is a level of, or an empty string.
     """
 
     name: str
@@ -49,6 +51,19 @@ class ResolvedTarget(NamedTuple):
     partitioned_target: str = ""
     input_tensors: tuple[str, ...] = ()
     output_tensors: tuple[str, ...] = ()
+    levels: tuple[ResolvedTarget, ...] = ()
+    leveled_target: str = ""
+
+    @property
+    def level(self) -> str:
+        """The name of the level that it is; empty for none."""
+        return self.name.removeprefix(f"{self.leveled_target}.") if self.leveled_target else ""
+
+    @property
+    def measured_level(self) -> ResolvedTarget:
+        """The level that this machine runs and measures: the last that it can run; itself without levels."""
+        runnable = [level for level in self.levels if not level.unrunnable_reason]
+        return (runnable or self.levels or (self,))[-1]
 
     @property
     def part(self) -> str:

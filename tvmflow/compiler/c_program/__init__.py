@@ -7,6 +7,7 @@ Nothing of TVM is needed where they run. The runtime that they share, and their 
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,12 +39,19 @@ from tvmflow.compiler.c_program.program import (
     plan_memory,
     read_program,
 )
+from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, share_weights
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import CONSTANTS, PROGRAM, DescribedModel, symbol_prefix
+from tvmflow.targets.c_runtime import (
+    CONSTANTS,
+    PROGRAM,
+    DescribedModel,
+    levels,
+    symbol_prefix,
+)
 from tvmflow.targets.linking import pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -71,6 +79,8 @@ def compile_program(
     target: tvm.target.Target,
     prefix: str,
     folder: Path,
+    *,
+    is_level: bool = False,
 ) -> None:
     """Write object files with kernels and constants, and the C code that calls the kernels.
 
@@ -80,11 +90,17 @@ def compile_program(
         target: The target, a CPU.
         prefix: The prefix of all symbols.
         folder: The folder to write into.
+        is_level: The library has code for other CPUs, too, which share its constants.
 
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
     """
+    layouts: KernelLayouts = {}
+    if is_level and parse_triple(cpu_triple(target.export())).arch == "x86_64":
+        weights, own = share_weights(mod, weights)
+        layouts = {f"{prefix}{name}": known for name, known in own.items()}
     program = read_program(mod, weights)
+    program.has_placed_constants = not is_level
     plan_memory(program)
     names = set(list_kernel_calls(program.steps))
     functions = {
@@ -98,11 +114,14 @@ def compile_program(
         for var, function in mod.functions_items():
             traits[var.name_hint] = _read_traits(functions[var], function)
 
-    lowered = lower_kernels(functions, target, read_traits)
+    lowered = lower_kernels(functions, target, read_traits, layouts)
     triple = cpu_triple(target.export())
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_kernels(lowered, target, prefix, folder)
     _write_constants(program, prefix, folder)
+    if is_level:
+        places = [[array.nbytes, _digest(array)] for array in program.constants]
+        (folder / levels.PLACES).write_text(json.dumps(places))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
 
 
@@ -201,6 +220,13 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
 
     code = min(folder.glob("kernels*.o"))
     write_data(folder / CONSTANTS, code, f"{prefix}weights", pieces())
+
+
+def _digest(array: Array) -> str:
+    """Return the digest of a constant without the zeros at its end, with which another level may pad it."""
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    used = content.nonzero()[0]
+    return hashlib.sha256(content[: used[-1] + 1 if len(used) else 0].data).hexdigest()
 
 
 # ---------------------------------------------------------------- loaded into this process

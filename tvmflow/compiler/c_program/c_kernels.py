@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, read_shared
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import (
     CPU_PASSES,
@@ -112,6 +114,7 @@ def lower_kernels(
     functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc],
     target: tvm.target.Target,
     observe: Callable[[tvm.IRModule], None] | None = None,
+    layouts: KernelLayouts = MappingProxyType({}),
 ) -> tvm.IRModule:
     """Lower kernels to C functions named by their `global_symbol`, ready for code generation.
 
@@ -119,10 +122,14 @@ def lower_kernels(
         functions: The scheduled kernels.
         target: The target, a CPU.
         observe: Receives the kernels when they allocate their memory, and their arithmetic is still TIR's.
+        layouts: The layouts of weights that other levels of CPUs have, too.
     """
     mod = compile_c_sources(tvm.IRModule(functions), target)
     mod = tirx.transform.BindTarget(target.with_host(target))(mod)
-    mod = ir.transform.Sequential([make() for make in _PASSES])(mod)
+    passes = [make() for make in _PASSES]
+    if layouts:
+        passes.insert(_PASSES.index(tirx.transform.FlattenBuffer), read_shared(layouts))
+    mod = ir.transform.Sequential(passes)(mod)
     mod = tvm.IRModule(
         {var: _to_c_function(function, target) for var, function in mod.functions_items()}
     )

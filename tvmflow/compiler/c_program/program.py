@@ -34,6 +34,7 @@ from tvmflow.core.dimensions import (
 )
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
+from tvmflow.targets.c_runtime.levels import constant_place
 
 Array = np.ndarray[Any, Any]
 Place = Literal["input", "output", "constant", "arena"]
@@ -118,6 +119,7 @@ class Program:
         output_shapes: Those of the outputs, and of the counts after them.
         axes: All open sizes of tensors.
         above: For each tensor in the arena those above which it lies, in an order that fits all sizes.
+        has_placed_constants: Whether constants have their places now, and not where the library is linked.
     """
 
     steps: tuple[Step, ...] = ()
@@ -131,6 +133,7 @@ class Program:
     output_shapes: list[tuple[Size, ...]] = field(default_factory=list)
     axes: set[str] = field(default_factory=set)
     above: dict[Storage, list[Storage]] = field(default_factory=dict)
+    has_placed_constants: bool = True
 
 
 Value = Any  # a Storage, or a tuple of values
@@ -602,16 +605,18 @@ class _Writer:
             for name, arity in self._arities.items()
         ]
         names = [f'    "{name}",' for name in self._numbers]
+        weights = f"{self._prefix}weights"
+        has_symbol = program.has_placed_constants
         return "\n".join(
             (
-                f"#define TF_WEIGHTS {self._prefix}weights",
+                *([f"#define TF_WEIGHTS {weights}"] if has_symbol else []),
                 *self._write_memory(),
                 *_define_sizes("INPUTS", list(map(self._largest_size, program.inputs))),
                 *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
                 *self._write_counts(),
                 *self._write_plan(),
                 "",
-                f"extern const unsigned char {self._prefix}weights[];",
+                f"extern const unsigned char {weights if has_symbol else 'TF_WEIGHTS'}[];",
                 *declarations,
                 "",
                 "static const char *const tf_kernel_names[TF_KERNELS + 1] = {",
@@ -719,6 +724,8 @@ class _Writer:
         if storage.place == "output":
             return f"out[{storage.index}]"
         if storage.place == "constant":
+            if not self._program.has_placed_constants:
+                return f"weights + {constant_place(storage.index)}"
             return f"weights + {self._offsets[storage.index]}u"
         return self._place_in_arena(storage)
 

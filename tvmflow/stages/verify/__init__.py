@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from tvmflow.compiler.options import lowering_options, lowest_precision, schedules_version
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.fork_server import Emit
+from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
@@ -24,6 +25,7 @@ from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
 from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
+from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
 from tvmflow.stages.verify.size_check import compare_sizes, time_sizes
@@ -38,9 +40,11 @@ from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import AllowedDifference, OutputComparison, PartVerdict, Verdict
 from tvmflow.stages.verify_settings import (
     LOCAL,
+    QEMU,
     RPC,
     CheckSettings,
     InputSettings,
+    LevelSettings,
     MachineSettings,
     PartSettings,
     SpeedupSettings,
@@ -91,6 +95,9 @@ TRAITS: Final = StageTraits(
 
 describe, explain = verdict_text.describe, verdict_text.explain
 
+# Features that no CPU has that qemu emulates.
+_NOT_EMULATED: Final = frozenset(["avx512f"])
+
 VERDICT: Final = "verdict.json"
 """What was verified: the same bytes whenever the same library passes the same checks."""
 DELIVERED_VERDICT: Final = "verify.json"
@@ -106,7 +113,10 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
     """Return the checks, and what is run where."""
     checks = recipe.verify
     min_speedup = recipe.tune.min_speedup
+    levels = _level_settings(recipe, target) if isinstance(target, ResolvedTarget) else {}
     run_on = run_location(recipe)
+    if any(level.run_on == LOCAL and not level.not_verified for level in levels.values()):
+        run_on = LOCAL
     is_partitioned = isinstance(target, PartitionedTarget)
     machine: MachineSettings | PartSettings
     if isinstance(target, PartitionedTarget):
@@ -130,11 +140,34 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         run_on=run_on,
         compare=compare_settings(recipe, target),
         tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at} or None,
+        levels=levels,
+        prefix=identifier(recipe.name) if levels else "",
     )
+
+
+def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSettings]:
+    """Return where each level runs.
+
+    That is this machine if it has the level, else an emulator if the recipe allows it.
+    """
+    may_emulate = run_location(recipe) == QEMU
+    settings = {}
+    for level in target.levels:
+        reason, run_on = level.unrunnable_reason, LOCAL
+        if reason and may_emulate:
+            run_on = QEMU
+            is_emulated = not _NOT_EMULATED.intersection(level.features)
+            reason = "" if is_emulated else f"{reason}, and qemu emulates no AVX-512"
+        elif reason:
+            reason += " (verify.run_on: qemu emulates other CPUs)"
+        machine = MachineSettings.model_validate(level)
+        settings[level.level] = LevelSettings(machine=machine, run_on=run_on, not_verified=reason)
+    return settings
 
 
 def _machine_settings(target: ResolvedTarget, run_on: str) -> MachineSettings:
     reached_target = target if run_on == RPC else target._replace(remote=None)
+    reached_target = reached_target.measured_level
     return MachineSettings.model_validate(reached_target)
 
 
@@ -210,6 +243,13 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             ]
         if "sizes_left_out" in verdict:
             lasting["sizes_left_out"] = verdict["sizes_left_out"]
+        if "levels" in verdict:
+            lasting["levels"] = {
+                name: {"not_verified": level["not_verified"]}
+                if "not_verified" in level
+                else {"outputs": _passed_outputs(level["outputs"])}
+                for name, level in verdict["levels"].items()
+            }
         if "vm" in verdict:
             lasting["vm"] = {"outputs": _passed_outputs(verdict["vm"]["outputs"])}
         parts = verdict.get("parts", {})
@@ -282,6 +322,8 @@ def _verify(
         if library.timed is not None and reference is not None:
             add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
+        if settings.levels:
+            verify_levels(verdict, library, data, reference, settings, context)
         if reference is not None and reference.sized:
             verdict["sizes"] = compare_sizes(library, reference)
             time_sizes(verdict["sizes"], library, reference, settings, context)

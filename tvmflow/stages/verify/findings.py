@@ -32,6 +32,9 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     for name, part in verdict.get("parts", {}).items():
         mismatches = list_mismatches(part.get("outputs", {}), reference)
         failures += [f"part '{name}': {mismatch}" for mismatch in mismatches]
+    for name, level in verdict.get("levels", {}).items():
+        mismatches = list_mismatches(level.get("outputs", {}), reference)
+        failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
@@ -93,6 +96,8 @@ def describe_fix(verdict: Verdict) -> str:
     """Return what to do about a rejected library: tolerances are of use only where outputs differ."""
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
     outputs = [output for library in libraries for output in library.get("outputs", {}).values()]
+    levels = verdict.get("levels", {}).values()
+    outputs += [output for level in levels for output in level.get("outputs", {}).values()]
     outputs += verdict.get("index_inputs", {}).values()
     outputs += [
         output for entry in verdict.get("sizes", ()) for output in entry.get("outputs", {}).values()

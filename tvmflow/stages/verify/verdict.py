@@ -233,6 +233,15 @@ class PartVerdict(TypedDict, total=False):
     sizes: list[SizeVerdict]
 
 
+class LevelVerdict(TypedDict, total=False):
+    """The verdict on the code for one level of CPUs; `not_verified` says why there is none."""
+
+    ran_on: str
+    outputs: dict[str, OutputComparison]
+    latency: Latency
+    not_verified: str
+
+
 class _Judged(TypedDict):
     passed: bool
     against: str
@@ -256,7 +265,8 @@ class Verdict(_Judged, total=False):
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
-    verdict at others, and `sizes_left_out` says which are too large.
+    verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
+    of CPUs that the library has code for.
     """
 
     samples: int
@@ -285,6 +295,7 @@ class Verdict(_Judged, total=False):
     at: dict[str, int]
     sizes: list[SizeVerdict]
     sizes_left_out: list[str]
+    levels: dict[str, LevelVerdict]
     failures: list[str]
     warnings: list[str]
 
@@ -297,7 +308,8 @@ def list_compared(verdict: Verdict) -> list[OutputComparison]:
 def find_largest_error(verdict: Verdict) -> float | None:
     """Return the largest absolute error of all outputs; None when it is not a finite number for each."""
     sizes = (entry.get("outputs", {}).values() for entry in verdict.get("sizes", ()))
-    outputs = [*list_compared(verdict), *itertools.chain.from_iterable(sizes)]
+    levels = (level.get("outputs", {}).values() for level in verdict.get("levels", {}).values())
+    outputs = [*list_compared(verdict), *itertools.chain.from_iterable((*sizes, *levels))]
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
 
 

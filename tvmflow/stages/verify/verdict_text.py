@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Final
@@ -18,6 +19,7 @@ from tvmflow.stages.verify.verdict import (
     ComparedRuntime,
     ImageComparison,
     Latency,
+    LevelVerdict,
     OutputComparison,
     Profile,
     SizeVerdict,
@@ -25,6 +27,7 @@ from tvmflow.stages.verify.verdict import (
     Verdict,
     find_fixed_latency,
     find_size_error,
+    largest,
     shown_latency,
     sort_sizes,
 )
@@ -65,6 +68,7 @@ def _describe(facts: Verdict) -> list[str]:
     lines += _describe_sizes(facts)
     for name, part in facts.get("parts", {}).items():
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
+    lines += [_describe_level(name, level) for name, level in facts.get("levels", {}).items()]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     if "vm" in facts:
         lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
@@ -93,6 +97,17 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
     ]
+
+
+def _describe_level(name: str, level: LevelVerdict) -> str:
+    """Return what was found of the code for one level of CPUs."""
+    if "not_verified" in level:
+        return f"level {name} is NOT VERIFIED: {level['not_verified']}"
+    error = largest(o.get("max_abs_error", math.nan) for o in level.get("outputs", {}).values())
+    parts = [f"level {name} ran on {level['ran_on']}"]
+    parts += [f"error {error:.2g}"] if error is not None else []
+    parts += [latency_text(level["latency"]["median"])] if "latency" in level else []
+    return ", ".join(parts)
 
 
 def _describe_sizes(facts: Verdict) -> Iterator[str]:

@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, shape_text
-from tvmflow.targets.c_runtime import dimensions, weights
+from tvmflow.targets.c_runtime import dimensions, levels, weights
+from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.linking import (
     LINKERS,
     MICROCONTROLLERS,
@@ -43,7 +44,15 @@ _COPIED: Final = (
 # What a DLL has from Microsoft's C library, were it linked with one.
 _DLL: Final = "dll.c"
 _LOADER: Final = "library.js"
+# What chooses among the levels of a library that has some.
+_LEVELS: Final = "levels.c"
 SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL, _LOADER))
+
+
+def list_sources(has_levels: bool) -> tuple[Path, ...]:
+    """Return the files of this package that a library with or without levels is compiled from."""
+    return (*SOURCES, _FOLDER / _LEVELS) if has_levels else SOURCES
+
 
 # System -> the architectures that there is a C library for.
 _ARCHS: Final[Mapping[str, Collection[str]]] = {
@@ -89,6 +98,7 @@ class DescribedModel(NamedTuple):
         features: The CPU features that its kernels need.
         triple: The LLVM triple that it is compiled for.
         weights_head: The head of the file of its weights; empty where the library holds them.
+        levels: The levels of CPUs that it has code for, in order; none for code of one CPU.
     """
 
     name: str
@@ -96,6 +106,11 @@ class DescribedModel(NamedTuple):
     features: Sequence[str]
     triple: str
     weights_head: bytes = b""
+    levels: tuple[LevelCode, ...] = ()
+
+    def at_level(self, level: LevelCode) -> DescribedModel:
+        """Return the library of one level inside this one, which the CPU is known to have."""
+        return self._replace(name=f"{self.name}-{level.name}", features=(), levels=())
 
     @property
     def prefix(self) -> str:
@@ -184,7 +199,8 @@ def link(
 
     Args:
         model: The model.
-        compiled: What `compiler.c_library` wrote, by file name.
+        compiled: What `compiler.c_library` wrote, by file name; of several levels, what `levels.join_constants`
+            returned.
         shared: The shared library to write; on a system without them, it becomes a static one.
         static: The static library to write.
         header: The header to write.
@@ -193,15 +209,16 @@ def link(
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
     """
-    with tempfile.TemporaryDirectory(dir=compiled[PROGRAM].parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=next(iter(compiled.values())).parent) as scratch:
         sources = Path(scratch)
-        write_sources(model, compiled[PROGRAM], sources)
+        write_sources(model, compiled, sources)
         compile_c(sources, SOURCE, "model.o", model.triple)
         objects = [path for path in compiled.values() if path.suffix == ".o"]
-        objects.append(sources / "model.o")
+        objects += [sources / "model.o", *compile_levels(model, sources)]
         files = LibraryFiles.of(model.name, model.triple)
         if shared is not None and files.shared:
             names = (*_FUNCTIONS, *(dimensions.FUNCTIONS if model.dimensions else ()))
+            names = (*names, "level") if model.levels else names
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             interface = Interface(files.shared, functions)
@@ -223,21 +240,37 @@ def _compile_additions(triple: str, folder: Path) -> list[Path]:
     return [folder / "dll.o"]
 
 
-def write_sources(model: DescribedModel, program: Path, folder: Path) -> None:
+def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> None:
     """Write the C code of a library.
 
-    Compiling `SOURCE` there compiles all of it but kernels and constants.
+    Compiling `SOURCE` there compiles all of it but kernels, constants and `compile_levels`.
 
     Args:
         model: The model.
-        program: The C code that calls its kernels.
+        compiled: As of `link`.
         folder: The folder to write into.
     """
-    for file in _COPIED:
+    for file in (*_COPIED, *([_LEVELS] if model.levels else [])):
         shutil.copyfile(_FOLDER / file, folder / file)
-    shutil.copyfile(program, folder / PROGRAM)
-    (folder / _HEADER).write_text(write_header(model, program.read_text()), encoding="utf-8")
-    (folder / SOURCE).write_text(_write_model(model), encoding="utf-8")
+    for level in model.levels:
+        (folder / level.name).mkdir()
+        program = {PROGRAM: compiled[level.file(PROGRAM)]}
+        write_sources(model.at_level(level), program, folder / level.name)
+    if model.levels:
+        code = levels.write_code(model.prefix, model.levels, len(model.dimensions))
+        header = write_header(model)
+    else:
+        shutil.copyfile(compiled[PROGRAM], folder / PROGRAM)
+        code, header = _write_model(model), write_header(model, compiled[PROGRAM].read_text())
+    (folder / _HEADER).write_text(header, encoding="utf-8")
+    (folder / SOURCE).write_text(code, encoding="utf-8")
+
+
+def compile_levels(model: DescribedModel, folder: Path) -> list[Path]:
+    """Compile the C code of each level in the folder of `write_sources`, and return the objects."""
+    for level in model.levels:
+        compile_c(folder / level.name, SOURCE, level.file("o"), model.triple)
+    return [folder / level.name / level.file("o") for level in model.levels]
 
 
 def read_header_template() -> str:
@@ -267,7 +300,9 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         "memory": _write_memory(model, program),
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
-    values |= dimensions.header_values(values, model.dimensions)
+    of_levels = levels.header_values(values, model.levels)
+    of_dimensions = dimensions.header_values(values, model.dimensions)
+    values |= {name: text + of_levels[name] for name, text in of_dimensions.items()}
     return read_header_template() % values
 
 

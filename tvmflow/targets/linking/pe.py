@@ -41,6 +41,7 @@ _C_FUNCTIONS: Final = frozenset(
 )
 # The system's functions that a C library calls: threads, locks, clocks and files in memory.
 _SYSTEM_FUNCTIONS: Final = (
+    "GetEnvironmentVariableA",
     *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
     *("WakeAllConditionVariable", "WakeConditionVariable"),
     *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),

@@ -270,7 +270,8 @@ int main(void) {
 def test_a_program_in_c_runs_it_under_sanitizers(built: Built, tmp_path: Path) -> None:
     """And compilers have nothing to say about the code."""
     objects = built.folder / "objects"
-    c_runtime.write_sources(built.described, objects / c_runtime.PROGRAM, tmp_path)
+    program = {c_runtime.PROGRAM: objects / c_runtime.PROGRAM}
+    c_runtime.write_sources(built.described, program, tmp_path)
     (tmp_path / "net.h").write_text((built.folder / "net.h").read_text())
     (tmp_path / "main.c").write_text(PROGRAM)
     compiled = [str(path) for path in objects.glob("*.o")]
@@ -342,7 +343,7 @@ def test_other_systems_compile_the_code(built: Built, tmp_path: Path, triple: st
     """Without a warning, also where nothing is allocated after `create`."""
     program = built.folder / "objects" / c_runtime.PROGRAM
     described = built.described._replace(triple=triple)
-    c_runtime.write_sources(described, program, tmp_path)
+    c_runtime.write_sources(described, {c_runtime.PROGRAM: program}, tmp_path)
     linking.compile_c(tmp_path, c_runtime.SOURCE, "model.o", triple)
     header = (tmp_path / "library.h").read_text()
     assert ("NET_MEMORY_BYTES" in header) == triple.startswith("thumb")

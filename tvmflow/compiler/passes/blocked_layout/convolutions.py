@@ -12,6 +12,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.cpu_model import SHARED_LANES
 from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
@@ -218,7 +219,9 @@ def _find_winograd(
     front, top, left = [0, *window.padding[: len(size)]][-3:]
     down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
     geometry = Geometry(tiles[0], (n, depth, height, width), (front, top, left), *down)
-    tile = winograd.choose_tile(tiles, geometry, out, inner, rewriter.block, terms)
+    # levels that share weights choose alike
+    lanes = SHARED_LANES if rewriter.context.options.shares_weights else rewriter.block
+    tile = winograd.choose_tile(tiles, geometry, out, inner, lanes, terms)
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
     if not tile:
         return None

@@ -1,0 +1,197 @@
+"""Libraries with code for several levels of CPUs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.support import tuning
+from tests.support.c_library import Array, CLibrary
+from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler.c_program import compile_program
+from tvmflow.compiler.c_program.shared_layouts import SharedLayout
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.core.types import TensorSpec
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, levels
+from tvmflow.targets.c_runtime.levels import LevelCode
+from tvmflow.targets.levels import level_target
+
+SHAPE = (1, 3, 20, 20)
+FEATURES: Mapping[str, tuple[str, ...]] = {
+    "x86-64-v2": ("sse4_2",),
+    "x86-64-v3": ("sse4_2", "avx2", "fma"),
+    "x86-64-v4": ("sse4_2", "avx2", "fma", "avx512f", "avx512bw"),
+}
+
+
+class Built(NamedTuple):
+    """A library of all levels, and one of each.
+
+    Attributes:
+        joined: The library of all levels.
+        single: The library of each level alone.
+        header: The header of the library of all levels.
+        weights: The bytes of the weights of the library of all levels, and of the largest of one.
+        model: The library of all levels as it describes itself.
+    """
+
+    joined: Path
+    single: Mapping[str, Path]
+    header: str
+    weights: tuple[int, int]
+    model: DescribedModel
+
+
+def make_model() -> Any:
+    """Convolutions of all kinds, whose channels do not fill whole blocks of 16, and a matrix product."""
+
+    def depthwise(value: Any, weight: Any) -> Any:
+        channels = int(value.ty.shape[1])
+        kernel = weight((channels, 1, 3, 3))
+        return relax.op.nn.conv2d(value, kernel, groups=channels, padding=1)
+
+    def strided(value: Any, weight: Any) -> Any:
+        return relax.op.nn.conv2d(value, weight((72, int(value.ty.shape[1]), 3, 3)), strides=2)
+
+    # the second convolution of 3×3 is one of Winograd's
+    layers = [tuning.conv(56), tuning.relu, tuning.conv(64), depthwise, strided, tuning.relu]
+    pooled = [lambda value, _: relax.op.mean(value, [2, 3]), tuning.dense(120)]
+    return tuning.model(*layers, tuning.conv(88, 1), *pooled, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The libraries, compiled from the same weights."""
+    folder = tmp_path_factory.mktemp("levels")
+    mod, random = make_model(), np.random.default_rng(0)
+    params = {
+        str(var.name): random.standard_normal([int(n) for n in var.ty.shape], np.float32)
+        for var in mod["main"].params[1:]
+    }
+    signature = {
+        "inputs": [TensorSpec("data", SHAPE, "float32").to_json()],
+        "outputs": [TensorSpec("scores", (1, 120), "float32").to_json()],
+    }
+    described = DescribedModel("net", signature, (), "x86_64-linux-gnu")
+    compiled, single = {}, {}
+    for level in FEATURES:
+        target = level_target({}, level)
+        options = LoweringOptions(shares_weights=True)
+        lowered = lowering.lower(mod, lowering.make_target(target), options)
+        scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
+        weights = lowered.compute_weights(params)
+        for is_level in (True, False):
+            objects = folder / f"{level}-{is_level}"
+            objects.mkdir()
+            compile_program(
+                scheduled,
+                weights,
+                lowering.make_target(target),
+                f"{level.replace('-', '_')}_",
+                objects,
+                is_level=is_level,
+            )
+            files = {path.name: path for path in objects.iterdir()}
+            if is_level:
+                compiled[level] = files
+            else:
+                single[level] = folder / f"{level}.so"
+                c_runtime.link(described, files, single[level])
+                constants = files[c_runtime.CONSTANTS].stat().st_size
+    joined = folder / "joined"
+    joined.mkdir()
+    files = levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, joined)
+    codes = tuple(LevelCode(name, features) for name, features in FEATURES.items())
+    model = described._replace(levels=codes)
+    c_runtime.link(model, files, folder / "net.so", folder / "net.a", folder / "net.h")
+    return Built(
+        joined=folder / "net.so",
+        single=single,
+        header=(folder / "net.h").read_text(),
+        weights=(files[c_runtime.CONSTANTS].stat().st_size, constants),
+        model=model,
+    )
+
+
+def level_of(library: CLibrary) -> str:
+    """The level of a library's context."""
+    function = library.function("level")
+    function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return str(function(library.context).decode())
+
+
+def test_each_level_computes_what_its_own_library_does(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, from weights that lie in other blocks; by itself, a context has the best level."""
+    feed: dict[str, Array] = {"data": np.random.default_rng(1).random(SHAPE, np.float32)}
+    ran = []
+    for level, single in built.single.items():
+        monkeypatch.setenv("NET_LEVEL", level)
+        library = CLibrary(built.joined, "net")
+        if library.status == 19:
+            continue
+        assert level_of(library) == level
+        ran.append(level)
+        [scores] = library.run(feed)
+        [expected] = CLibrary(single, "net").run(feed)
+        assert np.abs(expected).max() > 0.1
+        assert np.array_equal(scores, expected)
+    assert ran
+    monkeypatch.setenv("NET_LEVEL", "")
+    assert level_of(CLibrary(built.joined, "net")) == ran[-1]
+
+
+def test_an_unknown_level_is_an_error_that_names_the_levels(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header has the code."""
+    monkeypatch.setenv("NET_LEVEL", "x86-64-v5")
+    library = CLibrary(built.joined, "net")
+    assert library.status == 19
+    assert library.function("message")(19).decode() == (
+        "NET_LEVEL in the environment names no level that this library and this CPU have; "
+        "the library has x86-64-v2, x86-64-v3, x86-64-v4"
+    )
+    assert "NET_WRONG_LEVEL = 19" in built.header
+
+
+def test_each_feature_is_asked_for_once(built: Built) -> None:
+    """A level has those of the levels before it; one that the first level needs is told by its name."""
+    code = levels.write_code("net", built.model.levels, 0)
+    assert '#define TF_FEATURES "sse4_2", ' in code
+    assert 'tf_features1[] = {"avx2", "fma", NULL}' in code
+
+
+def test_weights_are_stored_once(built: Built) -> None:
+    """But those of the first layer, whose inputs fill no block."""
+    joined, single = built.weights
+    assert joined < 1.15 * single
+
+
+@pytest.mark.parametrize(
+    ("shape", "shared"),
+    [
+        ((6, 4, 3, 3, 8, 8), (3, 2, 3, 3, 16, 16)),
+        ((5, 3, 1, 1, 8, 8), (3, 4, 1, 1, 8, 16)),
+        ((4, 4, 5, 1, 3, 4, 4), (4, 4, 2, 1, 4, 4, 16)),
+        ((9, 3, 3, 8), (5, 3, 3, 16)),
+    ],
+)
+def test_places_are_those_of_wider_blocks(shape: tuple[int, ...], shared: tuple[int, ...]) -> None:
+    """Each element has one place, and what is around all of them is 0."""
+    array = np.arange(1, 1 + np.prod(shape), dtype=np.int64).reshape(shape)
+    layout = SharedLayout.of(array)
+    assert layout is not None
+    stored = layout.store(array)
+    assert stored.shape == shared == layout.shared_shape
+    assert sorted(stored[stored != 0]) == sorted(array.ravel())
+    last = tuple(n - 1 for n in shape)
+    assert stored[tuple(layout.place(last))] == array[last]

@@ -1,0 +1,189 @@
+"""Libraries with code for several levels of CPUs: shared weights, and their C code.
+
+Each level is a C library of its own inside, under names of its own. `levels.c` is the code between it
+and programs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.formatting import names_text
+from tvmflow.core.generated_text import c_string, identifier
+from tvmflow.core.types import Json
+from tvmflow.targets.linking import find_data, write_data
+
+PLACES: Final = "constants.json"
+"""The file with the bytes and the digest of each constant of a level, in their order in the object."""
+
+ALIGNMENT: Final = 64
+"""Constants begin at multiples of so many bytes."""
+
+
+class LevelCode(NamedTuple):
+    """A level as a C library has it: its name, and the CPU features that its kernels need."""
+
+    name: str
+    features: tuple[str, ...]
+
+    def file(self, name: str) -> str:
+        """Return the name of a file of the level among those of all."""
+        return f"{self.name}.{name}"
+
+
+# ---------------------------------------------------------------- weights
+
+
+def constant_place(index: int) -> str:
+    """Return the macro with the place of a constant of a level."""
+    return f"TF_CONSTANT{index}"
+
+
+def join_constants(
+    files: Mapping[str, Mapping[str, Path]], program: str, constants: str, folder: Path
+) -> dict[str, Path]:
+    """Write the constants of all levels, each content once, and where each level finds its own.
+
+    Args:
+        files: What was compiled for each level, by file name.
+        program: The name of the C code that calls kernels.
+        constants: The name of the object with constants.
+        folder: The folder to write into.
+
+    Returns:
+        All files of the library. The names of those of one level begin with that of the level.
+    """
+    pieces: dict[str, tuple[Path, int, int]] = {}
+    digests: dict[str, list[str]] = {}
+    for level, compiled in files.items():
+        begin, _ = find_data(compiled[constants])
+        digests[level] = []
+        for size, digest in json.loads(compiled[PLACES].read_text()):
+            # levels may differ in the zeros at the end
+            if digest not in pieces or pieces[digest][2] < size:
+                pieces[digest] = (compiled[constants], begin, size)
+            begin += _padded(size)
+            digests[level].append(digest)
+    sizes = [_padded(size) for _, _, size in pieces.values()]
+    places = dict(zip(pieces, accumulate(sizes, initial=0), strict=False))
+    symbol = f"tf_{digest_of([list(pieces), sizes])[:16]}_weights"
+    joined: dict[str, Path] = {}
+    for level, compiled in files.items():
+        code = LevelCode(level, ())
+        for name, path in compiled.items():
+            if name not in (program, constants, PLACES):
+                # linkers record the names of objects
+                joined[code.file(name)] = folder / code.file(name)
+                joined[code.file(name)].symlink_to(path.resolve())
+        lines = [f"#define TF_WEIGHTS {symbol}"]
+        for index, digest in enumerate(digests[level]):
+            lines.append(f"#define {constant_place(index)} {places[digest]}u")
+        joined[code.file(program)] = folder / code.file(program)
+        text = compiled[program].read_text()
+        joined[code.file(program)].write_text("\n".join((*lines, text)))
+    some = next(path for name, path in sorted(joined.items()) if name.endswith(".o"))
+    joined[constants] = folder / constants
+    write_data(folder / constants, some, symbol, _read(pieces.values()))
+    return joined
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _read(pieces: Iterable[tuple[Path, int, int]]) -> Iterator[bytes]:
+    """Give the content of all constants, each at a multiple of the alignment."""
+    for path, begin, size in pieces:
+        with path.open("rb") as stream:
+            stream.seek(begin)
+            yield stream.read(size)
+        yield bytes(-size % ALIGNMENT)
+    yield bytes(ALIGNMENT)
+
+
+# ---------------------------------------------------------------- C code
+
+_STATUSES: Final = """\
+
+/* What `create` returns for a level. */
+enum {
+  %(NAME)s_WRONG_LEVEL = 19 /* %(NAME)s_LEVEL in the environment names a level that the library or the CPU lacks */
+};
+"""
+_FUNCTIONS: Final = """\
+/* The level of CPUs whose code a context runs, of those that the library has: %(levels)s. For NULL, the one that a new
+ * context would have, which is also the one of %(name)s_kernel_count. It is the last one that the CPU has, unless
+ * %(NAME)s_LEVEL in the environment names another one. */
+%(NAME)s_API const char *%(name)s_level(const %(name)s_context *context);
+
+"""
+
+
+def variable(prefix: str) -> str:
+    """Return the environment variable that chooses the level of a library."""
+    return f"{prefix.upper()}_LEVEL"
+
+
+def header_values(values: Mapping[str, str], levels: Sequence[LevelCode]) -> dict[str, str]:
+    """Return the values of the header's template about levels, to follow those about dimensions."""
+    if not levels:
+        return {"dimension_statuses": "", "dimension_functions": ""}
+    named = {**values, "levels": ", ".join(level.name for level in levels)}
+    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
+
+
+def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int) -> str:
+    """Return the C code of a library that chooses among its levels.
+
+    Args:
+        prefix: The prefix of its names.
+        levels: The levels.
+        dimensions: How many sizes each call chooses.
+    """
+    names = names_text([level.name for level in levels])
+    message = (
+        f"{variable(prefix)} in the environment names no level that this library and this CPU have; "
+        f"the library has {names}"
+    )
+    entries = [
+        f"X({index}, {prefix}_{identifier(level.name)}, {c_string(level.name)})"
+        for index, level in enumerate(levels)
+    ]
+    known: set[str] = set()
+    tables = []
+    for index, level in enumerate(levels):
+        added = [feature for feature in level.features if feature not in known]
+        known.update(added)
+        listed = "".join(f"{c_string(feature)}, " for feature in added)
+        tables.append(f"static const char *const tf_features{index}[] = {{{listed}NULL}};")
+    lines = [
+        "#define _GNU_SOURCE",
+        f"#define TF(name) {prefix}_##name",
+        f"#define TF_STATUS(name) {prefix.upper()}_##name",
+        *([f"#define TF_DIMENSIONS {dimensions}"] if dimensions else []),
+        f"#define TF_FEATURES {''.join(f'{c_string(name)}, ' for name in levels[0].features)}",
+        f"#define TF_LEVELS(X) {' '.join(entries)}",
+        f"#define TF_FEATURES_OF_LEVELS {' '.join(tables)}",
+        f"#define TF_LEVEL_VARIABLE {c_string(variable(prefix))}",
+        f"#define TF_LEVEL_MESSAGE {c_string(message)}",
+        '#include "library.h"',
+        '#include "levels.c"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def describe(levels: Sequence[LevelCode]) -> Json:
+    """Return the levels as a manifest has them."""
+    return [{"name": level.name, "features": list(level.features)} for level in levels]
+
+
+def read(manifest: Mapping[str, Json]) -> tuple[LevelCode, ...]:
+    """Return the levels of a manifest; none of a library with code for one CPU."""
+    return tuple(
+        LevelCode(entry["name"], tuple(entry["features"])) for entry in manifest.get("levels", ())
+    )
