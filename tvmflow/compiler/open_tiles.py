@@ -84,6 +84,7 @@ def split_open_tiles() -> tvm.transform.Pass:
         bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
         splitter = _Splitter(function.with_body(bound))
         body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
+        body = tvm_ffi.structural_map(body, (tirx.For, _roll))
         body = tvm_ffi.structural_map(
             body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
         )
@@ -92,6 +93,26 @@ def split_open_tiles() -> tvm.transform.Pass:
         return tirx.transform.ConvertSSA()(made)["kernel"]
 
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitOpenTiles")
+
+
+def _roll(loop: tirx.For) -> tirx.For:
+    """Return a loop that is not unrolled around the numbers of a last vector, which are computed one by one.
+
+    LLVM would make vectors of each copy, which takes seconds for a window of pooling.
+    """
+    is_rolled = loop.kind == tirx.ForKind.UNROLLED and any(
+        inner.kind == tirx.ForKind.SERIAL
+        and not isinstance(inner.extent, tirx.IntImm)
+        and LAST_LANES not in inner.annotations
+        for inner in find_nodes(loop.body, tirx.For)
+    )
+    return _with_kind(loop, tirx.ForKind.SERIAL) if is_rolled else loop
+
+
+def _with_kind(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=loop.annotations
+    )
 
 
 def start_open_reductions() -> tvm.transform.Pass:
@@ -724,7 +745,11 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     rest = found[0].rest
     size = max(length for condition in found for length in condition.variables.values())
     terms = {var: (condition.term, rest) for condition in found for var in condition.variables}
-    *smaller_sizes, largest = _list_rows(size, _count_unrolled(loop.body))
+    fewest, most = _count_unrolled(loop.body)
+    if fewest == size > _MAX_EXACT_ROWS_OF_LONG_CODE and most > _MAX_STATEMENTS:
+        # sums of one vector wait for each other: a few rows take as long as one
+        return _halve_rows(loop, terms, rest, -(-size // 2))
+    *smaller_sizes, largest = _list_rows(size, most)
     if pixels:
         is_rare = pixels > _MIN_TILES_OF_IMAGE * size
         smaller_sizes = [] if is_rare else smaller_sizes[:1]
@@ -736,13 +761,29 @@ def _cut_rows(loop: tirx.For, found: Sequence[_Condition], pixels: int) -> Any:
     return body
 
 
-def _count_unrolled(body: Any) -> int:
-    """Return how many statements one of the innermost becomes where loops are unrolled."""
-    unrolled = [loop for loop in find_nodes(body, tirx.For) if loop.kind == tirx.ForKind.UNROLLED]
-    return max(
-        (int(loop.extent) * _count_unrolled(loop.body) for loop in unrolled),
-        default=1,
-    )
+def _halve_rows(
+    loop: tirx.For, terms: Mapping[Any, tuple[Any, Any]], rest: Any, rows: int
+) -> tirx.For:
+    """Return a loop over the last rows of a tile, half a tile at a time."""
+    dtype = rest.ty.dtype
+    half = tirx.Var(f"{loop.loop_var.name}_half", dtype)
+    count = tirx.floordiv(rest + (rows - 1), tirx.IntImm(dtype, rows))
+    body = _with_rows(loop.body, terms, rows, half * rows)
+    return tirx.For(half, tirx.IntImm(dtype, 0), count, tirx.ForKind.SERIAL, body)
+
+
+def _count_unrolled(body: Any) -> tuple[int, int]:
+    """Return how many statements one becomes where loops are unrolled: the fewest, and the most."""
+    unrolled = [
+        (int(loop.extent), set(find_nodes(loop.body, tirx.BufferStore)))
+        for loop in find_nodes(body, tirx.For)
+        if loop.kind == tirx.ForKind.UNROLLED
+    ]
+    counts = [
+        prod(length for length, stores in unrolled if store in stores)
+        for store in find_nodes(body, tirx.BufferStore)
+    ]
+    return min(counts), max(counts)
 
 
 def _list_rows(size: int, statements: int) -> list[int]:
@@ -753,27 +794,37 @@ def _list_rows(size: int, statements: int) -> list[int]:
     return sorted({1, size // 2, size - 1})
 
 
-def _with_rows(body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int) -> Any:
-    """Return the body of a tile with so many rows, of which those beyond the end read the last one."""
+def _with_rows(
+    body: Any, terms: Mapping[Any, tuple[Any, Any]], rows: int, first: Any = None
+) -> Any:
+    """Return the body of a tile with so many rows, of which those beyond the end read the last one.
+
+    Args:
+        body: The body.
+        terms: For the variables of loops over rows, the condition, and how many rows are left.
+        rows: How many rows are computed.
+        first: The first of them, if that is not the first of the tile.
+    """
 
     def shorten(loop: tirx.For) -> tirx.For:
         if loop.loop_var not in terms:
             return loop
         term, rest = terms[loop.loop_var]
-        within = _without(loop.body, [term]) if rows == 1 else _clamp(loop, term, rest)
+        is_one = rows == 1 and first is None
+        within = _without(loop.body, [term]) if is_one else _clamp(loop, term, rest, first)
         extent = tirx.IntImm(loop.extent.ty.dtype, rows)
         return tirx.For(loop.loop_var, loop.min, extent, loop.kind, within)
 
     return tvm_ffi.structural_map(body, (tirx.For, shorten))
 
 
-def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
+def _clamp(loop: tirx.For, term: Any, rest: Any, first: Any = None) -> Any:
     """Return the body of a loop over rows in which all rows beyond the end are the last one.
 
-    They compute and store the same numbers as it does.
+    They compute and store the same numbers as it does. The rows begin at `first`.
     """
     row = loop.loop_var
-    last = tirx.Cast(row.ty.dtype, rest) if rest.ty.dtype != row.ty.dtype else rest
+    last = _cast(rest, row.ty.dtype)
     own = tirx.Var(row.name, row.ty.dtype)
 
     def keep(buffer: Any, indices: Sequence[Any]) -> list[Any]:
@@ -783,7 +834,12 @@ def _clamp(loop: tirx.For, term: Any, rest: Any) -> Any:
 
     kept = rewrite_indices(_without(loop.body, [term]), keep)
     # also where a value depends on the row itself, as the count of a mean at the border
-    return replace_variables(replace_variables(kept, {row: tirx.min(row, last - 1)}), {own: row})
+    place = row if first is None else _cast(first, row.ty.dtype) + row
+    return replace_variables(replace_variables(kept, {row: tirx.min(place, last - 1)}), {own: row})
+
+
+def _cast(value: Any, dtype: Any) -> Any:
+    return value if value.ty.dtype == dtype else tirx.Cast(dtype, value)
 
 
 def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
