@@ -96,7 +96,7 @@ def split_open_tiles() -> tvm.transform.Pass:
 
 
 def _roll(loop: tirx.For) -> tirx.For:
-    """Return a loop that is not unrolled around the numbers of a last vector, which are computed one by one.
+    """Return a loop that is not unrolled around single numbers of a last vector.
 
     LLVM would make vectors of each copy, which takes seconds for a window of pooling.
     """

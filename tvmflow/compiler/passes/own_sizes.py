@@ -204,7 +204,7 @@ def _are_same(sizes: Iterable[Any], others: Sequence[Any]) -> bool:
 def _with_lengths(
     kernel: tirx.PrimFunc, lengths: Mapping[Any, Any], image: Sequence[Any]
 ) -> tirx.PrimFunc:
-    """Return a kernel whose blocks have other lengths of some axes, and buffers of its own an image in one row."""
+    """Return a kernel with other lengths of some axes, and with images of its own in one row."""
     loops: dict[Any, Any] = {}
     own: dict[Any, Any] = {}
     for realize in ir.find_nodes(kernel.body, SBlockRealize):
