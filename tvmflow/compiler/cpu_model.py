@@ -279,9 +279,9 @@ class CpuModel(NamedTuple):
         return sums / (time + _LOAD_SHARE * loads)
 
     def estimate_lane_time(self, vectors: int, points: int) -> float:
-        """Estimate the time of a tile whose factors are lanes of vectors, relative to its multiplications; at least 1.
+        """Estimate the time of a tile whose factors are lanes, relative to its multiplications.
 
-        The registers hold all sums, vectors of weights, and a vector of factors for each point.
+        It is at least 1. The registers hold all sums, vectors of weights, and a vector of factors for each point.
         """
         sums = vectors * points
         spilled = max(0, sums + vectors + points - self.registers)

@@ -157,9 +157,9 @@ def _emit(product: BatchedProduct, buffers: Sequence[Any], cpu: CpuModel) -> Non
         base = slot * product.depth * columns.padded
         computed = count_rows(rows, block * together, together, points)
         factors = max(1, cpu.factor_lanes)
-        Product(computed, product.depth, columns, points, factors).emit(
-            source, packed[0], base, result
-        )
+        Product(
+            rows=computed, depth=product.depth, columns=columns, points=points, factors=factors
+        ).emit(source, packed[0], base, result)
         with T.serial(together) as row, T.If(block * together + row < rows), T.Then():
             for column in iterate_vectors(width, cpu.lanes):
                 place = out.place(matrix, block * together + row, column)

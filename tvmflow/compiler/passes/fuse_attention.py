@@ -448,13 +448,19 @@ class _Emitter:
         result = Workspace.allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
         scored = count_rows(a.queries, first, rows, self._key_points)
-        Product(scored, a.depth, self._keys, self._key_points, factors).emit(
-            lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores
-        )
+        Product(
+            rows=scored, depth=a.depth, columns=self._keys, points=self._key_points, factors=factors
+        ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
         mixed = count_rows(a.queries, first, rows, self._value_points)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
-        Product(mixed, a.keys, self._values, self._value_points, factors).emit(
+        Product(
+            rows=mixed,
+            depth=a.keys,
+            columns=self._values,
+            points=self._value_points,
+            factors=factors,
+        ).emit(
             lambda row, k: scores[row * self._keys.padded + k],
             *(values, slot * self._value_size, result),
         )

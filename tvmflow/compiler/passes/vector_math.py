@@ -124,7 +124,10 @@ _ROUNDING: Final = 12582912.0
 
 
 def _exp_by_addition(x: Any) -> Any:
-    """Return eˣ as `_exp` does, but round by adding 1.5·2²³, and multiply with 2ⁿ by adding n to the exponent."""
+    """Return eˣ as `_exp` does, with fewer instructions.
+
+    The exponent is rounded by adding 1.5·2²³, and added to that of eʳ.
+    """
 
     def finite(x: Any) -> Any:
         clamped = tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT))
