@@ -233,6 +233,8 @@ class Tools:
         options = [
             *("-mtriple=aarch64-linux-gnu", f"-mcpu={cpu}", "-mattr=+all"),
             *(f"-iterations={_ROUNDS}", "-instruction-info=0", "-resource-pressure=0"),
+            # atomic instructions have no model
+            "-skip-unsupported-instructions=lack-sched",
         ]
         done = subprocess.run(
             [str(self.llvm / "llvm-mca"), *options],
