@@ -164,3 +164,30 @@ def test_an_impossible_shape_is_reported_with_its_place(project: Project, ran: R
     project.edit_recipe("shape: [1, 7]", "shape: [1, 3]")
     only = outcomes(project.run("--target", "x86-64-v2", "--variant", "four"))
     assert only["tiny-four:verify/x86-64-v2"] == "hit"
+
+
+@pytest.mark.slow
+def test_one_library_has_code_for_several_levels(tmp_path: Path) -> None:
+    """Each level is verified, a new one is built alone, and one that is forced runs or is refused by name."""
+    project = Project(tmp_path)
+    project.edit_recipe("  - host", "  - {name: any, levels: [x86-64-v2, x86-64-v3]}")
+    project.edit_recipe("[shared-library, bundle]", "[bundle, c-library]")
+    first = project.run()
+    assert first.code == 0, first.out + first.err
+    project.edit_recipe("x86-64-v3]", "x86-64-v3, x86-64-v4]")
+    second = project.run()
+    assert [label for label in second.ran if label.startswith(("lower", "build"))] == [
+        "lower/any.x86-64-v4",
+        "build/any.x86-64-v4",
+    ]
+    levels = json.loads((project.folder / "dist/tiny/any/measurements.json").read_text())["levels"]
+    assert list(levels) == ["x86-64-v2", "x86-64-v3", "x86-64-v4"]
+    verified = [name for name, level in levels.items() if "not_verified" not in level]
+    assert "x86-64-v2" in verified
+    for name in verified:
+        assert levels[name]["outputs"]["scores"]["passed"]
+        assert levels[name]["latency"]["median"] > 0
+    project.environment["TINY_LEVEL"] = "x86-64-v9"
+    refused = project.tvmflow("run-model", "dist/tiny/any/tiny.tvmflow")
+    assert refused.code != 0
+    assert "the library has x86-64-v2, x86-64-v3, x86-64-v4" in refused.err

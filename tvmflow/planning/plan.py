@@ -97,7 +97,12 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
         "target": targets,
         "machine": machines,
         "level": [level for machine in machines for level in machine.levels or (machine,)],
-        "measured": [machine.measured_level for machine in machines],
+        "measured": [
+            machine.measured_level
+            for machine in machines
+            # without a search all levels are alike, whichever is measured
+            if not machine.levels or planned.recipe_for(machine).tune.trials
+        ],
         "part": [machine for target in partitioned for machine in target.parts],
         "partitioned": partitioned,
     }

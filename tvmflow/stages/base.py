@@ -35,7 +35,7 @@ Scope = Literal["model", "machine", "level", "measured", "target", "part", "part
 `model`: the model (and once more for each partitioned target, which cuts it elsewhere).
 `machine`: a machine that code is made for: a target, or each part of a partitioned one.
 `level`: such a machine, or each level of one whose library has code for several.
-`measured`: such a machine, or the level of it that this machine measures.
+`measured`: such a machine, or the level of it that this machine measures, if the recipe asks for a search.
 `target`: a target as the recipe names it. `part`: each part of a partitioned target.
 `partitioned`: each partitioned target as a whole.
 """

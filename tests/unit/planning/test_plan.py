@@ -314,3 +314,90 @@ def test_a_plan_says_which_libraries_need_tvm() -> None:
     assert line.endswith("(runtime: vm): all outputs are made for it")
     chosen = planned(recipe(outputs=["bundle"], runtime="vm"), target())
     assert not list(describe_runtimes([chosen], plan, {}))
+
+
+def target_of_levels(*levels: str, measured: str) -> ResolvedTarget:
+    """A target whose library has code for several levels, of which this machine has those until `measured`."""
+    reasons = ["" if level <= measured else "this machine's CPU lacks it" for level in levels]
+    parts = tuple(
+        target(f"any.{level}", why_not=reason)._replace(leveled_target="any")
+        for level, reason in zip(levels, reasons, strict=True)
+    )
+    return parts[0]._replace(name="any", levels=parts, leveled_target="")
+
+
+def test_each_level_is_built_and_one_library_is_exported() -> None:
+    """The best level of this machine is tuned; `verify` reads what was built for it."""
+    levels = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+    made = recipe(targets=[{"name": "any", "levels": list(levels)}], tune={"trials": 8})
+    plan = plan_of(planned(made, target_of_levels(*levels, measured="x86-64-v3")))
+    specs = {spec.id.removeprefix("net:"): spec for spec in plan.stages}
+    assert sorted(id for id in specs if not id.startswith(("lower", "build"))) == [
+        "export/any",
+        "extract_tasks/any.x86-64-v3",
+        "import",
+        "pick_best/any.x86-64-v3",
+        "tune/any.x86-64-v3",
+        "verify/any",
+    ]
+    for stage in ("lower", "build"):
+        assert all(f"{stage}/any.{level}" in specs for level in levels)
+    assert [need for need in specs["export/any"].needs if need.stage != "import"] == [
+        Need(f"build/{level}", f"net:build/any.{level}", ()) for level in levels
+    ]
+    assert Need("lower", "net:lower/any.x86-64-v3", ("lowered.json",)) in specs["verify/any"].needs
+    settings = specs["verify/any"].settings
+    assert settings["target"]["tvm"]["mcpu"] == "any.x86-64-v3"
+    assert {name: level.get("not_verified", "") for name, level in settings["levels"].items()} == {
+        "x86-64-v2": "",
+        "x86-64-v3": "",
+        "x86-64-v4": "this machine's CPU lacks it (verify.run_on: qemu emulates other CPUs)",
+    }
+
+
+def test_a_level_that_is_added_changes_no_other_one() -> None:
+    """The settings of what is lowered and built for one level do not name the others; nothing is tuned here."""
+    both = [
+        plan_of(
+            planned(
+                recipe(targets=[{"name": "any", "levels": list(levels)}], tune={"trials": 0}),
+                target_of_levels(*levels, measured=levels[-1]),
+            )
+        )
+        for levels in (("x86-64-v2", "x86-64-v3"), ("x86-64-v2", "x86-64-v3", "x86-64-v4"))
+    ]
+    few, many = ({spec.id: spec for spec in plan.stages} for plan in both)
+    changed = {id for id, spec in many.items() if few.get(id) != spec}
+    assert changed == {
+        "net:lower/any.x86-64-v4",
+        "net:build/any.x86-64-v4",
+        "net:export/any",
+        "net:verify/any",
+    }
+
+
+def test_only_c_libraries_have_levels() -> None:
+    """Code for TVM's runtime is for one CPU."""
+    made = recipe(targets=[{"name": "any", "levels": ["x86-64-v2", "x86-64-v3"]}])
+    wrong = made.model_copy(update={"outputs": ("bundle", "shared-library")})
+    any_target = target_of_levels("x86-64-v2", "x86-64-v3", measured="x86-64-v3")
+    with pytest.raises(RecipeError, match=r"outputs\.1: there is no shared-library for .* 'any'"):
+        plan_of(planned(wrong, any_target))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"levels": ["x86-64-v2"]}, "needs two levels or more"),
+        ({"levels": ["x86-64-v2", "dotprod"]}, "levels of several architectures: aarch64, x86_64"),
+        ({"levels": ["x86-64-v2", "x86-64-v3"], "preset": "aarch64"}, "the target is for aarch64"),
+        ({"levels": ["x86-64-v2", "x86-64-v2"]}, "'x86-64-v2' is listed twice"),
+        ({"levels": ["x86-64-v2", "x86-64-v5"]}, "is not a level"),
+        ({"preset": "x86-64-any", "tvm": {"mcpu": "znver4"}}, "is that of each level"),
+        ({"preset": "host", "levels": ["x86-64-v2", "x86-64-v3"]}, "not allowed with host"),
+    ],
+)
+def test_levels_that_cannot_be_are_refused(fields: dict[str, Any], problem: str) -> None:
+    """With a sentence about the field."""
+    with pytest.raises(ValidationError, match=problem):
+        recipe(targets=[{"name": "any", **fields}])
