@@ -26,6 +26,7 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
+from tvmflow.compiler.tir_kernels.dot_products import PAIRS
 from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ def rewrite_conv(
     kernel, window = direct_convolutions.crop_kernel(rewriter, image, kernel, window)
     dtype = integer_weight_dtype(rewriter.flow, call.args[1]) or rewriter.context.weight_dtype
     quantized = find_data(rewriter, call)
+    if quantized is not None and _is_faster_in_floats(rewriter, call, kernel, window):
+        quantized = None
     name = f"conv{len(window.strides)}d_NCHWc"
     groups = int(call.attrs.groups)
     inputs, outputs = (known_sizes(expr)[1] for expr in (data, call))
@@ -232,6 +235,16 @@ def _find_winograd(
     if any(map(is_open, sizes)):
         return geometry
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
+
+
+def _is_faster_in_floats(
+    rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window
+) -> bool:
+    """Return whether float32 is faster for a convolution of bytes: where Winograd's needs few enough products."""
+    terms = rewriter.context.integers.terms
+    if terms > PAIRS.terms or ir.is_depthwise(call):
+        return False
+    return _find_winograd(rewriter, call, kernel, window, terms) is not None
 
 
 def _emit_winograd(
