@@ -20,8 +20,17 @@ from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
 from tvmflow.stages.verify import remote_backends
 from tvmflow.stages.verify_settings import MachineSettings
-from tvmflow.targets.emulation import EMULATED_ARCHS, QEMU_VARIABLE, emulator_for, find_qemu
+from tvmflow.targets.emulation import (
+    EMULATED_ARCHS,
+    QEMU_VARIABLE,
+    EmulatedArch,
+    emulator_for,
+    find_emulated_arch,
+    find_qemu,
+)
 from tvmflow.targets.host import read_host
+from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.tvm_target import cpu_triple, split_threads
 
 pytestmark = pytest.mark.cross
 
@@ -42,61 +51,36 @@ verify:
 pipeline: compile
 """
 
-BOARDS: Final[dict[str, tuple[str, Json]]] = {
-    "cortex-a72": (
-        "aarch64",
-        {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
-    ),
-    "riscv64": (
-        "riscv64",
-        {
-            "kind": "llvm",
-            "mtriple": "riscv64-linux-gnu",
-            "mcpu": "generic-rv64",
-            "mattr": ["+m", "+a", "+f", "+d", "+c"],
-            "mabi": "lp64d",
-        },
-    ),
-    "riscv64-v": (
-        "riscv64",
-        {
-            "kind": "llvm",
-            "mtriple": "riscv64-linux-gnu",
-            "mcpu": "generic-rv64",
-            "mattr": ["+m", "+a", "+f", "+d", "+c", "+v"],
-            "mabi": "lp64d",
-        },
-    ),
-    "armv7 with NEON": (
-        "armv7",
-        {
-            "kind": "llvm",
-            "mtriple": "armv7-linux-gnueabihf",
-            "mcpu": "cortex-a9",
-            "mattr": ["+neon"],
-            "mfloat-abi": "hard",
-        },
-    ),
-    "cortex-a72 with musl": (
-        "aarch64",
-        {"kind": "llvm", "mtriple": "aarch64-linux-musl", "mcpu": "cortex-a72"},
-    ),
-    "x86-64-v2": ("x86_64", {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v2"}),
-    "x86-64-v3 with musl": (
-        "x86_64",
-        {"kind": "llvm", "mtriple": "x86_64-linux-musl", "mcpu": "x86-64-v3"},
-    ),
-    "x86-64-v3": ("x86_64", {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}),
+
+def preset(name: str) -> dict[str, Json]:
+    """Return the target of a preset, without its number of threads."""
+    return split_threads(PRESETS[name].tvm or {})[0]
+
+
+RISCV: Final = {**preset("riscv64-v"), "mattr": ["+m", "+a", "+f", "+d", "+c"]}
+BOARDS: Final[dict[str, dict[str, Json]]] = {
+    **{
+        name: preset(name)
+        for name, listed in PRESETS.items()
+        if listed.tvm and listed.tvm["kind"] == "llvm"
+        if find_emulated_arch(cpu_triple(listed.tvm)) and name != "x86-64-v4"
+    },
+    "riscv64": RISCV,
+    "cortex-a9": {**preset("armv7-neon"), "mcpu": "cortex-a9", "mattr": ["+neon"]},
 }
+"""What qemu runs: every preset but that with AVX-512, and CPUs without the vectors of presets."""
 
 
-def needs_qemu(arch: str) -> None:
-    if find_qemu(EMULATED_ARCHS[arch]) is None:
+def needs_qemu(target: Json) -> EmulatedArch:
+    arch = find_emulated_arch(cpu_triple(target))
+    assert arch is not None
+    if find_qemu(arch) is None:
         pytest.skip(
-            f"there is no qemu-{EMULATED_ARCHS[arch].qemu_arch} on PATH; without root: `apt-get download "
+            f"there is no {arch.program} on PATH; without root: `apt-get download "
             "qemu-user-static && dpkg -x qemu-user-static_*.deb /tmp/qemu`, then "
             f"{QEMU_VARIABLE}=/tmp/qemu/usr/bin"
         )
+    return arch
 
 
 @pytest.fixture(scope="session")
@@ -129,8 +113,8 @@ def verdict_of(project: Project) -> dict[str, Any]:
 @pytest.mark.parametrize("board", BOARDS)
 def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str) -> None:
     """The bundle passes verify under qemu: it agrees with ONNX Runtime on the images that training did not see."""
-    arch, target = BOARDS[board]
-    needs_qemu(arch)
+    target = BOARDS[board]
+    arch = needs_qemu(target)
     qemu = str(emulator_for(target))
     if "+v" in target.get("mattr", ()) and re.search(r"qemu-riscv64 [67]\.", qemu):
         pytest.skip(f"{qemu} crashes on vector instructions")
@@ -141,7 +125,7 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
     assert verdict["passed"] and verdict["against"] == "reference"
     assert verdict["samples"] == 360
     assert verdict["accuracy"] == verdict["reference_accuracy"] >= 0.95
-    assert verdict["ran_on"].startswith(f"qemu-{EMULATED_ARCHS[arch].qemu_arch} ")
+    assert verdict["ran_on"].startswith(f"{arch.program} ")
     assert "latency" not in verdict and verdict["latency_not_measured"]
     assert f"verify/board: ran on {verdict['ran_on']}" in ran.out
     assert "verify/board: latency is not measured" in ran.out
@@ -151,8 +135,8 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
 
 def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     """What this CPU computes natively, qemu computes with the same kernels."""
-    needs_qemu("x86_64")
-    host, (_, target) = read_host(), BOARDS["x86-64-v3"]
+    host, target = read_host(), BOARDS["x86-64-v3"]
+    needs_qemu(target)
     if host.arch != "x86_64" or "avx2" not in host.flags:
         pytest.skip("this machine does not run x86-64-v3 natively")
     write(crossing, target, against="none")
@@ -188,8 +172,8 @@ def program_of(project: Project) -> Path:
 
 def test_a_library_for_a_newer_cpu_fails(crossing: Project) -> None:
     """AVX2 on a CPU without it gives a message with the feature's name, and nothing is delivered."""
-    needs_qemu("x86_64")
-    _, target = BOARDS["x86-64-v3"]
+    target = BOARDS["x86-64-v3"]
+    needs_qemu(target)
     write(crossing, {**target, "mcpu": "x86-64-v2", "mattr": ["+avx2", "+fma"]}, against="none")
     ran = crossing.tvmflow("run", "digits.yaml")
     assert ran.code == 1, ran.out + ran.err
@@ -204,8 +188,8 @@ def test_without_qemu_the_fix_names_the_package(crossing: Project, tmp_path: Pat
     empty = tmp_path / "empty"
     empty.mkdir()
     crossing.environment[QEMU_VARIABLE] = str(empty)
-    needs_qemu("x86_64")
-    write(crossing, BOARDS["x86-64-v3"][1], against="none")
+    needs_qemu(BOARDS["x86-64-v3"])
+    write(crossing, BOARDS["x86-64-v3"], against="none")
     shutil.rmtree(crossing.folder / "dist", ignore_errors=True)
     crossing.edit_recipe("min_accuracy: 0.95", "min_accuracy: 0.9", "digits.yaml")
     ran = crossing.tvmflow("run", "digits.yaml")
@@ -242,11 +226,11 @@ def test_a_cpu_that_lacks_instructions_is_told_so(
     crossing: Project, tmp_path: Path, level: str, cpus: dict[str, bool]
 ) -> None:
     """`create` returns a code with a text, and `tvmflow.load` raises, before an instruction that the CPU does not know."""
-    needs_qemu("x86_64")
+    needs_qemu(BOARDS["x86-64-v3"])
     compiler = shutil.which("cc")
     if read_host().arch != "x86_64" or compiler is None:
         pytest.skip("it needs an x86-64 machine with a C compiler")
-    write(crossing, {**BOARDS["x86-64-v3"][1], "mcpu": level}, against="none")
+    write(crossing, {**BOARDS["x86-64-v3"], "mcpu": level}, against="none")
     crossing.edit_recipe("run_on: qemu", "run_on: auto", "digits.yaml")
     crossing.edit_recipe("  min_accuracy: 0.95\n", "", "digits.yaml")
     crossing.edit_recipe("pipeline:", "outputs: [bundle, c-library]\npipeline:", "digits.yaml")

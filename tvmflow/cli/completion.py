@@ -76,13 +76,13 @@ def completion(options: CompletionOptions) -> int:
 def _list_values() -> dict[str, Sequence[str]]:
     """Return the values of options, beside files."""
     from tvmflow.stages import STAGES
-    from tvmflow.targets.presets import PRESETS
+    from tvmflow.targets.presets import NAMES
 
     return {
         "--executor": EXECUTOR_NAMES,
         "--force": tuple(STAGES),
         "--pipeline": ("compile", "tune"),
-        "--target": tuple(PRESETS),
+        "--target": NAMES,
         "--until": tuple(STAGES),
     }
 

@@ -52,6 +52,7 @@ class _Row(NamedTuple):
     description: str
     capabilities: Capabilities
     emulated_by: str
+    other_names: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         return {**self._asdict(), "capabilities": self.capabilities._asdict()}
@@ -91,14 +92,14 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
     from tvmflow.targets.capabilities import emulator_name, find_capabilities
     from tvmflow.targets.host import read_host
     from tvmflow.targets.llvm_query import load_target_facts
-    from tvmflow.targets.presets import PRESETS
+    from tvmflow.targets.presets import OTHER_NAMES, PRESETS
     from tvmflow.targets.resolve import resolve
     from tvmflow.targets.tvm_target import cpu_target
 
     host = read_host()
     facts = load_target_facts(store, [preset.tvm for preset in PRESETS.values()], host)
-    for (name, preset), fact in zip(PRESETS.items(), facts, strict=True):
-        mapping = None if preset.tvm is None else dict(preset.tvm)
+    for (name, row), fact in zip(PRESETS.items(), facts, strict=True):
+        mapping = None if row.tvm is None else dict(row.tvm)
         target = resolve(name, mapping, None, host, fact)
         cpu = cpu_target(target.tvm)
         triple, model = str(cpu.get("mtriple", "")), str(cpu.get("mcpu", ""))
@@ -108,9 +109,10 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
             name=name,
             triple=triple,
             cpu=model,
-            description=preset.description,
+            description=row.description,
             capabilities=find_capabilities(target),
             emulated_by=emulator_name(target),
+            other_names=tuple(other for other, preset in OTHER_NAMES.items() if preset == name),
         )
 
 
@@ -139,6 +141,9 @@ def _format_reasons(rows: Sequence[_Row]) -> Iterator[str]:
     for row in rows:
         for reason in _list_reasons(row.capabilities):
             names.setdefault(reason, []).append(row.name)
+    named = [row for row in rows if row.other_names]
+    yield from ["other names that recipes may use"] if named else []
+    yield from (f"    {row.name}: {', '.join(row.other_names)}" for row in named)
     for reason, concerned in names.items():
         yield reason
         yield f"    {', '.join(concerned)}"

@@ -269,7 +269,7 @@ def _check_run_location(
     triple = str(part.tvm.get("mtriple", ""))
     if location == QEMU and find_emulated_arch(triple) is None:
         problem = (
-            f"qemu runs libraries for Linux on {', '.join(EMULATED_ARCHS)}; "
+            f"qemu runs libraries for Linux and Android on {', '.join(EMULATED_ARCHS)}; "
             f"'{part.name}' is for {triple or part.tvm['kind']}"
         )
     elif location == QEMU and (reason := c_runtime.unsupported_reason(triple)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from typing_extensions import Self
 
 from tvmflow.core.formatting import quoted
@@ -26,7 +26,7 @@ from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe.verify import VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
-from tvmflow.targets.presets import PRESETS, SYNONYMS
+from tvmflow.targets.presets import NAMES, PRESETS, SYNONYMS, preset_name
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
 from tvmflow.targets.tvm_target import cpu_triple, split_threads
@@ -39,7 +39,10 @@ _TRIPLE: Final = re.compile(r"[A-Za-z0-9._+-]*")
 _LISTED_BY: Final = "`tvmflow targets` lists them"
 
 _PresetName = Annotated[
-    str, one_of(PRESETS, "a target", _LISTED_BY, SYNONYMS), schema_enum(sorted(PRESETS))
+    str,
+    one_of(NAMES, "a target", _LISTED_BY, SYNONYMS),
+    AfterValidator(preset_name),
+    schema_enum(NAMES),
 ]
 _LevelName = Annotated[str, one_of(LEVELS, "a level"), schema_enum(sorted(LEVELS))]
 Output = Annotated[str, one_of(OUTPUT_NAMES, "an output"), schema_enum(OUTPUT_NAMES)]
@@ -419,10 +422,10 @@ def expand_preset(value: Any) -> Any:
     """Return the name of a preset as the mapping that it is short for."""
     if not isinstance(value, str):
         return value
-    return {"name": value, "preset": check_choice(value, PRESETS, "a target", _LISTED_BY, SYNONYMS)}
+    return {"name": value, "preset": check_choice(value, NAMES, "a target", _LISTED_BY, SYNONYMS)}
 
 
 def add_presets(field: dict[str, Any]) -> None:
     """Let the JSON Schema of a list of targets accept names of presets, too."""
-    preset = {"type": "string", "enum": sorted(PRESETS), "description": "Name of a preset."}
+    preset = {"type": "string", "enum": list(NAMES), "description": "Name of a preset."}
     field["items"] = {"anyOf": [preset, field["items"]]}

@@ -128,7 +128,8 @@ class EmulatedArch(NamedTuple):
         qemu_arch: Its name in qemu's programs.
         zig_target: The target for which the emulation program is compiled.
         default_cpu: qemu's CPU for code that names no CPU.
-        qemu_cpus: LLVM's CPU -> qemu's, where qemu has another name for it or knows it by its features.
+        qemu_cpus: LLVM's CPU -> qemu's, where qemu has another name for it or knows it by its features, or knows only
+            one with the same features or few more.
         default_features: The features that `default_cpu` has.
     """
 
@@ -153,7 +154,10 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
         qemu_arch="aarch64",
         zig_target="aarch64-linux-musl",
         default_cpu="cortex-a57",
-        qemu_cpus={},
+        # qemu has a Cortex-A55 since 8.1, and none of the others
+        qemu_cpus=dict.fromkeys(
+            ("carmel", "cortex-a55", "cortex-a78", "cortex-a78ae"), "cortex-a76"
+        ),
         default_features=frozenset({"neon", "fp-armv8"}),
     ),
     "armv7": EmulatedArch(
@@ -194,6 +198,10 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
 }
 """By the architecture's name in a `Platform`."""
 
+# Android's functions take floating-point numbers in general registers, and so must those of the program's C library.
+_ARMV7_ANDROID: Final = EMULATED_ARCHS["armv7"]._replace(zig_target="arm-linux-musleabi")
+_SYSTEMS: Final = ("linux", "android")
+
 # qemu's CPU with everything that it can emulate.
 _MAX_CPU: Final = "max"
 
@@ -206,7 +214,9 @@ INSTALL: Final = (
 def find_emulated_arch(triple: str) -> EmulatedArch | None:
     """Return the architecture of an LLVM triple, or None where qemu does not emulate its platform."""
     platform = parse_triple(triple)
-    return EMULATED_ARCHS.get(platform.arch) if platform.system == "linux" else None
+    if (platform.arch, platform.system) == ("armv7", "android"):
+        return _ARMV7_ANDROID
+    return EMULATED_ARCHS.get(platform.arch) if platform.system in _SYSTEMS else None
 
 
 def require_emulated_arch(triple: str) -> EmulatedArch:
@@ -219,7 +229,7 @@ def require_emulated_arch(triple: str) -> EmulatedArch:
     if arch is None:
         raise StageError(
             f"{triple} cannot be emulated on this machine",
-            fix=f"choose a target for Linux on {', '.join(EMULATED_ARCHS)}, or verify.run_on: rpc",
+            fix=f"choose a target for Linux or Android on {', '.join(EMULATED_ARCHS)}, or verify.run_on: rpc",
         )
     return arch
 
@@ -284,14 +294,17 @@ def choose_cpu(arch: EmulatedArch, tvm: TvmTarget, known_cpus: Iterable[str]) ->
     """
     cpu, attributes = str(tvm.get("mcpu", "")), [str(name) for name in tvm.get("mattr") or []]
     added = {name.removeprefix("+") for name in attributes if name.startswith("+")}
-    choice = arch.qemu_cpus.get(cpu, cpu) if cpu and cpu != "generic" else arch.default_cpu
+    known = set(known_cpus)
+    choice = cpu if cpu in known else arch.qemu_cpus.get(cpu, cpu)
+    if not cpu or cpu == "generic":
+        choice = arch.default_cpu
     if arch.qemu_arch == "riscv64" and "v" in added and not choice.startswith("rv64,"):
         choice = _riscv_vector_cpu(max((_vector_bits(name) for name in added), default=128))
     elif added - arch.default_features and choice == arch.default_cpu:
         choice = _MAX_CPU
     name = choice.partition(",")[0]
     fallback = "rv64" if arch.qemu_arch == "riscv64" else _MAX_CPU
-    return choice if name in set(known_cpus) else fallback
+    return choice if name in known else fallback
 
 
 def _vector_bits(feature: str) -> int:

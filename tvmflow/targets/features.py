@@ -57,7 +57,6 @@ _AARCH64: Final[_Names] = {
     "bf16": ("bf16",),
     "i8mm": ("i8mm",),
     "lse": ("atomics",),
-    "lse2": ("uscat",),
     "rcpc": ("lrcpc",),
     "rcpc-immo": ("ilrcpc",),
     "sve": ("sve",),

@@ -110,8 +110,13 @@ def zig_target(triple: str) -> str:
     """
     platform = parse_triple(triple)
     arch, end = _ZIG_ARCHS.get(platform.arch, (platform.arch, ""))
+    if platform.system == "android":
+        # zig has no headers of bionic; its code for Android calls functions for atomics that are in no library
+        return f"{arch}-linux-musl{end.removesuffix('hf')}"
     if platform.system == "none":
         return f"thumb-freestanding-{platform.libc}"
+    if triple.endswith("-simulator"):
+        return f"{arch}-ios.14.0-simulator"
     if platform.system in _ZIG_SYSTEMS:
         return f"{arch}-{_ZIG_SYSTEMS[platform.system]}"
     libc = "musl" if platform.libc.startswith("musl") else "gnu"

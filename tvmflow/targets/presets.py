@@ -36,6 +36,11 @@ def _arm(cpu: str, **fields: Json) -> dict[str, Json]:
     return _cpu("aarch64-linux-gnu", cpu, **fields)
 
 
+def _android(triple: str, cpu: str, **fields: Json) -> dict[str, Json]:
+    # Android 5.0, the first with 64-bit ABIs
+    return _cpu(f"{triple}21", cpu, **fields)
+
+
 def _board(arch: str, cpu: str) -> dict[str, Json]:
     return _cpu(f"{arch}-none-eabihf", cpu, mfloat_abi="hard", num_cores=1)
 
@@ -47,6 +52,11 @@ def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
 _SERVER: Final = _x86("x86-64-v3")
 # The features that Linux distributions for RISC-V require, and the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
+# The CPUs of NVIDIA's boards, in the presets of their GPUs and in those of the CPU alone.
+_NANO: Final = _arm("cortex-a57", num_cores=4)
+_TX2: Final = _arm("cortex-a57")
+_XAVIER: Final = _arm("carmel")
+_ORIN: Final = _arm("cortex-a78ae")
 
 PRESETS: Final[dict[str, Preset]] = {
     "host": Preset(None, "this machine: its CPU and features are detected"),
@@ -65,10 +75,21 @@ PRESETS: Final[dict[str, Preset]] = {
         _cpu("x86_64-pc-windows-msvc", "x86-64-v3"), "Windows on x86-64 with AVX2 and FMA"
     ),
     "cortex-a53": Preset(_arm("cortex-a53", num_cores=4), "Raspberry Pi 3 and Zero 2 W (4 cores)"),
+    "cortex-a55": Preset(_arm("cortex-a55"), "Rockchip RK3566 and RK3568, NXP i.MX 93"),
     "cortex-a72": Preset(_arm("cortex-a72", num_cores=4), "Raspberry Pi 4 (4 cores)"),
     "cortex-a76": Preset(_arm("cortex-a76", num_cores=4), "Raspberry Pi 5 (4 cores)"),
+    "cortex-a78": Preset(_arm("cortex-a78"), "MediaTek Genio 1200, Qualcomm QCM6490"),
     "neoverse-n1": Preset(_arm("neoverse-n1"), "AWS Graviton2, Ampere Altra"),
+    "neoverse-n2": Preset(_arm("neoverse-n2"), "Azure Cobalt 100, Alibaba Yitian 710, with SVE2"),
     "neoverse-v1": Preset(_arm("neoverse-v1"), "AWS Graviton3, with SVE"),
+    "neoverse-v2": Preset(
+        _arm("neoverse-v2"), "AWS Graviton4, Google Axion, NVIDIA Grace, with SVE2"
+    ),
+    "ampereone": Preset(_arm("ampere1"), "AmpereOne"),
+    "jetson-nano-cpu": Preset(_NANO, "NVIDIA Jetson Nano without its GPU (4 cores)"),
+    "jetson-tx2-cpu": Preset(_TX2, "NVIDIA Jetson TX2 without its GPU"),
+    "jetson-xavier-cpu": Preset(_XAVIER, "NVIDIA Jetson Xavier without its GPU"),
+    "jetson-orin-cpu": Preset(_ORIN, "NVIDIA Jetson Orin without its GPU"),
     "aarch64": Preset(_arm("generic"), "any 64-bit ARM on Linux with glibc"),
     "aarch64-any": Preset(
         _arm("generic"),
@@ -76,7 +97,30 @@ PRESETS: Final[dict[str, Preset]] = {
         levels=("armv8-a", "dotprod", "i8mm"),
     ),
     "aarch64-musl": Preset(_cpu("aarch64-linux-musl", "generic"), "any 64-bit ARM on Alpine Linux"),
+    "aarch64-windows": Preset(
+        _cpu("aarch64-pc-windows-msvc", "generic"), "Windows on any 64-bit ARM"
+    ),
+    "snapdragon-x": Preset(
+        _cpu("aarch64-pc-windows-msvc", "oryon-1"), "Windows on Snapdragon X (Oryon)"
+    ),
     "apple-m1": Preset(_cpu("arm64-apple-macos13", "apple-m1"), "Macs with M1 or later, macOS 13"),
+    "apple-m2": Preset(_cpu("arm64-apple-macos13", "apple-m2"), "Macs with M2 or later, macOS 13"),
+    "apple-m3": Preset(_cpu("arm64-apple-macos13", "apple-m3"), "Macs with M3 or later, macOS 13"),
+    "apple-m4": Preset(_cpu("arm64-apple-macos13", "apple-m4"), "Macs with M4 or later, macOS 13"),
+    "android-arm64-v8a": Preset(
+        _android("aarch64-linux-android", "generic"), "Android 5 on any 64-bit ARM"
+    ),
+    "android-armeabi-v7a": Preset(
+        _android("armv7a-linux-androideabi", "generic", mattr=["+neon"], mfloat_abi="soft"),
+        "Android 5 on 32-bit ARM with NEON",
+    ),
+    "android-x86_64": Preset(
+        _android("x86_64-linux-android", "x86-64-v2"), "Android 5 on x86-64: emulators, Chromebooks"
+    ),
+    "snapdragon": Preset(
+        _android("aarch64-linux-android", "cortex-a76"),
+        "Android on Snapdragon 855 (2019) and later, and on other phones with a Cortex-A76 or later",
+    ),
     "armv7-neon": Preset(
         _cpu("armv7-linux-gnueabihf", "cortex-a7", mfloat_abi="hard", num_cores=4),
         "32-bit ARM with NEON and VFPv4: Raspberry Pi 2 and later on a 32-bit system (4 cores)",
@@ -99,13 +143,43 @@ PRESETS: Final[dict[str, Preset]] = {
     "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),
     "cuda-sm89": Preset(_cuda("sm_89", _SERVER), "NVIDIA L4, L40, RTX 40, on x86-64"),
     "cuda-sm90": Preset(_cuda("sm_90", _SERVER), "NVIDIA H100, H200, on x86-64"),
-    "jetson-orin": Preset(
-        _cuda("sm_87", _arm("cortex-a78ae")), "NVIDIA Jetson Orin: sm_87 with Cortex-A78AE"
-    ),
-    "jetson-tx2": Preset(
-        _cuda("sm_62", _arm("cortex-a57")), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"
-    ),
+    "jetson-orin": Preset(_cuda("sm_87", _ORIN), "NVIDIA Jetson Orin: sm_87 with Cortex-A78AE"),
+    "jetson-xavier": Preset(_cuda("sm_72", _XAVIER), "NVIDIA Jetson Xavier: sm_72 with Carmel"),
+    "jetson-tx2": Preset(_cuda("sm_62", _TX2), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"),
+    "jetson-nano": Preset(_cuda("sm_53", _NANO), "NVIDIA Jetson Nano: sm_53 with Cortex-A57"),
 }
+
+OTHER_NAMES: Final[Mapping[str, str]] = {
+    "ampere": "neoverse-n1",
+    "ampere-altra": "neoverse-n1",
+    "android": "android-arm64-v8a",
+    "android-arm64": "android-arm64-v8a",
+    "arm64-v8a": "android-arm64-v8a",
+    "armeabi-v7a": "android-armeabi-v7a",
+    "axion": "neoverse-v2",
+    "cobalt-100": "neoverse-n2",
+    "grace": "neoverse-v2",
+    "graviton2": "neoverse-n1",
+    "graviton3": "neoverse-v1",
+    "graviton4": "neoverse-v2",
+    "iphone": "ios",
+    "native": "host",
+    "raspberry-pi-3": "cortex-a53",
+    "raspberry-pi-4": "cortex-a72",
+    "raspberry-pi-5": "cortex-a76",
+    "raspberrypi3": "cortex-a53",
+    "raspberrypi4": "cortex-a72",
+    "raspberrypi5": "cortex-a76",
+    "rk3566": "cortex-a55",
+    "rk3568": "cortex-a55",
+    "rk3588": "cortex-a76",
+    "rpi3": "cortex-a53",
+    "rpi4": "cortex-a72",
+    "rpi5": "cortex-a76",
+    "windows-arm64": "aarch64-windows",
+    "windows-x86_64": "x86-64-windows",
+}
+"""What machines are called -> the preset whose code runs best on them. Recipes may use either name."""
 
 _NVIDIA: Final = ("cuda-sm75", "cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90")
 
@@ -122,37 +196,45 @@ SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "cpu": ("host",),
     "cuda": _NVIDIA,
     "gpu": _NVIDIA,
-    "graviton2": ("neoverse-n1",),
-    "graviton3": ("neoverse-v1",),
+    "graviton": ("neoverse-v2", "neoverse-v1", "neoverse-n1"),
     "h100": ("cuda-sm90",),
-    "iphone": ("ios",),
-    "jetson": ("jetson-orin",),
+    "jetson": ("jetson-orin", "jetson-orin-cpu"),
+    "kryo": ("snapdragon",),
     "linux-aarch64": ("aarch64",),
     "linux-arm64": ("aarch64",),
     "llvm": ("host",),
     "local": ("host",),
     "m1": ("apple-m1",),
+    "m2": ("apple-m2",),
+    "m3": ("apple-m3",),
+    "m4": ("apple-m4",),
     "macos": ("apple-m1",),
-    "native": ("host",),
     "nvidia": _NVIDIA,
     "pi3": ("cortex-a53",),
     "pi4": ("cortex-a72",),
     "pi5": ("cortex-a76",),
+    "raspberry-pi": ("cortex-a72", "cortex-a76"),
     "raspberrypi": ("cortex-a72", "cortex-a76"),
-    "raspberrypi3": ("cortex-a53",),
-    "raspberrypi4": ("cortex-a72",),
-    "raspberrypi5": ("cortex-a76",),
     "riscv64": ("riscv64-v",),
-    "rpi3": ("cortex-a53",),
-    "rpi4": ("cortex-a72",),
-    "rpi5": ("cortex-a76",),
     "t4": ("cuda-sm75",),
     "wasm": ("wasm32-wasi",),
     "wasm32": ("wasm32-wasi",),
-    "windows": ("x86-64-windows",),
+    "windows": ("x86-64-windows", "aarch64-windows"),
     "x64": ("x86-64-v3", "x86-64-v2"),
     "x86": ("x86-64-v3", "x86-64-v2"),
     "x86-64": ("x86-64-v3", "x86-64-v2"),
     "x86_64": ("x86-64-v3", "x86-64-v2"),
 }
-"""What people call a target -> the presets that they may mean."""
+"""What people call a target -> the presets that they may mean; a recipe has to choose one."""
+
+NAMES: Final = tuple(sorted({*PRESETS, *OTHER_NAMES}))
+"""All names of a preset that recipes may use."""
+
+
+def preset_name(name: str) -> str:
+    """Return the preset that has a name, or the name itself.
+
+    >>> preset_name("graviton4"), preset_name("neoverse-v2")
+    ('neoverse-v2', 'neoverse-v2')
+    """
+    return OTHER_NAMES.get(name, name)

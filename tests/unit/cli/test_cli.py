@@ -18,8 +18,9 @@ from tvmflow.cli.help import describe
 from tvmflow.cli.options import Options
 from tvmflow.core.errors import EXIT_CODES
 from tvmflow.planning import prepare
+from tvmflow.planning.recipes import load_recipe
 from tvmflow.store.local import LocalStore
-from tvmflow.targets.presets import PRESETS, SYNONYMS
+from tvmflow.targets.presets import NAMES, OTHER_NAMES, PRESETS, SYNONYMS
 
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 
@@ -454,9 +455,13 @@ def test_windows_is_refused_at_the_entry() -> None:
     [
         ("arm64", "did you mean 'aarch64'?"),
         ("x86_64", "did you mean 'x86-64-v3' or 'x86-64-v2'?"),
-        ("rpi4", "did you mean 'cortex-a72'?"),
+        ("pi4", "did you mean 'cortex-a72'?"),
+        ("gravitn3", "did you mean 'graviton3'?"),
+        ("rasberry-pi-5", "did you mean 'raspberry-pi-5'?"),
+        ("jetson_orin_cpu", "did you mean 'jetson-orin-cpu'?"),
         ("CUDA", "did you mean 'cuda-sm75' or 'cuda-sm80' or "),
-        ("native", "did you mean 'host'?"),
+        ("local", "did you mean 'host'?"),
+        ("windows", "did you mean 'x86-64-windows' or 'aarch64-windows'?"),
         ("cortex-a73", "did you mean 'cortex-a"),
     ],
 )
@@ -472,4 +477,14 @@ def test_an_unknown_target_is_answered_with_presets(
 def test_synonyms_of_targets_are_presets() -> None:
     """None of them hides a preset."""
     assert {preset for names in SYNONYMS.values() for preset in names} <= set(PRESETS)
-    assert not set(SYNONYMS) & set(PRESETS)
+    assert set(OTHER_NAMES.values()) <= set(PRESETS)
+    assert len({*SYNONYMS, *NAMES}) == len(SYNONYMS) + len(OTHER_NAMES) + len(PRESETS)
+
+
+@pytest.mark.parametrize("target", ["graviton4", "{name: graviton4, preset: graviton4}"])
+def test_machines_are_targets(target: str, project: Project) -> None:
+    """A recipe may name a machine in place of its CPU: the target keeps the name, and has the CPU's code."""
+    project.write_recipe(targets=[target])
+    [listed] = load_recipe(project.folder / "tiny.yaml").recipe.targets
+    assert listed.name == "graviton4"
+    assert listed.tvm_target() == PRESETS["neoverse-v2"].tvm

@@ -77,11 +77,15 @@ def test_the_table_has_a_line_for_each_preset_and_the_reasons_below(
     assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
     assert lines[1].split()[3:7] == ["yes"] * 4
     lines_below = reasons.splitlines()
+    assert lines_below[0] == "other names that recipes may use"
+    assert "    cortex-a72: raspberry-pi-4, raspberrypi4, rpi4" in lines_below
     assert len(lines_below) == len(set(lines_below))
     tx2 = next(index for index, line in enumerate(lines_below) if "sm_62" in line)
     assert lines_below[tx2].startswith("cannot be built: CUDA 13")
+    assert lines_below[tx2].endswith("(presets that end in -cpu are for a board's CPU alone)")
     assert lines_below[tx2 + 1] == "    jetson-tx2"
-    assert "jetson-tx2" not in " ".join(lines_below[:tx2] + lines_below[tx2 + 2 :])
+    others = " ".join(lines_below[:tx2] + lines_below[tx2 + 2 :]).replace("jetson-tx2-cpu", "")
+    assert "jetson-tx2" not in others
     assert any(
         line.startswith("cannot be run or measured here: it is for ") for line in lines_below
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import commands, main
-from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.presets import NAMES
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_bash_completes_commands_options_values_and_files(script: Path) -> None:
     assert complete(script, "cache", "gc", "--max") == {"--max-age", "--max-size"}
     assert complete(script, "run", "net.yaml", "--job") == {"--jobs"}
     assert complete(script, "run", "net.yaml", "--target", "aarch64") == {
-        name for name in PRESETS if name.startswith("aarch64")
+        name for name in NAMES if name.startswith("aarch64")
     }
     assert complete(script, "run", "net.yaml", "--until", "bu") == {"build"}
     assert complete(script, "explain", "net.yaml", "ver") == {"verify"}

@@ -186,7 +186,7 @@ def test_a_place_that_the_target_does_not_have_is_told() -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(planned(emulated, away(mtriple="arm64-apple-macos13")))
     assert caught.value.problems == [
-        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs libraries for Linux on aarch64, "
+        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs libraries for Linux and Android on aarch64, "
         "armv7, riscv64, x86_64; 'edge' is for arm64-apple-macos13"
     ]
     with pytest.raises(RecipeError) as caught:

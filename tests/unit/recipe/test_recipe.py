@@ -40,7 +40,7 @@ from tvmflow.recipe import (
 )
 from tvmflow.recipe._model import DTYPES
 from tvmflow.recipe.tune import STRATEGIES
-from tvmflow.targets.presets import PRESETS
+from tvmflow.targets.presets import NAMES
 
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
 SHIPPED_PIPELINES = sorted((ROOT / "pipelines").glob("*.yaml"))
@@ -462,13 +462,13 @@ def test_the_schema_lists_all_choices() -> None:
         set(recipe.OUTPUT_NAMES),
         set(DTYPES),
         set(STRATEGIES),
-        set(PRESETS),
+        set(NAMES),
         {"reference", "none"},
         {"xgb", "mlp", "random"},
     ):
         assert words in listed
     one_word, fields = schema["properties"]["targets"]["items"]["anyOf"]
-    assert set(one_word["enum"]) == set(PRESETS)
+    assert set(one_word["enum"]) == set(NAMES)
     assert fields == {"$ref": "#/$defs/TargetSpec"}
 
 

@@ -39,14 +39,19 @@ SOURCE: Final = "model.c"
 _FOLDER: Final = Path(__file__).parent
 _HEADER: Final = "library.h"
 _COPIED: Final = (
-    *("cpu.c", "dimensions.c", "runtime.c", "runtime.h", "threads_windows.h", "weights.c"),
+    *("android.h", "cpu.c", "dimensions.c", "runtime.c", "runtime.h"),
+    *("threads_windows.h", "weights.c"),
 )
-# What a DLL has from Microsoft's C library, were it linked with one.
-_DLL: Final = "dll.c"
+# System -> what a shared library has in it that a program has from elsewhere: Microsoft's C library, were a DLL linked
+# with one; the compiler of Android's programs.
+_ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
 # What chooses among the levels of a library that has some.
 _LEVELS: Final = "levels.c"
-SOURCES: Final = tuple(_FOLDER / name for name in (_HEADER, *_COPIED, _DLL, _LOADER))
+_JAVA: Final = "java.c"
+SOURCES: Final = tuple(
+    _FOLDER / name for name in (_HEADER, *_COPIED, *_ADDITIONS.values(), _LOADER, _JAVA)
+)
 
 
 def list_sources(has_levels: bool) -> tuple[Path, ...]:
@@ -57,6 +62,7 @@ def list_sources(has_levels: bool) -> tuple[Path, ...]:
 # System -> the architectures that there is a C library for.
 _ARCHS: Final[Mapping[str, Collection[str]]] = {
     **{system: LINKERS[system].ARCHS for system in ("linux", "macos", "windows")},
+    "android": ("aarch64", "armv7", "x86_64"),
     "wasi": wasm.ARCHS,
     "ios": ("aarch64",),
     "none": tuple(MICROCONTROLLERS),
@@ -87,6 +93,24 @@ _FUNCTIONS: Final = (
     *("bounded_axis", "output_shape"),
     *("threads", "kernel_count", "kernel_name", "profile"),
 )
+
+
+# The native methods of a class of Java.
+_JAVA_METHODS: Final = (
+    *("create", "destroy", "compute", "shapeOf", "choose", "message", "missingFeature"),
+)
+
+
+class JavaClass(NamedTuple):
+    """A class of Java that calls a library; package and name are letters, digits and dots alone."""
+
+    package: str
+    name: str
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of the names of its native methods in C."""
+        return f"Java_{self.package.replace('.', '_')}_{self.name}_"
 
 
 class DescribedModel(NamedTuple):
@@ -194,6 +218,7 @@ def link(
     static: Path | None = None,
     header: Path | None = None,
     import_library: Path | None = None,
+    java: JavaClass | None = None,
 ) -> None:
     """Compile the C code of a model, and link it.
 
@@ -205,6 +230,7 @@ def link(
         static: The static library to write.
         header: The header to write.
         import_library: For Windows: the library to write that programs are linked with to use the shared one.
+        java: The class of Java that calls the shared library.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
@@ -221,6 +247,9 @@ def link(
             names = (*names, "level") if model.levels else names
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
+            if java:
+                alone.append(_compile_java(model, java, sources))
+                functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
             interface = Interface(files.shared, functions)
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
         elif shared is not None:
@@ -233,11 +262,27 @@ def link(
 
 def _compile_additions(triple: str, folder: Path) -> list[Path]:
     """Return the objects of a shared library that a static one gets from its program."""
-    if parse_triple(triple).system != "windows":
+    source = _ADDITIONS.get(parse_triple(triple).system)
+    if source is None:
         return []
-    shutil.copyfile(_FOLDER / _DLL, folder / _DLL)
-    compile_c(folder, _DLL, "dll.o", triple)
-    return [folder / "dll.o"]
+    shutil.copyfile(_FOLDER / source, folder / source)
+    compile_c(folder, source, "additions.o", triple)
+    return [folder / "additions.o"]
+
+
+def _compile_java(model: DescribedModel, java: JavaClass, folder: Path) -> Path:
+    """Return the object with the native methods of a class of Java."""
+    lines = [
+        f"#define TF(name) {model.prefix}_##name",
+        f"#define TF_STATUS(name) {model.prefix.upper()}_##name",
+        f"#define TF_JAVA(name) {java.prefix}##name",
+        *(["#define TF_OPEN_SIZES"] if model.dimensions else []),
+        f'#include "{_HEADER}"',
+        (_FOLDER / _JAVA).read_text(),
+    ]
+    (folder / _JAVA).write_text("\n".join(lines), encoding="utf-8")
+    compile_c(folder, _JAVA, "java.o", model.triple)
+    return folder / "java.o"
 
 
 def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> None:

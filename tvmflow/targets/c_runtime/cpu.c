@@ -51,7 +51,9 @@ static bool tf_has_feature(const char *name) {
 
 #elif defined(__linux__) && (defined(__aarch64__) || defined(__arm__))
 
+#ifndef __ANDROID__
 #include <sys/auxv.h>
+#endif
 
 typedef struct {
   const char *name;

@@ -4,7 +4,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef TF_FREESTANDING
+#if defined(__ANDROID__)
+#include "android.h"
+#elif defined(TF_FREESTANDING)
 /* Every compiler expects these functions, without a header. */
 void *memcpy(void *target, const void *source, size_t bytes);
 void *memset(void *target, int value, size_t bytes);
@@ -16,7 +18,9 @@ int strcmp(const char *left, const char *right);
 #include <time.h>
 #endif
 
-#ifdef _WIN32
+#ifdef __ANDROID__
+#define TF_CAN_FORK
+#elif defined(_WIN32)
 #include "threads_windows.h"
 #elif defined(TF_THREADS)
 #include <pthread.h>
@@ -24,13 +28,13 @@ int strcmp(const char *left, const char *right);
 #include <unistd.h>
 #define TF_CAN_FORK
 #endif
-#if defined(TF_MAPS_FILES) && !defined(_WIN32)
+#if defined(TF_MAPS_FILES) && !defined(_WIN32) && !defined(__ANDROID__)
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
-#ifdef __linux__
+#if defined(__linux__) && !defined(__ANDROID__)
 #include <sched.h>
 #endif
 

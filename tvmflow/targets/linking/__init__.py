@@ -41,6 +41,8 @@ _C_FLAGS: Final = (
 )
 _SYSTEM_C_FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "linux": ("-fPIC",),
+    # variables of a thread are as before Android 10
+    "android": ("-fPIC", "-femulated-tls", "-D__ANDROID__"),
     "ios": ("-fPIC",),
     "macos": ("-fPIC",),
     # Microsoft's linker has no such function

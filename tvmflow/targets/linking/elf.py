@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.targets import zig
 from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
@@ -41,6 +42,8 @@ _ARM_HELPERS: Final = tuple(
         "idiv uidiv idivmod uidivmod ldivmod uldivmod l2f l2d ul2f ul2d f2lz f2ulz d2lz d2ulz llsl llsr lasr lmul"
     ).split()
 )
+# zig has these functions under ARM's names alone.
+_ARM_ALIASES: Final = ("--defsym=__divsi3=__aeabi_idiv", "--defsym=__udivsi3=__aeabi_uidiv")
 _HELPERS: Final[Mapping[str, tuple[str, ...]]] = {
     "armv7": (*_INTEGER_HELPERS, *_DIVISIONS, *_ARM_HELPERS),
     "i386": _INTEGER_HELPERS,
@@ -59,7 +62,9 @@ def link(
         )
     ]
     helpers = []
-    if platform.arch in _HELPERS and platform.system == "linux":
+    if platform.system == "android":
+        helpers = _compile_helpers(folder, platform.arch)
+    elif platform.arch in _HELPERS:
         library, symbols = "libgcc_s.so.1", _HELPERS[platform.arch]
         stub = link_stub(folder, f"stub-{library}", library, platform.arch, symbols)
         helpers = ["--as-needed", stub]
@@ -68,17 +73,32 @@ def link(
         public = "; ".join(interface.functions)
         (folder / "public").write_text(f"{{ global: {public}; local: *; }};\n")
         visible = ["--version-script=public", "-soname", interface.file]
-    options = ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
+    # Android 15 has machines with pages of 16 KB, Android 5 reads one of the two tables of symbols alone
+    android = ["-z", "max-page-size=16384", "--hash-style=both"]
+    options = [*android] if platform.system == "android" else []
+    options += ["--strip-all", *visible, *names, "--no-as-needed", *stubs, *helpers]
     _run_lld(folder, platform.arch, "linked.so", options)
     return "linked.so"
+
+
+def _compile_helpers(folder: Path, arch: str) -> list[str]:
+    """Compile what LLVM calls on 32-bit ARM, which Android has in no library, and return the linker's options."""
+    if arch != "armv7":
+        return []
+    source = zig.library_folder() / "compiler_rt.zig"
+    target = ("-target", "arm-linux-androideabi", "-fno-compiler-rt")
+    run_zig(
+        folder,
+        *("build-lib", "-static", "-fPIC", "-fstrip", "-O", "ReleaseFast", "-ffunction-sections"),
+        *(*target, "-femit-bin=helpers.a", str(source)),
+    )
+    return ["--gc-sections", "--exclude-libs=ALL", *_ARM_ALIASES, "helpers.a"]
 
 
 def link_program(folder: Path, names: Sequence[str], arch: str) -> str:
     """Link a static executable in a folder, and return its name."""
     options = ["-static", "--build-id=none", "--strip-all", "--gc-sections"]
-    # zig has these functions under ARM's names alone
-    aliases = ["--defsym=__divsi3=__aeabi_idiv", "--defsym=__udivsi3=__aeabi_uidiv"]
-    options += aliases if arch == "armv7" else []
+    options += _ARM_ALIASES if arch == "armv7" else []
     run_zig(folder, "ld.lld", "-m", _EMULATIONS[arch], *options, "-o", "linked", *names)
     return "linked"
 

@@ -53,6 +53,8 @@ _SYMTAB: Final = struct.Struct("<IIIIII")
 _SYMBOL: Final = struct.Struct("<IBBHQ")
 
 _LC_SYMTAB, _LC_SEGMENT_64 = 0x2, 0x19
+_LC_BUILD_VERSION: Final = 0x32
+_IOS, _IOS_SIMULATOR, _IOS_14 = 2, 7, 14 << 16
 # The commands that name the system that an object is for.
 _LC_VERSIONS: Final = (0x24, 0x25, 0x2F, 0x30, 0x32)
 _READ: Final = 1
@@ -131,7 +133,16 @@ def _visible_symbols(content: mmap.mmap) -> Iterator[tuple[int, bytes]]:
                 yield entry + 4, content[names + name : content.find(b"\0", names + name)]
 
 
-def _commands(content: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
+def write_for_simulator(source: Path, output: Path) -> None:
+    """Write an object for iOS as one for its simulator on Macs with the same CPU: the code is the same."""
+    content = bytearray(source.read_bytes())
+    for at, command, _ in _commands(content):
+        if command == _LC_BUILD_VERSION and struct.unpack_from("<I", content, at + 8) == (_IOS,):
+            struct.pack_into("<II", content, at + 8, _IOS_SIMULATOR, _IOS_14)
+    output.write_bytes(content)
+
+
+def _commands(content: bytes | bytearray | mmap.mmap) -> Iterator[tuple[int, int, int]]:
     """Yield place, kind and size of each load command."""
     at = _HEADER.size
     for _ in range(_HEADER.unpack_from(content)[4]):

@@ -62,7 +62,7 @@ def unbuildable_reason(tvm: TvmTarget) -> str:
     arch = gpu_arch(tvm)
     number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
     if number.isdigit() and int(number) < _OLDEST_ARCH:
-        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_ARCH}"
+        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_ARCH} (presets that end in -cpu are for a board's CPU alone)"
     return "" if nvrtc.is_installed() else f"CUDA's compiler is not installed: {gpu.INSTALL}"
 
 
