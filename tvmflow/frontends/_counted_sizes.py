@@ -461,10 +461,6 @@ def _shape(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
     return _REFUSED if count is None else _WrongShape(count.axis)
 
 
-def _keep(_: Any, __: Sequence[Any], facts: Sequence[_Fact]) -> _Answer:
-    return facts[0]
-
-
 def _name(rule: _Rule, names: str) -> dict[str, _Rule]:
     return dict.fromkeys(names.split(), rule)
 
@@ -494,7 +490,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "permute_dims": _permute,
     "reshape": _reshape,
     "shape_of": _shape,
-    "shape_to_tensor": _keep,
+    "shape_to_tensor": lambda _, __, facts: facts[0],
     "squeeze": _squeeze,
     "stack": _stack,
     "strided_slice": _strided_slice,

@@ -393,10 +393,6 @@ def _is_download(path: Path) -> bool:
     return bool(path.suffix) or not _DIGEST.fullmatch(path.name) or hash_file(path) == path.name
 
 
-def _is_named_by_content(path: Path) -> bool:
-    return hash_file(path) == path.name
-
-
 def _is_note_in_folder(path: Path) -> bool:
     return _unseal(path, path.parent.parent.name, path.parent.name, path.name) is not None
 
@@ -406,6 +402,6 @@ _CONTENT_CHECKS: Final[Mapping[str, ContentCheck]] = {
     "last": _is_last_key,
     "pins": _is_pin,
     "downloads": _is_download,
-    "locked": _is_named_by_content,
+    "locked": lambda path: hash_file(path) == path.name,
     **dict.fromkeys(("failures", "spool"), _is_note_in_folder),
 }

@@ -76,10 +76,6 @@ def _rms_norm(node: NodeProto, known: KnownValues) -> str:
     return "over all axes" if axis in (0, -len(shape)) else ""
 
 
-def _roi_align(node: NodeProto, _: KnownValues) -> str:
-    return "with mode max" if attributes_of(node).get("mode") == "max" else ""
-
-
 def _scatter_elements(node: NodeProto, known: KnownValues) -> str:
     """TVM counts through the axes before and behind as if data and indices had the same sizes there."""
     data, indices = (known.shapes.get(name, ()) for name in node.input[:2])
@@ -108,7 +104,7 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "Dropout": _dropout,
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
-    "RoiAlign": _roi_align,
+    "RoiAlign": lambda node, _: "with mode max" if attributes_of(node).get("mode") == "max" else "",
     "ScatterElements": _scatter_elements,
     "SequenceErase": _sequence_erase,
     "SequenceInsert": _sequence_insert,

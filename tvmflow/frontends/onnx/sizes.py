@@ -488,10 +488,6 @@ def _cast_value(call: _Call) -> SizeValue:
     return SizeValue(call.array(0), dtype)
 
 
-def _floor_value(call: _Call) -> SizeValue:
-    return _each(call, lambda value: _floor(call.sizes, value), call.dtype())
-
-
 def _ceil_value(call: _Call) -> SizeValue:
     def ceil(value: Any) -> Any:
         if not isinstance(value, _Quotient):
@@ -631,10 +627,6 @@ def _compare(call: _Call) -> SizeValue:
     return SizeValue(_pairs(call, compute), "bool")
 
 
-def _not(call: _Call) -> SizeValue:
-    return _each(call, lambda value: not value, "bool")
-
-
 def _where(call: _Call) -> SizeValue:
     condition, one, other = np.broadcast_arrays(*(call.array(n) for n in range(3)))
     result = np.empty(condition.shape, object)
@@ -677,14 +669,6 @@ def _product(call: _Call) -> SizeValue:
     return result._replace(values=result.values.reshape(1)) if keeps else result
 
 
-def _same(call: _Call) -> SizeValue:
-    return SizeValue(call.array(0), call.dtype())
-
-
-def _negate(call: _Call) -> SizeValue:
-    return _each(call, lambda value: call.sizes.simplify(0 - value), call.dtype())
-
-
 _RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
     "Add": _arithmetic(lambda left, right: left + right),
     "Cast": _cast_value,
@@ -694,19 +678,19 @@ _RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
     "Div": _divide,
     "Equal": _compare,
     "Expand": _expand_value,
-    "Floor": _floor_value,
+    "Floor": lambda call: _each(call, lambda value: _floor(call.sizes, value), call.dtype()),
     "Gather": _gather,
     "Greater": _compare,
     "GreaterOrEqual": _compare,
-    "Identity": _same,
+    "Identity": lambda call: SizeValue(call.array(0), call.dtype()),
     "Less": _compare,
     "LessOrEqual": _compare,
     "Max": _extreme(is_max=True),
     "Min": _extreme(is_max=False),
     "Mod": _modulo,
     "Mul": _multiply,
-    "Neg": _negate,
-    "Not": _not,
+    "Neg": lambda call: _each(call, lambda value: call.sizes.simplify(0 - value), call.dtype()),
+    "Not": lambda call: _each(call, lambda value: not value, "bool"),
     "ReduceProd": _product,
     "Reshape": _reshape,
     "Shape": _shape,

@@ -120,18 +120,6 @@ def _square(graph: Graph, x: Value) -> Value:
     return graph.add("Mul", x, x)
 
 
-def _squared_difference(graph: Graph, x: Value, y: Value) -> Value:
-    return _square(graph, graph.add("Sub", x, y))
-
-
-def _reciprocal_root(graph: Graph, x: Value) -> Value:
-    return graph.add("Reciprocal", graph.add("Sqrt", x))
-
-
-def _not_equal(graph: Graph, x: Value, y: Value) -> Value:
-    return graph.add("Not", graph.add("Equal", x, y))
-
-
 def _floor_mod(graph: Graph, x: Value, y: Value) -> Value:
     if np.dtype(x.dtype).kind in "iu":
         return graph.add("Mod", x, y)
@@ -212,7 +200,7 @@ _FORMULAS: Final[Mapping[str, _Formula]] = {
     "MINIMUM": _node("Min"),
     "MUL": _node("Mul"),
     "NEG": _node("Neg"),
-    "NOT_EQUAL": _not_equal,
+    "NOT_EQUAL": lambda graph, x, y: graph.add("Not", graph.add("Equal", x, y)),
     "POW": _node("Pow"),
     "PRELU": _node("PRelu"),
     "QUANTIZE": lambda graph, x: x,
@@ -221,12 +209,12 @@ _FORMULAS: Final[Mapping[str, _Formula]] = {
     "RELU_0_TO_1": lambda graph, x: limit(graph, x, 0.0, 1.0),
     "RELU_N1_TO_1": lambda graph, x: limit(graph, x, -1.0, 1.0),
     "ROUND": _node("Round"),
-    "RSQRT": _reciprocal_root,
+    "RSQRT": lambda graph, x: graph.add("Reciprocal", graph.add("Sqrt", x)),
     "SIGN": _node("Sign"),
     "SIN": _node("Sin"),
     "SQRT": _node("Sqrt"),
     "SQUARE": _square,
-    "SQUARED_DIFFERENCE": _squared_difference,
+    "SQUARED_DIFFERENCE": lambda graph, x, y: _square(graph, graph.add("Sub", x, y)),
     "SUB": _node("Sub"),
     "TANH": _node("Tanh"),
 }

@@ -104,10 +104,6 @@ def _first(call: _Call) -> _Shape:
     return call.shape()
 
 
-def _transpose(call: _Call) -> _Shape:
-    return [call.shape()[axis] for axis in call.attributes["perm"]]
-
-
 def _reshape(call: _Call) -> _Shape:
     if not call.ranges.is_equal(math.prod(call.numbers(1)), math.prod(call.shape())):
         raise OpenSizeProblem("its result has another number of elements")
@@ -137,10 +133,6 @@ def _pad(call: _Call) -> _Shape:
 
 def _tile(call: _Call) -> _Shape:
     return [n * times for n, times in zip(call.shape(), call.numbers(1), strict=True)]
-
-
-def _expand(call: _Call) -> _Shape:
-    return broadcast(call.ranges, [call.shape(), call.numbers(1)])
 
 
 def _slice(call: _Call) -> _Shape:
@@ -190,14 +182,6 @@ def _windows(call: _Call) -> list[IrSize]:
     ]
 
 
-def _convolve(call: _Call) -> _Shape:
-    return [call.shape()[0], call.shape(1)[0], *_windows(call)]
-
-
-def _pool(call: _Call) -> _Shape:
-    return [*call.shape()[:2], *_windows(call)]
-
-
 def _transposed_convolution(call: _Call) -> _Shape:
     kernel, strides = call.attributes["kernel_shape"], call.attributes["strides"]
     pads, more = call.attributes["pads"], call.attributes["output_padding"]
@@ -227,10 +211,6 @@ def _arg(call: _Call) -> _Shape:
 def _top_k(call: _Call) -> list[list[IrSize]]:
     axis = call.axis()
     return [[*call.shape()[:axis], *call.numbers(1), *call.shape()[axis + 1 :]]] * 2
-
-
-def _resize(call: _Call) -> _Shape:
-    return call.numbers(3)
 
 
 def _depth_to_space(call: _Call) -> _Shape:
@@ -264,25 +244,25 @@ _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("QuantizeLinear", "Softmax"), _first),
     **dict.fromkeys(("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"), _reduce),
     **dict.fromkeys(("ReduceSum", "ReduceSumSquare"), _reduce),
-    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
+    **dict.fromkeys(("AveragePool", "MaxPool"), lambda call: [*call.shape()[:2], *_windows(call)]),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg),
     "Concat": _concat,
-    "Conv": _convolve,
+    "Conv": lambda call: [call.shape()[0], call.shape(1)[0], *_windows(call)],
     "ConvTranspose": _transposed_convolution,
     "DepthToSpace": _depth_to_space,
-    "Expand": _expand,
+    "Expand": lambda call: broadcast(call.ranges, [call.shape(), call.numbers(1)]),
     "Gather": _gather,
     "GatherND": _gather_nd,
     "MatMul": _matmul,
     "Pad": _pad,
     "Range": _range,
     "Reshape": _reshape,
-    "Resize": _resize,
+    "Resize": lambda call: call.numbers(3),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Tile": _tile,
     "TopK": _top_k,
-    "Transpose": _transpose,
+    "Transpose": lambda call: [call.shape()[axis] for axis in call.attributes["perm"]],
 }
 """Operator -> the shapes of its results; others are broadcast."""

@@ -84,10 +84,6 @@ def _clip(op: Op) -> Expr:
     return R.minimum(R.maximum(op[0], op.scalar(low)), op.scalar(high))
 
 
-def _logical_not(op: Op) -> Expr:
-    return R.astype(R.equal(op[0], _zero(op[0])), op.dtype())
-
-
 def _same_dtype(function: _Binary) -> _Binary:
     """Return a comparison whose result has the dtype of its data."""
     return lambda a, b: R.astype(function(a, b), _dtype(a))
@@ -109,10 +105,6 @@ def _modulo(a: Expr, b: Expr) -> Expr:
     return R.where(R.equal(b, zero), zero * a, rest)
 
 
-def _hypot(a: Expr, b: Expr) -> Expr:
-    return R.sqrt(a * a + b * b)
-
-
 _BINARY: Final[dict[str, _Binary]] = {
     "add": R.add,
     "sub": R.subtract,
@@ -122,7 +114,7 @@ _BINARY: Final[dict[str, _Binary]] = {
     "power": R.power,
     "maximum": R.maximum,
     "minimum": R.minimum,
-    "hypot": _hypot,
+    "hypot": lambda a, b: R.sqrt(a * a + b * b),
     "equal": _same_dtype(R.equal),
     "not_equal": _same_dtype(R.not_equal),
     "greater": _same_dtype(R.greater),
@@ -468,10 +460,6 @@ def _self_attention_values(op: Op) -> Expr:
     return R.reshape(mixed, (length, batch, heads * depth))
 
 
-def _div_sqrt_dim(op: Op) -> Expr:
-    return op[0] / op.scalar(math.sqrt(op.size(-1)))
-
-
 CONVERTERS: Final[dict[str, Converter]] = {
     **{name: _unary(getattr(R, name)) for name in _SAME_NAMES},
     **{f"arc{name}": _unary(getattr(R, f"a{name}")) for name in _WITH_INVERSES},
@@ -491,7 +479,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "log10": _scaled(R.log, 1 / math.log(10)),
     "log1p": lambda op: R.log(op[0] + op.scalar(1.0)),
     "log2": _scaled(R.log, 1 / math.log(2)),
-    "logical_not": _logical_not,
+    "logical_not": lambda op: R.astype(R.equal(op[0], _zero(op[0])), op.dtype()),
     "radians": _scaled(identity, math.pi / 180),
     "rcbrt": lambda op: op.scalar(1.0) / _cube_root(op),
     "reciprocal": lambda op: op.scalar(1.0) / op[0],
@@ -525,7 +513,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "mean": _reduction(R.mean),
     "norm": _norm,
     "prod": _reduction(R.prod),
-    "_contrib_div_sqrt_dim": _div_sqrt_dim,
+    "_contrib_div_sqrt_dim": lambda op: op[0] / op.scalar(math.sqrt(op.size(-1))),
     "_contrib_interleaved_matmul_selfatt_qk": _self_attention_scores,
     "_contrib_interleaved_matmul_selfatt_valatt": _self_attention_values,
     "_linalg_gemm2": _gemm2,

@@ -145,10 +145,6 @@ def _swap_axis(op: Op) -> Expr:
     return R.permute_dims(op[0], axes)
 
 
-def _expand_dims(op: Op) -> Expr:
-    return R.expand_dims(op[0], op.axis(op.integer("axis"), op.rank() + 1))
-
-
 def _squeeze(op: Op) -> Expr:
     shape, listed = op.sizes(), op.optional_integers("axis")
     ones = [axis for axis, size in enumerate(shape) if op.ranges.is_equal(size, 1)]
@@ -229,10 +225,6 @@ def _split_v2(op: Op) -> list[Expr]:
         return _split_at(op, axis, op.integers("indices"))
     op.ignore("indices")
     return _split_evenly(op, axis, "sections")
-
-
-def _tile(op: Op) -> Expr:
-    return R.tile(op[0], list(op.integers("reps")))
 
 
 def _repeat(op: Op) -> Expr:
@@ -438,10 +430,6 @@ def _pick(op: Op) -> Expr:
     return _pick_along(op, op.axis(axis), op.flag("keepdims", False), mode)
 
 
-def _batch_take(op: Op) -> Expr:
-    return _pick_along(op, 1, False, "clip")
-
-
 def _gather_nd(op: Op) -> Expr:
     """`gather_nd`: MXNet's indices have the coordinates on the first axis, those of Relax on the last."""
     indices = R.permute_dims(R.astype(op[1], "int64"), [*range(1, op.rank(1)), 0])
@@ -522,14 +510,6 @@ def _eye(op: Op) -> Expr:
     return relax.const(np.eye(rows, columns, offset, dtype=dtype), dtype)
 
 
-def _shape_array(op: Op) -> Expr:
-    return relax.const(np.array(op.shape(), "int64"), "int64")
-
-
-def _size_array(op: Op) -> Expr:
-    return relax.const(np.array([math.prod(op.shape())], "int64"), "int64")
-
-
 CONVERTERS: Final[dict[str, Converter]] = {
     "argsort": _argsort,
     "sort": _sort,
@@ -547,17 +527,17 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "broadcast_like": _broadcast_like,
     "broadcast_to": _broadcast_to,
     "depth_to_space": _depth_to_space,
-    "expand_dims": _expand_dims,
+    "expand_dims": lambda op: R.expand_dims(op[0], op.axis(op.integer("axis"), op.rank() + 1)),
     "repeat": _repeat,
     "reshape_like": _reshape_like,
     "space_to_depth": _space_to_depth,
     "squeeze": _squeeze,
     "stack": _stack,
-    "tile": _tile,
+    "tile": lambda op: R.tile(op[0], list(op.integers("reps"))),
     "transpose": _transpose,
     "Crop": _crop,
     "Embedding": _embedding,
-    "batch_take": _batch_take,
+    "batch_take": lambda op: _pick_along(op, 1, False, "clip"),
     "crop": _slice,
     "gather_nd": _gather_nd,
     "one_hot": _one_hot,
@@ -574,7 +554,7 @@ CONVERTERS: Final[dict[str, Converter]] = {
     "_zeros": _fill(0.0),
     "_zeros_without_dtype": _fill(0.0),
     "ones_like": _fill_like(1.0),
-    "shape_array": _shape_array,
-    "size_array": _size_array,
+    "shape_array": lambda op: relax.const(np.array(op.shape(), "int64"), "int64"),
+    "size_array": lambda op: relax.const(np.array([math.prod(op.shape())], "int64"), "int64"),
     "zeros_like": _fill_like(0.0),
 }

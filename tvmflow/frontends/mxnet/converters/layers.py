@@ -249,10 +249,6 @@ def _average_pool(op: Op, windows: _Windows) -> Expr:
     return windows.mean(op[0]) * relax.const(window_size / counts)
 
 
-def _sum_pool(op: Op, windows: _Windows) -> Expr:
-    return windows.mean(op[0]) * op.scalar(math.prod(windows.kernel))
-
-
 def _lp_pool(op: Op, windows: _Windows) -> Expr:
     """Return `(Σ |x|^p)^(1/p)` of each window."""
     power = op.integer("p_value")
@@ -271,7 +267,7 @@ _GLOBAL_POOLS: Final = {"max": R.max, "avg": R.mean, "sum": R.sum}
 _POOLS: Final[dict[str, _Pool]] = {
     "max": lambda op, windows: windows.pool(_MAX_POOL, op[0]),
     "avg": _average_pool,
-    "sum": _sum_pool,
+    "sum": lambda op, windows: windows.mean(op[0]) * op.scalar(math.prod(windows.kernel)),
     "lp": _lp_pool,
 }
 
