@@ -62,7 +62,7 @@ COMMANDS: Final = {
 }
 
 _MODULES: Final = {
-    "build": "init",
+    **dict.fromkeys(("build", "schema"), "init"),
     "explain": "plan",
     "diff": "lock",
     "logs": "runs",

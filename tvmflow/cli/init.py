@@ -1,4 +1,4 @@
-"""`tvmflow init` and `tvmflow build`: a model without a recipe gets one, to edit or to build."""
+"""Recipes for models without one, and for editors: `tvmflow init`, `build` and `schema`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,35 @@ from tvmflow.core.generated_text import shell_word
 if TYPE_CHECKING:
     from tvmflow.planning.new_recipe import Choices, Model, NewRecipe
     from tvmflow.store.local import LocalStore
+
+
+class SchemaOptions(Options):
+    """Print the JSON Schema of recipes, or with --pipeline of pipelines, for editors.
+
+    Examples:
+        tvmflow schema --output recipe.schema.json
+        # then, as the first line of a recipe, for editors with yaml-language-server
+        # yaml-language-server: $schema=recipe.schema.json
+    """
+
+    pipeline: bool = flag("the schema of pipelines, not of recipes")
+    output: Path | None = option("FILE", "write the schema to this file")
+
+
+def schema(options: SchemaOptions) -> int:
+    import json
+
+    from tvmflow.cli.output import write_file
+    from tvmflow.planning.pipelines import pipeline_schema
+    from tvmflow.recipe import json_schema
+
+    content = pipeline_schema() if options.pipeline else json_schema()
+    text = json.dumps(content, indent=2) + "\n"
+    if options.output:
+        write_file(options.output, text)
+    else:
+        sys.stdout.write(text)
+    return EXIT_OK
 
 
 class ModelOptions(Options):
@@ -315,4 +344,4 @@ def _open_sizes_error(options: ModelOptions, recipe: NewRecipe) -> UsageError:
     )
 
 
-COMMANDS: Final = {"init": init, "build": build}
+COMMANDS: Final = {"init": init, "build": build, "schema": schema}
