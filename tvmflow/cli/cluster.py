@@ -1,13 +1,143 @@
-"""`tvmflow worker` and `tvmflow scheduler`: the processes of a cluster."""
+"""Other machines, to measure on and to run stages: `tvmflow device`, `worker` and `scheduler`."""
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import StoreOption, listening_host_option, scheduler_option, store_option
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    StoreOption,
+    listening_host_option,
+    scheduler_option,
+    store_option,
+)
 from tvmflow.cli.options import Options, flag, option, port, positive_int
-from tvmflow.core.errors import EXIT_OK
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text
+
+if TYPE_CHECKING:
+    from tvmflow.targets.tracker import DevicePoolStatus
+
+
+def _tracker_option() -> str | None:
+    return option("HOST:PORT", "the address of TVM's RPC tracker ($TVMFLOW_TRACKER)")
+
+
+class DeviceListOptions(Options):
+    """List the devices that can be measured on: this machine, and those of a tracker.
+
+    Examples:
+        tvmflow device ls
+        tvmflow device ls --tracker 192.168.1.5:9190
+    """
+
+    tracker: str | None = _tracker_option()
+    json: bool = flag(JSON_HELP)
+
+
+def _key(text: str) -> str:
+    if not text or ":" in text or any(char.isspace() for char in text):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a key: it may hold neither ':' nor spaces"
+        )
+    return text
+
+
+def _port(text: str) -> int:
+    number = port(text)
+    if not number:
+        raise argparse.ArgumentTypeError("0 is not a port that clients can connect to")
+    return number
+
+
+class DeviceServeOptions(Options):
+    """Offer this machine as a device.
+
+    Anyone who can reach its port can run code on it.
+
+    Examples:
+        # on the board: recipes name it with `rpc: {key: pi4}`
+        tvmflow device serve --tracker 192.168.1.5:9190 --key pi4
+    """
+
+    tracker: str | None = _tracker_option()
+    key: str = option(
+        "KEY", "the key of devices of this kind", default="", type=_key, required=True
+    )
+    host: str = listening_host_option()
+    port: int | None = option(
+        "N", "the port to listen on (the first free one from 9090)", type=_port
+    )
+    verbosity: int
+
+
+_HEADINGS: Final = ("key", "total", "free", "pending", "at")
+
+
+def list_devices(options: DeviceListOptions) -> int:
+    from tvmflow.cli.output import print_json, print_lines
+    from tvmflow.core.text import columns
+    from tvmflow.targets.host import read_host
+    from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker
+
+    address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
+    devices = list(Tracker(_checked(address)).list_devices().values()) if address else []
+    host = read_host()
+    if options.json:
+        this_machine = {"arch": host.arch, "model": host.model, "cores": host.cores}
+        rows = [device._asdict() for device in devices]
+        print_json({"host": this_machine, "tracker": address or None, "devices": rows})
+        return EXIT_OK
+    print_lines(f"this machine: {host.model}, {host.arch}, {count_text(host.cores, 'core')}")
+    if not address:
+        print_lines(f"no tracker is named (--tracker HOST:PORT, or ${TRACKER_VARIABLE})")
+    elif not devices:
+        print_lines(f"the tracker at {address} has no devices")
+    else:
+        table = columns([_HEADINGS, *map(_row, devices)])
+        print_lines(f"the tracker at {address}:", *(f"  {line}" for line in table))
+    return EXIT_OK
+
+
+def serve(options: DeviceServeOptions) -> int:
+    from tvmflow.cli.output import print_notes
+    from tvmflow.targets import server
+    from tvmflow.targets.tracker import TRACKER_VARIABLE
+
+    address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
+    ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
+    server.serve(
+        _checked(address),
+        options.key,
+        options.host,
+        ports,
+        lambda line: print_notes(options, line),
+    )
+
+
+def _checked(address: str) -> str:
+    """Return the address of a tracker."""
+    from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
+
+    try:
+        split_address(address)
+    except ValueError as error:
+        named_by = (
+            f"${TRACKER_VARIABLE}" if address == os.environ.get(TRACKER_VARIABLE) else "--tracker"
+        )
+        problem = f"{named_by}: {error}" if address else "no tracker is named"
+        raise UsageError(
+            problem, fix=f"give --tracker HOST:PORT, or set ${TRACKER_VARIABLE}"
+        ) from error
+    return address
+
+
+def _row(devices: DevicePoolStatus) -> tuple[str, ...]:
+    counts = (devices.total, devices.free, devices.pending)
+    return (devices.key, *map(str, counts), ", ".join(devices.addresses))
+
 
 DEFAULT_PORT: Final = 8786
 
@@ -95,4 +225,8 @@ def scheduler(options: SchedulerOptions) -> int:
     return EXIT_OK
 
 
-COMMANDS: Final = {"worker": worker, "scheduler": scheduler}
+COMMANDS: Final = {
+    "device": {"ls": list_devices, "serve": serve},
+    "worker": worker,
+    "scheduler": scheduler,
+}

@@ -68,7 +68,7 @@ _MODULES: Final = {
     "logs": "runs",
     "run-model": "run_model",
     **dict.fromkeys(("inspect", "verify", "sign", "keygen"), "provenance"),
-    **dict.fromkeys(("worker", "scheduler"), "cluster"),
+    **dict.fromkeys(("device", "worker", "scheduler"), "cluster"),
 }
 """The modules of commands whose module has another name."""
 
