@@ -53,12 +53,7 @@ class DodoTasks:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        context: RunContext,
-        dist: str,
-        database: str,
-        begin: Callable[[], object],
+        self, plan: Plan, context: RunContext, dist: str, database: str, begin: Callable[[], object]
     ) -> None:
         self._plan = plan
         self._context = context

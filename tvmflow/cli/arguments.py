@@ -362,10 +362,7 @@ class ExecutionOptions(Options):
     keep_going: bool = flag("after a failure, continue with stages that do not depend on it")
     dist: DistOption = dist_option()
     stage_timeout_s: float | None = option(
-        "SECONDS",
-        "stop any stage that takes longer",
-        name="--stage-timeout",
-        type=time_limit,
+        "SECONDS", "stop any stage that takes longer", name="--stage-timeout", type=time_limit
     )
     stage_memory: int | None = option(
         "SIZE",

@@ -109,11 +109,7 @@ def serve(options: DeviceServeOptions) -> int:
     address = options.tracker or os.environ.get(TRACKER_VARIABLE, "")
     ports = server.PORTS if options.port is None else range(options.port, options.port + 1)
     server.serve(
-        _checked(address),
-        options.key,
-        options.host,
-        ports,
-        lambda line: print_notes(options, line),
+        _checked(address), options.key, options.host, ports, lambda line: print_notes(options, line)
     )
 
 
@@ -217,10 +213,7 @@ def scheduler(options: SchedulerOptions) -> int:
     from tvmflow.executors import cluster_server
 
     cluster_server.serve_scheduler(
-        options.host,
-        options.port,
-        tls=options.tls,
-        notify=lambda line: print_notes(options, line),
+        options.host, options.port, tls=options.tls, notify=lambda line: print_notes(options, line)
     )
     return EXIT_OK
 

@@ -6,16 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    NamedTuple,
-    NoReturn,
-    TypeVar,
-    get_args,
-    get_origin,
-)
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 from tvmflow.cli.commands import Command, load_all_commands
 from tvmflow.cli.help import describe, examples_text, fill, terminal_width
@@ -183,11 +174,7 @@ def _add_arguments(
 
 
 def _add_argument(
-    parser: CommandParser,
-    group: _Group,
-    dest: str,
-    kind: object,
-    field: Field,
+    parser: CommandParser, group: _Group, dest: str, kind: object, field: Field
 ) -> None:
     details: dict[str, Any] = dict(field.details)
     name = details.pop("name", None)

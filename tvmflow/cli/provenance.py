@@ -29,9 +29,7 @@ class StatementOptions(Options):
         default=(),
     )
     provenance: tuple[Path, ...] = option(
-        "FILE",
-        "use these statements (.intoto.jsonl) instead of those beside the files",
-        default=(),
+        "FILE", "use these statements (.intoto.jsonl) instead of those beside the files", default=()
     )
 
     max_size: int | None = option(

@@ -24,12 +24,7 @@ from tvmflow.release.folder import ReleaseResult, check_before_build, find_folde
 from tvmflow.release.gates import CONTENT_GATE, LOCK, Comparison, list_checked_gates
 from tvmflow.release.lock import lock_text, make_lock, pin_lock
 from tvmflow.release.reproduce import ENVIRONMENTS, ReproducibilityReport, build_again
-from tvmflow.release.retune import (
-    TuningProgress,
-    select_stage,
-    spend_budget,
-    with_spent_trials,
-)
+from tvmflow.release.retune import TuningProgress, select_stage, spend_budget, with_spent_trials
 from tvmflow.stages import export, verify
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.local import LocalStore
@@ -159,10 +154,7 @@ def _format_comparison(comparison: Comparison, previous: str) -> Iterator[str]:
 
 
 def retune(
-    plan: Plan,
-    budget: Retune,
-    run_plan: Callable[[Plan], RunReport | None],
-    output: OutputOptions,
+    plan: Plan, budget: Retune, run_plan: Callable[[Plan], RunReport | None], output: OutputOptions
 ) -> Plan:
     """Tune in rounds and return the plan with the trials that each recipe and target was given.
 

@@ -183,10 +183,7 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
     report_failures(report)
     if options.summary is not None:
         make_folder(options.summary.parent)
-        with (
-            disk_errors(options.summary),
-            options.summary.open("a", encoding="utf-8") as stream,
-        ):
+        with disk_errors(options.summary), options.summary.open("a", encoding="utf-8") as stream:
             stream.write(markdown_summary(report))
     if options.junit is not None:
         write_file(options.junit, junit_xml(report, recording.release))

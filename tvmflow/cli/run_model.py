@@ -187,10 +187,7 @@ def _choose_sizes(
 
 
 def _read_samples(
-    module: Module,
-    files: Sequence[InputFile],
-    options: RunModelOptions,
-    sizes: Mapping[str, int],
+    module: Module, files: Sequence[InputFile], options: RunModelOptions, sizes: Mapping[str, int]
 ) -> samples.Samples:
     from tvmflow.core.file_kinds import ARRAYS, IMAGES, check_kind
     from tvmflow.runtime import samples

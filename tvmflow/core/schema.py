@@ -37,11 +37,7 @@ class ClosedModel(BaseModel):
     """A frozen model that is strict about types and rejects unknown fields."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        json_schema_extra=_join_lines,
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_join_lines
     )
 
 

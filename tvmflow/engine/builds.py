@@ -9,14 +9,7 @@ from typing import Final, Literal, NamedTuple
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.statistics import MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
-from tvmflow.engine.report import (
-    SKIPPED,
-    STOPPED,
-    SUCCEEDED,
-    ReportedFacts,
-    RunReport,
-    StageReport,
-)
+from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.stages import STAGES, verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.build import TUNED, BuildFacts

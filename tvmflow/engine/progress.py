@@ -491,9 +491,7 @@ def _draw_table(progress: RunProgress, columns: int, height: int, now: float) ->
     return [*first, *_choose_rows(lines, list(rows.values()), height - len(first))]
 
 
-def _group_by_target(
-    progress: RunProgress,
-) -> dict[tuple[str, str], dict[str, StageProgress]]:
+def _group_by_target(progress: RunProgress) -> dict[tuple[str, str], dict[str, StageProgress]]:
     """Return the stages of each recipe and target by name, with those that all its targets share."""
     shared: dict[str, dict[str, StageProgress]] = {}
     rows: dict[tuple[str, str], dict[str, StageProgress]] = {}

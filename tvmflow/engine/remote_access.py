@@ -155,8 +155,7 @@ def _find_mode(option: str | None) -> str:
     if mode not in _MODES:
         name = "remote_mode" if option else f"${MODE_VARIABLE}"
         raise UsageError(
-            f"{name}: '{mode}' is not a mode",
-            fix=f"set it to one of {', '.join(_MODES)}",
+            f"{name}: '{mode}' is not a mode", fix=f"set it to one of {', '.join(_MODES)}"
         )
     return mode
 

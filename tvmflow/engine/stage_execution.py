@@ -193,9 +193,7 @@ class StageExecution:
             memory_bytes=spec.memory_bytes if memory_bytes is None else memory_bytes,
         )
         result = self.context.executor.execute(
-            call,
-            log,
-            lambda event: self.context.on_event({**event, "stage_id": spec.id}),
+            call, log, lambda event: self.context.on_event({**event, "stage_id": spec.id})
         )
         edited = [path for path, before in stamps.items() if _stamp_or_none(path) != before]
         if edited and result.outcome == "ok":

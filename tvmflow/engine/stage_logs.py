@@ -32,10 +32,7 @@ class StageLog(NamedTuple):
 
 
 def find_logs(
-    store: LocalStore,
-    stage: str = "",
-    run: RunRecord | None = None,
-    recipes: Collection[str] = (),
+    store: LocalStore, stage: str = "", run: RunRecord | None = None, recipes: Collection[str] = ()
 ) -> list[StageLog]:
     """Return the logs of a stage, the one that was written last at the end.
 

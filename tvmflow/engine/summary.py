@@ -290,11 +290,7 @@ _WHOLE_FACTOR: Final = 9.95
 _WIDE: Final = 1.5
 _UNTUNED: Final = "the same model untuned"
 _REJECTED: Final = "rejected"
-_VERDICTS: Final = {
-    "verified": "verified",
-    _REJECTED: "REJECTED",
-    "not verified": "NOT VERIFIED",
-}
+_VERDICTS: Final = {"verified": "verified", _REJECTED: "REJECTED", "not verified": "NOT VERIFIED"}
 
 
 def make_headline(builds: Sequence[Build]) -> str:

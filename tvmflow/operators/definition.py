@@ -244,11 +244,7 @@ REGISTERED: Final[list[Operator]] = []
 
 
 def operator(
-    name: str,
-    *,
-    domain: str,
-    since_version: int = 1,
-    reference: ReferenceFunction | None = None,
+    name: str, *, domain: str, since_version: int = 1, reference: ReferenceFunction | None = None
 ) -> Callable[[Implementation], Implementation]:
     """Return a decorator that registers the implementation of an operator.
 

@@ -126,10 +126,7 @@ def list_kernels(
 
 
 def _read_kernels(
-    label: str,
-    stages: Mapping[str, StageReport],
-    facts: KnownFacts,
-    store: LocalStore | None,
+    label: str, stages: Mapping[str, StageReport], facts: KnownFacts, store: LocalStore | None
 ) -> LibraryKernels:
     """Return the kernels of one library: those of a search, or else those of its profile."""
     search = facts.get(TuneFacts)

@@ -428,10 +428,7 @@ def _axis(label: str, values: Sequence[float], show: Callable[[float], str]) -> 
 
 
 def _table(
-    recipe: str,
-    libraries: Sequence[Library],
-    series: Mapping[str, int],
-    shapes: Mapping[str, int],
+    recipe: str, libraries: Sequence[Library], series: Mapping[str, int], shapes: Mapping[str, int]
 ) -> Markup:
     fronts: dict[str, list[str]] = {}
     for cost in _COSTS:

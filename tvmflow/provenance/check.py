@@ -24,11 +24,7 @@ from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX
-from tvmflow.runtime.bundles import (
-    DEFAULT_MAX_BYTES,
-    Bundle,
-    read_content,
-)
+from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, Bundle, read_content
 from tvmflow.runtime.statements import (
     Finding,
     SignedStatement,

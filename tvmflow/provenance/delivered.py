@@ -4,14 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tvmflow.core.types import (
-    STATEMENT_SUFFIX,
-    Artifact,
-    Delivery,
-    Plan,
-    RecipeOrigin,
-    StageSpec,
-)
+from tvmflow.core.types import STATEMENT_SUFFIX, Artifact, Delivery, Plan, RecipeOrigin, StageSpec
 
 BOM_SUFFIX = ".cdx.json"
 MEASUREMENTS_SUFFIX = ".measurements" + STATEMENT_SUFFIX

@@ -170,10 +170,7 @@ class BuildTarget(ClosedModel):
         "the run may use. Untuned code is the same for any number.",
     )
     num_cores: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_THREADS,
-        description="Former name of `threads`.",
+        default=None, ge=1, le=MAX_THREADS, description="Former name of `threads`."
     )
     remote: Remote | None = Field(
         default=None,

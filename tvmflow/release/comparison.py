@@ -24,12 +24,7 @@ from tvmflow.engine.report import INCOMPLETE, RunReport, StageReport
 from tvmflow.engine.run_records import RunRecord, may_name_run, read_run
 from tvmflow.engine.summary import verdict_text
 from tvmflow.recipe.lock_file import LockFile
-from tvmflow.release.gates import (
-    LOCK,
-    MEASUREMENTS,
-    read_lock_with_measurements,
-    read_measurements,
-)
+from tvmflow.release.gates import LOCK, MEASUREMENTS, read_lock_with_measurements, read_measurements
 from tvmflow.release.lock import Change, diff_locks
 from tvmflow.stages import verify
 from tvmflow.stages.base import find_facts

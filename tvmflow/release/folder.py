@@ -148,8 +148,7 @@ def _read_verified(folder: Path, about: str) -> PreviousRelease:
         lock, measurements = read_lock(folder / LOCK).file, read_measurements(folder)
     except RecipeError as error:
         raise RecipeError(
-            error.problems,
-            fix="compare with another release (release.against: a version, or none)",
+            error.problems, fix="compare with another release (release.against: a version, or none)"
         ) from error
     return PreviousRelease(folder, with_measurements(lock, measurements) if measurements else lock)
 

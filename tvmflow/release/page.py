@@ -96,10 +96,7 @@ def describe_measurements(
 
 def _list_facts(lock: LockFile) -> tuple[tuple[str, str], ...]:
     versions = {f"{name} {recipe.version}" for name, recipe in lock.recipes.items()}
-    return (
-        ("built on", lock.machine),
-        ("recipes", ", ".join(sorted(versions))),
-    )
+    return (("built on", lock.machine), ("recipes", ", ".join(sorted(versions))))
 
 
 def _list_provenance(lock: LockFile) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

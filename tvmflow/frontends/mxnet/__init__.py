@@ -38,12 +38,7 @@ from tvmflow.frontends.frontend import (
     Specs,
     pinned_by_name,
 )
-from tvmflow.frontends.mxnet._checkpoint import (
-    not_a_symbol,
-    read_names,
-    read_shape,
-    read_symbol,
-)
+from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_shape, read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
 

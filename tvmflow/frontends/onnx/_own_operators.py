@@ -27,13 +27,7 @@ from tvmflow.frontends.onnx.graph import (
     node_name,
     versions_of,
 )
-from tvmflow.operators.definition import (
-    Node,
-    Operator,
-    OperatorError,
-    Tensor,
-    standard_domain,
-)
+from tvmflow.operators.definition import Node, Operator, OperatorError, Tensor, standard_domain
 from tvmflow.operators.loading import Operators
 
 

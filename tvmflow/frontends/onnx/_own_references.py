@@ -13,11 +13,7 @@ from onnx.reference.op_run import OpRun
 
 from tvmflow.core.errors import StageError
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
-from tvmflow.frontends.onnx._own_operators import (
-    UsedOperator,
-    describe_node,
-    find_operator,
-)
+from tvmflow.frontends.onnx._own_operators import UsedOperator, describe_node, find_operator
 from tvmflow.frontends.onnx.graph import (
     all_nodes,
     captured_names,

@@ -8,13 +8,7 @@ from typing import Any, Final
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import (
-    GATES,
-    NOTHING,
-    Activation,
-    Recurrent,
-    RecurrentOperands,
-)
+from tvmflow.compiler.ir_operators import GATES, NOTHING, Activation, Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.tir_kernels.activations import DEFAULTS
 

@@ -222,14 +222,7 @@ _TRAINING: Final[Mapping[str, str]] = {
     "feature_alpha_dropout": "train",
 }
 # What zipfile and json raise at damaged files.
-_DAMAGE: Final = (
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
+_DAMAGE: Final = (EOFError, NotImplementedError, RuntimeError, ValueError, struct.error, zlib.error)
 _SYMBOL: Final = re.compile(r"Symbol\('(\w+)'[^()]*\)")
 # A minimum of 2 only says that the size was not 1 when the model was exported.
 _SPECIALIZED_MINIMUM: Final = 2

@@ -195,10 +195,7 @@ def export_factory(factory: str, path: Path) -> str:
         EnvironmentProblem: when PyTorch cannot be imported.
         OSError: when the archive cannot be written.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="tvmflow-") as folder,
-        output_file(path) as temporary,
-    ):
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder, output_file(path) as temporary:
         request = {"factory": factory, "archive": temporary}
         with explain_wait(f"calling {factory} and exporting its module: as long as PyTorch takes"):
             code, answer = _run(_FACTORY_WORKER, request, Path(folder), _STANDARD_ERROR)

@@ -17,13 +17,7 @@ from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._reading import read_in_worker, read_once
-from tvmflow.frontends.base import (
-    LoadedModel,
-    ModelFacts,
-    ModelInput,
-    NotAModel,
-    ReferenceTraits,
-)
+from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelInput, NotAModel, ReferenceTraits
 from tvmflow.frontends.frontend import (
     MODEL,
     Files,
