@@ -86,7 +86,6 @@ class StageDump(NamedTuple):
     """The dump of one stage.
 
     Attributes:
-        stage_id: The stage.
         folder: The folder with the files; None if the model could not be lowered.
         problem: Why the model could not be lowered to the end; empty if it could.
         exit_code: The exit code that this is worth.

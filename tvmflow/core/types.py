@@ -74,9 +74,7 @@ class TensorSpec(NamedTuple):
     """One input or output of a model.
 
     Attributes:
-        name: Its name.
         shape: Its shape; where sizes are open, the largest one.
-        dtype: Its dtype.
         bounded_axis: The axis whose size is known only after a call, and at most that of the shape; only
             axes of one element are before it. None for a tensor of a fixed shape.
         sizes: The sizes where some are open, those of an input numbers or names of dimensions; empty for

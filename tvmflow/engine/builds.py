@@ -124,7 +124,6 @@ class Build(NamedTuple):
         error: Largest absolute error of any output.
         tolerance: How far outputs were allowed to differ.
         accuracy: Top-1 accuracy, from 0 to 1.
-        reference_accuracy: That of the reference.
         latency_s: Median latency of one call of the library, in seconds.
         latency_std_s: Standard deviation of the repeats of that, in seconds.
         untuned_latency_s: Latency of the same model untuned, in seconds: the library's times the speedup.

@@ -32,7 +32,6 @@ class Estimate(NamedTuple):
     """The cost of a stage that must run.
 
     Attributes:
-        stage_id: The stage.
         seconds: The least and the most that it will probably take; None when there is no history.
         basis: Where that comes from.
         bytes: The disk space for its result; None when there is no history.

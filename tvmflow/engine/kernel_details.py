@@ -349,7 +349,6 @@ class KernelRow(NamedTuple):
     """A kernel of a library. None is what is not known.
 
     Attributes:
-        name: Its name.
         share: Its share of the time of a call of the library, from 0 to 1, as `verify` measured it.
         calls: How often an inference calls it.
         seconds: The time of all these calls in the library: its share of the latency.

@@ -37,7 +37,6 @@ class StageProgress:
     """One stage of a run.
 
     Attributes:
-        stage_id: The stage.
         state: `pending`, `running`, or its outcome.
         started: The time when it began; 0 before.
         seconds: How long it ran, at its end.

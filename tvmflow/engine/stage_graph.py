@@ -162,8 +162,6 @@ class Node(NamedTuple):
     """A stage as it is drawn.
 
     Attributes:
-        stage_id: The stage.
-        recipe: Its recipe.
         target: Its target; empty for a stage that targets share.
         label: The first line.
         detail: The second line.

@@ -40,7 +40,6 @@ class _Count(NamedTuple):
     """The number of rows that count, of those that a tensor has along an axis.
 
     Attributes:
-        axis: The axis.
         var: The count, int64 of shape [1].
         limit: The most that count, where rows were cut off; None for any number.
     """

@@ -27,11 +27,7 @@ class OpenSizeProblem(ValueError):
 
 
 class SizeRanges:
-    """Knows the ranges of dimensions, so that their expressions can be simplified and compared.
-
-    Args:
-        dimensions: The dimensions.
-    """
+    """Knows the ranges of dimensions, so that their expressions can be simplified and compared."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._dimensions = {entry.name: entry for entry in dimensions}

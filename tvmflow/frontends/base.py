@@ -78,7 +78,6 @@ class ModelInput(NamedTuple):
     """An input of a model.
 
     Attributes:
-        name: Its name.
         dtype: Its dtype; None where the model does not tell it.
         dims: Fixed sizes, and names of free dimensions (which may be empty); None without a shape.
         is_required: False for one that has a default, or that may be a weight.
@@ -123,9 +122,7 @@ class InputRequest(NamedTuple):
     """The fields of an input in a recipe; None for those that are left to the model.
 
     Attributes:
-        name: Its name.
         shape: Its shape; where sizes are open, the largest one.
-        dtype: Its dtype.
         value: The constant that it is bound to: a number, a truth value, or nested lists of them.
             A number fills the shape.
         range: Minimum and maximum of random inputs.

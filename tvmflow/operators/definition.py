@@ -49,7 +49,6 @@ class Node:
 
     Attributes:
         operator: The name of the operator.
-        domain: Its domain.
         version: The version of the domain that the model uses.
         attributes: The attributes that the node sets: numbers, strings, lists of them, arrays for tensors.
         inputs: Shape and dtype of each input; None for one that the node leaves out.

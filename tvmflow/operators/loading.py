@@ -47,7 +47,6 @@ class OperatorFiles(NamedTuple):
     """The files of a recipe's operators.
 
     Attributes:
-        files: The files.
         candidates: Every path that was looked for: a module may appear there later.
     """
 

@@ -72,7 +72,6 @@ class Kernel(NamedTuple):
     """A kernel of a library; times in seconds of one call.
 
     Attributes:
-        name: Its name.
         nodes: The nodes of the user's model that it computes.
         calls: Calls in one inference.
         flops: Arithmetic operations of a call.

@@ -91,7 +91,6 @@ class NewRecipe(NamedTuple):
     """The text of a recipe, and what is to be filled in or known of it.
 
     Attributes:
-        text: The text.
         open_lines: The lines with SIZE in them, in place of sizes that nobody says.
         open_shapes: The shapes of the inputs of these lines.
         batches_of_one: The inputs whose open batch size became 1, with their shapes in the model and in the recipe.

@@ -362,7 +362,6 @@ class PreparedRun(NamedTuple):
     """A plan with all that it was made from.
 
     Attributes:
-        plan: The plan.
         recipes: The recipes and variants in it.
         reads: The paths of every file that planning read or looked for.
         started_ns: When planning began.

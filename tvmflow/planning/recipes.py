@@ -130,7 +130,6 @@ class PlannedRecipe(_Fields):
         loaded: The recipe with its positions.
         stages: The stages of its pipeline, in order.
         targets: Its resolved targets.
-        model_files: The files of its model.
         variant: The name of the variant; empty for the recipe itself.
         pipeline: The file of the pipeline that takes the place of the recipe's own; empty for none.
         operator_files: The files of its own operators.

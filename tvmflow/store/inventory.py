@@ -176,7 +176,6 @@ class StoredResult(NamedTuple):
     """A finished stage.
 
     Attributes:
-        key: Its key.
         label: `RECIPE:STAGE[/TARGET]` as its recipe last needed it, or as it was first made for.
         used_ns: When it was last used.
         size: The size of its action record in bytes.

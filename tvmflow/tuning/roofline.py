@@ -179,7 +179,6 @@ class MeasuredKernel(NamedTuple):
     """A kernel that was measured by itself.
 
     Attributes:
-        name: Its name.
         calls: Its calls in one inference.
         untuned_us: Its time in µs of one call, with its untuned schedule.
         tuned_us: The same with the chosen schedule; None where it stays untuned.

@@ -74,7 +74,6 @@ class _Iterations:
     """The iterations of a loop, as nodes of the main graph.
 
     Attributes:
-        nodes: The nodes.
         weights: The weights of the body.
     """
 

@@ -154,7 +154,6 @@ class StandardPiece(NamedTuple):
 
     Attributes:
         model: The model that they are part of.
-        nodes: The nodes.
         inputs: The values that they read and do not compute, without weights.
         outputs: The values that others read, or that the model returns.
     """
@@ -187,7 +186,6 @@ class SplitModel(NamedTuple):
     """A model in pieces, in the order of their computation.
 
     Attributes:
-        pieces: The pieces.
         constants: The weights that own operators read.
         outputs: The names of the outputs.
     """

@@ -399,7 +399,6 @@ class Model(NamedTuple):
     """The main graph of a file.
 
     Attributes:
-        tensors: Its tensors.
         operators: Its operators in the order of execution.
         inputs: Number of a tensor -> name of that input, in order.
         outputs: Names and numbers of tensors of the outputs, in order.

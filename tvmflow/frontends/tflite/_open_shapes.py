@@ -31,8 +31,6 @@ class _Call(NamedTuple):
 
     Attributes:
         ranges: The dimensions.
-        operands: The operands.
-        attributes: The attributes.
         ranks: The ranks of the results.
     """
 

@@ -178,7 +178,6 @@ class Action(NamedTuple):
     """A finished stage as one store gives it to another.
 
     Attributes:
-        key: Its key.
         files: Its output files.
         facts: Small values for people.
         preimage: The document that the key is the digest of.
