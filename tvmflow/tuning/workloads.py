@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ _ROOT: Final = "root"
 _CALL_OPERATORS: Final = frozenset(
     {"relax.call_tir", "relax.call_tir_inplace", "relax.call_dps_packed"}
 )
-_log = logging.getLogger(__name__)
 
 
 class Workload(NamedTuple):
