@@ -90,7 +90,9 @@ TRAITS: Final = StageTraits(
     timeout_s=4 * 3600.0,
     compiles_kernels=True,
     find_faults=find_faults,
-    run=RunTraits(measures=True, is_locked=False, is_gate=True, unlocked_settings=("target",)),
+    run=RunTraits(
+        measures=True, is_locked=False, is_gate=True, unlocked_settings=("target", "levels")
+    ),
 )
 
 describe, explain = verdict_text.describe, verdict_text.explain
