@@ -66,9 +66,12 @@ PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
 _BROADCAST_LOADS: Final = (0.5, 0.6)
 _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
-# Where factors are lanes: the time to issue a multiplication, and the loads of a vector and of a point in
-# multiplications. Each register too many costs a share of the tile's time.
-_LANE_INSTRUCTIONS: Final = (0.72, 1.5, 0.5)
+# Where factors are lanes: the time to issue a multiplication, by whether a CPU does one or two of vectors in a
+# cycle, and the loads of a vector and of a point in multiplications. Each register too many costs a share of the
+# tile's time.
+_ISSUE_TIMES: Final = (0.65, 0.72)
+_ONE_MULTIPLICATION: Final = frozenset({"cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72"})
+_LANE_INSTRUCTIONS: Final = (1.5, 0.5)
 _SPILL_COST: Final = 0.2
 
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
@@ -179,6 +182,7 @@ class CpuModel(NamedTuple):
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
+        issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
     """
 
     lanes: int
@@ -192,6 +196,7 @@ class CpuModel(NamedTuple):
     bfloat16_arch: str | None = None
     has_fma: bool = False
     factor_lanes: int = 0
+    issue_time: float = _ISSUE_TIMES[1]
 
     @property
     def cached_weight_bytes(self) -> int:
@@ -286,8 +291,8 @@ class CpuModel(NamedTuple):
         sums = vectors * points
         spilled = max(0, sums + vectors + points - self.registers)
         waits = math.sqrt(max(1.0, self.min_sums / sums))
-        each, of_vector, of_point = _LANE_INSTRUCTIONS
-        issue = each * (1 + (of_vector * vectors + of_point * points + 1) / sums)
+        of_vector, of_point = _LANE_INSTRUCTIONS
+        issue = self.issue_time * (1 + (of_vector * vectors + of_point * points + 1) / sums)
         return waits * max(1.0, issue) * (1 + _SPILL_COST * spilled)
 
     def estimate_packed_utilization(self, vectors: int, points: int) -> float:
@@ -320,7 +325,8 @@ class CpuModel(NamedTuple):
             neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
             neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
             neon = neon._replace(has_quads="dotprod" in features)
-            return neon._replace(factor_lanes=find_factor_lanes(target))
+            issue_time = _ISSUE_TIMES[target.get("mcpu") not in _ONE_MULTIPLICATION]
+            return neon._replace(factor_lanes=find_factor_lanes(target), issue_time=issue_time)
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).
