@@ -32,7 +32,9 @@ from typing import Any, Final, NamedTuple
 import _nets
 import numpy as np
 import onnx
+import onnxruntime
 from _runtimes import ROOT
+from precision import quantize
 
 _SOURCES: Final = ROOT / "benchmarks" / "arm"
 _PACKAGES: Final = (
@@ -63,11 +65,25 @@ _CPU_PARTS: Final = {
 # Blocks that make up this share of all instructions are given to llvm-mca, each as a loop of so many rounds.
 _SHARE: Final = 0.995
 _ROUNDS: Final = 200
-_MULTIPLICATIONS: Final = ("fmla", "fmls")
+_MULTIPLICATIONS: Final = ("fmla", "fmls", "sdot", "udot", "smull", "umull", "smlal", "umlal")
 _OPERAND_OF_BRANCH: Final = re.compile(r"#?-?(0x[0-9a-f]+|\d+)$")
 _BRANCHES: Final = re.compile(r"(b|bl|b\.\w+|cbn?z|tbn?z)\s")
 # What llvm-mca refuses, or what is the system's.
 _LEFT_OUT: Final = re.compile(r"(svc|udf|mrs|msr|dmb|dc|ic|hint|bti|nop|pac\w+|aut\w+|adrp?)\b")
+
+
+def _quantized(made: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a network in int8 (QDQ per channel), whose norms are part of its convolutions before."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, folded, narrow = (Path(folder, name) for name in ("plain", "folded", "narrow"))
+        onnx.save(made, plain)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(folded)
+        onnxruntime.InferenceSession(str(plain), options)
+        quantize(folded, narrow)
+        return onnx.load(narrow)
+
 
 NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "mobilenet": _nets.mobilenet,
@@ -82,6 +98,8 @@ NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "vit": lambda: _nets.vision_transformer(layers=2),
     "whisper": lambda: _nets.whisper_encoder(layers=1, frames=1000),
     "lstm": _nets.lstm,
+    "mobilenet int8": lambda: _quantized(_nets.mobilenet()),
+    "resnet18 int8": lambda: _quantized(_nets.resnet18()),
 }
 """The networks; all have seeded weights, one input and one output."""
 
@@ -234,7 +252,7 @@ class Tools:
             *("-mtriple=aarch64-linux-gnu", f"-mcpu={cpu}", "-mattr=+all"),
             *(f"-iterations={_ROUNDS}", "-instruction-info=0", "-resource-pressure=0"),
             # atomic instructions have no model
-            "-skip-unsupported-instructions=lack-sched",
+            "-skip-unsupported-instructions=any",
         ]
         done = subprocess.run(
             [str(self.llvm / "llvm-mca"), *options],

@@ -272,7 +272,7 @@ def _group_words(
 
 
 def _place_vectors(offsets: Sequence[int], size: int) -> dict[int, int]:
-    """Return where the vector begins that holds the word at each offset; nothing where they fill no vector.
+    """Return where the vector of the word at each offset begins; nothing where they fill no vector.
 
     No vector reaches beyond the first or the last word.
     """

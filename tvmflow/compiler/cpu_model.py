@@ -76,7 +76,7 @@ _SPILL_COST: Final = 0.2
 
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
 _LOOP_INSTRUCTIONS: Final = 4
-_PAIR_REGISTERS: Final = 4
+_PAIR_REGISTERS: Final = 3
 # The part of a load's time that other instructions do not hide.
 _LOAD_SHARE: Final = 0.1
 
@@ -265,8 +265,9 @@ class CpuModel(NamedTuple):
 
     def holds_dot_tile(self, vectors: int, points: int) -> bool:
         """Return whether a tile of products of bytes, words of which are lanes, is computed without spilling."""
-        products = 0 if self.has_quads else _PAIR_REGISTERS
-        return vectors * points + vectors + points + products < self.registers
+        # words are moved to all lanes shortly before their products are computed
+        words = points if self.has_quads else min(points, self.factor_lanes) + _PAIR_REGISTERS
+        return vectors * points + vectors + words < self.registers
 
     def estimate_dot_utilization(self, vectors: int, points: int) -> float:
         """Estimate the share of time in which products of bytes, words of which are lanes, are computed."""

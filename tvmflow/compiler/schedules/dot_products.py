@@ -219,7 +219,7 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
 
 
 def _register_pairs(name: str) -> None:
-    """Register an intrinsic that multiplies bytes to numbers of 16 bits, and adds two of these to each sum."""
+    """Register an intrinsic that multiplies bytes, and adds two products of 16 bits to each sum."""
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def description(a: T.handle, b: T.handle, c: T.handle) -> None:

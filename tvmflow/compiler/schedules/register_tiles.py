@@ -442,7 +442,7 @@ def _schedule_reduction(
 
 
 def _count_factors(block: Block, cpu: CpuModel) -> int:
-    """Return how many factors a vector holds of which instructions take any one; 0 without such instructions."""
+    """Return how many factors a vector holds of which instructions take any; 0 without such."""
     products = dot_products.find_products(block)
     if products is None or products is BFLOAT16:
         return cpu.factor_lanes if products is None else 0

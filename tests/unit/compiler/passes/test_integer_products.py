@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,35 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     library = lowering.compile_with_weights(expanded, weights, lowering.make_target(target))
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     assert np.array_equal(result, run(loaded, target, data))
+
+
+ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "taken", "left_out"),
+    [
+        ("neoverse-n1", r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[3\]", r"sdot\s.*16b\n"),
+        ("cortex-a72", r"sadalp\s+v\d+\.4s, v\d+\.8h", r"\bsdot\b|\btbl\b"),
+    ],
+)
+def test_arm_multiplies_bytes_with_exact_sums(
+    mcpu: str, taken: str, left_out: str, tmp_path: Path
+) -> None:
+    """Four words of data are one load where an instruction takes any of them; others multiply pairs."""
+    made = onnx_models.quantized(conv(20, 24, 1, size=16), tmp_path)
+    loaded, target = onnx_models.load(made, tmp_path), {**ARM, "mcpu": mcpu}
+    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
+    scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
+    weights, data = lowered.compute_weights(loaded.params), onnx_models.draw(1, 20, 16, 16)
+    library = lowering.compile_with_weights(scheduled, weights, lowering.make_target(target))
+    code = library.mod.imports[0].inspect_source("asm")
+    assert re.search(taken, code) and not re.search(left_out, code)
+    here = level("x86-64-v3")
+    expanded = dot_products.expand_dot_products(scheduled)
+    loops = lowering.compile_with_weights(expanded, weights, lowering.make_target(here))
+    result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
+    assert np.array_equal(result, expected(made, data))
 
 
 def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def _find_winograd(
 def _is_faster_in_floats(
     rewriter: LayoutRewriter, call: relax.Call, kernel: Any, window: Window
 ) -> bool:
-    """Return whether float32 is faster for a convolution of bytes: where Winograd's needs few enough products."""
+    """Return whether Winograd's method in float32 is faster for a convolution of bytes."""
     terms = rewriter.context.integers.terms
     if terms > PAIRS.terms or ir.is_depthwise(call):
         return False
