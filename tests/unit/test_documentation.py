@@ -26,7 +26,7 @@ from tvmflow.recipe.yaml_files import read_yaml
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 KINDS = {
     "",  # a drawing
-    "c", "cmake", "console", "cpp", "groovy", "html", "js", "json", "make", "nginx", "python",
+    "c", "cmake", "console", "cpp", "groovy", "html", "java", "js", "json", "make", "nginx", "python", "swift",
     "text", "toml", "yaml",
 }  # fmt: skip
 URL = "https://github.com/tvmflow/tvmflow/blob/main/"

@@ -85,6 +85,24 @@ def c_string(text: str) -> str:
     return f'"{plain}"'
 
 
+def java_string(text: str) -> str:
+    r"""Return a text as a string of Java.
+
+    Java reads `\u` before it reads strings, so that no character of ASCII may be written so.
+
+    >>> print(java_string('a"b\\u0022'), java_string("ä😀"))
+    "a\042b\134u0022" "\u00e4\ud83d\ude00"
+    """
+    return f'"{"".join(map(_escape_in_java, text))}"'
+
+
+def _escape_in_java(char: str) -> str:
+    if char.isascii():
+        return char if char.isalnum() or char in " _-.:,()" else f"\\{ord(char):03o}"
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
 def comment(text: str) -> str:
     r"""Return a text for a comment in generated code, with a space before it: one line.
 
@@ -204,6 +222,18 @@ def github_text(text: str, special: str = "") -> str:
 
 
 # ---------------------------------------------------------------- identifiers
+
+
+def class_name(name: str) -> str:
+    """Return the name of a recipe as that of a class or module of Java and Swift, which no keyword is.
+
+    >>> class_name("res-net.2"), class_name("3d"), class_name("class")
+    ('ResNet2Model', 'M3dModel', 'ClassModel')
+    """
+    words = re.split("[._-]+", name)
+    plain = "".join(word.capitalize() for word in words)
+    return f"{'M' if plain[0].isdigit() else ''}{plain}Model"
+
 
 # `unistd.h` has the macros F_OK, R_OK, W_OK and X_OK, as a library's header would
 _PREFIXES_OF_POSIX: Final = frozenset("FRWX")

@@ -10,16 +10,27 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.exporters import archives, bundle, c_library, cpp, tvm_libraries, wheel
+from tvmflow.exporters import (
+    android,
+    archives,
+    bundle,
+    c_library,
+    cpp,
+    tvm_libraries,
+    wheel,
+    xcframework,
+)
 from tvmflow.exporters.base import Exporter, PartitionedExporter
 
 EXPORTERS: Final[dict[str, Exporter]] = {
+    "android": android,
     "bundle": bundle,
     "c-library": c_library,
     "c-library-weights": c_library.WITH_WEIGHTS,
     "cpp": cpp,
     **tvm_libraries.EXPORTERS,
     "wheel": wheel,
+    "xcframework": xcframework,
     # holds the files of all others, so it comes last
     "archive": archives,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import plistlib
 import re
 import shutil
 import struct
@@ -84,6 +85,28 @@ def test_macos(tmp_path: Path, triple: str) -> None:
     assert (dylib.name, dylib.needed) == ("@rpath/libdigits.dylib", ("/usr/lib/libSystem.B.dylib",))
     of_linker = {"___dso_handle", "__mh_dylib_header"}
     assert dylib.exports - of_linker == {f"_{name}" for name in functions(library)}
+
+
+def test_xcframework(tmp_path: Path) -> None:
+    """Xcode finds a library for phones and one for simulators: objects of each name their own system alone."""
+    dist = exports.make(
+        tmp_path / "digits", "digits", "xcframework", triple="arm64-apple-ios13.0"
+    ).dist
+    framework = dist / "digits.xcframework"
+    listed = plistlib.loads((framework / "Info.plist").read_bytes())["AvailableLibraries"]
+    variants = {
+        entry["LibraryIdentifier"]: entry.get("SupportedPlatformVariant") for entry in listed
+    }
+    assert variants == {"ios-arm64": None, "ios-arm64-simulator": "simulator"}
+    # LC_BUILD_VERSION: the system (2: iOS, 7: its simulator) and the first version of it
+    for folder, system in (("ios-arm64", (2, 13 << 16)), ("ios-arm64-simulator", (7, 14 << 16))):
+        archive = (framework / folder / "libdigits.a").read_bytes()
+        found = re.findall(rb"\x32\0\0\0[\x18-\x40]\0\0\0(.\0\0\0\0\0.\0)", archive, re.DOTALL)
+        assert len(found) == archive.count(b"\xcf\xfa\xed\xfe") >= 3
+        assert {struct.unpack("<II", version) for version in found} == {system}
+        headers = framework / folder / "Headers/digits"
+        assert "module DigitsModel {" in (headers / "module.modulemap").read_text()
+        assert "digits_run(" in (headers / "digits.h").read_text()
 
 
 @pytest.mark.skipif(WINE is None, reason="needs Wine")

@@ -82,7 +82,10 @@ def link(
 
 
 def _compile_helpers(folder: Path, arch: str) -> list[str]:
-    """Compile what LLVM calls on 32-bit ARM, which Android has in no library, and return the linker's options."""
+    """Compile what LLVM calls on 32-bit ARM, and return the linker's options.
+
+    Android has it in no library.
+    """
     if arch != "armv7":
         return []
     source = zig.library_folder() / "compiler_rt.zig"

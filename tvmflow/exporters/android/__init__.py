@@ -1,0 +1,138 @@
+"""`android`: a module for Android Studio: libraries, and a class of Java that calls them.
+
+Each target writes the module with the library of its ABI. The other files are the same for all, so that the folders
+of several targets become one by copying.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tvmflow.core.generated_text import class_name, java_string, markdown_code
+from tvmflow.core.types import Json
+from tvmflow.exporters import c_library
+from tvmflow.exporters.base import BuiltModel, ExportRequest
+from tvmflow.targets import c_runtime
+from tvmflow.targets.c_runtime import DescribedModel, JavaClass, describe_tensors, dimensions
+
+FORM: Final = c_library.FORM
+
+_FOLDER: Final = Path(__file__).parent
+_CLASS: Final = "Model.java"
+_README: Final = "README.md"
+SOURCES: Final = (*c_runtime.SOURCES, _FOLDER / _CLASS, _FOLDER / _README)
+
+_PACKAGE: Final = "tvmflow.models"
+# Architecture -> Android's name of its ABI.
+_ABIS: Final[Mapping[str, str]] = {
+    "aarch64": "arm64-v8a",
+    "armv7": "armeabi-v7a",
+    "x86_64": "x86_64",
+}
+# What a caller did wrong, as the header numbers it.
+_ARGUMENTS: Final = (
+    *("NULL_ARGUMENT", "WRONG_OPTION", "WRONG_COUNT", "WRONG_SIZE", "OVERLAP", "WRONG_DIMENSION"),
+)
+_OTHERS: Final = ("OK", "NO_MEMORY", "MISSING_FEATURE")
+_GRADLE: Final = """\
+plugins { id 'com.android.library' }
+
+android {
+    namespace '%(package)s.%(folder)s'
+    compileSdk 35
+    defaultConfig { minSdk 21 }
+    compileOptions {
+        sourceCompatibility JavaVersion.VERSION_1_8
+        targetCompatibility JavaVersion.VERSION_1_8
+    }
+}
+"""
+_MANIFEST: Final = '<manifest xmlns:android="http://schemas.android.com/apk/res/android" />\n'
+_CMAKE: Final = """\
+if(NOT TARGET %(name)s::%(name)s)
+  add_library(%(name)s::%(name)s SHARED IMPORTED)
+  set_target_properties(%(name)s::%(name)s PROPERTIES
+    IMPORTED_LOCATION "${CMAKE_CURRENT_LIST_DIR}/../jniLibs/${ANDROID_ABI}/lib%(name)s.so"
+    INTERFACE_INCLUDE_DIRECTORIES "${CMAKE_CURRENT_LIST_DIR}/include")
+endif()
+"""
+
+
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no module for a target: it is not for Android."""
+    reason = c_library.unsupported_reason(request)
+    if not reason and request.platform.system != "android":
+        return f"{request.triple} is not Android: name presets such as android-arm64-v8a"
+    return reason
+
+
+def java_class(name: str) -> JavaClass:
+    """Return the class of a model, whose names are words that Java and JNI take as they are."""
+    return JavaClass(_PACKAGE, class_name(name))
+
+
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the module, in a folder `<name>-android`."""
+    name, made = request.name, java_class(request.name)
+    source = f"src/main/java/{made.package.replace('.', '/')}/{made.name}.java"
+    library = f"src/main/jniLibs/{_ABIS[request.platform.arch]}/lib{name}.so"
+    headers = (f"src/main/cpp/include/{name}.h", f"src/main/cpp/{name}-config.cmake")
+    paths = (_README, "build.gradle", "src/main/AndroidManifest.xml", source, *headers, library)
+    return tuple(f"{name}-android/{path}" for path in paths)
+
+
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write the module, and compile and link its library.
+
+    Raises:
+        StageError: when compiler or linker fails; the message holds its error.
+    """
+    model, made = built.c_model, java_class(built.name)
+    paths = [folder / name for name in files(built.request)]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    readme, gradle, manifest, source, header, cmake, library = paths
+    names = {"package": made.package, "folder": made.name.lower(), "name": built.name}
+    _write(readme, _describe(model, made))
+    _write(gradle, _GRADLE % names)
+    _write(manifest, _MANIFEST)
+    _write(source, write_class(model, made))
+    _write(cmake, _CMAKE % names)
+    c_runtime.link(model, built.forms[FORM], library, header=header, java=made)
+
+
+def write_class(model: DescribedModel, made: JavaClass) -> str:
+    """Return the class of a model in Java."""
+    template = c_runtime.read_header_template() + (dimensions.STATUSES if model.dimensions else "")
+    statuses = dict(re.findall(r"%\(NAME\)s_(\w+) = (\d+)", template))
+    cases = [f"      case {statuses[name]}:\n" for name in _ARGUMENTS if name in statuses]
+    values = {
+        "package": made.package,
+        "class": made.name,
+        "library": java_string(model.name),
+        "inputs": ", ".join(_write_tensors(model.signature["inputs"])),
+        "outputs": ", ".join(_write_tensors(model.signature["outputs"])),
+        "dimensions": ", ".join(java_string(dimension.name) for dimension in model.dimensions),
+        "argument_cases": "".join(cases),
+        **{name: statuses[name] for name in _OTHERS},
+    }
+    return (_FOLDER / _CLASS).read_text() % values
+
+
+def _write_tensors(tensors: Iterable[Mapping[str, Json]]) -> Iterable[str]:
+    for tensor in tensors:
+        shape = "".join(f", {size}L" for size in dimensions.describe_shape(tensor))
+        yield f"new Tensor({java_string(tensor['name'])}, {java_string(tensor['dtype'])}{shape})"
+
+
+def _describe(model: DescribedModel, made: JavaClass) -> str:
+    lines = [f"- {line}" for line in describe_tensors(model.signature, markdown_code)]
+    values = {"title": model.name, "class": made.name, "tensors": "\n".join(lines)}
+    return (_FOLDER / _README).read_text() % values
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
