@@ -661,13 +661,13 @@ WRONG = [
     wrong(
         "misspelt output",
         ("[bundle]", "[bundel]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
     ),
     wrong(
         "two misspelt outputs",
         ("[bundle]", "[bundel, shared-libary]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
-        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (valid: archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
+        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
     ),
     wrong(
         "outputs are a word",
@@ -1152,7 +1152,7 @@ NOT_RECIPES = [
         "6:38: inputs.data.dtype: 'float' is not a dtype; did you mean 'float64'? (valid: bool, float16, float32, float64, int16, int32, int64, int8, uint16, uint32, uint64, uint8)",
         "8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)",
         "10:11: tune.trials: YAML reads yes as true or false; write true or false, or put it in quotes",
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
         "14:3: verify.rtoll: unknown field; did you mean 'rtol'?",
         "15:9: verify.atol: YAML reads 2024-01-01 as a date; put it in quotes",
         "16:3: verify.atol: duplicate field; first defined in line 15",

@@ -168,7 +168,7 @@ def unsupported_reason(triple: str) -> str:
         return f"the C library of {triple} is unknown (there are {', '.join(_LIBCS)})"
     archs = _ARCHS.get(platform.system)
     if archs is None:
-        return f"no C library is made for {platform.system or 'a target without a system'} (there is {', '.join(sorted(_ARCHS.keys() - {'none'}))}, and microcontrollers without a system)"
+        return f"no C library is made for the system of {triple} (there is {', '.join(sorted(_ARCHS.keys() - {'none'}))}, and microcontrollers without a system)"
     if platform.arch not in archs:
         return f"no C library is made for {platform.arch} on {platform.system} (there is {', '.join(archs)})"
     return ""
