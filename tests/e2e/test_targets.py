@@ -187,6 +187,8 @@ def test_one_library_has_code_for_several_levels(tmp_path: Path) -> None:
     for name in verified:
         assert levels[name]["outputs"]["scores"]["passed"]
         assert levels[name]["latency"]["median"] > 0
+    kernels = project.tvmflow("run", "tiny.yaml").out.partition("slowest kernels")[2].splitlines()
+    assert any(line.startswith("  ") and line.endswith(")") for line in kernels[1:3]), kernels
     project.environment["TINY_LEVEL"] = "x86-64-v9"
     refused = project.tvmflow("run-model", "dist/tiny/any/tiny.tvmflow")
     assert refused.code != 0
