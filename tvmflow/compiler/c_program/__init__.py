@@ -21,12 +21,10 @@ from tvm import tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_kernels import (
-    ALIGNMENT,
     compile_kernels,
     list_size_parameters,
     lower_kernels,
     named_size_text,
-    padded,
 )
 from tvmflow.compiler.c_program.parallel_work import estimate_open_work, estimate_parallel_work
 from tvmflow.compiler.c_program.program import (
@@ -52,7 +50,7 @@ from tvmflow.targets.c_runtime import (
     levels,
     symbol_prefix,
 )
-from tvmflow.targets.linking import pe, write_data
+from tvmflow.targets.linking import ALIGNMENT, padded, pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple

@@ -27,9 +27,7 @@ from tvmflow.compiler.ir import replace_variables
 from tvmflow.compiler.open_sizes import list_symbols, size_text
 from tvmflow.compiler.open_tiles import keep_open_places_on_stack
 from tvmflow.core.types import Size
-
-# Every tensor begins at a multiple of this many bytes; TVM's code relies on it.
-ALIGNMENT: Final = 64
+from tvmflow.targets.linking import ALIGNMENT
 
 _CPU: Final = 1
 _C_CALL: Final = 0
@@ -77,11 +75,6 @@ _ALLOCATION_PASSES: Final = (
     split_loops_where_indices_repeat,
     tirx.transform.LowerTVMBuiltin,
 )
-
-
-def padded(size: int) -> int:
-    """Return the bytes that a tensor of so many bytes takes with what lies before the next one."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def list_size_parameters(function: tirx.PrimFunc) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tvmflow.compiler.c_program.c_kernels import padded
 from tvmflow.compiler.c_program.parallel_work import (
     MAX_TASKS,
     PROGRAM_OPERATIONS,
@@ -21,6 +20,7 @@ from tvmflow.core.dimensions import Language, find_bounds, substitute, write_cod
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
+from tvmflow.targets.linking import padded
 
 # More operations than this take minutes: their number says no more about threads.
 _MAX_OPERATIONS: Final = 1 << 50

@@ -14,7 +14,7 @@ from tvm import relax, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program import open_memory
-from tvmflow.compiler.c_program.c_kernels import is_size, list_size_parameters, padded
+from tvmflow.compiler.c_program.c_kernels import is_size, list_size_parameters
 from tvmflow.compiler.c_program.open_memory import Values, multiply
 from tvmflow.compiler.c_program.parallel_work import OpenWork, ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
@@ -35,6 +35,7 @@ from tvmflow.core.dimensions import (
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Size
 from tvmflow.targets.c_runtime.levels import constant_place
+from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]
 Place = Literal["input", "output", "constant", "arena"]

@@ -16,13 +16,10 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import c_string, identifier
 from tvmflow.core.types import Json
-from tvmflow.targets.linking import find_data, write_data
+from tvmflow.targets.linking import ALIGNMENT, find_data, padded, write_data
 
 PLACES: Final = "constants.json"
 """The file with the bytes and the digest of each constant of a level, in their order in the object."""
-
-ALIGNMENT: Final = 64
-"""Constants begin at multiples of so many bytes."""
 
 
 class LevelCode(NamedTuple):
@@ -67,9 +64,9 @@ def join_constants(
             # levels may differ in the zeros at the end
             if digest not in pieces or pieces[digest][2] < size:
                 pieces[digest] = (compiled[constants], begin, size)
-            begin += _padded(size)
+            begin += padded(size)
             digests[level].append(digest)
-    sizes = [_padded(size) for _, _, size in pieces.values()]
+    sizes = [padded(size) for _, _, size in pieces.values()]
     places = dict(zip(pieces, accumulate(sizes, initial=0), strict=False))
     symbol = f"tf_{digest_of([list(pieces), sizes])[:16]}_weights"
     joined: dict[str, Path] = {}
@@ -92,17 +89,13 @@ def join_constants(
     return joined
 
 
-def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def _read(pieces: Iterable[tuple[Path, int, int]]) -> Iterator[bytes]:
     """Give the content of all constants, each at a multiple of the alignment."""
     for path, begin, size in pieces:
         with path.open("rb") as stream:
             stream.seek(begin)
             yield stream.read(size)
-        yield bytes(-size % ALIGNMENT)
+        yield bytes(padded(size) - size)
     yield bytes(ALIGNMENT)
 
 

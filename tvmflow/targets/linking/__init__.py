@@ -29,6 +29,9 @@ from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 _log = logging.getLogger(__name__)
 
+ALIGNMENT: Final = 64
+"""Every tensor begins at a multiple of this many bytes; TVM's code relies on it."""
+
 LINKERS: Final[dict[str, Linker]] = {"linux": elf, "android": elf, "macos": macho, "windows": pe}
 """The system of a platform -> its linker."""
 
@@ -283,6 +286,11 @@ _FORMATS: Final[dict[bytes, _DataFormat]] = {
     b"\xcf\xfa\xed\xfe": macho,
     b"\0asm": wasm,
 }
+
+
+def padded(size: int) -> int:
+    """Return the bytes that a tensor of so many bytes takes with what lies before the next one."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def write_data(output: Path, code: Path, symbol: str, pieces: Iterable[bytes | memoryview]) -> None:
