@@ -197,16 +197,25 @@ def same_in_ranges(
     for var in dict.fromkeys(var for size in (*sizes, *others) for var in list_symbols(size)):
         entry = named.get(str(var.name))
         if entry is not None:
-            step, dtype = entry.multiple_of, str(var.ty)
-            count = tirx.Var(f"{var.name}_count", dtype)
-            least, extent = entry.min // step, (entry.max - entry.min) // step + 1
-            limits = (tirx.IntImm(dtype, least), tirx.IntImm(dtype, extent))
-            analyzer.bind(count, tvm.ir.Range.from_min_extent(*limits))
-            analyzer.bind(var, count * step)
+            limit_to_dimension(analyzer, var, entry)
     pairs = zip(sizes, others, strict=False)
     return len(sizes) == len(others) and all(
         analyzer.can_prove_equal(one, other) for one, other in pairs
     )
+
+
+def limit_to_dimension(analyzer: Any, var: Any, dimension: Dimension) -> None:
+    """Let an analyzer know a variable as a multiple of a number, in the range of its dimension."""
+    step, dtype = dimension.multiple_of, str(var.ty)
+    count = tirx.Var(f"{var.name}_count", dtype)
+    analyzer.bind(count, range_of(dimension.min // step, dimension.max // step, dtype))
+    analyzer.bind(var, count * step)
+
+
+def range_of(least: int, largest: int, dtype: str) -> Any:
+    """Return the range of a variable from its smallest to its largest value."""
+    extent = tirx.IntImm(dtype, largest - least + 1)
+    return tvm.ir.Range.from_min_extent(tirx.IntImm(dtype, least), extent)
 
 
 def simplify(size: IrSize) -> IrSize:

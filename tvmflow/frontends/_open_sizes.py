@@ -11,7 +11,15 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvmflow.compiler.open_sizes import NoSize, list_symbols, plain, size_text, sizes_of
+from tvmflow.compiler.open_sizes import (
+    NoSize,
+    limit_to_dimension,
+    list_symbols,
+    plain,
+    range_of,
+    size_text,
+    sizes_of,
+)
 from tvmflow.core.dimensions import WrongSize, evaluate_shape, sizes_text
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import names_text, quoted
@@ -194,17 +202,8 @@ class SizeRanges:
         if dimension is None or var.name in self._bound:
             return
         self._bound.add(var.name)
-        step, dtype = dimension.multiple_of, str(var.ty)
-        count = tirx.Var(f"{var.name}_count", dtype)
-        self._analyzer.bind(var, _range(dimension.min, dimension.max, dtype))
-        least, largest = dimension.min // step, dimension.max // step
-        self._by_multiples.bind(count, _range(least, largest, dtype))
-        self._by_multiples.bind(var, count * step)
-
-
-def _range(least: int, largest: int, dtype: str) -> Any:
-    extent = tirx.IntImm(dtype, largest - least + 1)
-    return tvm.ir.Range.from_min_extent(tirx.IntImm(dtype, least), extent)
+        self._analyzer.bind(var, range_of(dimension.min, dimension.max, str(var.ty)))
+        limit_to_dimension(self._by_multiples, var, dimension)
 
 
 def shape_text(sizes: Sequence[Any]) -> str:

@@ -15,6 +15,7 @@ from tvmflow.compiler import ir, marks
 from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
+from tvmflow.core.types import Dimension
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
@@ -28,17 +29,20 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
     """Rewrites the expressions of a module's `main`. Subclasses override the visitors of PyExprMutator.
 
     Attributes:
-        dimensions: Its dimensions.
         numbers: Numbers in place of its open sizes.
     """
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._main = mod["main"]
-        self.dimensions = read_dimensions(mod["main"])
         self.numbers = Representative(mod["main"])
         self._memos: list[dict[Any, Any]] = []
         self._rounded = self.new_memo()
+
+    @functools.cached_property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The dimensions of `main`."""
+        return read_dimensions(self._main)
 
     @functools.cached_property
     def flow(self) -> ir.DataFlow:
