@@ -146,6 +146,27 @@ def _expand(store: Any) -> Any:
     return tirx.For(lane, 0, sums.shape[0], tirx.ForKind.SERIAL, inner)
 
 
+def _describe(products: Products, dtype: str, lanes: int, scope: str) -> tirx.PrimFunc:
+    """Return the loops of an instruction that adds products of bytes to sums."""
+    terms = products.terms
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
+        B = T.match_buffer(b, (lanes, terms), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
+            T.writes(C[0:lanes])
+            for i in T.serial(0, lanes):
+                for k in T.serial(0, terms):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
+
+    return description
+
+
 def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
     """Register an intrinsic of TVM.
 
@@ -160,19 +181,9 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
     weights = f"int8x{INTEGERS.terms * lanes}"
     data_word = f"{dtype}x{INTEGERS.terms}"
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
-            T.writes(C[0:lanes])
-            for i in T.serial(0, lanes):
-                for k in T.serial(0, 4):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
+    def order_factors(data: Any, weights: Any) -> tuple[Any, Any]:
+        # the one that may be a lane of a vector comes last
+        return (weights, data) if dtype == "int8" else (data, weights)
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -185,55 +196,22 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
             C[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
                 T.llvm_lookup_intrinsic_id(instruction),
                 C.vload([0], dtype=sums),
-                T.reinterpret(
-                    T.broadcast(T.reinterpret(A.vload([0], data_word), dtype="int32"), lanes),
-                    dtype=data,
-                ),
-                B.vload([0, 0], dtype=weights),
-                dtype=sums,
-            )
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def by_lane(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
-            T.writes(C[0:lanes])
-            C[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(instruction),
-                C.vload([0], dtype=sums),
-                B.vload([0, 0], dtype=weights),
-                T.reinterpret(
-                    T.broadcast(T.reinterpret(A.vload([0], data_word), dtype="int32"), lanes),
-                    dtype=data,
+                *order_factors(
+                    T.reinterpret(
+                        T.broadcast(T.reinterpret(A.vload([0], data_word), dtype="int32"), lanes),
+                        dtype=data,
+                    ),
+                    B.vload([0, 0], dtype=weights),
                 ),
                 dtype=sums,
             )
 
-    # the operand that may be a lane of a vector comes last
-    takes_lanes = dtype == "int8"
-    code = by_lane if takes_lanes else implementation
-    TensorIntrin.register(name, description, code, override=True)
+    description = _describe(INTEGERS, dtype, lanes, scope)
+    TensorIntrin.register(name, description, implementation, override=True)
 
 
 def _register_pairs(name: str) -> None:
     """Register an intrinsic that multiplies bytes, and adds two products of 16 bits to each sum."""
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (2,), dtype="int8", offset_factor=1)
-        B = T.match_buffer(b, (4, 2), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:4], A[0:2], B[0:4, 0:2])
-            T.writes(C[0:4])
-            for i in T.serial(0, 4):
-                for k in T.serial(0, 2):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
@@ -257,6 +235,7 @@ def _register_pairs(name: str) -> None:
                 dtype="int32x4",
             )
 
+    description = _describe(PAIRS, "int8", 4, "local")
     TensorIntrin.register(name, description, implementation, override=True)
 
 

@@ -444,9 +444,9 @@ def _schedule_reduction(
 def _count_factors(block: Block, cpu: CpuModel) -> int:
     """Return how many factors a vector holds of which instructions take any; 0 without such."""
     products = dot_products.find_products(block)
-    if products is None or products is BFLOAT16:
-        return cpu.factor_lanes if products is None else 0
-    return 4 * cpu.factor_lanes // products.terms
+    if products is None:
+        return cpu.factor_lanes
+    return 0 if products is BFLOAT16 else 4 * cpu.factor_lanes // products.terms
 
 
 def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bool:
