@@ -111,9 +111,10 @@ def share_weights(
     Returns:
         The weights, and the layouts in which kernels must read them.
     """
+    variables = ir.list_weights(mod["main"])
     layouts = {
         var: layout
-        for var, weight in zip(ir.list_weights(mod["main"]), weights, strict=True)
+        for var, weight in zip(variables, weights, strict=True)
         if (layout := SharedLayout.of(weight))
     }
     calls = list(_list_calls(mod))
@@ -135,16 +136,13 @@ def share_weights(
                 layout = shared.get(argument)
                 is_fine = place in readable[name] and places.get((name, place), layout) == layout
                 places[name, place] = layout if is_fine else None
-        kept = {
-            var: layout
-            for var, layout in shared.items()
-            if all(
-                places[name, place]
-                for name, arguments in calls
-                for place, argument in enumerate(arguments)
-                if argument is var or argument == var
-            )
+        refused = {
+            argument
+            for name, arguments in calls
+            for place, argument in enumerate(arguments)
+            if argument in shared and not places[name, place]
         }
+        kept = {var: layout for var, layout in shared.items() if var not in refused}
         if len(kept) == len(shared):
             break
         shared = kept
@@ -152,7 +150,6 @@ def share_weights(
     for (name, place), known in places.items():
         if known:
             found.setdefault(name, {})[place] = known
-    variables = ir.list_weights(mod["main"])
     stored = [
         shared[var].store(weight) if var in shared else weight
         for var, weight in zip(variables, weights, strict=True)
