@@ -7,7 +7,6 @@ verified under emulation.
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,10 +16,9 @@ from tvmflow.exporters import c_library
 from tvmflow.recipe import Recipe
 from tvmflow.stages import emulation_libc
 from tvmflow.stages.base import StageContext, StageSettings, StageTraits, no_files, no_lines
-from tvmflow.stages.export import NamedLevel, NamedTarget
+from tvmflow.stages.export import NamedLevel, NamedTarget, join_levels, list_codes
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, levels
-from tvmflow.targets.c_runtime.levels import LevelCode
+from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.emulation import SOURCES, build_program
 from tvmflow.targets.resolve import ResolvedTarget
 
@@ -73,7 +71,7 @@ class EmulationProgramFacts(NamedTuple):
 def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationProgramFacts:
     """Compile the model's C code, and link it with kernels, constants and the C library."""
     signature = json.loads(context.inputs["import/signature.json"].read_text())
-    codes = tuple(LevelCode(level.name, level.features) for level in settings.levels)
+    codes = list_codes(settings.levels)
     model = DescribedModel(
         name=settings.name,
         signature=signature,
@@ -85,8 +83,7 @@ def run(settings: EmulationProgramSettings, context: StageContext) -> EmulationP
     compiled = _list_files(context, f"build/{c_library.FORM}")
     if codes:
         files = {c.name: _list_files(context, f"build/{c.name}/{c_library.FORM}") for c in codes}
-        folder = Path(tempfile.mkdtemp(dir=context.work))
-        compiled = levels.join_constants(files, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
+        compiled = join_levels(files, context.work)
     build_program(model, compiled, _list_files(context, "emulation_libc"), output)
     return EmulationProgramFacts(settings.compiled, output.stat().st_size)
 

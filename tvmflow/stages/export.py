@@ -74,11 +74,6 @@ class NamedTarget(Settings):
     features: tuple[str, ...]
     levels: tuple[NamedLevel, ...] = ()
 
-    @property
-    def level_codes(self) -> tuple[LevelCode, ...]:
-        """The levels as a C library has them."""
-        return tuple(LevelCode(level.name, level.features) for level in self.levels)
-
     @classmethod
     def of(cls, target: ResolvedTarget) -> NamedTarget:
         """Return a resolved target as a manifest describes it."""
@@ -184,9 +179,10 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     from tvmflow.exporters import bundle
 
     forms = _link_compiled_files(context)
-    level_codes = settings.target.level_codes
+    level_codes = list_codes(settings.target.levels)
     if level_codes:
-        forms = {C_LIBRARY: _join_levels(forms, level_codes, context.work)}
+        compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in level_codes}
+        forms = {C_LIBRARY: join_levels(compiled, context.work)}
     request = _make_request(settings, settings.target)._replace(has_images=bool(settings.inputs))
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
@@ -282,14 +278,16 @@ def export_outputs(
     return built
 
 
-def _join_levels(
-    forms: Mapping[str, Mapping[str, Path]], codes: Iterable[LevelCode], work: Path
-) -> dict[str, Path]:
+def list_codes(levels: Iterable[NamedLevel]) -> tuple[LevelCode, ...]:
+    """Return levels as a C library has them."""
+    return tuple(LevelCode(level.name, level.features) for level in levels)
+
+
+def join_levels(compiled: Mapping[str, Mapping[str, Path]], work: Path) -> dict[str, Path]:
     """Return the files of all levels as those of one library."""
     folder = work / "levels"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in codes}
     return levels.join_constants(compiled, c_runtime.PROGRAM, c_runtime.CONSTANTS, folder)
 
 
