@@ -6,7 +6,7 @@ They are dense, in C order, in memory that the CPU reaches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import BundleError
@@ -81,12 +81,14 @@ class OpenArrays:
     def __init__(self) -> None:
         self._spare: list[Array] = []
 
-    def new(self, spec: TensorSpec) -> Array:
-        """Return an array with any content."""
+    def maker(self, spec: TensorSpec) -> Callable[[], Array]:
+        """Return a function that returns an array with any content."""
+        is_small = spec.bytes < MIN_ALIGNED_BYTES
+        return functools.partial(allocate_array if is_small else self._new, spec)
+
+    def _new(self, spec: TensorSpec) -> Array:
         import numpy as np
 
-        if spec.bytes < MIN_ALIGNED_BYTES:
-            return allocate_array(spec)
         try:
             raw = self._spare.pop()
         except IndexError:

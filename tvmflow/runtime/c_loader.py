@@ -328,14 +328,12 @@ class NativeProgram:
         """Return the arrays that take the outputs of a call: those given, and new ones for None."""
         if outputs is None:
             outputs = [None] * len(self.outputs)
+        new_outputs: Sequence[Callable[[], Array]] = self._new_outputs
         if self.open_tensors is not None:
-            made = self.open_tensors.allocate(inputs)
-            return [
-                new if array is None else array for array, new in zip(outputs, made, strict=True)
-            ]
+            new_outputs = self.open_tensors.tensors_of(inputs).new_outputs
         return [
             new() if array is None else array
-            for array, new in zip(outputs, self._new_outputs, strict=True)
+            for array, new in zip(outputs, new_outputs, strict=True)
         ]
 
     @contextlib.contextmanager

@@ -105,7 +105,7 @@ class Module:
         """
         inputs = self._match(feed)
         outputs = self.outputs
-        if self.open_tensors is not None:
+        if out is not None and self.open_tensors is not None:
             outputs = self.open_tensors.tensors_of(inputs).outputs
         results = self.program.run(inputs, match_outputs(outputs, out, self))
         return dict(zip(self._output_names, results, strict=True))

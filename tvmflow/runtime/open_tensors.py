@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes, find_bounds, ranges_text, specs_at
@@ -31,11 +31,13 @@ class CallTensors(NamedTuple):
         sizes: The size of each dimension by name.
         inputs: The inputs with the shapes that they have in this call.
         outputs: The outputs with theirs.
+        new_outputs: For each output a function that returns an array with any content.
     """
 
     sizes: Mapping[str, int]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    new_outputs: tuple[Callable[[], Array], ...]
 
 
 class OpenTensors:
@@ -65,7 +67,7 @@ class OpenTensors:
         Raises:
             BundleError: a ValueError that names the dimension or the input of a size that the model does not take.
         """
-        shapes = tuple(array.shape for array in inputs)
+        shapes = tuple([array.shape for array in inputs])
         found = self._kept.get(shapes)
         return self._derive(shapes) if found is None else found
 
@@ -75,13 +77,17 @@ class OpenTensors:
             sizes = derive_sizes(
                 self.dimensions, self._sizes, dict(zip(names, shapes, strict=True))
             )
-            tensors = CallTensors(
-                sizes=sizes,
-                inputs=specs_at(self.inputs, sizes),
-                outputs=specs_at(self.outputs, sizes),
-            )
         except WrongSize as error:
             raise BundleError(str(error), fix=f"the model takes {self._describe()}") from error
+        outputs = specs_at(self.outputs, sizes)
+        tensors = CallTensors(
+            sizes=sizes,
+            inputs=specs_at(self.inputs, sizes),
+            outputs=outputs,
+            new_outputs=tuple(
+                memory.maker(spec) for memory, spec in zip(self._memory, outputs, strict=True)
+            ),
+        )
         with self._lock:
             self._kept[shapes] = tensors
             while len(self._kept) > _MAX_KEPT:
@@ -93,11 +99,6 @@ class OpenTensors:
             f"{name} of shape [{', '.join(map(str, sizes))}]" for name, sizes in self._sizes.items()
         )
         return f"{', '.join(inputs)}, where {ranges_text(self.dimensions)}"
-
-    def allocate(self, inputs: Sequence[Array]) -> Iterator[Array]:
-        """Yield an array with any content for each output of a call."""
-        for memory, spec in zip(self._memory, self.tensors_of(inputs).outputs, strict=True):
-            yield memory.new(spec)
 
 
 def _sizes_of(spec: TensorSpec) -> tuple[Size, ...]:

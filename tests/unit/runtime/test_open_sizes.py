@@ -153,12 +153,12 @@ def test_calls_of_several_threads_have_sizes_of_their_own(c_bundle: Path) -> Non
 def test_memory_of_results_is_used_again_for_smaller_ones() -> None:
     """While somebody has a result, its memory is not touched."""
     arrays = OpenArrays()
-    large, small = (TensorSpec("y", (size, 4096), "float32") for size in (64, 8))
-    first = arrays.new(large)
+    large, small = (arrays.maker(TensorSpec("y", (size, 4096), "float32")) for size in (64, 8))
+    first = large()
     address, first = first.ctypes.data, np.empty(0)
-    second = arrays.new(small)
+    second = small()
     assert second.shape == (8, 4096) and second.ctypes.data == address
-    third = arrays.new(small)
+    third = small()
     assert third.ctypes.data != address
     assert first.size == 0
 
