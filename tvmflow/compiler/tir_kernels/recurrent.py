@@ -33,7 +33,7 @@ _SUMS_OF_LANES: Final = 16
 _MAX_ROWS: Final = 4
 # Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
 _MIN_PARALLEL: Final = 1 << 20
-_MIN_PARALLEL_STEP: Final = 1 << 20
+_MIN_PARALLEL_STEP: Final = 1 << 17
 
 
 class RecurrentLayer(NamedTuple):
@@ -370,10 +370,11 @@ class _CpuLoops(_Loops):
         else:
             self._rows = next(n for n in range(_MAX_ROWS, 0, -1) if batch % n == 0)
         step = layer.operator.gates * layer.hidden * layer.hidden
-        groups = directions * batch // self._rows
+        groups = directions * max(batch // self._rows, 1)
         work = step * steps * batch * directions
         self._has_parallel_groups = groups > 1 and work >= _MIN_PARALLEL
-        self._has_parallel_tiles = groups == 1 and step >= _MIN_PARALLEL_STEP
+        rows = min(batch, self._rows)
+        self._has_parallel_tiles = groups == 1 and step * rows >= _MIN_PARALLEL_STEP
 
     def _build_loop(self, directions: range, activations: Sequence[Activation]) -> Any:
         if is_open(self._layer.batch):

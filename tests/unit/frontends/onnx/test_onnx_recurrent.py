@@ -171,7 +171,7 @@ def test_every_shape_agrees(
     ("kind", "options"),
     [
         ("LSTM", {"direction": "bidirectional", "hidden": 128, "steps": 30}),
-        ("LSTM", {"hidden": 520, "steps": 3}),
+        ("LSTM", {"hidden": 192, "batch": 3, "steps": 5}),
         ("GRU", {"hidden": 600, "steps": 3}),
         ("GRU", {"hidden": 64, "batch": 8, "steps": 30}),
     ],
