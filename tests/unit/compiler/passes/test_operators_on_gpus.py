@@ -19,6 +19,7 @@ from tests.support.mxnet_runs import Array, specs, write_checkpoint
 from tests.support.onnx_models import load, model, value
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import ir, lowering, schedules
+from tvmflow.compiler.c_program import device_kernels
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.suppression import lower_suppression
@@ -186,12 +187,31 @@ def test_every_kernel_for_a_gpu_has_threads(name: str, kind: str, tmp_path: Path
         for var, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc)
     }
-    assert name in kernels
-    for kernel, function in kernels.items():
-        assert count_launches(function), kernel
-        named = function.with_attr("global_symbol", kernel)
-        library = tvm.tirx.build(tvm.IRModule({kernel: named}), target)
-        assert ENTRY_POINTS[kind] in "".join(code.inspect_source() for code in library.imports)
+    program = device_kernels.lower_device_kernels(kernels, target)
+    assert program.kernels.keys() == kernels.keys()
+    launches = [launch for kernel in program.kernels.values() for launch in kernel.launches]
+    functions = {launch.function for launch in launches}
+    source = device_kernels.generate_source(program, target)
+    assert source.count(ENTRY_POINTS[kind]) >= len(functions)
+    assert all(f"{function}(" in source for function in functions)
+
+
+def test_each_step_of_an_lstm_is_a_launch(tmp_path: Path) -> None:
+    """It passes its number; the states are scratch memory after the tensors of the kernel."""
+    loaded, _ = MODELS["lstm"](tmp_path)
+    target = lowering.make_target(GPUS["opencl"])
+    lowered = lowering.lower(loaded.mod, target, FAST).mod
+    program = device_kernels.lower_device_kernels({"lstm": lowered["lstm"]}, target)
+    lstm = program.kernels["lstm"]
+    tensors = len(lowered["lstm"].params)
+    assert lstm.scratch == (160, 80)
+    assert [launch.scalars for launch in lstm.launches] == [
+        (),
+        *((device_kernels.Scalar("int32", step),) for step in range(4)),
+        (),
+    ]
+    assert {launch.block for launch in lstm.launches} == {(20, 1, 1)}
+    assert all({tensors, tensors + 1} & {*launch.arguments} for launch in lstm.launches)
 
 
 def test_one_imported_model_is_lowered_for_several_targets(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+/* The interface between a library whose kernels run on a device, such as a GPU, and its executor: one of `opencl.c` and
+ * `cuda.c`, which is compiled into it. An executor opens the driver's library when a context is made, declares the types
+ * and constants that it needs of it, and needs no headers, import libraries or runtimes of an SDK.
+ *
+ * All functions are static. Those that return an int return TF_STATUS(OK) or one of
+ *   NO_DRIVER       the driver's library is not installed, or too old: a function is missing
+ *   NO_DEVICE       it has no device of that number, or the code is not for this device
+ *   NO_MEMORY       memory of the host or of the device is exhausted
+ *   KERNEL_REFUSED  the driver does not build the code, or does not start a function as it is to be started
+ *   DEVICE_LOST     anything else that a driver reports: the device or its state cannot be used any more
+ * and have called `tf_explain` with what the driver said. After an error of a stream, only its end is still called.
+ *
+ * Calls of one device are serialized while it is opened and closed; a stream is used by one thread at a time, and
+ * several streams of a device at the same time by several threads. */
+
+#ifdef _WIN32
+#define TF_MUTEX(name) static SRWLOCK name = SRWLOCK_INIT
+#else
+#define TF_MUTEX(name) static pthread_mutex_t name = PTHREAD_MUTEX_INITIALIZER
+#endif
+
+/* Memory on a device, or a part of it: a cl_mem, a CUdeviceptr. 0 is none. */
+typedef uint64_t tf_handle;
+
+/* A driver and one of its devices with the code of this library. The executor defines and allocates it. */
+typedef struct tf_device tf_device;
+
+/* The commands of one context to its device, done in the order of the calls: a command queue, a CUDA stream, with what
+ * else a context needs of its own (kernel objects, events). The executor defines and allocates it. */
+typedef struct tf_stream tf_stream;
+
+/* A value that a launch passes besides memory: the first `bytes` of `bits`, in the order of this machine. */
+typedef struct {
+  uint64_t bits;
+  uint32_t bytes;
+} tf_scalar;
+
+/* A launch of a function of the code. It takes `count` pointers, then the scalars. The pointers are those of the call of
+ * a kernel at the places `arguments`. */
+typedef struct {
+  uint32_t function; /* the place of its name in tf_device_functions */
+  uint32_t grid[3];  /* blocks (work-groups) along x, y and z */
+  uint32_t block[3]; /* threads (work-items) of each */
+  uint32_t shared;   /* bytes of dynamic shared memory */
+  uint32_t count;
+  const uint16_t *arguments;
+  uint32_t scalar_count;
+  const tf_scalar *scalars;
+} tf_device_launch;
+
+/* A tensor in memory of the device. */
+typedef struct {
+  uint64_t offset; /* a multiple of TF_DEVICE_ALIGNMENT */
+  uint64_t bytes;
+  bool is_weight; /* in the weights, else in the arena of a context */
+} tf_place;
+
+/* What generated code (`program.c`) defines:
+ *
+ *   #define TF_DEVICE_CODE_BYTES …               the size of the code, without a 0 that follows it
+ *   #define TF_DEVICE_FUNCTIONS …                how many functions it has
+ *   #define TF_DEVICE_ARENA …, TF_DEVICE_WEIGHTS …, TF_DEVICE_PLACES …  sizes in bytes; how many tensors
+ *   #define TF_DEVICE_MOST_POINTERS …            the most tensors of a kernel
+ *   extern const unsigned char TF_DEVICE_CODE[]; text of OpenCL C, PTX, or machine code, aligned to 64 bytes
+ *   static const char *const tf_device_functions[];   the names of its functions
+ *   static const uint32_t tf_device_blocks[][3];      the largest block with which each is started
+ *   static const tf_place tf_places[];           the tensors */
+
+/* Keep a sentence of what the driver said, for this thread; the arguments are printf's. */
+static void tf_explain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Load the driver and build the code for the device of a number, from 0, in the order of the driver. */
+static int tf_open_device(uint32_t number, tf_device **device);
+static void tf_close_device(tf_device *device);
+
+/* The multiple at which a view may begin is at most TF_DEVICE_ALIGNMENT. */
+static int tf_open_stream(tf_device *device, tf_stream **stream);
+/* Wait for what was started, and release it. */
+static void tf_close_stream(tf_stream *stream);
+
+/* Allocate memory on the device; `bytes` is not 0. */
+static int tf_allocate_on_device(tf_device *device, uint64_t bytes, tf_handle *memory);
+static void tf_release_on_device(tf_device *device, tf_handle memory);
+
+/* Return a handle of a part of memory, which a launch can take; it is released before the memory. */
+static int tf_open_view(tf_device *device, tf_handle memory, uint64_t offset, uint64_t bytes, tf_handle *view);
+static void tf_close_view(tf_device *device, tf_handle view);
+
+/* Copy to the device. The source may change when this returns. */
+static int tf_copy_in(tf_stream *stream, tf_handle target, const void *source, size_t bytes);
+/* Copy from the device: the target is complete after the next `tf_wait`. */
+static int tf_copy_out(tf_stream *stream, void *target, tf_handle source, size_t bytes);
+/* Copy on the device, between memory that does not overlap. */
+static int tf_copy_on_device(tf_stream *stream, tf_handle target, tf_handle source, size_t bytes);
+
+/* Start a function. `pointers` are those of the kernel that the launch belongs to. Where `nanoseconds` is not NULL, wait
+ * for its end, and add the time that it took on the device. */
+static int tf_start(tf_stream *stream, const tf_device_launch *launch, const tf_handle *pointers, uint64_t *nanoseconds);
+
+/* Wait for all that was started. */
+static int tf_wait(tf_stream *stream);
