@@ -9,7 +9,7 @@ import pytest
 
 from tvmflow.executors import cluster_worker
 from tvmflow.planning import environment
-from tvmflow.targets import devices
+from tvmflow.targets import c_runtime, devices
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.host import Host
@@ -24,6 +24,7 @@ TARGETS: dict[str, dict[str, Any]] = {
         "arch": "sm_90",
         "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"},
     },
+    "opencl": {"kind": "opencl", "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}},
 }
 
 
@@ -55,6 +56,8 @@ def test_its_traits_are_unique_or_complete(kind: str) -> None:
     assert backend.DLPACK_DEVICE_TYPE not in {other.DLPACK_DEVICE_TYPE for other in others}
     assert {"kind": backend.DEVICE} in devices.ALL_DEVICES
     assert sum(other.RUNS_ON_HOST_CPU for other in BACKENDS.values()) == 1
+    assert backend.RUNS_IN_TVM or backend.EXECUTOR
+    assert not backend.EXECUTOR or (c_runtime._FOLDER / backend.EXECUTOR).is_file()
 
 
 @every_backend
@@ -105,6 +108,9 @@ def test_a_cpu_is_built_for_in_this_process() -> None:
         ({"kind": "cuda", "arch": "90"}, "needs the GPU's architecture, such as `arch: sm_90`"),
         ({"kind": "cuda", "arch": "sm_90"}, "needs the CPU that runs the GPU, such as"),
         ({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm"}}, "needs the CPU that runs"),
+        ({"kind": "opencl"}, "needs the CPU that runs the GPU, such as"),
+        ({**TARGETS["opencl"], "thread_warp_size": 0}, "thread_warp_size must be a number of"),
+        ({**TARGETS["opencl"], "max_threads_per_block": 8}, "max_threads_per_block must be at"),
     ],
 )
 def test_an_incomplete_gpu_is_a_problem(tvm: dict[str, Any], problem: str) -> None:

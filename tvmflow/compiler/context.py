@@ -10,6 +10,7 @@ from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, 
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
+from tvmflow.targets.backends import backend_for
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ class LoweringContext:
     def is_cpu(self) -> bool:
         """Return whether the target is a CPU, also one that has no optimized kernels."""
         return is_cpu(self.target)
+
+    def is_mixed(self) -> bool:
+        """Return whether kernels for the CPU run between those of a device, in one library."""
+        return not self.is_cpu() and not backend_for(self.target.export()).RUNS_IN_TVM
+
+    def sorts_on_cpu(self) -> bool:
+        """Return whether a CPU sorts: the target, or the host of a device."""
+        return self.is_cpu() or self.is_mixed()
 
     def has_cpu_model(self) -> bool:
         """Return whether kernels are optimized for a CPU."""

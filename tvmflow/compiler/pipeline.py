@@ -125,7 +125,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("evaluate_constants", evaluate_constants),
     ),
     "legalize": (
-        LoweringPass("sorts", replace_sorts, LoweringContext.is_cpu),
+        LoweringPass("sorts", replace_sorts, LoweringContext.sorts_on_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         _pass("legalize_ops", relax.transform.LegalizeOps()),

@@ -13,11 +13,15 @@ from tvmflow.compiler.options import Precision
 from tvmflow.core.files import hash_file
 from tvmflow.core.types import Json
 from tvmflow.targets import c_runtime
-from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.backends import BACKENDS, backend_for
 from tvmflow.targets.c_runtime import DescribedModel, levels
 from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
+_C_LIBRARY_KINDS: Final = tuple(
+    kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU or backend.EXECUTOR
+)
+_VM_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_IN_TVM)
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 # The fields of a manifest that describe the library alone.
 _OF_LIBRARY: Final = ("runtime", "prefix", "params")
@@ -96,6 +100,7 @@ class BuiltModel(NamedTuple):
             features=features,
             triple=self.request.triple,
             levels=levels.read(self.manifest),
+            executor=backend_for({"kind": self.request.kind}).EXECUTOR,
         )
 
     def with_library(self, library: Path, objects: Sequence[Path], **fields: Json) -> BuiltModel:
@@ -183,6 +188,16 @@ def json_bytes(value: Json) -> bytes:
 def cpu_only_reason(request: ExportRequest) -> str:
     """Return why a form cannot be made that holds only code for the CPU of one process."""
     return single_process_reason(request, _CPU_KINDS)
+
+
+def c_library_reason(request: ExportRequest) -> str:
+    """Return why a form cannot be made that holds a C library."""
+    return single_process_reason(request, _C_LIBRARY_KINDS)
+
+
+def loadable_vm_reason(request: ExportRequest) -> str:
+    """Return why TVM's runtime cannot load a form."""
+    return single_process_reason(request, _VM_KINDS) or loadable_reason(request)
 
 
 def loadable_reason(request: ExportRequest) -> str:

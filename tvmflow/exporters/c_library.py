@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.compiler import form_names
-from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, Form, cpu_only_reason
+from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, Form, c_library_reason
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles
 from tvmflow.targets.c_runtime.weights import write_weights
@@ -21,8 +21,8 @@ SOURCES: Final = c_runtime.SOURCES
 
 
 def unsupported_reason(request: ExportRequest) -> str:
-    """Return why there is no C library for a target: only CPUs and the systems whose headers there are."""
-    return cpu_only_reason(request) or c_runtime.unsupported_reason(request.triple)
+    """Return why there is no C library for a target: its kind, or a system without headers."""
+    return c_library_reason(request) or c_runtime.unsupported_reason(request.triple)
 
 
 def files(request: ExportRequest) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from tvmflow.exporters.base import (
     json_bytes,
     link_or_copy,
     loadable_cpu_reason,
-    loadable_reason,
+    loadable_vm_reason,
 )
 from tvmflow.runtime.bundles import VM
 from tvmflow.runtime.weights import read_safetensors
@@ -190,9 +190,9 @@ EXPORTERS: Final[dict[str, Exporter]] = {
         export=_export_c_source,
         SOURCES=(_C_README,),
     ),
-    "objects": Form(form_names.VM, loadable_reason, _objects_files, _export_objects),
+    "objects": Form(form_names.VM, loadable_vm_reason, _objects_files, _export_objects),
     "params": Form(form_names.PARAMS, loadable_cpu_reason, _params_files, _export_params),
-    "shared-library": Form(form_names.VM, loadable_reason, _shared_files, _export_shared),
+    "shared-library": Form(form_names.VM, loadable_vm_reason, _shared_files, _export_shared),
     "static-library": Form(form_names.VM, loadable_cpu_reason, _static_files, _export_static),
     "system-library": Form(
         form_names.SYSTEM_LIBRARY, loadable_cpu_reason, _system_files, _export_system

@@ -11,6 +11,7 @@ import sys
 _VARIABLES = (
     *("PATH", "LD_LIBRARY_PATH", "TVM_LIBRARY_PATH"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES"),
 )
 # What NVIDIA's driver creates on a server, on a Jetson and on Windows' Linux, and where it describes itself.
 _DRIVER_DEVICES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")

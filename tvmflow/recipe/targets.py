@@ -243,7 +243,7 @@ class BuildTarget(ClosedModel):
             raise field_error(
                 "is not allowed with host; describe the device with preset or tvm", "remote"
             )
-        if not is_supported(mapping["kind"]):
+        if not is_supported(mapping["kind"]) or not backend_for(mapping).RUNS_IN_TVM:
             raise field_error("kernels can only be measured on CPUs and NVIDIA GPUs", "remote")
         if not cpu_triple(mapping):
             raise field_error("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")

@@ -46,8 +46,9 @@ if TYPE_CHECKING:
 ABI: Final = 1
 """The version of the interface."""
 
-# Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE and WRONG_LEVEL.
-_MACHINE_CODES: Final = (8, 9, 10, 19)
+# Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
+# wrong with a device.
+_MACHINE_CODES: Final = (8, 9, 10, 19, 20, 21, 22, 23)
 LOWER_LEVEL: Final = (
     "build the recipe for this machine (`host`), for a lower CPU level, or for all CPUs of the architecture "
     "in one library (the preset x86-64-any or aarch64-any)"
@@ -61,6 +62,10 @@ _REMEDIES: Final[Mapping[int, str]] = {
     9: "use fewer threads, or let the process start more (`ulimit -u`)",
     10: LOWER_LEVEL,
     19: "unset the variable, or let it name a level that this CPU has",
+    20: "install the driver of the device's maker (on Debian, `clinfo` shows what OpenCL finds)",
+    21: "run it on a machine with such a device, or build the recipe for another target",
+    22: "build the recipe for the limits of this device (`tvmflow targets`), or update its driver",
+    23: "start the process again; in one that was forked, load the model after the fork",
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024
@@ -155,7 +160,16 @@ _DIMENSION_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 _LEVEL_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "level": (ctypes.c_char_p, (ctypes.c_void_p,)),
 }
-_OPTIONAL_SIGNATURES: Final = {**_COUNT_SIGNATURES, **_DIMENSION_SIGNATURES, **_LEVEL_SIGNATURES}
+# That of libraries whose kernels run on a device.
+_DEVICE_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "device_error": (ctypes.c_char_p, ()),
+}
+_OPTIONAL_SIGNATURES: Final = {
+    **_COUNT_SIGNATURES,
+    **_DIMENSION_SIGNATURES,
+    **_LEVEL_SIGNATURES,
+    **_DEVICE_SIGNATURES,
+}
 
 # The contexts of a process have no threads in a child that it forks.
 _libraries: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
@@ -459,8 +473,11 @@ class _Context:
         message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
         if status not in _MACHINE_CODES:
             raise BundleError(message, fix=fix)
-        feature = self._functions["missing_feature"]()
-        raise EnvironmentProblem(f"{message}: {feature.decode()}" if feature else message, fix=fix)
+        detail = self._functions["missing_feature"]()
+        if "device_error" in self._functions:
+            detail = detail or self._functions["device_error"]()
+        text = detail.decode(errors="replace").strip() if detail else ""
+        raise EnvironmentProblem(f"{message}: {text}" if text else message, fix=fix)
 
     def abandon(self) -> None:
         """Never destroy it: its threads are those of another process."""

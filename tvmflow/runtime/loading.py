@@ -313,10 +313,10 @@ def _check_cpu(path: str, tvm: TvmTarget, features: list[str]) -> None:
 
 def _check_kind(path: str, tvm: TvmTarget) -> None:
     """Raise BundleError for a library of a kind that nothing here runs."""
-    from tvmflow.targets.backends import is_supported
+    from tvmflow.targets.backends import backend_for, is_supported
 
     kind = target_kind(tvm)
-    if not is_supported(kind):
+    if not is_supported(kind) or not backend_for(tvm).RUNS_IN_TVM:
         raise BundleError(
             f"{path} was built for {kind}, and this runtime runs libraries for CPUs and NVIDIA GPUs",
             fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), …)",

@@ -33,6 +33,7 @@ from tvmflow.stages.base import (
 from tvmflow.stages.images import ImageInput
 from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets import c_runtime
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import levels
 from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.resolve import ResolvedTarget
@@ -120,7 +121,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExportSettings:
         target=NamedTarget.of(target),
         verify=VerifiedAgainst(against=recipe.verify.against),
         sources=digest_sources(
-            EXPORTERS, recipe.outputs, c_runtime.list_sources(bool(target.levels))
+            EXPORTERS,
+            recipe.outputs,
+            c_runtime.list_sources(bool(target.levels), backend_for(target.tvm).EXECUTOR),
         ),
         zlib=compressor_versions(recipe.outputs).get("zlib", ""),
         license=recipe.license or "",

@@ -26,7 +26,9 @@ from tvmflow.stages.runtime_choice import (
     describe_runtime,
     requires_c_library,
 )
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.tvm_target import target_kind
 
 NAME: Final = "extract_tasks"
 TRAITS: Final = StageTraits(
@@ -44,10 +46,11 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The runtime, and whether there must be a C library."""
+    """The runtime, whether there must be a C library, and the kind of a target that is not measured."""
 
     runtime: str
     c_library: bool = False
+    unmeasured_kind: str = ""
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
@@ -55,6 +58,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target),
         c_library=requires_c_library(recipe, target),
+        unmeasured_kind="" if backend_for(target.tvm).RUNS_IN_TVM else target_kind(target.tvm),
     )
 
 
@@ -95,6 +99,9 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
         check_program(mod)
     runtime, reason = find_runtime(mod, settings.runtime)
     workloads = extract_workloads(mod)
+    if settings.unmeasured_kind:
+        reason = f"kernels for {settings.unmeasured_kind} are not tuned yet"
+        workloads = [workload._replace(untunable_reason=reason) for workload in workloads]
     dimensions = read_dimensions(mod["main"])
     sizes = [sizes_text(chosen) for chosen in list_sizes_to_tune_at(dimensions)]
     tasks = [

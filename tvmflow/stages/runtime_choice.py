@@ -26,7 +26,7 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
     """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
-    if target.levels or target.leveled_target:
+    if target.levels or target.leveled_target or not backend_for(target.tvm).RUNS_IN_TVM:
         return C_RUNTIME
     return VM if vm_reason(recipe, target) else AUTO
 
@@ -43,7 +43,8 @@ def vm_reason(recipe: Recipe, target: ResolvedTarget) -> str:
 def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
     """Return why no library for a target can have the C runtime, or an empty string."""
     kind = str(target.tvm["kind"])
-    if not backend_for(target.tvm).RUNS_ON_HOST_CPU:
+    backend = backend_for(target.tvm)
+    if not (backend.RUNS_ON_HOST_CPU or backend.EXECUTOR):
         return f"{kind} needs TVM's runtime"
     if target.toolchain:
         return "libraries for it are linked by a toolchain of its own"
@@ -54,6 +55,8 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
 
 def no_vm_reason(target: ResolvedTarget) -> str:
     """Return why no library for a target can have TVM's runtime, or an empty string."""
+    if not backend_for(target.tvm).RUNS_IN_TVM:
+        return f"TVM's wheel has no runtime for {target.tvm['kind']}"
     return "" if target.toolchain else linking.unlinkable_reason(cpu_triple(target.tvm))
 
 

@@ -49,6 +49,15 @@ def _cuda(arch: str, host: Mapping[str, Json]) -> dict[str, Json]:
     return {"kind": "cuda", "arch": arch, "host": dict(host)}
 
 
+def _opencl(host: Mapping[str, Json], threads: int = 256, shared: int = 32768) -> dict[str, Json]:
+    return {
+        "kind": "opencl",
+        "max_threads_per_block": threads,
+        "max_shared_memory_per_block": shared,
+        "host": dict(host),
+    }
+
+
 _SERVER: Final = _x86("x86-64-v3")
 # The features that Linux distributions for RISC-V require, and the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
@@ -147,9 +156,26 @@ PRESETS: Final[dict[str, Preset]] = {
     "jetson-xavier": Preset(_cuda("sm_72", _XAVIER), "NVIDIA Jetson Xavier: sm_72 with Carmel"),
     "jetson-tx2": Preset(_cuda("sm_62", _TX2), "NVIDIA Jetson TX2: sm_62 with Cortex-A57"),
     "jetson-nano": Preset(_cuda("sm_53", _NANO), "NVIDIA Jetson Nano: sm_53 with Cortex-A57"),
+    "opencl": Preset(_opencl(_SERVER), "any GPU with a driver for OpenCL 1.2, on x86-64"),
+    "intel-gpu": Preset(
+        _opencl(_SERVER, 256, 65536), "Intel's GPUs since 2015 (Gen 9, Xe, Arc), on x86-64"
+    ),
+    "amd-gpu": Preset(_opencl(_SERVER, 256, 65536), "AMD's GPUs since 2012 (GCN, RDNA), on x86-64"),
+    "mali": Preset(
+        _opencl(_arm("generic"), 256, 32768), "ARM's GPUs Mali-G (Bifrost and later), on Linux"
+    ),
+    "mali-android": Preset(
+        _opencl(_android("aarch64-linux-android", "generic")),
+        "ARM's GPUs Mali-G (Bifrost and later), on Android",
+    ),
+    "adreno-android": Preset(
+        _opencl(_android("aarch64-linux-android", "generic"), 512, 32768),
+        "Qualcomm's GPUs Adreno 600 and later, on Android",
+    ),
 }
 
 OTHER_NAMES: Final[Mapping[str, str]] = {
+    "adreno": "adreno-android",
     "ampere": "neoverse-n1",
     "ampere-altra": "neoverse-n1",
     "android": "android-arm64-v8a",
@@ -186,6 +212,7 @@ _NVIDIA: Final = ("cuda-sm75", "cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90
 SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "a100": ("cuda-sm80",),
     "alpine": ("x86-64-v3-musl", "aarch64-musl"),
+    "amd": ("amd-gpu",),
     "amd64": ("x86-64-v3", "x86-64-v2"),
     "arm": ("aarch64", "armv7-neon"),
     "arm64": ("aarch64",),
@@ -195,9 +222,11 @@ SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "avx512": ("x86-64-v4",),
     "cpu": ("host",),
     "cuda": _NVIDIA,
-    "gpu": _NVIDIA,
+    "gpu": (*_NVIDIA, "opencl"),
     "graviton": ("neoverse-v2", "neoverse-v1", "neoverse-n1"),
     "h100": ("cuda-sm90",),
+    "intel": ("intel-gpu",),
+    "iris": ("intel-gpu",),
     "jetson": ("jetson-orin", "jetson-orin-cpu"),
     "kryo": ("snapdragon",),
     "linux-aarch64": ("aarch64",),
@@ -215,6 +244,7 @@ SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "pi5": ("cortex-a76",),
     "raspberry-pi": ("cortex-a72", "cortex-a76"),
     "raspberrypi": ("cortex-a72", "cortex-a76"),
+    "radeon": ("amd-gpu",),
     "riscv64": ("riscv64-v",),
     "t4": ("cuda-sm75",),
     "wasm": ("wasm32-wasi",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,16 @@ from tvmflow.compiler.c_program.c_kernels import (
     lower_kernels,
     named_size_text,
 )
+from tvmflow.compiler.c_program.device_kernels import (
+    generate_device_code,
+    has_threads,
+    lower_device_kernels,
+)
+from tvmflow.compiler.c_program.device_program import (
+    DeviceCode,
+    place_on_device,
+    write_device_program,
+)
 from tvmflow.compiler.c_program.parallel_work import estimate_open_work, estimate_parallel_work
 from tvmflow.compiler.c_program.program import (
     KernelTraits,
@@ -39,18 +49,20 @@ from tvmflow.compiler.c_program.program import (
 )
 from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, share_weights
 from tvmflow.compiler.code_generation import split_kernels
+from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
 from tvmflow.targets.c_runtime import (
     CONSTANTS,
+    DEVICE_CODE,
     PROGRAM,
     DescribedModel,
     levels,
     symbol_prefix,
 )
-from tvmflow.targets.linking import ALIGNMENT, padded, pe, write_data
+from tvmflow.targets.linking import ALIGNMENT, compile_c, padded, pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
@@ -85,7 +97,7 @@ def compile_program(
     Args:
         mod: The lowered module with scheduled kernels.
         weights: The weights that `main` takes after its inputs.
-        target: The target, a CPU.
+        target: The target, a CPU or a device with an executor.
         prefix: The prefix of all symbols.
         folder: The folder to write into.
         is_level: The library has code for other CPUs, too, which share its constants.
@@ -93,6 +105,9 @@ def compile_program(
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
     """
+    if not is_cpu(target):
+        _compile_for_device(mod, weights, target, prefix, folder)
+        return
     layouts: KernelLayouts = {}
     if is_level and parse_triple(cpu_triple(target.export())).arch == "x86_64":
         weights, own = share_weights(mod, weights)
@@ -101,18 +116,7 @@ def compile_program(
     program.has_placed_constants = not is_level
     plan_memory(program)
     names = set(list_kernel_calls(program.steps))
-    functions = {
-        var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
-        for var, function in mod.functions_items()
-        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
-    }
-    traits: dict[str, KernelTraits] = {}
-
-    def read_traits(mod: tvm.IRModule) -> None:
-        for var, function in mod.functions_items():
-            traits[var.name_hint] = _read_traits(functions[var], function)
-
-    lowered = lower_kernels(functions, target, read_traits, layouts)
+    lowered, traits = _lower(_list_functions(mod, names), target, prefix, layouts)
     triple = cpu_triple(target.export())
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
     _write_kernels(lowered, target, prefix, folder)
@@ -121,6 +125,78 @@ def compile_program(
         places = [[array.nbytes, _digest(array)] for array in program.constants]
         (folder / levels.PLACES).write_text(json.dumps(places))
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), code)))
+
+
+def _list_functions(mod: tvm.IRModule, names: Collection[str]) -> dict[str, tirx.PrimFunc]:
+    """Return the kernels of these names."""
+    return {
+        var.name_hint: function
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+    }
+
+
+def _lower(
+    kernels: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    prefix: str,
+    layouts: KernelLayouts,
+) -> tuple[tvm.IRModule, dict[str, KernelTraits]]:
+    """Return kernels for a CPU as C functions, and their traits by name."""
+    functions = {
+        tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
+        for name, function in kernels.items()
+    }
+    traits: dict[str, KernelTraits] = {}
+
+    def read_traits(mod: tvm.IRModule) -> None:
+        for var, function in mod.functions_items():
+            traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
+
+    return lower_kernels(functions, target, read_traits, layouts), traits
+
+
+def _compile_for_device(
+    mod: tvm.IRModule,
+    weights: Sequence[Array],
+    target: tvm.target.Target,
+    prefix: str,
+    folder: Path,
+) -> None:
+    """Write what `compile_program` writes for a device, with the code of the device in an object file.
+
+    Kernels without threads of a device are compiled for the CPU of its host.
+
+    Raises:
+        UnsupportedProgram: The model needs TVM's runtime.
+    """
+    program = read_program(mod, weights)
+    if program.dimensions:
+        raise UnsupportedProgram("open sizes on a GPU")
+    functions = _list_functions(mod, set(list_kernel_calls(program.steps)))
+    on_host = {name: kernel for name, kernel in functions.items() if not has_threads(kernel)}
+    device = lower_device_kernels(
+        {name: kernel for name, kernel in functions.items() if name not in on_host}, target
+    )
+    place_on_device(program, device.kernels)
+    plan_memory(program)
+    host = tvm.target.Target(target.host)
+    lowered, traits = _lower(on_host, host, prefix, {})
+    if on_host:
+        _write_kernels(lowered, host, prefix, folder)
+    else:
+        # other objects get the format of this one
+        (folder / "empty.c").write_text("typedef int tf_nothing;\n")
+        compile_c(folder, "empty.c", "kernels0.o", cpu_triple(target.export()))
+        (folder / "empty.c").unlink()
+    _write_constants(program, prefix, folder)
+    content = generate_device_code(device, target)
+    code = DeviceCode(device.kernels, f"{prefix}device_code", len(content))
+    some = min(folder.glob("kernels*.o"))
+    pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
+    write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
+    text = write_device_program(program, traits, prefix, code)
+    (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), text)))
 
 
 def _define_symbols(prefix: str) -> list[str]:

@@ -17,6 +17,7 @@ from tvm import s_tir, tirx
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import is_open
 from tvmflow.core.errors import StageError
+from tvmflow.targets.backends import backend_for
 
 Extents = tuple[int, int, int]
 """Sizes along x, y and z."""
@@ -82,15 +83,18 @@ def lower_device_kernels(
     """Lower scheduled kernels to device functions and launches.
 
     Args:
-        kernels: The kernels by name; their sizes are fixed. Names of device functions begin with theirs.
+        kernels: The kernels by name; their sizes are fixed.
         target: The target of the device, with its host.
 
     Raises:
         UnsupportedKernel: A kernel does something on the host besides launching, or has open sizes.
     """
+    names = {_shorten(name, place): name for place, name in enumerate(sorted(kernels))}
     functions = {
-        tvm.ir.GlobalVar(name): _without_offsets(name, function).with_attr("global_symbol", name)
-        for name, function in sorted(kernels.items())
+        tvm.ir.GlobalVar(short): _without_offsets(name, kernels[name]).with_attr(
+            "global_symbol", short
+        )
+        for short, name in names.items()
     }
     bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target(target.host)))
     mod = tvm.transform.Sequential([make() for make in _PASSES])(bound(tvm.IRModule(functions)))
@@ -100,7 +104,7 @@ def lower_device_kernels(
         if function.attrs.get(_IS_DEVICE_FUNCTION):
             on_device[var] = function
         else:
-            on_host[str(var.name_hint)] = function
+            on_host[names[str(var.name_hint)]] = function
     finished = tvm.transform.Sequential([make() for make in _DEVICE_PASSES])
     return DeviceProgram(
         functions=finished(tvm.IRModule(on_device)),
@@ -108,10 +112,19 @@ def lower_device_kernels(
     )
 
 
-def generate_source(program: DeviceProgram, target: tvm.target.Target) -> str:
-    """Return the code of all device functions in the language of the target's kind."""
-    module = tvm.get_global_func(f"target.build.{target.kind.name}")(program.functions, target)
-    return str(module.inspect_source())
+def has_threads(kernel: tirx.PrimFunc) -> bool:
+    """Return whether a scheduled kernel is for a device: it has threads there."""
+    return any(
+        loop.thread_binding is not None for loop in ir.find_nodes(kernel.body, tirx.For)
+    ) or any(
+        statement.attr_key == "thread_extent"
+        for statement in ir.find_nodes(kernel.body, tirx.AttrStmt)
+    )
+
+
+def generate_device_code(program: DeviceProgram, target: tvm.target.Target) -> bytes:
+    """Return the code of all device functions, as the driver of the target's kind takes it."""
+    return backend_for(target.export()).generate_device_code(program.functions, target)
 
 
 class UnsupportedKernel(StageError):
@@ -137,6 +150,8 @@ _DYNAMIC_MEMORY: Final = "tirx.use_dyn_shared_memory"
 _AXES: Final = "xyz"
 # More launches than this are more code than a model is worth.
 _MOST_LAUNCHES: Final = 1 << 16
+
+_LONGEST_NAME: Final = 60
 
 # TVM's pipeline `s_tir`, until kernels are functions for a host and a device.
 _PASSES: Final = (
@@ -189,6 +204,11 @@ _DEVICE_PASSES: Final = (
     tirx.transform.StmtSimplify,
     tirx.transform.LowerIntrin,
 )
+
+
+def _shorten(name: str, place: int) -> str:
+    """Return a name for functions of a kernel, which drivers use as that of a file."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}_{place}"
 
 
 def _without_offsets(name: str, function: tirx.PrimFunc) -> tirx.PrimFunc:

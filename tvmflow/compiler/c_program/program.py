@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -38,7 +38,8 @@ from tvmflow.targets.c_runtime.levels import constant_place
 from tvmflow.targets.linking import padded
 
 Array = np.ndarray[Any, Any]
-Place = Literal["input", "output", "constant", "arena"]
+Place = Literal["input", "output", "constant", "arena", "device"]
+"""`device`: in the arena on a device."""
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +116,7 @@ class Program:
         counts: The outputs that have a count.
         constants: The weights and other constants, each once.
         arena: The size of the memory for all other tensors, in bytes.
+        device_arena: That of those on a device.
         dimensions: The dimensions that its sizes depend on; none where all sizes are fixed.
         input_shapes: The shapes of the inputs, where there are dimensions.
         output_shapes: Those of the outputs, and of the counts after them.
@@ -129,6 +131,7 @@ class Program:
     counts: tuple[OutputCount, ...] = ()
     constants: list[Array] = field(default_factory=list)
     arena: int = 0
+    device_arena: int = 0
     dimensions: tuple[Dimension, ...] = ()
     input_shapes: list[tuple[Size, ...]] = field(default_factory=list)
     output_shapes: list[tuple[Size, ...]] = field(default_factory=list)
@@ -571,7 +574,7 @@ def generate_code(
         StageError: The largest sizes are more than it can compute with.
     """
     if not program.dimensions:
-        return _Writer(program, kernels, prefix).write()
+        return Writer(program, kernels, prefix).write()
     try:
         return _OpenWriter(program, kernels, prefix, address_bits).write()
     except WrongSize as error:
@@ -585,7 +588,9 @@ def _define_sizes(direction: str, sizes: Sequence[int]) -> list[str]:
     return [f"#define TF_{direction}_BYTES{index} {size}u" for index, size in enumerate(sizes)]
 
 
-class _Writer:
+class Writer:
+    """Writes the C code of a program of fixed sizes."""
+
     def __init__(self, program: Program, kernels: Mapping[str, KernelTraits], prefix: str) -> None:
         self._program = program
         self._kernels = kernels
@@ -595,10 +600,11 @@ class _Writer:
         self._arities: dict[str, int] = {}
         self._tasks = count_useful_tasks(
             {name: kernel.work for name, kernel in kernels.items()},
-            list_kernel_calls(program.steps),
+            [name for name in list_kernel_calls(program.steps) if name in kernels],
         )
 
     def write(self) -> str:
+        """Return the code."""
         program, kernels = self._program, self._kernels
         steps = self._write_steps(program.steps, "  ")
         declarations = [
@@ -650,7 +656,7 @@ class _Writer:
             f"#define TF_ARENA {program.arena}u",
             f"#define TF_STAGING {staging}u",
             f"#define TF_SCRATCH {scratch}u",
-            f"#define TF_KERNELS {len(kernels)}u",
+            f"#define TF_KERNELS {len(self._numbers)}u",
             f"#define TF_MOST_TASKS {max(self._tasks.values(), default=1)}u",
         ]
 
@@ -734,7 +740,7 @@ class _Writer:
         return f"arena + {storage.offset}u"
 
 
-class _OpenWriter(_Writer):
+class _OpenWriter(Writer):
     """Writes the C code of a program with dimensions: a context computes sizes and offsets."""
 
     def __init__(
@@ -884,21 +890,33 @@ class _Lifetime(NamedTuple):
 
 def plan_memory(program: Program) -> None:
     """Give each tensor in the arena its offset, and the arena its size."""
-    lifetimes = _find_lifetimes(program.steps)
+    placed, program.arena = plan_arena(program.steps, "arena", padded)
+    if program.dimensions:
+        program.above = _find_order(placed)
+
+
+def plan_arena(
+    steps: Sequence[Step], place: Place, pad: Callable[[int], int]
+) -> tuple[list[_Lifetime], int]:
+    """Give each tensor in a place its offset; return the tensors, and the bytes that they take.
+
+    Args:
+        steps: The steps of the program.
+        place: The place.
+        pad: Returns the bytes that a tensor of so many bytes takes with what lies before the next one.
+    """
     placed: list[_Lifetime] = []
+    lifetimes = _find_lifetimes(steps, place)
     for lifetime in sorted(lifetimes, key=lambda entry: (-entry.storage.bytes, entry.first)):
         others = sorted(
-            (other.storage.offset, other.storage.offset + padded(other.storage.bytes))
+            (other.storage.offset, other.storage.offset + pad(other.storage.bytes))
             for other in placed
             if other.first <= lifetime.last and lifetime.first <= other.last
         )
-        lifetime.storage.offset = _find_gap(others, padded(lifetime.storage.bytes))
+        lifetime.storage.offset = _find_gap(others, pad(lifetime.storage.bytes))
         placed.append(lifetime)
-    if program.dimensions:
-        program.above = _find_order(placed)
-    program.arena = max(
-        (entry.storage.offset + padded(entry.storage.bytes) for entry in placed), default=0
-    )
+    ends = (entry.storage.offset + pad(entry.storage.bytes) for entry in placed)
+    return placed, max(ends, default=0)
 
 
 def _find_order(placed: Sequence[_Lifetime]) -> dict[Storage, list[Storage]]:
@@ -925,13 +943,13 @@ def _find_gap(occupied: Sequence[tuple[int, int]], size: int) -> int:
     return offset
 
 
-def _find_lifetimes(steps: Sequence[Step]) -> list[_Lifetime]:
-    """Return for each tensor in the arena the numbers of the first and the last step that touches it."""
+def _find_lifetimes(steps: Sequence[Step], place: Place) -> list[_Lifetime]:
+    """Return for each tensor in a place the numbers of the first and the last step that touches it."""
     spans: dict[Storage, tuple[int, int]] = {}
     for number, touched in enumerate(_touched(steps)):
         for storage in touched:
             storage = storage.resolve()
-            if storage.place == "arena":
+            if storage.place == place:
                 first, _ = spans.get(storage, (number, number))
                 spans[storage] = (first, number)
     return [_Lifetime(storage, first, last) for storage, (first, last) in spans.items()]

@@ -27,15 +27,16 @@ _OPERATORS: Final = frozenset({"relax.sort", "relax.argsort", "relax.topk"})
 
 def replace_sorts(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace `sort`, `argsort` and `topk` of static shapes."""
-    return rewrite_main(mod, _SortRewriter, context.cpu.cores if context.cpu else 1)
+    return rewrite_main(mod, _SortRewriter, context)
 
 
 class _SortRewriter(MainRewriter):
     """Rewrites sorts."""
 
-    def __init__(self, mod: tvm.IRModule, cores: int) -> None:
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod)
-        self._cores = cores
+        self._cores = context.cpu.cores if context.cpu else 1
+        self._is_mixed = context.is_mixed()
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten, sort = super().visit_call_(call), _as_sort(call, self.numbers)
@@ -44,6 +45,9 @@ class _SortRewriter(MainRewriter):
         function, sizes = with_own_sizes(make_kernel(sort, self._cores))
         if sizes:
             return rewritten
+        if self._is_mixed:
+            # no threads of the device
+            function = function.with_attr("tirx.is_scheduled", True)
         variable = self.builder_.add_func(function, "sort")
         types = [relax.TensorType(sort.result_shape, dtype) for dtype in sort.result_dtypes]
         results = types if len(types) > 1 else types[0]

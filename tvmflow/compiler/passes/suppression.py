@@ -1,8 +1,8 @@
 """The lowering of non-maximum suppression: ONNX's, and MXNet's box_nms and MultiBoxDetection.
 
-On a CPU, a kernel compares a box with those that are kept. On a GPU, the first launch compares all
-boxes with each other, a thread for 32 of them; then a thread for each class or image selects by the
-bits that this gives, and the last launches write the result.
+On a CPU, also that of a GPU's host, a kernel compares a box with those that are kept. On a GPU alone,
+the first launch compares all boxes with each other, a thread for 32 of them; then a thread for each
+class or image selects by the bits that this gives, and the last launches write the result.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class _SuppressionRewriter(MainRewriter):
         kernels = _KERNELS.get(ir.operator_name(call))
         if kernels is None:
             return rewritten
-        is_gpu = not self._context.is_cpu() and self.depends_on_inputs(call)
+        # one box after the other: a GPU's host is faster
+        has_threads = not self._context.is_cpu() and not self._context.is_mixed()
+        is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)
         if kernels.operator is NonMaxSuppression:
             scores = operands[1]

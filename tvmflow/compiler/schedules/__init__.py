@@ -23,7 +23,8 @@ from tvmflow.compiler.schedules.rules import (
     schedule_for_cpu,
 )
 from tvmflow.core.types import Json
-from tvmflow.targets.backends import backend_for, cuda
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.tvm_target import cpu_target
 
 _HAS_FEATURE: Final = "target.target_has_feature"
 # TVM's vectorizer emits masked vectors of unknown length for targets with this feature.
@@ -63,9 +64,14 @@ def schedule_untuned(
     Returns:
         The module, and the rule of each kernel that had no schedule.
     """
-    if backend_for(target) is not cuda:
+    if backend_for(target).RUNS_ON_HOST_CPU:
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
-    return schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
+    scheduled, rules = schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
+    if backend_for(target).RUNS_IN_TVM:
+        return ScheduledModule(scheduled, rules)
+    # what has no threads runs on the host
+    on_host = schedule_for_cpu(scheduled, cpu_model_for(cpu_target(target), rules_version))
+    return ScheduledModule(on_host.mod, {**rules, **on_host.rules})
 
 
 # ---------------------------------------------------------------- GPUs

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.targets.backends import cpu, cuda
+from tvmflow.targets.backends import cpu, cuda, opencl
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.tvm_target import TvmTarget, target_kind
 
-BACKENDS: Final[dict[str, Backend]] = {cpu.KIND: cpu, cuda.KIND: cuda}
+BACKENDS: Final[dict[str, Backend]] = {cpu.KIND: cpu, cuda.KIND: cuda, opencl.KIND: opencl}
 """TVM's target kind -> its backend."""
 
 

@@ -38,6 +38,14 @@ class Backend(Protocol):
         """
 
     @property
+    def EXECUTOR(self) -> str:
+        """The file of `targets.c_runtime` that launches kernels in a C library; empty for none."""
+
+    @property
+    def RUNS_IN_TVM(self) -> bool:
+        """True where TVM's runtime, as its wheel has it, runs and measures kernels."""
+
+    @property
     def TOOLS(self) -> tuple[str, ...]:
         """Distributions whose code shapes what is compiled: in the keys of all stages that compile."""
 
@@ -94,6 +102,14 @@ class Backend(Protocol):
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
+
+    def generate_device_code(self, mod: Any, target: Any) -> bytes:
+        """Return the code of device functions as the driver takes it; empty for a CPU.
+
+        Args:
+            mod: TVM's module of lowered device functions.
+            target: TVM's target.
+        """
 
     def load_runtime(self) -> None:
         """Load what libraries need besides TVM's runtime into this process.

@@ -18,15 +18,15 @@ DEVICE: Final = "cpu"
 # kDLCPU in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 1
 RUNS_ON_HOST_CPU: Final = True
+EXECUTOR: Final = ""
+RUNS_IN_TVM: Final = True
 TOOLS: Final[tuple[str, ...]] = ()
 PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
 ENVIRONMENT_VARIABLES: Final[tuple[str, ...]] = ()
 SEARCH_RULES: Final = ""
 
 # Kinds of TVM's whose code needs a device that tvmflow does not know.
-_UNSUPPORTED_KINDS: Final = frozenset(
-    {"hexagon", "metal", "nvptx", "opencl", "rocm", "vulkan", "webgpu"}
-)
+_UNSUPPORTED_KINDS: Final = frozenset({"hexagon", "metal", "nvptx", "rocm", "vulkan", "webgpu"})
 _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "x86_64": ("x86",),
     "i386": ("x86",),
@@ -62,7 +62,7 @@ def unbuildable_reason(tvm: TvmTarget) -> str:
     """Return why no code can be made: TVM's kind is one of other devices."""
     kind = target_kind(tvm)
     if kind in _UNSUPPORTED_KINDS:
-        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm) and NVIDIA GPUs (kind: cuda)"
+        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"
     return ""
 
 
@@ -71,7 +71,9 @@ def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
     kind = target_kind(tvm)
     if kind == KIND:
         return ""
-    return f"its kind is {kind}, and this machine runs libraries for CPUs and NVIDIA GPUs only"
+    return (
+        f"its kind is {kind}, and this machine runs libraries for CPUs, NVIDIA GPUs and OpenCL only"
+    )
 
 
 def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
@@ -94,6 +96,11 @@ def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
 def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
     """Return the modules with the intrinsics of the CPU's architecture."""
     return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
+
+
+def generate_device_code(mod: Any, target: Any) -> bytes:
+    """Return nothing: there is no device."""
+    return b""
 
 
 def load_runtime() -> None:

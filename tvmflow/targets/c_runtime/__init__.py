@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, shape_text
-from tvmflow.targets.c_runtime import dimensions, levels, weights
+from tvmflow.targets.c_runtime import devices, dimensions, levels, weights
 from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.linking import (
     LINKERS,
@@ -33,6 +33,8 @@ PROGRAM: Final = "program.c"
 """The C code of a model, which calls its kernels."""
 CONSTANTS: Final = "constants.o"
 """The object file with its weights."""
+DEVICE_CODE: Final = "device_code.o"
+"""The object file with the code of a device, for its driver."""
 SOURCE: Final = "model.c"
 """The file that includes all others."""
 
@@ -54,9 +56,14 @@ SOURCES: Final = tuple(
 )
 
 
-def list_sources(has_levels: bool) -> tuple[Path, ...]:
-    """Return the files of this package that a library with or without levels is compiled from."""
-    return (*SOURCES, _FOLDER / _LEVELS) if has_levels else SOURCES
+def list_sources(has_levels: bool, executor: str = "") -> tuple[Path, ...]:
+    """Return the files of this package that a library with or without levels or a device is compiled from."""
+    names = [*([_LEVELS] if has_levels else []), *_list_device_sources(executor)]
+    return (*SOURCES, *(_FOLDER / name for name in names))
+
+
+def _list_device_sources(executor: str) -> tuple[str, ...]:
+    return (*devices.SOURCES, executor) if executor else ()
 
 
 # System -> the architectures that there is a C library for.
@@ -123,6 +130,7 @@ class DescribedModel(NamedTuple):
         triple: The LLVM triple that it is compiled for.
         weights_head: The head of the file of its weights; empty where the library holds them.
         levels: The levels of CPUs that it has code for, in order; none for code of one CPU.
+        executor: The file of what launches its kernels on a device; empty for a library for CPUs.
     """
 
     name: str
@@ -131,6 +139,7 @@ class DescribedModel(NamedTuple):
     triple: str
     weights_head: bytes = b""
     levels: tuple[LevelCode, ...] = ()
+    executor: str = ""
 
     def at_level(self, level: LevelCode) -> DescribedModel:
         """Return the library of one level inside this one, which the CPU is known to have."""
@@ -245,12 +254,13 @@ def link(
         if shared is not None and files.shared:
             names = (*_FUNCTIONS, *(dimensions.FUNCTIONS if model.dimensions else ()))
             names = (*names, "level") if model.levels else names
+            names = (*names, *devices.FUNCTIONS) if model.executor else names
             functions = [f"{model.prefix}_{function}" for function in names]
             alone = _compile_additions(model.triple, sources)
             if java:
                 alone.append(_compile_java(model, java, sources))
                 functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
-            interface = Interface(files.shared, functions)
+            interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
         elif shared is not None:
             archive_static(objects, shared, model.triple)
@@ -295,7 +305,8 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
         compiled: As of `link`.
         folder: The folder to write into.
     """
-    for file in (*_COPIED, *([_LEVELS] if model.levels else [])):
+    levels_source = [_LEVELS] if model.levels else []
+    for file in (*_COPIED, *levels_source, *_list_device_sources(model.executor)):
         shutil.copyfile(_FOLDER / file, folder / file)
     for level in model.levels:
         (folder / level.name).mkdir()
@@ -346,8 +357,11 @@ def write_header(model: DescribedModel, program: str = "") -> str:
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
     of_levels = levels.header_values(values, model.levels)
+    of_device = devices.header_values(values, model.executor)
     of_dimensions = dimensions.header_values(values, model.dimensions)
-    values |= {name: text + of_levels[name] for name, text in of_dimensions.items()}
+    values |= {
+        name: text + of_levels[name] + of_device[name] for name, text in of_dimensions.items()
+    }
     return read_header_template() % values
 
 
@@ -418,6 +432,7 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
         f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
+        *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
         *dimensions.write_code(model.dimensions),
         f'#include "{_HEADER}"',
@@ -426,6 +441,7 @@ def _write_model(model: DescribedModel) -> str:
         '#include "cpu.c"',
         '#include "weights.c"',
         *(['#include "dimensions.c"'] if model.dimensions else []),
+        *([f'#include "{model.executor}"'] if model.executor else []),
         '#include "runtime.c"',
     ]
     for direction in ("inputs", "outputs"):

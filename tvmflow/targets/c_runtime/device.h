@@ -10,14 +10,11 @@
  *   DEVICE_LOST     anything else that a driver reports: the device or its state cannot be used any more
  * and have called `tf_explain` with what the driver said. After an error of a stream, only its end is still called.
  *
- * Calls of one device are serialized while it is opened and closed; a stream is used by one thread at a time, and
- * several streams of a device at the same time by several threads. */
+ * A device is opened and closed by one thread at a time. A stream is used by one thread at a time, and several streams of
+ * a device at the same time by several threads. */
 
-#ifdef _WIN32
-#define TF_MUTEX(name) static SRWLOCK name = SRWLOCK_INIT
-#else
-#define TF_MUTEX(name) static pthread_mutex_t name = PTHREAD_MUTEX_INITIALIZER
-#endif
+/* Tensors on the device begin at a multiple of so many bytes: no driver asks for more. */
+#define TF_DEVICE_ALIGNMENT 512
 
 /* Memory on a device, or a part of it: a cl_mem, a CUdeviceptr. 0 is none. */
 typedef uint64_t tf_handle;
@@ -50,31 +47,38 @@ typedef struct {
 
 /* A tensor in memory of the device. */
 typedef struct {
-  uint64_t offset; /* a multiple of TF_DEVICE_ALIGNMENT */
-  uint64_t bytes;
-  bool is_weight; /* in the weights, else in the arena of a context */
+  uint64_t offset; /* in the memory of weights on the device, or in the arena of a context there */
+  uint64_t bytes;  /* not 0 */
+  uint64_t source; /* of a weight: its offset in the weights of the library */
+  bool is_weight;
 } tf_place;
 
-/* What generated code (`program.c`) defines:
+/* The device that a program asks for: see the public header. */
+typedef TF(device) tf_choice;
+
+/* What generated code (`program.c`) defines besides:
  *
- *   #define TF_DEVICE_CODE_BYTES …               the size of the code, without a 0 that follows it
- *   #define TF_DEVICE_FUNCTIONS …                how many functions it has
- *   #define TF_DEVICE_ARENA …, TF_DEVICE_WEIGHTS …, TF_DEVICE_PLACES …  sizes in bytes; how many tensors
- *   #define TF_DEVICE_MOST_POINTERS …            the most tensors of a kernel
- *   extern const unsigned char TF_DEVICE_CODE[]; text of OpenCL C, PTX, or machine code, aligned to 64 bytes
- *   static const char *const tf_device_functions[];   the names of its functions
- *   static const uint32_t tf_device_blocks[][3];      the largest block with which each is started
- *   static const tf_place tf_places[];           the tensors */
+ *   #define TF_DEVICE_CODE_BYTES …      the size of the code, without a 0 that follows it
+ *   #define TF_DEVICE_FUNCTIONS …       how many functions it has
+ *   #define TF_DEVICE_ARENA …           the bytes of a context's arena on the device
+ *   #define TF_DEVICE_WEIGHTS …         the bytes of the weights there
+ *   #define TF_DEVICE_PLACES …          how many tensors there are
+ *   #define TF_DEVICE_MOST_POINTERS …   the most tensors of a kernel
+ *   extern const unsigned char TF_DEVICE_CODE[];     OpenCL C, PTX or machine code, aligned to 64 bytes
+ *   static const char *const tf_device_functions[];  the names of its functions
+ *   static const uint32_t tf_device_threads[];       the most threads of a block that each is started with
+ *   static const tf_place tf_places[];               the tensors */
 
 /* Keep a sentence of what the driver said, for this thread; the arguments are printf's. */
 static void tf_explain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Load the driver and build the code for the device of a number, from 0, in the order of the driver. */
-static int tf_open_device(uint32_t number, tf_device **device);
+/* Load the driver and build the code for a device: that of a number, from 0, in the order of the driver with GPUs first;
+ * or, where it is not NULL, the program's own one in its own context. */
+static int tf_open_device(const tf_choice *choice, tf_device **device);
 static void tf_close_device(tf_device *device);
 
-/* The multiple at which a view may begin is at most TF_DEVICE_ALIGNMENT. */
-static int tf_open_stream(tf_device *device, tf_stream **stream);
+/* Make a stream, or use the program's own where `choice` has one. */
+static int tf_open_stream(tf_device *device, const tf_choice *choice, tf_stream **stream);
 /* Wait for what was started, and release it. */
 static void tf_close_stream(tf_stream *stream);
 
@@ -86,12 +90,15 @@ static void tf_release_on_device(tf_device *device, tf_handle memory);
 static int tf_open_view(tf_device *device, tf_handle memory, uint64_t offset, uint64_t bytes, tf_handle *view);
 static void tf_close_view(tf_device *device, tf_handle view);
 
+/* A program may need none of these. */
+#define TF_MAYBE_UNUSED __attribute__((unused))
+
 /* Copy to the device. The source may change when this returns. */
-static int tf_copy_in(tf_stream *stream, tf_handle target, const void *source, size_t bytes);
+TF_MAYBE_UNUSED static int tf_copy_in(tf_stream *stream, tf_handle target, const void *source, size_t bytes);
 /* Copy from the device: the target is complete after the next `tf_wait`. */
-static int tf_copy_out(tf_stream *stream, void *target, tf_handle source, size_t bytes);
+TF_MAYBE_UNUSED static int tf_copy_out(tf_stream *stream, void *target, tf_handle source, size_t bytes);
 /* Copy on the device, between memory that does not overlap. */
-static int tf_copy_on_device(tf_stream *stream, tf_handle target, tf_handle source, size_t bytes);
+TF_MAYBE_UNUSED static int tf_copy_on_device(tf_stream *stream, tf_handle target, tf_handle source, size_t bytes);
 
 /* Start a function. `pointers` are those of the kernel that the launch belongs to. Where `nanoseconds` is not NULL, wait
  * for its end, and add the time that it took on the device. */

@@ -334,6 +334,10 @@ static void tf_stop_workers(tf_context *context) {
 
 /* ------------------------------------------------------------------ contexts */
 
+#ifdef TF_DEVICE
+#include "device.c"
+#endif
+
 #ifndef TF_FREESTANDING
 static void *tf_default_allocate(void *user, size_t bytes, size_t alignment) {
   (void)user;
@@ -414,7 +418,13 @@ static unsigned char *tf_find_counts(const tf_context *context) {
 #define TF_TENSORS_AT_ONCE 0
 #endif
 
+#ifdef TF_DEVICE
+int TF(create)(const tf_options *given, tf_context **result) { return TF(create_on)(given, NULL, result); }
+
+int TF(create_on)(const tf_options *given, const tf_choice *choice, tf_context **result) {
+#else
 int TF(create)(const tf_options *given, tf_context **result) {
+#endif
   if (!result) return TF_STATUS(NULL_ARGUMENT);
   *result = NULL;
   tf_options options;
@@ -482,6 +492,13 @@ int TF(create)(const tf_options *given, tf_context **result) {
     return TF_STATUS(NO_THREADS);
   }
 #endif
+#ifdef TF_DEVICE
+  status = tf_enter_device(context, choice ? choice : &(tf_choice){.number = 0});
+  if (status != TF_STATUS(OK)) {
+    TF(destroy)(context);
+    return status;
+  }
+#endif
   *result = context;
   return TF_STATUS(OK);
 }
@@ -493,6 +510,10 @@ int TF(destroy)(tf_context *context) {
   if (atomic_flag_test_and_set(&context->is_busy) && !is_forked) return TF_STATUS(BUSY);
 #ifdef TF_THREADS
   if (!is_forked) tf_stop_workers(context);
+#endif
+#ifdef TF_DEVICE
+  /* The driver does not work in a child of the process that opened it. */
+  if (!is_forked) tf_leave_device(context);
 #endif
   tf_close_weights(context);
 #if defined(TF_DIMENSIONS) && !defined(TF_FREESTANDING)
@@ -563,7 +584,13 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
     staging += tf_padded(outputs[i].bytes);
   }
   for (size_t i = 0; i < TF_COUNTS; ++i) out[TF_STATUS(OUTPUTS) + i] = tf_find_counts(context) + i * TF_ALIGNMENT;
+#ifdef TF_DEVICE
+  int status = tf_check_device(context);
+  if (status != TF_STATUS(OK)) return status;
+  status = tf_end_steps(context, tf_steps(context, context->arena, context->weights, in, out));
+#else
   const int status = tf_steps(context, context->arena, context->weights, in, out);
+#endif
   for (size_t i = 0; i < TF_STATUS(OUTPUTS) && status == TF_STATUS(OK); ++i)
     if (out[i] != outputs[i].data) memcpy(outputs[i].data, out[i], outputs[i].bytes);
   return status;
@@ -655,6 +682,12 @@ const char *TF(message)(int status) {
   static const char *const messages[] = {
 #ifdef TF_DIMENSIONS
       [TF_STATUS(WRONG_DIMENSION)] = TF_RANGES,
+#endif
+#ifdef TF_DEVICE
+      [TF_STATUS(NO_DRIVER)] = "the driver of the device is not installed, or too old",
+      [TF_STATUS(NO_DEVICE)] = "there is no such device, or it is none that the library was built for",
+      [TF_STATUS(KERNEL_REFUSED)] = "the driver of the device does not build or start a kernel of the library",
+      [TF_STATUS(DEVICE_LOST)] = "the device does not work any more: make another context",
 #endif
       [TF_STATUS(MISALIGNED_MEMORY)] = "allocate returned memory that is not aligned as it was asked to be",
       [TF_STATUS(OK)] = "no error",

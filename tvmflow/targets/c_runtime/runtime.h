@@ -3,6 +3,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#ifdef TF_DEVICE
+#include <stdarg.h>
+#endif
 
 #if defined(__ANDROID__)
 #include "android.h"
@@ -16,6 +19,9 @@ int strcmp(const char *left, const char *right);
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#ifdef TF_DEVICE
+#include <stdio.h>
+#endif
 #endif
 
 #ifdef __ANDROID__
@@ -50,6 +56,10 @@ typedef TF(context) tf_context;
 typedef TF(buffer) tf_buffer;
 typedef TF(tensor) tf_tensor;
 typedef TF(options) tf_options;
+
+#ifdef TF_DEVICE
+#include "device.h"
+#endif
 
 /* How TVM's code calls a function for each task of a parallel loop (tvm/runtime/c_backend_api.h). */
 typedef struct {
@@ -114,6 +124,13 @@ struct TF(context) {
 #ifdef TF_MAPS_FILES
   tf_buffer mapped; /* the file of the weights, if this context has mapped it */
 #endif
+#ifdef TF_DEVICE
+  struct tf_shared *shared; /* the device, with the weights */
+  tf_stream *stream;
+  tf_handle device_arena;
+  tf_handle *handles; /* of the tensors on the device, by their number */
+  bool is_lost;
+#endif
   tf_hook hook;
   void *hook_user;
   atomic_flag is_busy;
@@ -171,6 +188,22 @@ static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment
     if ((call) != 0) return TF_STATUS(KERNEL_FAILED);                              \
     if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start); \
   } while (0)
+
+#ifdef TF_DEVICE
+TF_MAYBE_UNUSED static int tf_launch_kernel(tf_context *context, size_t kernel, const tf_device_launch *launches, size_t count,
+                            const uint32_t *places, size_t tensors);
+
+/* Do what may fail on a device. */
+#define TF_TRY(call)                                    \
+  do {                                                  \
+    const int tf_status = (call);                       \
+    if (tf_status != TF_STATUS(OK)) return tf_status;   \
+  } while (0)
+/* Launch a kernel on the tensors at these places. */
+#define TF_LAUNCH(number, launches, ...)                                                         \
+  TF_TRY(tf_launch_kernel(tf, (number), launches, sizeof launches / sizeof *launches,            \
+                          (const uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / 4))
+#endif
 
 #ifdef TF_DIMENSIONS
 /* What is computed of dimensions: with the largest ones, everything fits 62 bits. */

@@ -20,10 +20,12 @@ class Interface(NamedTuple):
     Attributes:
         file: Its file name.
         functions: The only symbols that they may use.
+        loads_libraries: Whether the library loads others while it runs.
     """
 
     file: str
     functions: Sequence[str]
+    loads_libraries: bool = False
 
 
 class Linker(Protocol):

@@ -59,6 +59,7 @@ def link(
         for library in (
             *_system_libraries(platform),
             *(_threads_libraries(platform) if interface else ()),
+            *(_loading_libraries(platform) if interface and interface.loads_libraries else ()),
         )
     ]
     helpers = []
@@ -118,6 +119,13 @@ def _system_libraries(platform: Platform) -> tuple[str, ...]:
 def _threads_libraries(platform: Platform) -> tuple[str, ...]:
     """Return the library that has threads where libc has none: before glibc 2.34, and empty since then."""
     return ("libpthread.so.0",) if platform.libc.startswith("gnu") else ()
+
+
+def _loading_libraries(platform: Platform) -> tuple[str, ...]:
+    """Return the library that has `dlopen`, where libc has none: before glibc 2.34."""
+    if platform.system == "android":
+        return ("libdl.so",)
+    return ("libdl.so.2",) if platform.libc.startswith("gnu") else ()
 
 
 def link_stub(

@@ -15,6 +15,8 @@ DEVICE: Final = "cuda"
 # kDLCUDA in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 2
 RUNS_ON_HOST_CPU: Final = False
+EXECUTOR: Final = ""
+RUNS_IN_TVM: Final = True
 TOOLS: tuple[str, ...] = nvrtc.PACKAGES
 PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
 ENVIRONMENT_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -93,6 +95,13 @@ def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
 def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
     """Return the module with the intrinsics of tensor cores."""
     return ("cuda",)
+
+
+def generate_device_code(mod: Any, target: Any) -> bytes:
+    """Return CUDA C."""
+    import tvm
+
+    return str(tvm.get_global_func(f"target.build.{KIND}")(mod, target).inspect_source()).encode()
 
 
 def load_runtime() -> None:

@@ -1,0 +1,357 @@
+"""Programs whose kernels run on a device: which tensors are where, the copies between, and the C code.
+
+A tensor may be in the memory of the host, on the device, or in both. Kernels for the CPU run between
+launches in the same program; a tensor is copied when a step needs it where it is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from tvmflow.compiler.c_program.device_kernels import DeviceKernel, Launch, Scalar
+from tvmflow.compiler.c_program.program import (
+    Branch,
+    Copy,
+    KernelCall,
+    KernelTraits,
+    Program,
+    Step,
+    Storage,
+    Writer,
+    plan_arena,
+)
+from tvmflow.core.generated_text import c_string
+
+_ALIGNMENT: Final = 512
+"""`TF_DEVICE_ALIGNMENT` of `device.h`."""
+
+_Where = dict[Storage, set[str]]
+"""A tensor -> `host`, `device` or both: where its content is."""
+
+
+def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> None:
+    """Give each tensor its places on the host and on the device, and add the copies between them.
+
+    Args:
+        program: The program, whose memory is not planned yet. Afterwards calls of kernels of the device have
+            tensors in the places `device` and `constant` alone, the last ones being scratch memory.
+        kernels: The kernels of the device, by name; all others run on the host.
+
+    The memory on the device is planned.
+    """
+    program.steps = _Placement(program, kernels).place()
+    _, program.device_arena = plan_arena(program.steps, "device", _padded)
+
+
+class _Placement:
+    def __init__(self, program: Program, kernels: Mapping[str, DeviceKernel]) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._twins: dict[Storage, Storage] = {}
+
+    def place(self) -> tuple[Step, ...]:
+        program = self._program
+        where: _Where = {storage: {_HOST} for storage in program.inputs}
+        steps = self._place_steps(program.steps, where)
+        for output in program.outputs:
+            self._bring(output.resolve(), _HOST, where, steps)
+        return tuple(steps)
+
+    def _place_steps(self, steps: Iterable[Step], where: _Where) -> list[Step]:
+        placed: list[Step] = []
+        for step in steps:
+            if isinstance(step, KernelCall):
+                self._place_call(step, where, placed)
+            elif isinstance(step, Copy):
+                self._place_copy(step, where, placed)
+            else:
+                self._place_branch(step, where, placed)
+        return placed
+
+    def _place_call(self, call: KernelCall, where: _Where, placed: list[Step]) -> None:
+        kernel = self._kernels.get(call.kernel)
+        place = _DEVICE if kernel else _HOST
+        tensors = [storage.resolve() for storage in call.tensors]
+        for storage in tensors[: call.inputs]:
+            self._bring(storage, place, where, placed)
+        where.update({storage: {place} for storage in tensors[call.inputs :]})
+        scratch = [Storage("device", size) for size in (kernel.scratch if kernel else ())]
+        placed.append(
+            KernelCall(
+                call.kernel,
+                (*(self._twin(storage, place) for storage in tensors), *scratch),
+                call.inputs,
+                call.sizes,
+            )
+        )
+
+    def _place_copy(self, copy: Copy, where: _Where, placed: list[Step]) -> None:
+        source, target = copy.source.resolve(), copy.target.resolve()
+        sides = self._sides(source, where)
+        # what becomes an output is copied there at once
+        source_side = _HOST if target.place == "output" and _HOST in sides else _first(sides)
+        target_side = _HOST if target.place == "output" else source_side
+        placed.append(Copy(self._twin(source, source_side), self._twin(target, target_side)))
+        where[target] = {target_side}
+
+    def _place_branch(self, branch: Branch, where: _Where, placed: list[Step]) -> None:
+        condition = branch.condition.resolve()
+        self._bring(condition, _HOST, where, placed)
+        sides = [
+            (self._place_steps(steps, own), own)
+            for steps, own in ((branch.if_true, _copy(where)), (branch.if_false, _copy(where)))
+        ]
+        (if_true, after_true), (if_false, after_false) = sides
+        where.clear()
+        for storage in after_true.keys() & after_false.keys():
+            if not after_true[storage] & after_false[storage]:
+                self._bring(storage, _DEVICE, after_true, if_true)
+                self._bring(storage, _DEVICE, after_false, if_false)
+            where[storage] = after_true[storage] & after_false[storage]
+        placed.append(Branch(condition, tuple(if_true), tuple(if_false)))
+
+    def _sides(self, storage: Storage, where: _Where) -> set[str]:
+        return {_HOST, _DEVICE} if storage.place == "constant" else where[storage]
+
+    def _bring(self, storage: Storage, place: str, where: _Where, placed: list[Step]) -> None:
+        """Have the content of a tensor in a place."""
+        sides = self._sides(storage, where)
+        if place not in sides:
+            placed.append(Copy(self._twin(storage, _first(sides)), self._twin(storage, place)))
+            where[storage] = {*sides, place}
+
+    def _twin(self, storage: Storage, place: str) -> Storage:
+        """Return the memory of a tensor in a place."""
+        if place == _HOST or storage.place == "constant":
+            return storage
+        return self._twins.setdefault(storage, Storage("device", storage.bytes, storage.index))
+
+
+_HOST: Final = "host"
+_DEVICE: Final = "device"
+
+
+def _first(sides: set[str]) -> str:
+    """Return where a tensor is copied from: on the device, if it is there."""
+    return _DEVICE if _DEVICE in sides else _HOST
+
+
+def _copy(where: _Where) -> _Where:
+    return {storage: set(sides) for storage, sides in where.items()}
+
+
+# ---------------------------------------------------------------- c code
+
+
+class DeviceCode(NamedTuple):
+    """The code of a device in a library.
+
+    Attributes:
+        kernels: The kernels by name.
+        symbol: The name of the code in C.
+        bytes: Its size.
+    """
+
+    kernels: Mapping[str, DeviceKernel]
+    symbol: str
+    bytes: int
+
+
+def write_device_program(
+    program: Program, kernels: Mapping[str, KernelTraits], prefix: str, device: DeviceCode
+) -> str:
+    """Return the C code of a program on a device.
+
+    Args:
+        program: The program, with places on host and device, and planned memory.
+        kernels: The traits of the kernels of the host, by name.
+        prefix: The prefix of the library's symbols.
+        device: The code of the device.
+    """
+    return _DeviceWriter(program, kernels, prefix, device).write()
+
+
+class _Place(NamedTuple):
+    """A tensor on the device; the fields are those of `tf_place`, and the number of a constant."""
+
+    offset: int
+    bytes: int
+    source: int = 0
+    is_weight: bool = False
+
+
+class _DeviceWriter(Writer):
+    """Writes the C code of a program on a device: launches in place of calls, and copies."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, KernelTraits],
+        prefix: str,
+        device: DeviceCode,
+    ) -> None:
+        super().__init__(program, kernels, prefix)
+        self._device = device
+        self._places: dict[_Place, int] = {}
+        self._weights: dict[int, int] = {}
+        self._weight_bytes = 0
+        launches = [launch for kernel in device.kernels.values() for launch in kernel.launches]
+        self._threads: dict[str, int] = {}
+        for launch in launches:
+            most = self._threads.get(launch.function, 0)
+            self._threads[launch.function] = max(most, math.prod(launch.block))
+        self._functions = {name: place for place, name in enumerate(self._threads)}
+        self._launched: dict[str, None] = {}
+        self._most_pointers = 0
+        # a copy from the device may not be complete
+        self._is_pending = False
+
+    def _write_plan(self) -> list[str]:
+        device = self._device
+        lines = [
+            f"#define TF_DEVICE_CODE {device.symbol}",
+            f"#define TF_DEVICE_CODE_BYTES {device.bytes}u",
+            f"#define TF_DEVICE_FUNCTIONS {len(self._functions)}",
+            f"#define TF_DEVICE_ARENA UINT64_C({self._program.device_arena})",
+            f"#define TF_DEVICE_WEIGHTS UINT64_C({self._weight_bytes})",
+            f"#define TF_DEVICE_PLACES {len(self._places)}",
+            f"#define TF_DEVICE_MOST_POINTERS {self._most_pointers}",
+            "extern const unsigned char TF_DEVICE_CODE[];",
+            "static const char *const tf_device_functions[] = {",
+            *(f"    {c_string(name)}," for name in self._functions),
+            "    NULL,",
+            "};",
+            "static const uint32_t tf_device_threads[] = {",
+            f"    {', '.join(map(str, [*self._threads.values(), 0]))}",
+            "};",
+            "static const tf_place tf_places[] = {",
+            *(
+                f"    {{{place.offset}u, {place.bytes}u, {place.source}u, {str(place.is_weight).lower()}}},"
+                for place in self._places
+            ),
+            "    {0, 0, 0, false},",
+            "};",
+        ]
+        for kernel in self._launched:
+            lines += self._write_launches(kernel)
+        return lines
+
+    def _write_launches(self, kernel: str) -> list[str]:
+        """Return the tables of the launches of a kernel."""
+        number = self._numbers[kernel]
+        lists: dict[str, str] = {}
+        rows = []
+        for launch in self._device.kernels[kernel].launches:
+            arguments = _name_list(lists, "uint16_t", f"a{number}", map(str, launch.arguments))
+            scalars = _name_list(
+                lists, "tf_scalar", f"s{number}", map(_write_scalar, launch.scalars)
+            )
+            rows.append(f"    {self._write_launch(launch, arguments, scalars)},")
+        return [
+            *(f"static const {text};" for text in lists.values()),
+            f"static const tf_device_launch tf_launches{number}[] = {{",
+            *rows,
+            "};",
+        ]
+
+    def _write_launch(self, launch: Launch, arguments: str, scalars: str) -> str:
+        extents = [f"{{{', '.join(map(str, sizes))}}}" for sizes in (launch.grid, launch.block)]
+        values = [
+            self._functions[launch.function],
+            *extents,
+            launch.shared_bytes,
+            len(launch.arguments),
+            arguments,
+            len(launch.scalars),
+            scalars,
+        ]
+        return f"{{{', '.join(map(str, values))}}}"
+
+    def _write_step(self, step: Step, indent: str) -> list[str]:
+        if isinstance(step, Copy):
+            return self._write_copy(step, indent)
+        if isinstance(step, KernelCall) and step.kernel in self._device.kernels:
+            return [f"{indent}{self._write_launch_of(step)}"]
+        return [*self._write_wait(indent), *super()._write_step(step, indent)]
+
+    def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
+        lines = super()._write_steps(steps, indent)
+        # the runtime waits at the end of all steps; after a branch, nothing knows which side ran
+        is_branch = steps is not self._program.steps
+        return [*lines, *self._write_wait(indent)] if is_branch else lines
+
+    def _write_wait(self, indent: str) -> list[str]:
+        lines = [f"{indent}TF_TRY(tf_wait(tf->stream));"] if self._is_pending else []
+        self._is_pending = False
+        return lines
+
+    def _write_copy(self, copy: Copy, indent: str) -> list[str]:
+        source, target = copy.source.resolve(), copy.target.resolve()
+        size = self._size(source)
+        if not source.bytes:
+            return []
+        if target.place == "device":
+            place = f"tf->handles[{self._number(target)}]"
+            if source.place in ("device", "constant"):
+                from_place = f"tf->handles[{self._number(source)}]"
+                return [
+                    f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {place}, {from_place}, {size}));"
+                ]
+            lines = self._write_wait(indent)
+            return [
+                *lines,
+                f"{indent}TF_TRY(tf_copy_in(tf->stream, {place}, {self._address(source)}, {size}));",
+            ]
+        if source.place == "device":
+            self._is_pending = True
+            place = f"tf->handles[{self._number(source)}]"
+            return [
+                f"{indent}TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {place}, {size}));"
+            ]
+        return [*self._write_wait(indent), *super()._write_step(copy, indent)]
+
+    def _write_launch_of(self, call: KernelCall) -> str:
+        number = self._numbers.setdefault(call.kernel, len(self._numbers))
+        self._launched[call.kernel] = None
+        self._most_pointers = max(self._most_pointers, len(call.tensors))
+        places = ", ".join(f"{self._number(tensor)}" for tensor in call.tensors)
+        return f"TF_LAUNCH({number}, tf_launches{number}, {places});"
+
+    def _number(self, storage: Storage) -> int:
+        """Return the number of a tensor on the device."""
+        storage = storage.resolve()
+        size = max(1, storage.bytes)
+        if storage.place == "constant":
+            if storage.index not in self._weights:
+                self._weights[storage.index] = self._weight_bytes
+                self._weight_bytes += _padded(size)
+            offset, source = self._weights[storage.index], self._offsets[storage.index]
+            place = _Place(offset, size, source, is_weight=True)
+        else:
+            place = _Place(storage.offset, size)
+        return self._places.setdefault(place, len(self._places))
+
+
+def _padded(size: int) -> int:
+    """Return the bytes on the device that a tensor takes with what lies before the next one."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _name_list(lists: dict[str, str], ctype: str, prefix: str, items: Iterable[str]) -> str:
+    """Return the name of a constant list, each content once; NULL for no items."""
+    values = ", ".join(items)
+    if not values:
+        return "NULL"
+    key = f"{ctype} {values}"
+    if key not in lists:
+        lists[key] = f"{ctype} tf_{prefix}_{len(lists)}[] = {{{values}}}"
+    return lists[key].split()[1].removesuffix("[]")
+
+
+def _write_scalar(scalar: Scalar) -> str:
+    content = np.array(scalar.value, scalar.dtype).tobytes()
+    return f"{{UINT64_C({int.from_bytes(content, 'little')}), {len(content)}}}"

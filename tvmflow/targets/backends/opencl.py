@@ -1,0 +1,199 @@
+"""The backend of GPUs, and other devices, that OpenCL's drivers run: kernels as OpenCL C."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tvmflow.core.types import Json
+from tvmflow.targets.backends._opencl_probe import LIBRARIES, probe
+from tvmflow.targets.host import Host
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
+
+KIND: Final = "opencl"
+DEVICE: Final = "opencl"
+# kDLOpenCL in dlpack.h
+DLPACK_DEVICE_TYPE: Final = 4
+RUNS_ON_HOST_CPU: Final = False
+EXECUTOR: Final = "opencl.c"
+RUNS_IN_TVM: Final = False
+TOOLS: Final[tuple[str, ...]] = ()
+PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
+ENVIRONMENT_VARIABLES: Final = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
+SEARCH_RULES: Final = "cuda"
+
+# What devices have that a target does not describe: OpenCL's least for a GPU of 2012, and what a search must know.
+_LIMITS: Final[Mapping[str, Json]] = {
+    "max_threads_per_block": 256,
+    "max_shared_memory_per_block": 32768,
+    "thread_warp_size": 1,
+}
+_LEAST_THREADS: Final = 16
+
+
+def target_problem(tvm: TvmTarget) -> str:
+    """Return whether the host is missing, or a limit makes no sense."""
+    host = tvm.get("host")
+    if not isinstance(host, dict) or not cpu_triple(host):
+        return "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
+    for limit in _LIMITS:
+        value = tvm.get(limit, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            return f"{limit} must be a number of at least 1"
+    if tvm.get("max_threads_per_block", _LEAST_THREADS) < _LEAST_THREADS:
+        return f"max_threads_per_block must be at least {_LEAST_THREADS}"
+    return ""
+
+
+def complete_target(tvm: TvmTarget) -> dict[str, Json]:
+    """Return the target with the limits of a block of threads."""
+    completed = {**_LIMITS, **tvm}
+    # schedules ask for this one
+    completed.setdefault("max_num_threads", completed["max_threads_per_block"])
+    return completed
+
+
+def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+    """Return a device: this machine's first one, where it runs the code."""
+    found = detect_device() if runs_here else None
+    return {"kind": DEVICE, "class": found.name} if found else {"kind": DEVICE}
+
+
+def has_device() -> bool:
+    """Return whether this machine has a device with a driver for OpenCL."""
+    return bool(detect_device().name)
+
+
+def unbuildable_reason(tvm: TvmTarget) -> str:
+    """Return an empty string: TVM writes OpenCL C everywhere."""
+    return ""
+
+
+def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
+    """Return why this machine's first device, if it has one, does not run the code."""
+    found = _start_device() if in_this_process else detect_device()
+    if found.reason:
+        return found.reason
+    limits = {
+        "max_threads_per_block": found.threads,
+        "max_shared_memory_per_block": found.shared_bytes,
+    }
+    for name, most in limits.items():
+        if complete_target(tvm)[name] > most:
+            return f"this machine's device ({found.name}) has a {name} of {most}"
+    return ""
+
+
+def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return an empty string: GPUs convert float16 in vectors."""
+    return ""
+
+
+def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return that OpenCL has no such numbers."""
+    return "OpenCL has float16 alone (precision: mixed)"
+
+
+def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
+    """Return that TVM's runtime on a device cannot use OpenCL as tvmflow builds it."""
+    return "libraries for OpenCL have a runtime of their own"
+
+
+def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
+    """Return the modules with intrinsics that schedules look up."""
+    return ("cuda",)
+
+
+# What TVM writes again and again -> a macro.
+_MACROS: Final[Mapping[str, str]] = {
+    f"(convert_int(get_{kind}_id({axis})))": f"tf_{kind}{axis}"
+    for kind in ("group", "local")
+    for axis in range(3)
+}
+
+
+def generate_device_code(mod: Any, target: Any) -> bytes:
+    """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
+    import tvm
+
+    source = str(tvm.get_global_func(f"target.build.{KIND}")(mod, target).inspect_source())
+    for text, macro in _MACROS.items():
+        source = source.replace(text, macro)
+    lines = [f"#define {macro} {text}" for text, macro in _MACROS.items()]
+    lines += [stripped for line in source.splitlines() if (stripped := line.strip())]
+    return "\n".join(lines).encode() + b"\n"
+
+
+def load_runtime() -> None:
+    """Do nothing: libraries have the runtime that they need."""
+
+
+def load_compiler(*, runs: bool) -> None:
+    """Do nothing: TVM writes OpenCL C by itself."""
+
+
+def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
+    """Call the function in this process."""
+    return function(*arguments)
+
+
+def place_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return the tensors as they are: a library copies them."""
+    return list(arguments)
+
+
+# ---------------------------------------------------------------- the device of this machine
+
+
+class Detection(NamedTuple):
+    """This machine's first device by OpenCL, or the reason why there is none that can be used."""
+
+    name: str = ""
+    threads: int = 0
+    shared_bytes: int = 0
+    reason: str = ""
+
+
+_NO_LIBRARY: Final = Detection(reason="this machine has no OpenCL library (libOpenCL.so.1)")
+_PROBE_TIMEOUT_S: Final = 60.0
+
+
+@functools.cache
+def detect_device() -> Detection:
+    """Return this machine's first device, as another process learns it from the driver."""
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_opencl_probe.py"))]
+    try:
+        # loaded, not started
+        ctypes.CDLL(LIBRARIES.get(sys.platform, "libOpenCL.so.1"))
+    except OSError:
+        return _NO_LIBRARY
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_PROBE_TIMEOUT_S
+        )
+        return _parse(*json.loads(done.stdout))
+    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+        return Detection(reason=f"OpenCL's driver does not answer: {error}")
+
+
+@functools.cache
+def _start_device() -> Detection:
+    """Return this machine's first device for a process that is about to use it."""
+    try:
+        return _parse(*probe())
+    except OSError:
+        return _NO_LIBRARY
+
+
+def _parse(platforms: int, name: str, threads: int, shared_bytes: int) -> Detection:
+    if not platforms:
+        return Detection(reason="OpenCL has no driver of a device here")
+    if not name:
+        return Detection(reason="OpenCL's drivers have no device here")
+    return Detection(name, threads, shared_bytes)

@@ -1,0 +1,63 @@
+"""Libraries whose kernels run on a device, such as a GPU: their part of the header and of the C code.
+
+`device.h` is the interface between `device.c`, which all of them have, and the executor of one driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+FUNCTIONS: Final = ("create_on", "device_error")
+"""The functions that only such a library has."""
+SOURCES: Final = ("device.c", "device.h")
+"""The files that are compiled into such a library besides its executor."""
+
+_STATUSES: Final = """\
+
+/* What functions return for the device. */
+enum {
+  %(NAME)s_NO_DRIVER = 20,      /* the driver of the device is not installed, or too old */
+  %(NAME)s_NO_DEVICE = 21,      /* there is no such device, or it is none that the library was built for */
+  %(NAME)s_KERNEL_REFUSED = 22, /* the driver does not build or start a kernel of the library */
+  %(NAME)s_DEVICE_LOST = 23     /* the device does not work any more, or the process was forked: make another context */
+};
+"""
+_FUNCTIONS: Final = """\
+/* The device that a context is on: the one of a number, GPUs first, in the order of the driver; or the program's own one,
+ * where `context` is not NULL. The driver's library is loaded when the first context is made. Contexts on one device share
+ * the weights there. */
+typedef struct {
+  uint32_t number;
+%(members)s} %(name)s_device;
+
+/* Make a context on a device; `create` takes the first one. The first context of a process on a device has to wait until the
+ * driver has built the kernels. */
+%(NAME)s_API int %(name)s_create_on(
+    const %(name)s_options *options, const %(name)s_device *device, %(name)s_context **context);
+
+/* What the driver said of the last error that a function returned on this thread; empty for nothing. */
+%(NAME)s_API const char *%(name)s_device_error(void);
+
+"""
+# Executor -> the members of a device that are the driver's own.
+_MEMBERS: Final[Mapping[str, str]] = {
+    "opencl.c": """\
+  void *context; /* a cl_context, which the library retains */
+  void *device;  /* a cl_device_id of it */
+  void *queue;   /* a cl_command_queue of both, in order, that all is done on; NULL for one of the library's own */
+""",
+    "cuda.c": """\
+  void *context; /* a CUcontext */
+  void *device;  /* not used */
+  void *queue;   /* a CUstream that all is done on; NULL for one of the library's own */
+""",
+}
+
+
+def header_values(values: Mapping[str, str], executor: str) -> dict[str, str]:
+    """Return what the header's template has besides for a device; empty texts for no executor."""
+    if not executor:
+        return {"dimension_statuses": "", "dimension_functions": ""}
+    named = {**values, "members": _MEMBERS[executor]}
+    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
