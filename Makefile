@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-slow test-nightly test-faults test-fuzz test-cross test-cuda test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
+.PHONY: demo test test-slow test-nightly test-faults test-fuzz test-cross test-cuda test-gpu test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
 
 # MXNet, which digits.yaml is verified against, ends with Python 3.12
 demo: $(VENV)/.ready
@@ -41,6 +41,10 @@ test-cross: $(VENV)/.ready-to-test
 test-cuda: $(VENV)/.ready-to-test
 	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,cuda]'
 	$(PYTEST) -m cuda
+
+# libraries for OpenCL, by the driver of this machine: PoCL (Debian: pocl-opencl-icd) runs them on the CPU
+test-gpu: $(VENV)/.ready-to-test
+	$(PYTEST) -m gpu -rs
 
 # archives of PyTorch, compared with PyTorch: installs it, several GB unless its build for CPUs is there already
 test-pytorch: $(VENV)/.ready-to-test

@@ -1,0 +1,243 @@
+"""Libraries whose kernels OpenCL's driver runs: any, such as PoCL, which runs them on the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.support.binaries import read_elf
+from tests.support.detectors import constants
+from tests.support.devices import TARGET, Array, DeviceLibrary, run_program
+from tests.support.onnx_models import draw, load, model, open_session, value
+from tests.support.project import Project
+from tests.support.recipes import ROOT
+from tvmflow.targets.backends import opencl
+
+_PROBLEM = opencl.unrunnable_reason(TARGET, in_this_process=False)
+pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=f"needs a driver for OpenCL: {_PROBLEM}")
+
+# A program that makes contexts in two threads, again and again, each with a profile.
+MAIN = r"""
+#include "library.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static float first[64];
+static void add(void *user, size_t kernel, uint64_t nanoseconds) { *(uint64_t *)user += nanoseconds + kernel * 0; }
+
+static void *work(void *argument) {
+  float image[64], scores[10];
+  for (int i = 0; i < 64; ++i) image[i] = (float)i / 64;
+  const net_buffer input = {image, sizeof image}, output = {scores, sizeof scores};
+  for (int round = 0; round < 3; ++round) {
+    net_context *contexts[2];
+    uint64_t total = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int status = net_create(NULL, &contexts[i]);
+      if (status) return fprintf(stderr, "create: %s: %s\n", net_message(status), net_device_error()), argument;
+    }
+    net_profile(contexts[1], add, &total);
+    for (int i = 0; i < 20; ++i) {
+      const int status = net_run(contexts[i % 2], &input, 1, &output, 1);
+      if (status) return fprintf(stderr, "run: %s: %s\n", net_message(status), net_device_error()), argument;
+      if (memcmp(scores, first, sizeof scores)) return fprintf(stderr, "other scores\n"), argument;
+    }
+    if (!total) return fprintf(stderr, "no times\n"), argument;
+    for (int i = 0; i < 2; ++i) net_destroy(contexts[i]);
+  }
+  return NULL;
+}
+
+int main(int count, char **arguments) {
+  net_context *context;
+  const net_device device = {.number = count > 1 ? (uint32_t)atoi(arguments[1]) : 0};
+  const int status = net_create_on(NULL, &device, &context);
+  if (status) return printf("%d %s: %s\n", status, net_message(status), net_device_error()), 1;
+  float image[64];
+  for (int i = 0; i < 64; ++i) image[i] = (float)i / 64;
+  const net_buffer input = {image, sizeof image}, output = {first, 10 * sizeof(float)};
+  if (net_run(context, &input, 1, &output, 1)) return 2;
+  net_destroy(context);
+  pthread_t threads[2];
+  void *failed = NULL;
+  for (int i = 0; i < 2; ++i) pthread_create(&threads[i], NULL, work, arguments);
+  for (int i = 0; i < 2; ++i) {
+    void *result;
+    pthread_join(threads[i], &result);
+    if (result) failed = result;
+  }
+  return failed ? 3 : 0;
+}
+"""
+USE_WHEEL = """
+import sys, numpy, tiny_model
+scores = tiny_model.run({"data": numpy.ones((1, 3, 8, 8), "float32")})["scores"]
+print(scores.shape, "tvm" in sys.modules)
+"""
+# What drivers keep until their process ends.
+SUPPRESSED = (
+    "leak:libpocl\nleak:libOpenCL\nleak:libLLVM\nleak:clang\nleak:lt_\nleak:libhwloc\nleak:dlopen\n"
+)
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> DeviceLibrary:
+    """The trained net of the digits."""
+    folder = tmp_path_factory.mktemp("digits")
+    return DeviceLibrary.build(load(onnx.load(ROOT / "recipes/models/digits.onnx"), folder), folder)
+
+
+def check(built: DeviceLibrary, made: onnx.ModelProto, feed: dict[str, Array]) -> None:
+    """Check the outputs against ONNX Runtime."""
+    outputs, _ = built.run(feed)
+    for actual, expected in zip(outputs, open_session(made).run(None, feed), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_digits_need_nothing_but_a_driver(digits: DeviceLibrary) -> None:
+    """No TVM, and no library of OpenCL when they are linked; each kernel has its time."""
+    feed = {"data": draw(1, 1, 8, 8)}
+    check(digits, onnx.load(ROOT / "recipes/models/digits.onnx"), feed)
+    _, kernels = digits.run(feed)
+    assert len(kernels) == 5 and all(seconds > 0 for seconds in kernels.values())
+    assert digits.library.stat().st_size < 300_000
+    needed = {name.split(".")[0] for name in read_elf(digits.library).needed}
+    assert needed <= {"libc", "libm", "libpthread", "libdl"}
+
+
+@pytest.mark.gpu
+def test_what_a_driver_refuses_is_a_code_with_its_words(
+    digits: DeviceLibrary, tmp_path: Path
+) -> None:
+    """No driver, no such device, code that is no OpenCL C, and more memory than there is."""
+    program = digits.compile_program(tmp_path / "as-it-is", MAIN, {})
+    (tmp_path / "empty").mkdir()
+    absent = run_program(program, OCL_ICD_VENDORS=f"{tmp_path}/empty/")
+    assert absent.stdout.startswith("20 the driver of the device is not installed"), absent.stdout
+    other = run_program(program, "99")
+    assert re.match(r"21 there is no such device.*: OpenCL has \d+ devices", other.stdout)
+
+    size = re.findall(r"#define TF_DEVICE_CODE_BYTES (\d+)u", digits.program)[0]
+    edit = {f"CODE_BYTES {size}u": f"CODE_BYTES {int(size) // 2}u"}
+    refused = run_program(digits.compile_program(tmp_path / "half", MAIN, edit))
+    assert refused.stdout.startswith("22 the driver of the device does not build or start")
+    assert "clBuildProgram failed with error -11: " in refused.stdout
+
+    arena = re.findall(r"#define TF_DEVICE_ARENA UINT64_C\((\d+)\)", digits.program)[0]
+    edit = {f"ARENA UINT64_C({arena})": f"ARENA UINT64_C({1 << 50})"}
+    large = run_program(digits.compile_program(tmp_path / "large", MAIN, edit))
+    assert large.stdout.startswith("8 there is not enough memory: OpenCL: the device has no memory")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
+def test_sanitizers_are_silent(digits: DeviceLibrary, tmp_path: Path, sanitizer: str) -> None:
+    """Two threads with two contexts each, made three times; nothing is leaked, also where `create` fails."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler of the system")
+    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    program = digits.compile_program(tmp_path / "sanitized", MAIN, {}, *flags)
+    (tmp_path / "suppressed").write_text(SUPPRESSED)
+    options = f"suppressions={tmp_path}/suppressed:print_suppressions=0"
+    done = run_program(program, LSAN_OPTIONS=options)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    failed = run_program(program, "99", LSAN_OPTIONS=options)
+    assert (failed.returncode, failed.stderr) == (1, "")
+
+
+@pytest.mark.gpu
+def test_a_detector_selects_its_boxes_on_the_cpu(tmp_path: Path) -> None:
+    """Convolutions are launched, sorts and suppression called, with a copy where a tensor changes sides."""
+    weights = {"w": draw(8, 3, 3, 3), "b": draw(4, 8, 1, 1), "s": draw(2, 8, 1, 1) / 16}
+    weights |= constants(limit=[20], overlap=[0.4], threshold=[0.1])
+    weights |= {"rows": np.array([1, 4, 256]), "classes": np.array([1, 2, 256])}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["f"]),
+        helper.make_node("Conv", ["f", "b"], ["b4"]),
+        helper.make_node("Conv", ["f", "s"], ["s4"]),
+        helper.make_node("Reshape", ["b4", "rows"], ["br"]),
+        helper.make_node("Reshape", ["s4", "classes"], ["sr"]),
+        helper.make_node("Transpose", ["br"], ["boxes"], perm=[0, 2, 1]),
+        helper.make_node("Sigmoid", ["sr"], ["scores"]),
+        helper.make_node(
+            "NonMaxSuppression", ["boxes", "scores", "limit", "overlap", "threshold"], ["chosen"]
+        ),
+    ]
+    outputs = [value("chosen", [None, 3], "int64"), value("scores", [1, 2, 256])]
+    made = model(nodes, [value("x", [1, 3, 16, 16])], outputs, weights)
+    built = DeviceLibrary.build(load(made, tmp_path), tmp_path)
+    feed = {"x": draw(1, 3, 16, 16, seed=1)}
+    (chosen, scores), kernels = built.run(feed)
+    expected = open_session(made).run(None, feed)
+    assert 0 < len(chosen) <= 40
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(scores, expected[1], rtol=1e-5)
+    assert {"non_max_suppression", "sort"} <= kernels.keys()
+    assert built.program.count("TF_CALL(") == 2
+    # the image goes to the device, boxes and scores come back
+    assert built.program.count("tf_copy_in(") == 1
+    assert built.program.count("tf_copy_out(") == 2
+
+
+@pytest.mark.gpu
+def test_branches_choose_what_is_launched(tmp_path: Path) -> None:
+    """A condition comes back from the device, and each side launches its own kernels."""
+
+    def side(name: str, factor: float) -> onnx.GraphProto:
+        weight = helper.make_tensor("f", onnx.TensorProto.FLOAT, [1], [factor])
+        node = helper.make_node("Mul", ["x", "f"], [name])
+        return helper.make_graph([node], name, [], [value(name, [4, 8])], [weight])
+
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["chosen"], then_branch=side("a", 2), else_branch=side("b", -3)
+        ),
+        helper.make_node("Add", ["chosen", "x"], ["y"]),
+    ]
+    weights = {"zero": np.array(0, np.float32)}
+    made = model(nodes, [value("x", [4, 8])], [value("y", [4, 8])], weights)
+    built = DeviceLibrary.build(load(made, tmp_path), tmp_path)
+    for sign in (1, -1):
+        check(built, made, {"x": sign * np.abs(draw(4, 8))})
+
+
+@pytest.mark.gpu
+def test_a_recipe_for_opencl_is_built_verified_and_delivered(project: Project) -> None:
+    """All forms of a C library; the wheel needs numpy alone, tuning is left out, and a second run does nothing."""
+    project.write_recipe(targets=["opencl"], trials=4)
+    project.edit_recipe("outputs: [", "outputs: [c-library, c-library-weights, cpp, wheel, ")
+    text = (project.folder / "tiny.yaml").read_text()
+    (project.folder / "tiny.yaml").write_text(re.sub(r"shared-library,? ?", "", text))
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    facts = {name: ran.stages[f"{name}/opencl"]["facts"] for name in ("extract_tasks", "verify")}
+    assert facts["extract_tasks"]["tunable"] == 0
+    reasons = set(facts["extract_tasks"]["not_tunable"].values())
+    assert reasons == {"kernels for opencl are not tuned yet"}
+    assert facts["verify"]["outputs"]["scores"]["passed"]
+    assert project.run().ran == []
+    dist = project.folder / "dist/tiny/opencl"
+    assert "tiny_create_on" in (dist / "tiny-c-library/tiny.h").read_text()
+    (wheel,) = dist.glob("*.whl")
+    shutil.unpack_archive(wheel, project.folder / "unpacked", "zip")
+    done = subprocess.run(
+        [sys.executable, "-c", USE_WHEEL],
+        env={**project.environment, "PYTHONPATH": str(project.folder / "unpacked")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "(1, 5) False\n"
