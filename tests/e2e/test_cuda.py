@@ -58,12 +58,12 @@ def test_a_kernel_that_the_compiler_refuses_is_a_sentence() -> None:
     """With the compiler's words, and the GPUs that it knows."""
     tools = nvrtc.find_toolkit()
     good = 'extern "C" __global__ void f(float* x) { x[0] = INFINITY; }'
-    assert nvrtc.compile_cubin(good, "sm_90", tools).startswith(b"\x7fELF")
+    assert nvrtc.compile_kernels(good, "sm_90", tools).cubin.startswith(b"\x7fELF")
     with pytest.raises(StageError, match=r"rejects a kernel for sm_90: .*undefined") as caught:
-        nvrtc.compile_cubin('extern "C" __global__ void f() { g(); }', "sm_90", tools)
+        nvrtc.compile_kernels('extern "C" __global__ void f() { g(); }', "sm_90", tools)
     assert "sm_75" in caught.value.fix and "sm_90" in caught.value.fix
     with pytest.raises(StageError, match="rejects a kernel for sm_20"):
-        nvrtc.compile_cubin(good, "sm_20", tools)
+        nvrtc.compile_kernels(good, "sm_20", tools)
 
 
 def test_errors_come_back_from_the_process_that_builds() -> None:
@@ -81,4 +81,4 @@ def end_without_answer(code: int) -> None:
 
 def reject(arch: str) -> None:
     """Called in the process that builds."""
-    nvrtc.compile_cubin("", arch, nvrtc.find_toolkit())
+    nvrtc.compile_kernels("", arch, nvrtc.find_toolkit())

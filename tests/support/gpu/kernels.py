@@ -25,7 +25,7 @@ def take_over(cuda: Any) -> None:
     tools = cuda.nvrtc.Toolkit(driver, driver, driver / "libcudart.so.13", ())
     cuda.nvrtc.find_toolkit = lambda: tools
     cuda.nvrtc.is_installed = lambda: True
-    cuda.nvrtc.compile_cubin = _compile
+    cuda.nvrtc.compile_kernels = _compile
     cuda.TOOLS = ()
 
 

@@ -23,14 +23,15 @@ ENVIRONMENT_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 # TVM would otherwise take its rules for tensor cores, which are for float16 alone.
 SEARCH_RULES: Final = "cuda"
 
-# TVM's wheel works with CUDA 13, whose compilers begin with this architecture.
-_OLDEST_ARCH: Final = 75
-# What every GPU since 2017 has, and what a search must know.
+# What GPUs have, and what a search must know.
 _LIMITS: Final[Mapping[str, Json]] = {
     "max_threads_per_block": 1024,
     "max_shared_memory_per_block": 49152,
     "registers_per_block": 65536,
 }
+# The boards of 2015 and 2017, whose blocks have half as many registers.
+_SMALL_ARCHS: Final = ("sm_53", "sm_62")
+_SMALL_LIMITS: Final[Mapping[str, Json]] = {"registers_per_block": 32768}
 
 
 def target_problem(tvm: TvmTarget) -> str:
@@ -45,7 +46,8 @@ def target_problem(tvm: TvmTarget) -> str:
 
 def complete_target(tvm: TvmTarget) -> dict[str, Json]:
     """Return the target with the limits of a thread block."""
-    return {**_LIMITS, **tvm}
+    limits = {**_LIMITS, **(_SMALL_LIMITS if gpu_arch(tvm) in _SMALL_ARCHS else {})}
+    return {**limits, **tvm}
 
 
 def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
@@ -62,9 +64,8 @@ def has_device() -> bool:
 def unbuildable_reason(tvm: TvmTarget) -> str:
     """Return why NVRTC makes no code: the GPU is too old, or NVRTC is not installed."""
     arch = gpu_arch(tvm)
-    number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
-    if number.isdigit() and int(number) < _OLDEST_ARCH:
-        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_{_OLDEST_ARCH} (presets that end in -cpu are for a board's CPU alone)"
+    if gpu.is_unknown_to_nvrtc(arch):
+        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_75 (presets that end in -cpu are for a board's CPU alone)"
     return "" if nvrtc.is_installed() else f"CUDA's compiler is not installed: {gpu.INSTALL}"
 
 

@@ -27,6 +27,11 @@ _OLDEST_DRIVER: Final = 13000
 _PROBE_TIMEOUT_S: Final = 30.0
 # GPUs of Jetson boards, whose code runs on no other GPU.
 _TEGRA: Final = frozenset({"72", "87", "101", "110"})
+# The oldest architecture that CUDA 13 knows.
+_OLDEST_OF_NVRTC: Final = 75
+# The folder of nvidia-cuda-nvcc-cu12, and what LLVM links into kernels of it.
+_CUDA_12: Final = "cuda_nvcc"
+_LIBDEVICE: Final = "nvvm/libdevice/libdevice.*.bc"
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 
@@ -153,13 +158,43 @@ def load_runtime() -> None:
         ) from None
 
 
-def find_packaged(pattern: str) -> Path | None:
-    """Return the first file or folder of CUDA 13 that matches, where NVIDIA's Python packages install it."""
+def is_unknown_to_nvrtc(arch: str) -> bool:
+    """Return whether NVRTC, of CUDA 13, makes no code for an architecture.
+
+    >>> is_unknown_to_nvrtc("sm_62"), is_unknown_to_nvrtc("sm_75"), is_unknown_to_nvrtc("sm_90a")
+    (True, False, False)
+    """
+    number = arch.removeprefix("sm_").rstrip(_LETTERS)
+    return number.isdigit() and int(number) < _OLDEST_OF_NVRTC
+
+
+def find_libdevice() -> Path:
+    """Return NVIDIA's library of mathematical functions, as bitcode of LLVM.
+
+    Raises:
+        EnvironmentProblem: when it is not installed.
+    """
+    path = find_packaged(_LIBDEVICE, _CUDA_12)
+    if path is None:
+        raise EnvironmentProblem(
+            "the mathematical functions for NVIDIA GPUs before sm_75 (libdevice) are not installed",
+            fix=INSTALL,
+        )
+    return path
+
+
+def find_packaged(pattern: str, package: str = "cu13") -> Path | None:
+    """Return the first file or folder that matches, where NVIDIA's Python packages install it.
+
+    Args:
+        pattern: A glob.
+        package: The folder of the package; the one by default is that of all packages of CUDA 13.
+    """
     from importlib.util import find_spec
 
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        matches = sorted(Path(folder, "cu13").glob(pattern))
+        matches = sorted(Path(folder, package).glob(pattern))
         if matches:
             return matches[0]
     return None

@@ -14,7 +14,7 @@ from tvmflow.targets.backends.cuda.gpu import INSTALL, find_packaged
 
 PACKAGES: Final = (
     *("nvidia-cuda-nvrtc", "nvidia-cuda-runtime"),
-    *("nvidia-cuda-cccl", "nvidia-cuda-crt"),
+    *("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
 )
 """Distributions that come with `tvmflow[cuda]`; their code shapes what is built."""
 
@@ -72,8 +72,15 @@ def _search() -> Toolkit | None:
     return None
 
 
-def compile_cubin(source: str, arch: str, toolkit: Toolkit) -> bytes:
-    """Return machine code (a cubin) for CUDA source.
+class Compiled(NamedTuple):
+    """Kernels as machine code for one architecture (a cubin), and as the PTX that it was made of."""
+
+    cubin: bytes
+    ptx: bytes
+
+
+def compile_kernels(source: str, arch: str, toolkit: Toolkit) -> Compiled:
+    """Compile CUDA source.
 
     Compiles without `--use_fast_math`, which TVM sets when it calls nvcc: it changes results.
 
@@ -102,7 +109,10 @@ def compile_cubin(source: str, arch: str, toolkit: Toolkit) -> bytes:
                 f"CUDA's compiler rejects a kernel for {arch}: {log.strip()[:_LONGEST_LOG]}",
                 fix=f"this CUDA builds for {', '.join(_list_architectures(library))}",
             )
-        return _read(library, program, "CUBIN")
+        return Compiled(
+            cubin=_read(library, program, "CUBIN"),
+            ptx=_read(library, program, "PTX").rstrip(b"\0"),
+        )
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -117,14 +127,16 @@ def register_compiler(toolkit: Toolkit, errors: list[TvmflowError]) -> None:
     import tvm
     import tvm_ffi
 
-    def compile_kernels(source: Any) -> bytes:
+    def compile_cubin(source: Any) -> bytes:
         try:
-            return compile_cubin(str(source), str(tvm.target.Target.current().arch), toolkit)
+            return compile_kernels(
+                str(source), str(tvm.target.Target.current().arch), toolkit
+            ).cubin
         except TvmflowError as error:
             errors.append(error)
             raise
 
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_kernels, override=True)
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_cubin, override=True)
 
 
 def _list_architectures(library: Any) -> list[str]:

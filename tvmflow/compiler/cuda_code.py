@@ -1,0 +1,214 @@
+"""Code for NVIDIA GPUs out of device functions, which needs nothing but the driver where it runs.
+
+NVRTC compiles machine code and PTX, the form that a driver compiles for later GPUs, from CUDA C. For
+GPUs that CUDA 13 does not know, LLVM writes PTX. TVM 0.27 does not fit the LLVM 22 of its wheel: its
+barriers lack their argument, its shuffles a part of theirs, and LLVM does not heed what marks a
+function as a kernel. So barriers and shuffles are LLVM's own here, and LLVM reads TVM's code once more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvmflow.compiler import ir
+from tvmflow.core.errors import StageError
+from tvmflow.targets.backends.cuda import gpu, nvrtc
+
+_IMAGE_ALIGNMENT: Final = 8
+_TRIPLE: Final = "nvptx64-nvidia-cuda"
+# TVM takes no version of PTX. With this CPU, LLVM's is 6.0, the first that synchronizes a warp.
+_FIRST_CPU: Final = "sm_70"
+# What the driver of CUDA 10.0 reads: that of the boards whose last CUDA is 10.2.
+_PTX_VERSION: Final = "+ptx63"
+_WARP_SIZE: Final = 32
+_WHOLE_WARP: Final = -1
+# The last lane of a segment that a thread may read: one behind it, or one before it.
+_LAST_LANE: Final = 31
+_FIRST_LANE: Final = 0
+# In an instruction of PTX, the size of a segment stands above the lane.
+_SEGMENT_SHIFT: Final = 8
+_SHUFFLED_BITS: Final = 32
+
+_BARRIERS: Final[Mapping[str, tuple[str, int]]] = {
+    "shared": ("llvm.nvvm.barrier.cta.sync.aligned.all", 0),
+    "shared.dyn": ("llvm.nvvm.barrier.cta.sync.aligned.all", 0),
+    "warp": ("llvm.nvvm.bar.warp.sync", _WHOLE_WARP),
+}
+_SHUFFLES: Final[Mapping[str, tuple[str, int]]] = {
+    "tirx.tvm_warp_shuffle": ("idx", _LAST_LANE),
+    "tirx.tvm_warp_shuffle_up": ("up", _FIRST_LANE),
+    "tirx.tvm_warp_shuffle_down": ("down", _LAST_LANE),
+}
+_MULTIPLY_ADD: Final = ("__nv_fma", "__nv_fmaf")
+_LIBDEVICE_CALLBACK: Final = "tvm_callback_libdevice_path"
+
+
+def lowering_target(target: tvm.target.Target) -> tvm.target.Target:
+    """Return the target for which kernels of a CUDA target are lowered to device functions."""
+    fields = target.export()
+    if not gpu.is_unknown_to_nvrtc(fields["arch"]):
+        return target
+    return tvm.target.Target(
+        {
+            "kind": "nvptx",
+            "mcpu": _FIRST_CPU,
+            "max_num_threads": fields["max_threads_per_block"],
+            "host": fields["host"],
+        }
+    )
+
+
+def generate_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
+    """Return the code of kernels, of which a driver takes the first image that it can load.
+
+    It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`).
+
+    Args:
+        functions: Device functions that were lowered for `lowering_target`.
+        target: The target.
+
+    Raises:
+        EnvironmentProblem: when a compiler is not installed.
+        StageError: when a kernel cannot be compiled.
+    """
+    arch = str(target.arch)
+    if gpu.is_unknown_to_nvrtc(arch):
+        return _join_images([generate_ptx(functions, arch)])
+    source = str(tvm.get_global_func("target.build.cuda")(functions, target).inspect_source())
+    compiled = nvrtc.compile_kernels(source, arch, nvrtc.find_toolkit())
+    return _join_images([compiled.cubin, compiled.ptx])
+
+
+def _join_images(images: Sequence[bytes]) -> bytes:
+    """Return images after each other, each with a 0 after it, as a driver reads text."""
+    head = struct.Struct(f"<Q{2 * len(images)}Q")
+    places, content = list[int](), b""
+    for image in images:
+        places += [head.size + len(content), len(image)]
+        content += image + bytes(_IMAGE_ALIGNMENT - len(image) % _IMAGE_ALIGNMENT)
+    return head.pack(len(images), *places) + content
+
+
+# ---------------------------------------------------------------- PTX by LLVM
+
+
+def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
+    """Return PTX in which each function is a kernel; arguments and errors as of `generate_code`."""
+    mended = {var: _mend(function) for var, function in functions.functions_items()}
+    threads = {str(var.name_hint): _count_threads(mended[var]) for var in mended}
+    target = tvm.target.Target({"kind": "nvptx", "mcpu": _FIRST_CPU})
+    libdevice = str(gpu.find_libdevice())
+    tvm_ffi.register_global_func(_LIBDEVICE_CALLBACK, lambda _: libdevice, override=True)
+    build = tvm.get_global_func("target.build.nvptx")
+    llvm_ir = str(build(tvm.IRModule(mended), target).inspect_source("ll"))
+    ptx = write_ptx(_annotate(llvm_ir, arch, threads))
+    kernels = re.findall(rb"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
+    if sorted(threads) != sorted(kernel.decode() for kernel in kernels):
+        raise AssertionError(f"PTX with the kernels {kernels} in place of {sorted(threads)}")
+    return ptx
+
+
+def write_ptx(llvm_ir: str) -> bytes:
+    """Return PTX for LLVM's code of kernels, which names its target."""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+        path = Path(folder, "kernels.ll")
+        path.write_text(llvm_ir)
+        load = tvm.get_global_func("ffi.Module.load_from_file.ll")
+        return str(load(str(path), "ll").inspect_source("s")).encode()
+
+
+def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
+    """Return LLVM's code for a GPU: with its name, the version of PTX, and the threads of each kernel.
+
+    Without the latter, a kernel may get more registers than a GPU has for a block of them.
+    """
+    target = {"kind": "llvm", "mtriple": _TRIPLE, "mcpu": arch, "mattr": [_PTX_VERSION]}
+    text = json.dumps(target, separators=(",", ":")).replace('"', "\\22")
+    count = 1 + max(map(int, re.findall(r"^!(\d+) = ", llvm_ir, re.MULTILINE)))
+    nodes = [f'!{{i32 2, !"tvm_target", !"{text}"}}']
+    nodes += [f'!{{ptr @{name}, !"maxntidx", i32 {number}}}' for name, number in threads.items()]
+    names = [f"!{count + index}" for index in range(len(nodes))]
+    annotations = re.sub(
+        r"^(!nvvm\.annotations = !\{.*)\}$",
+        lambda match: f"{match[1]}, {', '.join(names[1:])}}}",
+        llvm_ir.replace(
+            f'"target-cpu"="{_FIRST_CPU}"',
+            f'"target-cpu"="{arch}" "target-features"="{_PTX_VERSION}"',
+        ),
+        flags=re.MULTILINE,
+    )
+    definitions = "".join(f"{name} = {node}\n" for name, node in zip(names, nodes, strict=True))
+    return f"{annotations}\n!llvm.module.flags = !{{{names[0]}}}\n{definitions}"
+
+
+def _count_threads(function: tirx.PrimFunc) -> int:
+    """Return the threads of a block of a function."""
+    extents = {
+        str(bound.node.thread_tag): int(bound.value)
+        for bound in ir.find_nodes(function.body, tirx.AttrStmt)
+        if str(bound.attr_key) == "thread_extent"
+    }
+    return prod(extent for tag, extent in extents.items() if tag.startswith("threadIdx"))
+
+
+def _mend(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function with barriers, shuffles and functions of vectors as LLVM has them."""
+    return function.with_body(tvm_ffi.structural_map(function.body, (tvm.ir.Call, _mend_call)))
+
+
+def _mend_call(call: Any) -> Any:
+    name = ir.operator_name(call)
+    if name == "tirx.tvm_storage_sync":
+        intrinsic, argument = _BARRIERS[str(call.args[0].value)]
+        return tirx.call_llvm_intrin("int32", intrinsic, tirx.IntImm("int32", argument))
+    if name in _SHUFFLES:
+        return _shuffle(call, *_SHUFFLES[name])
+    if name == "tirx.call_pure_extern" and call.ty.dtype.lanes > 1:
+        return _call_with_vectors(call)
+    return call
+
+
+def _shuffle(call: Any, kind: str, lane: int) -> Any:
+    """Return the value that another thread of the warp has."""
+    mask, value, distance, width, _ = call.args
+    dtype = value.ty.dtype
+    if dtype.lanes > 1 or dtype.bits > _SHUFFLED_BITS:
+        raise StageError(
+            f"kernels for GPUs before sm_75 cannot exchange {dtype} between threads",
+            fix="choose float32 for the model",
+        )
+    is_float = str(dtype).startswith("float")
+    word = f"float{_SHUFFLED_BITS}" if is_float else f"int{_SHUFFLED_BITS}"
+    clamp = (_WARP_SIZE - int(width)) << _SEGMENT_SHIFT | lane
+    name = f"llvm.nvvm.shfl.sync.{kind}.{'f' if is_float else 'i'}{_SHUFFLED_BITS}"
+    arguments = (mask, tirx.Cast(word, value), distance, tirx.IntImm("int32", clamp))
+    return tirx.Cast(str(dtype), tirx.call_llvm_intrin(word, name, *arguments))
+
+
+def _call_with_vectors(call: Any) -> Any:
+    """Return a vector of what a function of numbers returns for each lane of its arguments."""
+    name, arguments = str(call.args[0].value), call.args[1:]
+    if name in _MULTIPLY_ADD:
+        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), "llvm.fma", *arguments)
+    lanes = range(call.ty.dtype.lanes)
+    scalar = str(call.ty.dtype).partition("x")[0]
+    results = [
+        tirx.call_pure_extern(scalar, name, *(_lane(argument, index) for argument in arguments))
+        for index in lanes
+    ]
+    return tirx.Shuffle(results, list(lanes))
+
+
+def _lane(vector: Any, index: int) -> Any:
+    return vector.value if isinstance(vector, tirx.Broadcast) else tirx.Shuffle([vector], [index])
