@@ -50,7 +50,12 @@ _SHUFFLES: Final[Mapping[str, tuple[str, int]]] = {
     "tirx.tvm_warp_shuffle_up": ("up", _FIRST_LANE),
     "tirx.tvm_warp_shuffle_down": ("down", _LAST_LANE),
 }
-_MULTIPLY_ADD: Final = ("__nv_fma", "__nv_fmaf")
+# libdevice takes an approximate square root without an option that only clang sets.
+_LLVM_FUNCTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("__nv_fma", "__nv_fmaf"), "llvm.fma"),
+    **dict.fromkeys(("__nv_sqrt", "__nv_sqrtf"), "llvm.sqrt"),
+}
+_COMPILER_CALLBACK: Final = "tvm_callback_cuda_compile"
 _LIBDEVICE_CALLBACK: Final = "tvm_callback_libdevice_path"
 
 
@@ -85,9 +90,18 @@ def generate_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
     arch = str(target.arch)
     if gpu.is_unknown_to_nvrtc(arch):
         return _join_images([generate_ptx(functions, arch)])
-    source = str(tvm.get_global_func("target.build.cuda")(functions, target).inspect_source())
-    compiled = nvrtc.compile_kernels(source, arch, nvrtc.find_toolkit())
+    compiled = nvrtc.compile_kernels(_write_cuda(functions, target), arch, nvrtc.find_toolkit())
     return _join_images([compiled.cubin, compiled.ptx])
+
+
+def _write_cuda(functions: tvm.IRModule, target: tvm.target.Target) -> str:
+    """Return CUDA C, which TVM would compile itself where it finds a driver."""
+    compiler = tvm.get_global_func(_COMPILER_CALLBACK)
+    tvm_ffi.register_global_func(_COMPILER_CALLBACK, lambda _: b"//", override=True)
+    try:
+        return str(tvm.get_global_func("target.build.cuda")(functions, target).inspect_source())
+    finally:
+        tvm_ffi.register_global_func(_COMPILER_CALLBACK, compiler, override=True)
 
 
 def _join_images(images: Sequence[bytes]) -> bytes:
@@ -112,20 +126,20 @@ def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
     tvm_ffi.register_global_func(_LIBDEVICE_CALLBACK, lambda _: libdevice, override=True)
     build = tvm.get_global_func("target.build.nvptx")
     llvm_ir = str(build(tvm.IRModule(mended), target).inspect_source("ll"))
-    ptx = write_ptx(_annotate(llvm_ir, arch, threads))
-    kernels = re.findall(rb"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE)
-    if sorted(threads) != sorted(kernel.decode() for kernel in kernels):
-        raise AssertionError(f"PTX with the kernels {kernels} in place of {sorted(threads)}")
-    return ptx
+    return compile_llvm(_annotate(llvm_ir, arch, threads), sorted(threads))
 
 
-def write_ptx(llvm_ir: str) -> bytes:
-    """Return PTX for LLVM's code of kernels, which names its target."""
+def compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:
+    """Return PTX for LLVM's code, which names its target and marks the kernels."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
         path = Path(folder, "kernels.ll")
         path.write_text(llvm_ir)
         load = tvm.get_global_func("ffi.Module.load_from_file.ll")
-        return str(load(str(path), "ll").inspect_source("s")).encode()
+        ptx = str(load(str(path), "ll").inspect_source("s"))
+    found = sorted(re.findall(r"^\.visible \.entry (\w+)\(", ptx, re.MULTILINE))
+    if found != list(kernels):
+        raise AssertionError(f"PTX with the kernels {found} in place of {kernels}")
+    return ptx.encode()
 
 
 def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
@@ -174,9 +188,12 @@ def _mend_call(call: Any) -> Any:
         return tirx.call_llvm_intrin("int32", intrinsic, tirx.IntImm("int32", argument))
     if name in _SHUFFLES:
         return _shuffle(call, *_SHUFFLES[name])
-    if name == "tirx.call_pure_extern" and call.ty.dtype.lanes > 1:
-        return _call_with_vectors(call)
-    return call
+    if name != "tirx.call_pure_extern":
+        return call
+    function, *arguments = call.args
+    if intrinsic := _LLVM_FUNCTIONS.get(function.value):
+        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), intrinsic, *arguments)
+    return _call_with_vectors(call) if call.ty.dtype.lanes > 1 else call
 
 
 def _shuffle(call: Any, kind: str, lane: int) -> Any:
@@ -199,8 +216,6 @@ def _shuffle(call: Any, kind: str, lane: int) -> Any:
 def _call_with_vectors(call: Any) -> Any:
     """Return a vector of what a function of numbers returns for each lane of its arguments."""
     name, arguments = str(call.args[0].value), call.args[1:]
-    if name in _MULTIPLY_ADD:
-        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), "llvm.fma", *arguments)
     lanes = range(call.ty.dtype.lanes)
     scalar = str(call.ty.dtype).partition("x")[0]
     results = [

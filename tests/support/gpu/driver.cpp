@@ -1,10 +1,13 @@
-// A stand-in for a GPU: the functions of CUDA's driver and runtime that TVM's CUDA runtime calls, on this machine's CPU.
+// A stand-in for a GPU: the functions of CUDA's driver and runtime that TVM's CUDA runtime calls, and those of the driver
+// that C libraries call, on this machine's CPU.
 //
 // Copies and kernels stay in a queue, one for all streams, until a caller synchronizes, so that a caller
 // that reads too early reads old content. Only copies and kernels can access device memory: any other
 // access ends the process. A process that was forked from one that had used the GPU gets an error. The
 // "machine code" is a shared library for this machine (see kernels.h), after a magic word, its
-// architecture and its length.
+// architecture and its length; so is "PTX", which runs on later GPUs, too. C libraries must make a context
+// current, and release all that they take: STAND_IN_REPORT prints what is left when the process ends.
+// After STAND_IN_LAUNCHES launches, the GPU is lost.
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -20,7 +23,7 @@
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100 };
-enum { NO_BINARY_FOR_GPU = 209, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
+enum { INVALID_CONTEXT = 201, NO_BINARY_FOR_GPU = 209, NOT_FOUND = 500, LAUNCH_FAILED = 719 };
 enum { MOST_BLOCKS = 1 << 16, MOST_WAITING = 1 << 16, MOST_PARAMETERS = 64 };
 
 static int last_error = OK;
@@ -71,6 +74,7 @@ struct Work {
   unsigned grid[3], block[3];
   char *to;
   const char* from;
+  char* kept;  // a copy of the source, which its owner may change
   size_t size;
   double* clock;
 };
@@ -97,6 +101,7 @@ static int flush() {
       work.function->run(arguments, work.grid, work.block);
     } else {
       memcpy(work.to, work.from, work.size);
+      free(work.kept);
     }
   }
   waiting_count = 0;
@@ -169,12 +174,13 @@ EXPORTED int cuTensorMapEncodeTiled(void) { return NOT_FOUND; }
 EXPORTED int cuModuleLoadData(void** module, const void* image) {
   const char* code = static_cast<const char*>(image);
   if (is_forked()) return NOT_INITIALIZED;
-  if (memcmp(code, "STAND-IN", 8)) return NO_BINARY_FOR_GPU;
+  const bool is_ptx = !memcmp(code, "STAND-PT", 8);
+  if (!is_ptx && memcmp(code, "STAND-IN", 8)) return NO_BINARY_FOR_GPU;
   uint64_t arch, size;
   memcpy(&arch, code + 8, 8);
   memcpy(&size, code + 16, 8);
   const uint64_t here = capability();
-  if (arch / 10 != here / 10 || arch > here) return NO_BINARY_FOR_GPU;
+  if ((!is_ptx && arch / 10 != here / 10) || arch > here) return NO_BINARY_FOR_GPU;
   // a new name each time: loading a name twice gives the first file
   char path[] = "/tmp/stand-in-XXXXXX";
   int file = mkstemp(path);
@@ -186,7 +192,8 @@ EXPORTED int cuModuleLoadData(void** module, const void* image) {
   return *module ? OK : NO_BINARY_FOR_GPU;
 }
 
-EXPORTED int cuModuleUnload(void* module) { return flush(), dlclose(module), OK; }
+static void forget_module();
+EXPORTED int cuModuleUnload(void* module) { return flush(), forget_module(), dlclose(module), OK; }
 
 EXPORTED int cuModuleGetFunction(void** function, void* module, const char* name) {
   char symbol[1024];
@@ -276,6 +283,109 @@ EXPORTED int cudaEventSynchronize(void*) { return flush(); }
 EXPORTED int cudaEventElapsedTime(float* milliseconds, void* from, void* to) {
   *milliseconds = static_cast<float>(*static_cast<double*>(to) - *static_cast<double*>(from));
   return OK;
+}
+
+// ---------------------------------------------------------------- what C libraries call of the driver
+
+static int entered = 0, retained = 0, modules = 0, streams = 0, events = 0, launches = 0;
+static char primary;
+
+static void forget_module() { --modules; }
+
+struct Report {
+  ~Report() {
+    if (getenv("STAND_IN_REPORT"))
+      fprintf(stderr, "stand-in GPU: left %d blocks, %d modules, %d streams, %d events, %d contexts, %d entered\n",
+              block_count, modules, streams, events, retained, entered);
+  }
+};
+static Report report;
+
+// What every call in a context returns before it does anything.
+static int state() {
+  const int most = number("STAND_IN_LAUNCHES", 0);
+  if (is_forked()) return NOT_INITIALIZED;
+  if (most && launches > most) return LAUNCH_FAILED;
+  return entered ? OK : INVALID_CONTEXT;
+}
+
+EXPORTED int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &primary, ++retained, OK; }
+EXPORTED int cuDevicePrimaryCtxRelease(int) { return --retained, OK; }
+EXPORTED int cuCtxPushCurrent_v2(void* context) { return context == &primary && retained ? (++entered, OK) : INVALID_CONTEXT; }
+EXPORTED int cuCtxPopCurrent_v2(void** context) { return *context = &primary, --entered, OK; }
+
+EXPORTED int cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* options, void** values) {
+  if (int code = state()) return code;
+  const int code = cuModuleLoadData(module, image);
+  for (unsigned i = 0; code && i < count; ++i)
+    if (options[i] == 5) strcpy(static_cast<char*>(values[i]), "no code of this GPU");
+  if (!code) ++modules;
+  return code;
+}
+
+EXPORTED int cuFuncGetAttribute(int* value, int which, Function* function) {
+  return *value = which ? 0 : static_cast<int>(function->threads), state();
+}
+EXPORTED int cuPointerGetAttribute(void*, int, uint64_t) { return INVALID_VALUE; }
+
+EXPORTED int cuMemAlloc_v2(uint64_t* memory, size_t size) {
+  void* pointer = nullptr;
+  if (int code = state()) return code;
+  const int code = cudaMalloc(&pointer, size);
+  *memory = reinterpret_cast<uint64_t>(pointer);
+  return code;
+}
+EXPORTED int cuMemFree_v2(uint64_t memory) {
+  if (int code = state()) return code;
+  return cudaFree(reinterpret_cast<void*>(memory));
+}
+
+EXPORTED int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t size, void*) {
+  if (int code = state()) return code;
+  char* kept = static_cast<char*>(malloc(size));
+  memcpy(kept, from, size);
+  Work* work = next();
+  work->to = reinterpret_cast<char*>(to);
+  work->from = work->kept = kept;
+  work->size = size;
+  return OK;
+}
+EXPORTED int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t size, void* stream) {
+  if (int code = state()) return code;
+  return cudaMemcpyAsync(to, reinterpret_cast<void*>(from), size, 2, stream);
+}
+EXPORTED int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void* stream) {
+  if (int code = state()) return code;
+  return cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), size, 3, stream);
+}
+
+EXPORTED int cuStreamCreate(void** stream, unsigned) {
+  if (int code = state()) return code;
+  return ++streams, cudaStreamCreate(stream);
+}
+EXPORTED int cuStreamDestroy_v2(void* stream) { return --streams, cudaStreamDestroy(stream); }
+EXPORTED int cuStreamSynchronize(void*) {
+  const int code = state();
+  return code ? code : flush();
+}
+EXPORTED int cuEventCreate(void** event, unsigned) {
+  if (int code = state()) return code;
+  return ++events, cudaEventCreate(event);
+}
+EXPORTED int cuEventDestroy_v2(void* event) { return --events, cudaEventDestroy(event); }
+EXPORTED int cuEventRecord(void* event, void* stream) {
+  const int code = state();
+  return code ? code : cudaEventRecord(event, stream);
+}
+EXPORTED int cuEventSynchronize(void*) { return cuStreamSynchronize(nullptr); }
+EXPORTED int cuEventElapsedTime(float* time, void* from, void* to) { return cudaEventElapsedTime(time, from, to); }
+
+EXPORTED int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                            unsigned shared, void* stream, void** arguments, void**) {
+  ++launches;
+  if (int code = state()) return code;
+  const LaunchConfig config = {{gx, gy, gz}, {bx, by, bz}, shared, stream, nullptr, 0};
+  return cuLaunchKernelEx(&config, function, arguments, nullptr);
 }
 
 // graphs of calls, which are not supported

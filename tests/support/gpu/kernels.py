@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,19 @@ _KERNEL = re.compile(
 # Copies are synchronous here: there is nothing to wait for.
 _GROUPS = re.compile(r"\btvm_builtin_ptx_cp_async_\w+_group_\w+(?=\(\))")
 _WAITS = re.compile(r"__sync|__shfl")
+_LLVM_KERNEL = re.compile(
+    r"^define dllexport void @(?P<name>\w+)\((?P<parameters>.*?)\) local_unnamed_addr", re.MULTILINE
+)
+_LLVM_TYPES = {"ptr": "void*", "i32": "int", "i64": "int64_t", "float": "float"}
+_LLVM_THREADS = re.compile(r'ptr @(\w+), !"maxntidx", i32 (\d+)')
+_LLVM_INTRINSIC = re.compile(r"@llvm\.nvvm\.[\w.]+")
+_LLVM_WAITS = re.compile(r"@llvm\.nvvm\.(barrier|bar|shfl)")
+# Of the code and its functions: another target is chosen.
+_LLVM_TARGETS = re.compile(
+    r'^target (datalayout|triple) = .*$|^!\d+ = .*"tvm_target".*$|^!llvm\.module\.flags = .*$'
+    r'|"target-(cpu|features)"(="[^"]*")?',
+    re.MULTILINE,
+)
 
 
 def take_over(cuda: Any) -> None:
@@ -25,12 +39,16 @@ def take_over(cuda: Any) -> None:
     tools = cuda.nvrtc.Toolkit(driver, driver, driver / "libcudart.so.13", ())
     cuda.nvrtc.find_toolkit = lambda: tools
     cuda.nvrtc.is_installed = lambda: True
-    cuda.nvrtc.compile_kernels = _compile
+    cuda.nvrtc.compile_kernels = lambda source, arch, _: _compile_cuda(cuda, source, arch)
     cuda.TOOLS = ()
 
 
-def _compile(source: str, arch: str, tools: object) -> bytes:
-    del tools
+def take_over_llvm(cuda_code: Any) -> None:
+    """Have LLVM's code for GPUs that NVRTC does not know compiled for the stand-in."""
+    cuda_code.compile_llvm = _compile_llvm
+
+
+def _compile_cuda(cuda: Any, source: str, arch: str) -> Any:
     # TVM's headers are for CUDA's own compilers
     kernels = source[source.index('extern "C" __global__') :]
     kernels = re.sub(
@@ -42,18 +60,55 @@ def _compile(source: str, arch: str, tools: object) -> bytes:
     groups = "".join(
         f"static void {name}() {{}}\n" for name in sorted(set(_GROUPS.findall(kernels)))
     )
-    text = '#include "kernels.h"\n' + groups + kernels + "".join(map(_entry, _bodies(kernels)))
+    entries = "".join(
+        _entry(head["name"], _types(head["parameters"]), head["threads"], bool(_WAITS.search(body)))
+        for head, body in _bodies(kernels)
+    )
+    library = _link({"kernels.cpp": f'#include "kernels.h"\n{groups}{kernels}{entries}'})
+    return cuda.nvrtc.Compiled(_pack(b"STAND-IN", arch, library), _pack(b"STAND-PT", arch, library))
+
+
+def _compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:
+    """Return LLVM's code for this machine: its functions of the hardware are those of llvm.h."""
+    heads = {head["name"]: head for head in _LLVM_KERNEL.finditer(llvm_ir)}
+    assert sorted(heads) == list(kernels)
+    threads = dict(_LLVM_THREADS.findall(llvm_ir))
+    entries, declarations = "", ""
+    for name, head in heads.items():
+        types = [_LLVM_TYPES[text.split()[0]] for text in head["parameters"].split(", ")]
+        declarations += f'extern "C" void {name}({", ".join(types)});\n'
+        entries += _entry(name, types, threads[name], waits=bool(_LLVM_WAITS.search(llvm_ir)))
+    code = _LLVM_INTRINSIC.sub(
+        lambda match: "@" + match[0][len("@llvm.") :].replace(".", "_"), llvm_ir
+    )
+    code = _LLVM_TARGETS.sub("", code.replace("dllexport ", ""))
+    files = {"entries.cpp": f'#include "llvm.h"\n{declarations}{entries}', "kernels.ll": code}
+    arch = re.findall(r"mcpu\\22:\\22(sm_\d+)", llvm_ir)[0]
+    return _pack(b"STAND-PT", arch, _link(files))
+
+
+def _pack(magic: bytes, arch: str, library: bytes) -> bytes:
+    number = int(arch.removeprefix("sm_").rstrip("af"))
+    return magic + struct.pack("<QQ", number, len(library)) + library
+
+
+def _link(files: Mapping[str, str]) -> bytes:
+    """Return a shared library for this machine."""
     with tempfile.TemporaryDirectory() as scratch:
-        code, library = Path(scratch, "kernels.cpp"), Path(scratch, "kernels.so")
-        code.write_text(text)
-        command = [sys.executable, "-m", "ziglang", "cc", "-xc++", "-std=c++17", "-shared", "-fPIC"]
+        library = Path(scratch, "kernels.so")
+        for name, text in files.items():
+            Path(scratch, name).write_text(text)
+        command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-shared", "-fPIC"]
         command += ["-O1", "-w", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=undefined"]
-        command += [f"-I{Path(__file__).parent}", str(code), "-o", str(library), "-lm"]
+        command += [
+            "-nostdlib++",
+            f"-I{Path(__file__).parent}",
+            *(str(Path(scratch, name)) for name in files),
+        ]
+        command += ["-o", str(library), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:3000]
-        content = library.read_bytes()
-    number = int(arch.removeprefix("sm_").rstrip("af"))
-    return b"STAND-IN" + struct.pack("<QQ", number, len(content)) + content
+        return library.read_bytes()
 
 
 def _bodies(kernels: str) -> list[tuple[re.Match[str], str]]:
@@ -62,24 +117,24 @@ def _bodies(kernels: str) -> list[tuple[re.Match[str], str]]:
     return [(head, kernels[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
 
 
-def _entry(kernel: tuple[re.Match[str], str]) -> str:
-    """Return the code by which the driver finds and calls a kernel: `Function` in driver.cpp."""
-    head, body = kernel
-    name, threads = head["name"], head["threads"] or "1024"
-    types = [
+def _types(parameters: str) -> list[str]:
+    return [
         parameter.rpartition(" ")[0].replace("__restrict__", "")
-        for parameter in head["parameters"].split(",")
+        for parameter in parameters.split(",")
     ]
+
+
+def _entry(name: str, types: Sequence[str], threads: str | None, waits: bool) -> str:
+    """Return the code by which the driver finds and calls a kernel: `Function` in driver.cpp."""
     values = ", ".join(f"*({kind}*)all[{place}]" for place, kind in enumerate(types))
-    waits = "true" if _WAITS.search(body) else "false"
     return f"""
 static void {name}__thread(void** all) {{ {name}({values}); }}
 static void {name}__run(void** all, const unsigned* grid, const unsigned* block) {{
-  launch({name}__thread, all, grid, block, {waits});
+  launch({name}__thread, all, grid, block, {str(waits).lower()});
 }}
 extern "C" __attribute__((visibility("default"))) struct {{
   void (*run)(void**, const unsigned*, const unsigned*);
   int parameters;
   unsigned threads;
-}} {name}__function = {{ {name}__run, {len(types)}, {threads} }};
+}} {name}__function = {{ {name}__run, {len(types)}, {threads or 1024} }};
 """

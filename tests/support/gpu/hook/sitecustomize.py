@@ -13,4 +13,11 @@ def _take_over(module: ModuleType) -> None:
     kernels.take_over(module)
 
 
+def _take_over_llvm(module: ModuleType) -> None:
+    from tests.support.gpu import kernels
+
+    kernels.take_over_llvm(module)
+
+
 after_import("tvmflow.targets.backends.cuda", _take_over)
+after_import("tvmflow.compiler.cuda_code", _take_over_llvm)
