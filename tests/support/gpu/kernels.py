@@ -43,9 +43,9 @@ def take_over(cuda: Any) -> None:
     cuda.TOOLS = ()
 
 
-def take_over_llvm(cuda_code: Any) -> None:
+def take_over_llvm(device_code: Any) -> None:
     """Have LLVM's code for GPUs that NVRTC does not know compiled for the stand-in."""
-    cuda_code.compile_llvm = _compile_llvm
+    device_code.compile_llvm = _compile_llvm
 
 
 def _compile_cuda(cuda: Any, source: str, arch: str) -> Any:

@@ -20,4 +20,4 @@ def _take_over_llvm(module: ModuleType) -> None:
 
 
 after_import("tvmflow.targets.backends.cuda", _take_over)
-after_import("tvmflow.compiler.cuda_code", _take_over_llvm)
+after_import("tvmflow.targets.backends.cuda.device_code", _take_over_llvm)

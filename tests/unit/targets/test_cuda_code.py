@@ -9,10 +9,11 @@ import tvm
 from tvm import te, tirx
 
 from tests.support.gpu import ptxas
-from tvmflow.compiler import cuda_code, schedules
+from tvmflow.compiler import schedules
 from tvmflow.compiler.c_program.device_kernels import DeviceProgram, lower_device_kernels
 from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets.backends import cuda
+from tvmflow.targets.backends.cuda import device_code
 
 pytestmark = pytest.mark.skipif(
     ptxas.ASSEMBLER is None, reason="needs the package nvidia-cuda-nvcc-cu12"
@@ -56,14 +57,14 @@ def lower(arch: str) -> DeviceProgram:
     target = make_target(arch)
     scheduled = schedules.schedule_untuned(tvm.IRModule(products()), target.export(), 1).mod
     kernels = {str(var.name_hint): function for var, function in scheduled.functions_items()}
-    return lower_device_kernels(kernels, cuda_code.lowering_target(target))
+    return lower_device_kernels(kernels, device_code.lowering_target(target))
 
 
 @pytest.mark.parametrize("arch", ["sm_53", "sm_62", "sm_72"])
 def test_ptx_for_old_gpus_has_every_kernel(arch: str, tmp_path: Path) -> None:
     """The driver of CUDA 10 reads it, and blocks of each kernel find registers on the GPU."""
     program = lower(arch)
-    ptx = cuda_code.generate_ptx(program.functions, arch)
+    ptx = device_code.generate_ptx(program.functions, arch)
     assert b".version 6.3" in ptx and f".target {arch}".encode() in ptx
     usages = ptxas.assemble(ptx, arch, tmp_path)
     launches = [launch for kernel in program.kernels.values() for launch in kernel.launches]
@@ -77,7 +78,7 @@ def test_ptx_for_old_gpus_has_every_kernel(arch: str, tmp_path: Path) -> None:
 
 def test_the_same_kernels_give_the_same_code() -> None:
     """Names that LLVM makes of addresses are not part of it."""
-    first, second = (cuda_code.generate_ptx(lower("sm_62").functions, "sm_62") for _ in range(2))
+    first, second = (device_code.generate_ptx(lower("sm_62").functions, "sm_62") for _ in range(2))
     assert first == second
 
 
@@ -86,9 +87,9 @@ def test_threads_of_a_warp_exchange_values(tmp_path: Path) -> None:
 
     program = lower_device_kernels(
         {"exchange": tvm.script.from_source(EXCHANGE)},
-        cuda_code.lowering_target(make_target("sm_62")),
+        device_code.lowering_target(make_target("sm_62")),
     )
-    ptx = cuda_code.generate_ptx(program.functions, "sm_62")
+    ptx = device_code.generate_ptx(program.functions, "sm_62")
     # 16 << 8 | 31: segments of 16 threads
     assert b"shfl.sync.down.b32" in ptx and b", 4, 4127, -1;" in ptx
     assert b"shfl.sync.up.b32" in ptx and b", 1, 0, -1;" in ptx
@@ -99,5 +100,5 @@ def test_a_missing_libdevice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     """It says what to install."""
     monkeypatch.setattr(cuda.gpu, "find_packaged", lambda *_: None)
     with pytest.raises(EnvironmentProblem, match="libdevice") as caught:
-        cuda_code.generate_ptx(tvm.IRModule({}), "sm_62")
+        device_code.generate_ptx(tvm.IRModule({}), "sm_62")
     assert caught.value.fix == "pip install 'tvmflow[cuda]'"

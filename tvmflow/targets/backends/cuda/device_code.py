@@ -21,7 +21,6 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvmflow.compiler import ir
 from tvmflow.core.errors import StageError
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 
@@ -74,7 +73,7 @@ def lowering_target(target: tvm.target.Target) -> tvm.target.Target:
     )
 
 
-def generate_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
+def generate_device_code(functions: tvm.IRModule, target: tvm.target.Target) -> bytes:
     """Return the code of kernels, of which a driver takes the first image that it can load.
 
     It is the number of images, the offset and the bytes of each, and the images (see `cuda.c`).
@@ -118,7 +117,7 @@ def _join_images(images: Sequence[bytes]) -> bytes:
 
 
 def generate_ptx(functions: tvm.IRModule, arch: str) -> bytes:
-    """Return PTX in which each function is a kernel; arguments and errors as of `generate_code`."""
+    """Return PTX in which each function is a kernel; arguments and errors as of `generate_device_code`."""
     mended = {var: _mend(function) for var, function in functions.functions_items()}
     threads = {str(var.name_hint): _count_threads(mended[var]) for var in mended}
     target = tvm.target.Target({"kind": "nvptx", "mcpu": _FIRST_CPU})
@@ -168,11 +167,13 @@ def _annotate(llvm_ir: str, arch: str, threads: Mapping[str, int]) -> str:
 
 def _count_threads(function: tirx.PrimFunc) -> int:
     """Return the threads of a block of a function."""
-    extents = {
-        str(bound.node.thread_tag): int(bound.value)
-        for bound in ir.find_nodes(function.body, tirx.AttrStmt)
-        if str(bound.attr_key) == "thread_extent"
-    }
+    extents: dict[str, int] = {}
+
+    def read(statement: tirx.AttrStmt) -> None:
+        if str(statement.attr_key) == "thread_extent":
+            extents[str(statement.node.thread_tag)] = int(statement.value)
+
+    tvm_ffi.structural_walk(function.body, ((tirx.AttrStmt, read),))
     return prod(extent for tag, extent in extents.items() if tag.startswith("threadIdx"))
 
 
@@ -182,7 +183,7 @@ def _mend(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _mend_call(call: Any) -> Any:
-    name = ir.operator_name(call)
+    name = str(getattr(call.op, "name", ""))
     if name == "tirx.tvm_storage_sync":
         intrinsic, argument = _BARRIERS[str(call.args[0].value)]
         return tirx.call_llvm_intrin("int32", intrinsic, tirx.IntImm("int32", argument))
@@ -191,8 +192,8 @@ def _mend_call(call: Any) -> Any:
     if name != "tirx.call_pure_extern":
         return call
     function, *arguments = call.args
-    if intrinsic := _LLVM_FUNCTIONS.get(function.value):
-        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), intrinsic, *arguments)
+    if replacement := _LLVM_FUNCTIONS.get(function.value):
+        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), replacement, *arguments)
     return _call_with_vectors(call) if call.ty.dtype.lanes > 1 else call
 
 
