@@ -41,6 +41,18 @@ float nvvm_fma_rm_f(float a, float b, float c) {
   const float nearest = static_cast<float>(exact);
   return nearest > exact ? nextafterf(nearest, -HUGE_VALF) : nearest;
 }
+float nvvm_fma_rz_f(float a, float b, float c) {
+  // toward zero
+  const double exact = static_cast<double>(a) * b + c;
+  const float nearest = static_cast<float>(exact);
+  return fabs(static_cast<double>(nearest)) > fabs(exact) ? nextafterf(nearest, 0.0f) : nearest;
+}
+float nvvm_add_rz_f(float a, float b) { return nvvm_fma_rz_f(a, 1.0f, b); }
+float nvvm_div_approx_f(float a, float b) { return a / b; }
+float nvvm_sqrt_approx_f(float x) { return sqrtf(x); }
+float nvvm_ex2_approx_f32(float x) { return exp2f(x); }
+float nvvm_rsqrt_approx_ftz_f(float x) { return 1.0f / sqrtf(x); }
+int nvvm_f2i_rn(float x) { return static_cast<int>(rintf(x)); }
 float nvvm_fma_rn_f(float a, float b, float c) { return fmaf(a, b, c); }
 float nvvm_add_rn_f(float a, float b) { return a + b; }
 float nvvm_mul_rn_f(float a, float b) { return a * b; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tvm
@@ -94,6 +95,28 @@ def test_threads_of_a_warp_exchange_values(tmp_path: Path) -> None:
     assert b"shfl.sync.down.b32" in ptx and b", 4, 4127, -1;" in ptx
     assert b"shfl.sync.up.b32" in ptx and b", 1, 0, -1;" in ptx
     assert list(ptxas.assemble(ptx, "sm_62", tmp_path)) == ["exchange_kernel"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_functions_have_code_for_old_gpus(dtype: str, tmp_path: Path) -> None:
+    """Of vectors and of float16, too, of which TVM has no calls of libdevice."""
+    a = te.placeholder((64,), dtype, name="a")
+    one = tirx.const(1, dtype)
+    functions = [tirx.exp, tirx.log2, tirx.erf, tirx.acos, tirx.rsqrt, tirx.ceil, tirx.round]
+
+    def compute(i: Any) -> Any:
+        values = [*(function(a[i]) for function in functions), tirx.pow(a[i], one)]
+        zeros = tirx.clz(a[i].astype("int32")) + tirx.popcount(a[i].astype("int32"))
+        return sum(values, tirx.sqrt(tirx.abs(a[i])) + zeros.astype(dtype))
+
+    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, te.compute((64,), compute, name="b")]))
+    outer, inner = schedule.split(*schedule.get_loops("b"), [32, 2])
+    schedule.bind(outer, "threadIdx.x")
+    schedule.vectorize(inner)
+    kernels = {"functions": schedule.mod["main"]}
+    program = lower_device_kernels(kernels, device_code.lowering_target(make_target("sm_53")))
+    ptx = device_code.generate_ptx(program.functions, "sm_53")
+    assert list(ptxas.assemble(ptx, "sm_53", tmp_path)) == ["functions_kernel"]
 
 
 def test_a_missing_libdevice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

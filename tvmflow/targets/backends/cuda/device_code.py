@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +38,8 @@ _FIRST_LANE: Final = 0
 # In an instruction of PTX, the size of a segment stands above the lane.
 _SEGMENT_SHIFT: Final = 8
 _SHUFFLED_BITS: Final = 32
+# libdevice has functions of float32 and float64.
+_SMALLEST_BITS: Final = 32
 
 _BARRIERS: Final[Mapping[str, tuple[str, int]]] = {
     "shared": ("llvm.nvvm.barrier.cta.sync.aligned.all", 0),
@@ -49,11 +51,25 @@ _SHUFFLES: Final[Mapping[str, tuple[str, int]]] = {
     "tirx.tvm_warp_shuffle_up": ("up", _FIRST_LANE),
     "tirx.tvm_warp_shuffle_down": ("down", _LAST_LANE),
 }
-# libdevice takes an approximate square root without an option that only clang sets.
+# Operators -> functions of libdevice.
+_LIBDEVICE_FUNCTIONS: Final[Mapping[str, str]] = {
+    f"tirx.{name}": name
+    for name in (
+        *("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "erf", "pow", "rsqrt"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "hypot"),
+        *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+        *("fabs", "floor", "trunc", "round", "nearbyint", "fmod"),
+        *("copysign", "nextafter", "ldexp"),
+    )
+} | {"prim.ceil": "ceil", "prim.log2": "log2"}
+# Operators -> intrinsics of LLVM. libdevice takes an approximate square root without an option of clang.
 _LLVM_FUNCTIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("__nv_fma", "__nv_fmaf"), "llvm.fma"),
-    **dict.fromkeys(("__nv_sqrt", "__nv_sqrtf"), "llvm.sqrt"),
+    "tirx.fma": "llvm.fma",
+    "tirx.popcount": "llvm.ctpop",
+    "tirx.sqrt": "llvm.sqrt",
 }
+# Above the level of TVM's own rules.
+_RULE_LEVEL: Final = 99
 _COMPILER_CALLBACK: Final = "tvm_callback_cuda_compile"
 _LIBDEVICE_CALLBACK: Final = "tvm_callback_libdevice_path"
 
@@ -189,12 +205,7 @@ def _mend_call(call: Any) -> Any:
         return tirx.call_llvm_intrin("int32", intrinsic, tirx.IntImm("int32", argument))
     if name in _SHUFFLES:
         return _shuffle(call, *_SHUFFLES[name])
-    if name != "tirx.call_pure_extern":
-        return call
-    function, *arguments = call.args
-    if replacement := _LLVM_FUNCTIONS.get(function.value):
-        return tirx.call_llvm_pure_intrin(str(call.ty.dtype), replacement, *arguments)
-    return _call_with_vectors(call) if call.ty.dtype.lanes > 1 else call
+    return call
 
 
 def _shuffle(call: Any, kind: str, lane: int) -> Any:
@@ -214,17 +225,55 @@ def _shuffle(call: Any, kind: str, lane: int) -> Any:
     return tirx.Cast(str(dtype), tirx.call_llvm_intrin(word, name, *arguments))
 
 
-def _call_with_vectors(call: Any) -> Any:
-    """Return a vector of what a function of numbers returns for each lane of its arguments."""
-    name, arguments = str(call.args[0].value), call.args[1:]
-    lanes = range(call.ty.dtype.lanes)
-    scalar = str(call.ty.dtype).partition("x")[0]
+def _call_libdevice(call: Any) -> Any:
+    """Return calls of a function for each lane, of float16 with its values as float32."""
+    name, dtype = _LIBDEVICE_FUNCTIONS[str(call.op.name)], call.ty.dtype
+    bits = max(dtype.bits, _SMALLEST_BITS)
+    function = f"__nv_{name}{'f' if bits == _SMALLEST_BITS else ''}"
+    arguments = [_widen(argument, bits) for argument in call.args]
     results = [
-        tirx.call_pure_extern(scalar, name, *(_lane(argument, index) for argument in arguments))
-        for index in lanes
+        tirx.call_pure_extern(f"float{bits}", function, *(_lane(each, lane) for each in arguments))
+        for lane in range(dtype.lanes)
     ]
-    return tirx.Shuffle(results, list(lanes))
+    value = tirx.Shuffle(results, list(range(dtype.lanes))) if dtype.lanes > 1 else results[0]
+    return tirx.Cast(str(dtype), value)
 
 
-def _lane(vector: Any, index: int) -> Any:
-    return vector.value if isinstance(vector, tirx.Broadcast) else tirx.Shuffle([vector], [index])
+def _call_llvm(call: Any) -> Any:
+    """Return a call of an intrinsic, which takes vectors as it takes numbers."""
+    dtype = str(call.ty.dtype)
+    return tirx.call_llvm_pure_intrin(dtype, _LLVM_FUNCTIONS[str(call.op.name)], *call.args)
+
+
+def _count_leading_zeros(call: Any) -> Any:
+    # 0 has a result, too
+    arguments = (*call.args, tirx.const(False, "bool"))
+    return tirx.call_llvm_pure_intrin(str(call.ty.dtype), "llvm.ctlz", *arguments)
+
+
+def _widen(value: Any, bits: int) -> Any:
+    dtype = value.ty.dtype
+    if dtype.bits == bits or not str(dtype).startswith("float"):
+        return value
+    return tirx.Cast(f"float{bits}{'' if dtype.lanes == 1 else f'x{dtype.lanes}'}", value)
+
+
+def _lane(value: Any, lane: int) -> Any:
+    if value.ty.dtype.lanes == 1:
+        return value
+    return value.value if isinstance(value, tirx.Broadcast) else tirx.Shuffle([value], [lane])
+
+
+def _register_rules() -> None:
+    """Have TVM lower operators for LLVM's PTX by the rules here: its own call functions with vectors."""
+    rules: list[tuple[Iterable[str], Callable[[Any], Any]]] = [
+        (_LIBDEVICE_FUNCTIONS, _call_libdevice),
+        (_LLVM_FUNCTIONS, _call_llvm),
+        (("prim.clz",), _count_leading_zeros),
+    ]
+    for names, rule in rules:
+        for name in names:
+            tirx.op.register_intrin_lowering(name, target="nvptx", f=rule, level=_RULE_LEVEL)
+
+
+_register_rules()
