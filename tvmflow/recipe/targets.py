@@ -243,11 +243,12 @@ class BuildTarget(ClosedModel):
             raise field_error(
                 "is not allowed with host; describe the device with preset or tvm", "remote"
             )
-        if not is_supported(mapping["kind"]) or not backend_for(mapping).RUNS_IN_TVM:
+        backend = backend_for(mapping)
+        if not is_supported(mapping["kind"]) or backend.no_tvm_runtime_reason(mapping):
             raise field_error("kernels can only be measured on CPUs and NVIDIA GPUs", "remote")
         if not cpu_triple(mapping):
             raise field_error("needs the device's mtriple, such as aarch64-linux-gnu", "tvm")
-        if not backend_for(mapping).RUNS_ON_HOST_CPU:
+        if not backend.RUNS_ON_HOST_CPU:
             return self
         if self.wanted_threads is None and split_threads(mapping)[1] is None:
             raise field_error("needs threads, the number of threads to use on the device", "remote")

@@ -58,7 +58,9 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target),
         c_library=requires_c_library(recipe, target),
-        unmeasured_kind="" if backend_for(target.tvm).RUNS_IN_TVM else target_kind(target.tvm),
+        unmeasured_kind=target_kind(target.tvm)
+        if backend_for(target.tvm).no_tvm_runtime_reason(target.tvm)
+        else "",
     )
 
 

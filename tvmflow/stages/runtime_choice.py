@@ -26,7 +26,9 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
     """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides."""
     if recipe.runtime != AUTO:
         return recipe.runtime
-    if target.levels or target.leveled_target or not backend_for(target.tvm).RUNS_IN_TVM:
+    if target.levels or target.leveled_target:
+        return C_RUNTIME
+    if backend_for(target.tvm).no_tvm_runtime_reason(target.tvm):
         return C_RUNTIME
     return VM if vm_reason(recipe, target) else AUTO
 
@@ -55,8 +57,8 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
 
 def no_vm_reason(target: ResolvedTarget) -> str:
     """Return why no library for a target can have TVM's runtime, or an empty string."""
-    if not backend_for(target.tvm).RUNS_IN_TVM:
-        return f"TVM's wheel has no runtime for {target.tvm['kind']}"
+    if reason := backend_for(target.tvm).no_tvm_runtime_reason(target.tvm):
+        return reason
     return "" if target.toolchain else linking.unlinkable_reason(cpu_triple(target.tvm))
 
 

@@ -147,6 +147,11 @@ PRESETS: Final[dict[str, Preset]] = {
         _board("thumbv8.1m.main", "cortex-m55"), "microcontrollers with a Cortex-M55"
     ),
     "ios": Preset(_cpu("arm64-apple-ios13.0", "apple-a12"), "iPhones since 2018, iOS 13"),
+    "cuda-sm50": Preset(_cuda("sm_50", _SERVER), "NVIDIA GTX 750, M10, on x86-64"),
+    "cuda-sm52": Preset(_cuda("sm_52", _SERVER), "NVIDIA GTX 900, M40, on x86-64"),
+    "cuda-sm60": Preset(_cuda("sm_60", _SERVER), "NVIDIA P100, on x86-64"),
+    "cuda-sm61": Preset(_cuda("sm_61", _SERVER), "NVIDIA GTX 10, P4, P40, on x86-64"),
+    "cuda-sm70": Preset(_cuda("sm_70", _SERVER), "NVIDIA V100, on x86-64"),
     "cuda-sm75": Preset(_cuda("sm_75", _SERVER), "NVIDIA T4, RTX 20, on x86-64"),
     "cuda-sm80": Preset(_cuda("sm_80", _SERVER), "NVIDIA A100, A30, on x86-64"),
     "cuda-sm86": Preset(_cuda("sm_86", _SERVER), "NVIDIA A10, A40, RTX 30, on x86-64"),
@@ -207,7 +212,15 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 """What machines are called -> the preset whose code runs best on them. Recipes may use either name."""
 
-_NVIDIA: Final = ("cuda-sm75", "cuda-sm80", "cuda-sm86", "cuda-sm89", "cuda-sm90")
+_NVIDIA: Final = (
+    "cuda-sm61",
+    "cuda-sm70",
+    "cuda-sm75",
+    "cuda-sm80",
+    "cuda-sm86",
+    "cuda-sm89",
+    "cuda-sm90",
+)
 
 SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "a100": ("cuda-sm80",),
@@ -227,7 +240,7 @@ SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "h100": ("cuda-sm90",),
     "intel": ("intel-gpu",),
     "iris": ("intel-gpu",),
-    "jetson": ("jetson-orin", "jetson-orin-cpu"),
+    "jetson": ("jetson-orin", "jetson-xavier", "jetson-tx2", "jetson-nano"),
     "kryo": ("snapdragon",),
     "linux-aarch64": ("aarch64",),
     "linux-arm64": ("aarch64",),

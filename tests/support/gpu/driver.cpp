@@ -314,6 +314,8 @@ EXPORTED int cuDevicePrimaryCtxRelease(int) { return --retained, OK; }
 EXPORTED int cuCtxPushCurrent_v2(void* context) { return context == &primary && retained ? (++entered, OK) : INVALID_CONTEXT; }
 EXPORTED int cuCtxPopCurrent_v2(void** context) { return *context = &primary, --entered, OK; }
 
+EXPORTED int cuCtxGetDevice(int* device) { return *device = 0, state(); }
+
 EXPORTED int cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* options, void** values) {
   if (int code = state()) return code;
   const int code = cuModuleLoadData(module, image);

@@ -57,12 +57,13 @@ def test_every_preset_is_listed_with_its_capabilities(listed: dict[str, Any]) ->
 
 
 def test_gpus_have_reasons_for_what_cannot_be_done(listed: dict[str, Any]) -> None:
-    """A target that cannot be built cannot be linked or measured; the TX2 has its own reason."""
-    orin, tx2 = (listed[name]["capabilities"] for name in ("jetson-orin", "jetson-tx2"))
-    assert orin["built"] in ("", "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'")
-    assert "makes no code for sm_62" in tx2["built"]
-    assert tx2["linked"] == tx2["measured_here"] == "nothing is built"
-    assert orin["runs_here"]
+    """A target that cannot be built cannot be linked or measured."""
+    for name in ("jetson-orin", "jetson-tx2"):
+        board = listed[name]["capabilities"]
+        assert board["runs_here"]
+        if board["built"]:
+            assert board["built"] == "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"
+            assert board["linked"] == board["measured_here"] == "nothing is built"
     assert listed["jetson-orin"]["cpu"] == "sm_87 and cortex-a78ae"
 
 
@@ -80,12 +81,6 @@ def test_the_table_has_a_line_for_each_preset_and_the_reasons_below(
     assert lines_below[0] == "other names that recipes may use"
     assert "    cortex-a72: raspberry-pi-4, raspberrypi4, rpi4" in lines_below
     assert len(lines_below) == len(set(lines_below))
-    tx2 = next(index for index, line in enumerate(lines_below) if "sm_62" in line)
-    assert lines_below[tx2].startswith("cannot be built: CUDA 13")
-    assert lines_below[tx2].endswith("(presets that end in -cpu are for a board's CPU alone)")
-    assert lines_below[tx2 + 1] == "    jetson-tx2"
-    others = " ".join(lines_below[:tx2] + lines_below[tx2 + 2 :]).replace("jetson-tx2-cpu", "")
-    assert "jetson-tx2" not in others
     assert any(
         line.startswith("cannot be run or measured here: it is for ") for line in lines_below
     )
@@ -115,7 +110,7 @@ def test_capabilities_of_a_board(store: Path) -> None:
     [
         ({"kind": "llvm"}, ""),
         ({"kind": "c"}, ""),
-        ({"kind": "cuda", "arch": "sm_74"}, "sm_74; the oldest is sm_75"),
+        ({"kind": "cuda", "arch": "sm_37"}, "no compiler for sm_37 is left"),
         ({"kind": "cuda", "arch": "sm_100a"}, "CUDA's compiler is not installed: pip install"),
         ({"kind": "cuda"}, "CUDA's compiler is not installed: pip install"),
         ({"kind": "metal"}, "its kind is metal"),

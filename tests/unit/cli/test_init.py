@@ -190,7 +190,7 @@ def test_mistakes_have_a_remedy(
 
 def test_a_gpu_is_a_target_beside_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset of its architecture."""
-    detection = GpuDetection(Gpu("NVIDIA H200", "sm_90"))
+    detection = GpuDetection(Gpu("NVIDIA H200", "sm_90", 13000))
     monkeypatch.setattr("tvmflow.planning.new_recipe.detect_gpu", lambda: detection)
     model = Model("n", "onnx", {"onnx": "n.onnx"}, (ModelInput("x", "float32", (1, 2)),), 1)
     assert "  - host\n  - cuda-sm90\n" in write_recipe(model, Choices()).text

@@ -14,6 +14,7 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, Need
 from tvmflow.planning.checks import describe_runtimes
 from tvmflow.recipe import Recipe
+from tvmflow.targets.c_runtime import unsupported_reason
 from tvmflow.targets.resolve import ResolvedTarget
 
 
@@ -295,10 +296,11 @@ def test_a_limit_of_memory_is_a_size_with_a_unit() -> None:
 def test_a_plan_says_which_libraries_need_tvm() -> None:
     """By the target or the outputs, before anything runs; by the model, once a stage has lowered it."""
     made = recipe(outputs=["bundle"], verify={"against": "none"})
-    cuda = target("gpu")._replace(tvm={"kind": "cuda", "arch": "sm_80"})
-    both = planned(made, target(), cuda)
+    triple = "powerpc64le-linux-gnu"
+    cuda = {"kind": "cuda", "arch": "sm_80", "host": {"kind": "llvm", "mtriple": triple}}
+    both = planned(made, target(), target("gpu")._replace(tvm=cuda))
     plan = plan_of(planned(made, target()))
-    gpu = "net/gpu: runs on TVM's virtual machine (runtime: vm): cuda needs TVM's runtime"
+    gpu = f"net/gpu: runs on TVM's virtual machine (runtime: vm): {unsupported_reason(triple)}"
     assert list(describe_runtimes([both], plan, {})) == [gpu]
     reason = "sizes that are known only when it runs, which max needs"
     stage = next(

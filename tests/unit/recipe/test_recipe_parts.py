@@ -272,15 +272,16 @@ def test_some_joined_outputs_need_one_platform(output: str) -> None:
     )
 
 
-def test_an_output_for_cpus_names_the_part_for_a_gpu() -> None:
-    """A bundle supports it."""
+def test_an_output_of_c_libraries_names_the_part_that_has_none() -> None:
+    """Parts for GPUs have one, whose executor calls the driver."""
     host = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
-    request = join.make_request(made(), second_as({"kind": "cuda", "host": host}))
-    assert (
-        EXPORTERS["cpp"].unsupported_reason(request)
-        == "the kind of its part 'second' is cuda, not llvm"
-    )
-    assert EXPORTERS["bundle"].unsupported_reason(request) == ""
+    reasons = [
+        EXPORTERS["cpp"].unsupported_reason(
+            join.make_request(made(), second_as({"kind": kind, "host": host}))
+        )
+        for kind in ("cuda", "rocm")
+    ]
+    assert reasons == ["", "the kind of its part 'second' is rocm, not llvm or cuda or opencl"]
 
 
 def test_parts_of_a_program_in_cpp_are_c_libraries() -> None:

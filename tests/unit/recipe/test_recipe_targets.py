@@ -14,6 +14,7 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Plan, StageSpec
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe import InputSpec, Kernels, Recipe, TargetSpec, Tune, Verify
+from tvmflow.targets.backends.cuda import gpu as cuda_gpu
 from tvmflow.targets.backends.cuda import nvrtc
 from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import ResolvedTarget
@@ -265,7 +266,8 @@ def test_a_target_that_cannot_run_locally_disables_measurements() -> None:
     ("tvm", "reason"),
     [
         ({"kind": "cuda", "arch": "sm_80"}, "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"),
-        ({"kind": "cuda", "arch": "sm_62"}, "CUDA 13, which TVM 0.27 works with, makes no code for sm_62; the oldest is sm_75"),
+        ({"kind": "cuda", "arch": "sm_62"}, "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"),
+        ({"kind": "cuda", "arch": "sm_37"}, "no compiler for sm_37 is left; the oldest GPUs are sm_50"),
         ({"kind": "cuda", "arch": "sm_90a"}, "CUDA's compiler is not installed: pip install 'tvmflow[cuda]'"),
         ({"kind": "vulkan"}, "its kind is vulkan, and kernels are built for CPUs"),
     ],
@@ -275,6 +277,7 @@ def test_a_target_that_cannot_be_built_is_rejected_before_anything_runs(
 ) -> None:
     """With its position and the reason; the model can still be imported."""
     monkeypatch.setattr(nvrtc, "is_installed", lambda: False)
+    monkeypatch.setattr(cuda_gpu, "has_libdevice", lambda: False)
     gpu = target("edge")._replace(tvm=tvm, unrunnable_reason="there is none here")
     made = recipe(targets=["host", edge()])
     with pytest.raises(RecipeError) as refused:

@@ -29,7 +29,7 @@ NO_DRIVER = "this machine has no driver for NVIDIA GPUs"
         ),
         (
             {"STAND_IN_DRIVER": "12040"},
-            "its driver is for CUDA 12.4, and TVM's runtime needs 13 or later",
+            "its driver is for CUDA 12.4, and code for sm_90 needs 13.0 or later",
         ),
         ({"LD_LIBRARY_PATH": ""}, NO_DRIVER),
     ],
@@ -64,8 +64,10 @@ def test_unrunnable_code_has_a_reason(
         ("sm_87", "sm_87", True),
         ("sm_100", "sm_103", True),
         ("sm_100", "sm_120", False),
+        ("sm_62", "sm_90", True),
+        ("sm_62", "sm_61", False),
     ],
 )
 def test_machine_code_runs_on_its_generation(code: str, gpu_arch: str, runs: bool) -> None:
-    """On later GPUs of the same major version; code for one architecture alone, on that one."""
+    """On later GPUs of the same major version; code for one architecture alone, on that one; PTX on all later ones."""
     assert runs_code_for(code, gpu_arch) is runs

@@ -96,6 +96,7 @@ def lower_device_kernels(
         )
         for short, name in names.items()
     }
+    target = backend_for(target.export()).lowering_target(target)
     bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target(target.host)))
     mod = tvm.transform.Sequential([make() for make in _PASSES])(bound(tvm.IRModule(functions)))
     on_device: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}

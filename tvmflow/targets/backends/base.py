@@ -103,6 +103,12 @@ class Backend(Protocol):
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
 
+    def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
+        """Return why TVM's wheel has no runtime for a target, or an empty string."""
+
+    def lowering_target(self, target: Any) -> Any:
+        """Return TVM's target for which kernels are lowered to device functions of a target."""
+
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
         """Return the code of device functions as the driver takes it; empty for a CPU.
 

@@ -98,6 +98,16 @@ def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
     return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
 
 
+def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
+    """Return an empty string: TVM's runtime runs on every CPU."""
+    return ""
+
+
+def lowering_target(target: Any) -> Any:
+    """Return the target."""
+    return target
+
+
 def generate_device_code(mod: Any, target: Any) -> bytes:
     """Return nothing: there is no device."""
     return b""

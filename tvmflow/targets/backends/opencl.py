@@ -118,6 +118,16 @@ _MACROS: Final[Mapping[str, str]] = {
 }
 
 
+def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
+    """Return that TVM's wheel was built without OpenCL."""
+    return f"TVM's wheel has no runtime for {KIND}"
+
+
+def lowering_target(target: Any) -> Any:
+    """Return the target."""
+    return target
+
+
 def generate_device_code(mod: Any, target: Any) -> bytes:
     """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
     import tvm

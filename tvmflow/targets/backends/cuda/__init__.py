@@ -15,7 +15,7 @@ DEVICE: Final = "cuda"
 # kDLCUDA in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 2
 RUNS_ON_HOST_CPU: Final = False
-EXECUTOR: Final = ""
+EXECUTOR: Final = "cuda.c"
 RUNS_IN_TVM: Final = True
 TOOLS: tuple[str, ...] = nvrtc.PACKAGES
 PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
@@ -62,11 +62,12 @@ def has_device() -> bool:
 
 
 def unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return why NVRTC makes no code: the GPU is too old, or NVRTC is not installed."""
+    """Return that the compilers for NVIDIA GPUs are not installed, or that none knows the GPU."""
     arch = gpu_arch(tvm)
-    if gpu.is_unknown_to_nvrtc(arch):
-        return f"CUDA 13, which TVM 0.27 works with, makes no code for {arch}; the oldest is sm_75 (presets that end in -cpu are for a board's CPU alone)"
-    return "" if nvrtc.is_installed() else f"CUDA's compiler is not installed: {gpu.INSTALL}"
+    if gpu.is_unknown_to_ptx(arch):
+        return f"no compiler for {arch} is left; the oldest GPUs are {gpu.OLDEST_ARCH}"
+    is_installed = gpu.has_libdevice() if gpu.is_unknown_to_nvrtc(arch) else nvrtc.is_installed()
+    return "" if is_installed else f"CUDA's compiler is not installed: {gpu.INSTALL}"
 
 
 def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
@@ -98,11 +99,26 @@ def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
     return ("cuda",)
 
 
-def generate_device_code(mod: Any, target: Any) -> bytes:
-    """Return CUDA C."""
-    import tvm
+def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
+    """Return that CUDA 13, which TVM's runtime works with, does not know the GPU."""
+    arch = gpu_arch(tvm)
+    if not gpu.is_unknown_to_nvrtc(arch):
+        return ""
+    return f"TVM's runtime works with CUDA 13, which does not know {arch}"
 
-    return str(tvm.get_global_func(f"target.build.{KIND}")(mod, target).inspect_source()).encode()
+
+def lowering_target(target: Any) -> Any:
+    """Return the target, or that of LLVM's PTX for a GPU that CUDA 13 does not know."""
+    from tvmflow.targets.backends.cuda import device_code
+
+    return device_code.lowering_target(target)
+
+
+def generate_device_code(mod: Any, target: Any) -> bytes:
+    """Return machine code and PTX, of which a driver takes what fits its GPU."""
+    from tvmflow.targets.backends.cuda import device_code
+
+    return device_code.generate_device_code(mod, target)
 
 
 def load_runtime() -> None:

@@ -21,12 +21,16 @@ INSTALL: Final = "pip install 'tvmflow[cuda]'"
 RUNTIME_PACKAGE: Final = "nvidia-cuda-runtime ==13.*"
 """The requirement, for pip, of programs that load code for these GPUs, besides TVM."""
 
+OLDEST_ARCH: Final = "sm_50"
+"""The oldest architecture that kernels are built for."""
+
 _RUNTIME: Final = "libcudart.so.13"
-# The CUDA that TVM's wheel works with, in the driver's notation.
+# The CUDA that NVRTC and TVM's wheel are of, and the one of the PTX for older GPUs, in the driver's notation.
 _OLDEST_DRIVER: Final = 13000
+_OLDEST_DRIVER_OF_PTX: Final = 10000
 _PROBE_TIMEOUT_S: Final = 30.0
 # GPUs of Jetson boards, whose code runs on no other GPU.
-_TEGRA: Final = frozenset({"72", "87", "101", "110"})
+_TEGRA: Final = frozenset({"87", "101", "110"})
 # The oldest architecture that CUDA 13 knows.
 _OLDEST_OF_NVRTC: Final = 75
 # The folder of nvidia-cuda-nvcc-cu12, and what LLVM links into kernels of it.
@@ -37,10 +41,17 @@ _ARCH: Final = re.compile(r"sm_[0-9]{2,3}[af]?")
 
 
 class Gpu(NamedTuple):
-    """The first GPU that programs see. `arch` is its compute capability as compilers name it: `sm_90`."""
+    """The first GPU that programs see.
+
+    Attributes:
+        name: Its name.
+        arch: Its compute capability as compilers name it: `sm_90`.
+        driver: The CUDA that its driver is for, in the driver's notation: 12040 is 12.4.
+    """
 
     name: str
     arch: str
+    driver: int
 
 
 class GpuDetection(NamedTuple):
@@ -88,26 +99,30 @@ def _parse_probe(code: int, version: int, name: str, major: int, minor: int) -> 
         reason = "no NVIDIA GPU can be seen here (CUDA_VISIBLE_DEVICES may hide them)"
     elif code:
         reason = f"NVIDIA's driver cannot be started: error {code}"
-    elif version < _OLDEST_DRIVER:
-        driver_cuda = f"{version // 1000}.{version % 1000 // 10}"
-        needed = _OLDEST_DRIVER // 1000
-        reason = f"its driver is for CUDA {driver_cuda}, and TVM's runtime needs {needed} or later"
-    return GpuDetection(None if reason else Gpu(name, f"sm_{major}{minor}"), reason)
+    found = Gpu(name=name, arch=f"sm_{major}{minor}", driver=version)
+    return GpuDetection(None if reason else found, reason)
 
 
 def unrunnable_reason(arch: str, detection: GpuDetection) -> str:
-    """Return why machine code for `arch` does not run on the detected GPU, or an empty string."""
+    """Return why code for `arch` does not run on the detected GPU, or an empty string."""
     if detection.gpu is None:
         return detection.reason
+    oldest = _OLDEST_DRIVER_OF_PTX if is_unknown_to_nvrtc(arch) else _OLDEST_DRIVER
+    if (version := detection.gpu.driver) < oldest:
+        return f"its driver is for CUDA {_version_text(version)}, and code for {arch} needs {_version_text(oldest)} or later"
     if not runs_code_for(arch, detection.gpu.arch):
         return f"it is for {arch}, and this machine's GPU ({detection.gpu.name}) is {detection.gpu.arch}"
     return ""
 
 
-def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
-    """Return whether a GPU runs machine code for an architecture.
+def _version_text(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
-    It has to be of the same major version, and not a later one.
+
+def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
+    """Return whether a GPU runs code for an architecture.
+
+    Machine code has to be of the same major version, and not a later one; PTX of no later one.
 
     >>> runs_code_for("sm_80", "sm_86"), runs_code_for("sm_86", "sm_80"), runs_code_for("sm_75", "sm_80")
     (True, False, False)
@@ -120,6 +135,8 @@ def runs_code_for(code_arch: str, gpu_arch: str) -> bool:
     if base != code:
         # a letter: code for this architecture alone
         return base == gpu
+    if is_unknown_to_nvrtc(code_arch):
+        return int(code) <= int(gpu)
     if {code, gpu} & _TEGRA:
         return code == gpu
     return code[:-1] == gpu[:-1] and code[-1:] <= gpu[-1:]
@@ -166,6 +183,17 @@ def is_unknown_to_nvrtc(arch: str) -> bool:
     """
     number = arch.removeprefix("sm_").rstrip(_LETTERS)
     return number.isdigit() and int(number) < _OLDEST_OF_NVRTC
+
+
+def is_unknown_to_ptx(arch: str) -> bool:
+    """Return whether an architecture is older than all that PTX is made for here."""
+    number = arch.removeprefix("sm_").rstrip(_LETTERS)
+    return number.isdigit() and int(number) < int(OLDEST_ARCH.removeprefix("sm_"))
+
+
+def has_libdevice() -> bool:
+    """Return whether NVIDIA's library of mathematical functions is installed."""
+    return find_packaged(_LIBDEVICE, _CUDA_12) is not None
 
 
 def find_libdevice() -> Path:
