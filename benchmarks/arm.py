@@ -100,6 +100,7 @@ NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "lstm": _nets.lstm,
     "mobilenet int8": lambda: _quantized(_nets.mobilenet()),
     "resnet18 int8": lambda: _quantized(_nets.resnet18()),
+    "efficient int8": lambda: _quantized(_nets.efficient()),
 }
 """The networks; all have seeded weights, one input and one output."""
 

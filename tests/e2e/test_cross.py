@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from tests.conftest import ROOT
+from tests.support import onnx_models
 from tests.support.project import Project
 from tvmflow.core.types import Json
 from tvmflow.runtime import bundles, loading
@@ -131,6 +134,53 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
     assert "verify/board: latency is not measured" in ran.out
     again = crossing.tvmflow("run", "digits.yaml")
     assert "nothing to run" in again.out
+
+
+def quantized_network() -> onnx.ModelProto:
+    """Return convolutions of all kinds whose bytes ARM kernels multiply: with few channels, of points, of taps, padded and strided."""
+    node = helper.make_node
+    widths = {"stem": (24, 3, 3), "up": (40, 24, 1), "taps": (40, 1, 3), "far": (40, 1, 5)}
+    widths |= {"down": (40, 1, 3), "square": (40, 40, 3), "back": (40, 40, 1)}
+    weights = {
+        name: onnx_models.draw(out, inner, size, size, seed=seed) / size
+        for seed, (name, (out, inner, size)) in enumerate(widths.items())
+    }
+    weights |= {f"{name}_b": onnx_models.draw(weights[name].shape[0]) for name in ("stem", "taps")}
+    nodes = [
+        node("Conv", ["x", "stem", "stem_b"], ["a"], pads=[1] * 4, strides=[2, 2]),
+        node("Relu", ["a"], ["r"]),
+        node("Conv", ["r", "up"], ["u"]),
+        node("HardSwish", ["u"], ["h"]),
+        node("Conv", ["h", "taps", "taps_b"], ["t"], pads=[1] * 4, group=40),
+        node("Conv", ["t", "far"], ["f"], pads=[2] * 4, group=40),
+        node("Conv", ["f", "back"], ["k"]),
+        node("Add", ["k", "t"], ["s"]),
+        node("Conv", ["s", "down"], ["d"], pads=[0, 0, 1, 1], strides=[2, 2], group=40),
+        node("Conv", ["d", "square"], ["q"], pads=[1] * 4),
+        node("GlobalAveragePool", ["q"], ["y"]),
+    ]
+    data, result = onnx_models.value("x", (1, 3, 42, 38)), onnx_models.value("y", None)
+    return onnx_models.model(nodes, [data], [result], weights)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("cpu", ["neoverse-n1", "cortex-a72"])
+def test_bytes_are_multiplied_and_rounded_as_the_nodes_say(
+    crossing: Project, tmp_path: Path, cpu: str, symmetric: bool
+) -> None:
+    """On ARM CPUs with dot products of bytes and without; signed and unsigned bytes, odd zero points."""
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": cpu}
+    needs_qemu(target)
+    made = onnx_models.quantized(quantized_network(), tmp_path, signed=symmetric)
+    onnx.save(made, crossing.folder / "bytes.onnx")
+    (crossing.folder / "bytes.yaml").write_text(
+        f"recipe: 1\nname: bytes\nmodel: {{onnx: bytes.onnx}}\npipeline: compile\n"
+        f"targets: [{{name: board, tvm: {json.dumps(target)}}}]\n"
+        "verify: {run_on: qemu, against: reference, samples: 4}\n"
+    )
+    ran = crossing.tvmflow("run", "bytes.yaml", "-v")
+    assert ran.code == 0, ran.out + ran.err
+    assert "verify/board: ran on qemu-aarch64" in ran.out
 
 
 def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:

@@ -298,6 +298,216 @@ def _find_rest(value: Any, divisor: int, analyzer: Any) -> int | None:
     return None if int(steps.coeff) % divisor else int(steps.base) % divisor
 
 
+# ---------------------------------------------------------------- first values of sums
+# Sums of products from which numbers are subtracted at the end, as the zero point of quantized data asks for: they
+# begin at these numbers in place of 0, which costs no instruction.
+
+
+class _Place(NamedTuple):
+    """A place of a buffer."""
+
+    buffer: Any
+    number: int
+
+    @classmethod
+    def of(cls, buffer: Any, indices: Sequence[Any]) -> _Place | None:
+        """Return a vector of integers at a known place of a buffer; None for others."""
+        is_known = len(indices) == 1 and isinstance(indices[0], tirx.IntImm)
+        is_vector = str(buffer.dtype) == f"int32x{_WORD_BYTES[-1]}"
+        return cls(buffer, int(indices[0])) if is_known and is_vector else None
+
+    @classmethod
+    def of_load(cls, load: Any) -> _Place | None:
+        """Return the place that an expression loads; None for others."""
+        is_load = isinstance(load, tvm.ir.TensorLoad)
+        return cls.of(load.source, load.indices) if is_load else None
+
+
+def start_sums_at_offsets() -> tvm.transform.Pass:
+    """Return a pass that lets sums begin at what is subtracted from them, for 64-bit ARM."""
+    return _map_for_arm(tirx.SeqStmt, _start_at_offsets, "StartSumsAtOffsets")
+
+
+def _start_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    """Return statements in which the sums that they set to 0 begin at what is subtracted from them."""
+    statements = list(sequence)
+    zeros = [(place, at) for at, s in enumerate(statements) if (place := _find_zero(s)) is not None]
+    starts = dict(zeros)
+    if not starts or len(starts) < len(zeros):
+        return sequence
+    offsets = _find_offsets(statements, starts)
+    for at, statement in enumerate(statements if offsets else ()):
+        if not isinstance(statement, tirx.BufferStore):
+            continue
+        place = _Place.of(statement.buffer, statement.indices)
+        if place is not None and starts.get(place) == at and place in offsets:
+            start = 0 - offsets[place]
+            statements[at] = tirx.BufferStore(statement.buffer, start, statement.indices)
+        else:
+            statements[at] = _replace_differences(statement, offsets, lambda sub: sub.a)
+    return tirx.SeqStmt(statements)
+
+
+def _find_offsets(statements: Sequence[Any], starts: Mapping[_Place, int]) -> dict[_Place, Any]:
+    """Return what is subtracted from sums wherever they are read, but by their own updates.
+
+    Args:
+        statements: Statements after each other.
+        starts: Which of them set which sums to 0.
+    """
+    offsets: dict[_Place, Any] = {}
+    refused: set[_Place | None] = set()
+    stored: set[Any] = set()
+    loose: set[Any] = set()
+    for at, statement in enumerate(statements):
+        if find_nodes(statement, tirx.Evaluate, tirx.IfThenElse, tirx.Bind):
+            return {}
+        stores = find_nodes(statement, tirx.BufferStore)
+        stored.update(store.buffer for store in stores)
+        if isinstance(statement, tirx.BufferStore):
+            for difference in find_nodes(statement.value, tirx.Sub):
+                place = _Place.of_load(difference.a)
+                if place is not None and place in starts:
+                    first = offsets.setdefault(place, difference.b)
+                    if not tvm_ffi.structural_equal(first, difference.b):
+                        refused.add(place)
+            stores = [_replace_differences(statement, starts, lambda sub: sub.b)]
+        for store in stores:
+            own = _Place.of(store.buffer, store.indices)
+            loads = find_nodes(store.value, tvm.ir.TensorLoad)
+            read = {_Place.of_load(load) for load in loads}
+            loose.update(load.source for load in loads if _Place.of_load(load) is None)
+            refused |= read - {own}
+            if own is None:
+                loose.add(store.buffer)
+            elif own not in read and starts.get(own) != at:
+                refused.add(own)
+    return {
+        place: offset
+        for place, offset in offsets.items()
+        if place not in refused
+        and place.buffer not in loose
+        and stored.isdisjoint(load.source for load in find_nodes(offset, tvm.ir.TensorLoad))
+    }
+
+
+def _find_zero(statement: Any) -> _Place | None:
+    """Return the place where a statement stores zeros; None for other statements."""
+    value = statement.value if isinstance(statement, tirx.BufferStore) else None
+    if not isinstance(value, tirx.Broadcast):
+        return None
+    number = value.value
+    is_zero = isinstance(number, tirx.IntImm) and int(number) == 0
+    return _Place.of(statement.buffer, statement.indices) if is_zero else None
+
+
+def _replace_differences(
+    store: tirx.BufferStore, places: Mapping[_Place, Any], choose: Callable[[Any], Any]
+) -> tirx.BufferStore:
+    """Return a store with an operand in place of what is subtracted from sums at some places."""
+
+    def replace(difference: Any) -> Any:
+        return choose(difference) if _Place.of_load(difference.a) in places else difference
+
+    value = tvm_ffi.structural_map(store.value, (tirx.Sub, replace))
+    return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+# ---------------------------------------------------------------- narrow stores
+# Stores of words of bytes that lie next to each other, as points of a tile are stored after rounding: the numbers
+# are narrowed in whole vectors, and stored together.
+#
+# LLVM 22 narrows each word by itself, with three instructions; four words together take three, too.
+
+
+_STORED_WORDS: Final = (4, 2)
+
+
+def join_narrow_stores() -> tvm.transform.Pass:
+    """Return a pass that stores neighboring words of bytes together, for 64-bit ARM."""
+    return _map_for_arm(tirx.SeqStmt, _join_stores, "JoinNarrowStores")
+
+
+def _join_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    """Return statements after each other with words stored together that lie together."""
+    statements: list[Any] = []
+    run: list[tirx.BufferStore] = []
+    for statement in sequence:
+        is_word = _is_word_of_bytes(statement)
+        if run and not (is_word and statement.buffer.same_as(run[0].buffer)):
+            statements += _join_run(run)
+            run = []
+        if is_word:
+            run.append(statement)
+        else:
+            statements.append(statement)
+    statements += _join_run(run)
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)
+
+
+def _is_word_of_bytes(statement: Any) -> bool:
+    """Return whether a statement stores four bytes that were integers of 32 bits."""
+    if not isinstance(statement, tirx.BufferStore) or not isinstance(statement.value, tirx.Cast):
+        return False
+    index, narrow = statement.indices[-1], statement.value.ty.dtype
+    is_whole = not isinstance(index, tirx.Ramp) or _as_number(index.stride) == 1
+    is_read = any(
+        load.source.same_as(statement.buffer)
+        for load in find_nodes(statement.value, tvm.ir.TensorLoad)
+    )
+    return (
+        (narrow.bits, narrow.lanes) == (_BYTE_BITS, _WORD_BYTES[-1])
+        and str(statement.value.value.ty.dtype) == f"int32x{narrow.lanes}"
+        and len(statement.indices) == 1
+        and is_whole
+        and not is_read
+    )
+
+
+def _join_run(run: Sequence[tirx.BufferStore]) -> list[tirx.BufferStore]:
+    """Return stores of words in one buffer, neighbors as one store."""
+    if not run:
+        return []
+    words = _WORD_BYTES[-1]
+    starts = [
+        index.base if isinstance(index, tirx.Ramp) else index
+        for (index,) in (s.indices for s in run)
+    ]
+    width = words if isinstance(run[0].indices[0], tirx.Ramp) else 1
+    analyzer = tvm.sym.Analyzer()
+    steps = [analyzer.simplify(start - starts[0]) for start in starts]
+    known = [int(step) for step in steps if isinstance(step, tirx.IntImm)]
+    if len(set(known)) < len(run):
+        return list(run)
+    rest = sorted(zip(known, range(len(run)), strict=True))
+    joined = []
+    while rest:
+        first = rest[0][0]
+        ends = {n: first + (n - 1) * width for n in _STORED_WORDS if n <= len(rest)}
+        count = next((n for n, end in ends.items() if rest[n - 1][0] == end), 1)
+        group = [run[position] for _, position in rest[:count]]
+        joined.append(_join(group, starts[rest[0][1]], width) if count > 1 else group[0])
+        rest = rest[count:]
+    return joined
+
+
+def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.BufferStore:
+    """Return one store of words that follow each other from a place, each of so many elements."""
+    vectors = [store.value.value for store in stores]
+    dtype, bits = stores[0].value.ty.dtype, 32
+    while bits > _BYTE_BITS:
+        # halves of numbers are selected, because LLVM narrows four vectors at once by a table of registers
+        bits //= 2
+        narrow = f"int{bits}x{_VECTOR_BYTES * _BYTE_BITS // bits}"
+        halves = [tirx.reinterpret(narrow, vector) for vector in vectors]
+        lanes = list(range(0, _VECTOR_BYTES * _BYTE_BITS // bits * min(2, len(halves)), 2))
+        vectors = [tirx.Shuffle(halves[n : n + 2], lanes) for n in range(0, len(halves), 2)]
+    name = str(dtype).partition("x")[0]
+    value = tirx.reinterpret(f"{name}x{_WORD_BYTES[-1] * len(stores)}", vectors[0])
+    index = tirx.Ramp(start, 1, width * len(stores))
+    return tirx.BufferStore(stores[0].buffer, value, [index])
+
+
 # ---------------------------------------------------------------- stack lets
 # Variables of expressions become buffers on the stack, because LLVM's code generator in TVM
 # analyzes them in place.
@@ -665,6 +875,18 @@ def _map_nodes(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.tran
     return tirx.transform.prim_func_pass(transform, opt_level=0, name=name)
 
 
+def _map_for_arm(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.transform.Pass:
+    """Return a pass that rewrites the nodes of a kind in kernels for CPUs that take factors from lanes."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        target = function.attrs.get("target")
+        if target is None or not find_factor_lanes(target.attrs):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name=name)
+
+
 def _renew_partition_hints() -> tvm.transform.Pass:
     """Return a pass that lets hints name the variables of their loops.
 
@@ -784,6 +1006,8 @@ CPU_PASSES: Final = (
     tirx.transform.StmtSimplify,
     shuffle_strided_loads,
     take_factors_from_lanes,
+    start_sums_at_offsets,
+    join_narrow_stores,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,
     tirx.transform.CommonSubexprElim,

@@ -12,7 +12,7 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.open_sizes import same_sizes, sizes_of
+from tvmflow.compiler.open_sizes import same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 _CONV2D: Final = "relax.nn.conv2d"
@@ -35,6 +35,12 @@ _EPILOGUE: Final = frozenset(
         *("sigmoid", "tanh", "erf", "sqrt", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
     )
 )
+# What moves weights, or surrounds them with zeros.
+_MOVES: Final = frozenset(f"relax.{name}" for name in ("reshape", "permute_dims", "nn.pad"))
+# The sizes of scales that broadcast to each other: 1 and another one.
+_SCALES: Final = 2
+# Products of the same scales differ by their rounding.
+_SAME_SCALE: Final = 1e-6
 # The rank of an operator's weights.
 _WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
 
@@ -267,7 +273,11 @@ class _RequantizeFuser(MainRewriter):
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod)
         self._keeps_bytes = context.has_dot_products()
-        self._has_fma = context.cpu is not None and context.cpu.has_fma
+        cpu = context.cpu
+        self._division = Division(
+            has_fma=cpu is not None and cpu.has_fma,
+            by_reciprocal=cpu is not None and cpu.factor_lanes > 0,
+        )
         self._positions = {value: n for n, value in enumerate(self.flow.values.values())}
 
     def visit_call_(self, call: relax.Call) -> Any:
@@ -292,14 +302,101 @@ class _RequantizeFuser(MainRewriter):
         readers = self.flow.list_readers(call)
         is_rounded = bool(readers) and self._is_rounded(readers[0])
         function = fake_quantize if is_rounded else quantize
+        scaled = self._scale_sums(data, parameters[0]) if self._division.by_reciprocal else None
         return self.kernel(
-            functools.partial(function, has_fma=self._has_fma),
+            functools.partial(function, division=self._division),
             "rounded" if is_rounded else "quantize",
-            self.visit_expr(data),
+            scaled or [self.visit_expr(data)],
             *parameters,
             ir.dtype_of(call),
             pattern=None,
         )
+
+    def _scale_sums(self, data: Any, scale: float) -> list[Any] | None:
+        """Emit the factors and offsets of sums that become multiples of a scale when they are rounded.
+
+        Return the sums, their factors, and what is added then; None for data that are no scaled sums.
+        """
+        factors: list[Any] = []
+        offsets: list[Any] = []
+        while True:
+            value = self._used_once(data)
+            name = ir.operator_name(value)
+            if name not in ("relax.multiply", "relax.add") or not ir.is_float32(value):
+                break
+            inner, weights = value.args
+            if self.flow.is_weight(inner) or not self.flow.is_weight(weights):
+                break
+            if name == "relax.multiply":
+                factors.append(weights)
+            elif factors or offsets:
+                return None
+            else:
+                offsets.append(weights)
+            data = inner
+        is_alike = ir.shape_of(value) is not None and ir.is_float32(data)
+        if not factors or not is_alike:
+            return None
+
+        sums = self._add_integers(data, offsets[0], factors) if offsets else None
+        if sums is not None:
+            offsets = []
+        else:
+            sums = self.visit_expr(data)
+
+        def scaled(weights: Sequence[Any]) -> Any:
+            product = relax.const(np.float32(1) / np.float32(scale), _FLOAT)
+            for weight in map(self.visit_expr, weights):
+                product = self.emit(relax.op.multiply(weight, product))
+            return product
+
+        return [sums, scaled(factors), *map(scaled, ([w] for w in offsets))]
+
+    def _add_integers(self, data: Any, bias: Any, factors: Sequence[Any]) -> Any:
+        """Emit sums of products of integers with a bias added to them; None for other data, or another bias.
+
+        The bias has been dequantized with the factors of the sums.
+        """
+        cast = ir.as_call(self._used_once(data), "relax.astype")
+        if cast is None or ir.dtype_of(cast.args[0]) != "int32":
+            return None
+        moves, source = self._find_moved(bias)
+        if (known := ir.as_call(source, "relax.dequantize")) is None:
+            return None
+        integers, *parameters = known.args
+        scales = [self._find_moved(factor)[1] for factor in factors]
+        constants = [
+            value for value in (*parameters, *scales) if isinstance(value, tvm.ir.Constant)
+        ]
+        if ir.dtype_of(integers) != "int32" or len(constants) != 2 + len(scales):
+            return None
+        scale, zero, *others = (value.value.numpy().ravel() for value in constants)
+        sizes = {scale.size, *(other.size for other in others), 1}
+        if zero.any() or len(sizes) > _SCALES:
+            return None
+        if not np.allclose(scale, functools.reduce(np.multiply, others), rtol=_SAME_SCALE, atol=0):
+            return None
+        moved = self.visit_expr(integers)
+        for move in reversed(moves):
+            moved = self.emit(relax.Call(move.op, [moved, *move.args[1:]], move.attrs))
+        sums, offset = cast.args[0], relax.const(0, "int32")
+        difference = ir.as_call(self._used_once(sums), "relax.subtract")
+        if difference is not None and self.flow.is_weight(difference.args[1]):
+            sums, offset = difference.args[0], self.visit_expr(difference.args[1])
+        offset = self.emit(relax.op.subtract(offset, moved))
+        sums = self.emit(relax.op.subtract(self.visit_expr(sums), offset))
+        return self.emit(relax.op.astype(sums, _FLOAT))
+
+    def _find_moved(self, weights: Any) -> tuple[list[Any], Any]:
+        """Return the operators that have moved weights, the last one first, and what they have moved."""
+        moves: list[Any] = []
+        while True:
+            weights = ir.resolve_alias(weights, self.flow.values.get)
+            value = self.flow.values.get(weights, weights)
+            if ir.operator_name(value) not in _MOVES:
+                return moves, value
+            moves.append(value)
+            weights = value.args[0]
 
     def _merge_scales(self, call: relax.Call) -> Any:
         """Return the product of integral sums and one constant.
@@ -382,47 +479,94 @@ class _RequantizeFuser(MainRewriter):
 # Float32 becomes the integers of quantized models, and sums of these.
 
 _FLOAT: Final = "float32"
+_INTEGERS: Final = 1.5 * 2**23
+"""A small number that is added to this one is rounded to an integer, in the last bits of the sum."""
 _INTEGER_BITS: Final = 0x4B400000
-"""The bits of 1.5 · 2²³: a small number that is added to it is rounded to an integer, in the last bits of the sum."""
+"""The bits of that number."""
 
 
-def fake_quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
-    """Return `x` as quantization to integers and the conversion back make it.
+class Division(NamedTuple):
+    """The way in which float32 is divided by a scale before it is rounded.
 
-    It is rounded to multiples of the scale.
-
-    Args:
-        x: A tensor of float32.
-        scale: The scale of the whole tensor.
-        zero_point: The integer that stands for 0.
-        dtype: The dtype of the integers, of at most 16 bits.
+    Attributes:
         has_fma: Whether the CPU multiplies and adds with one rounding.
+        by_reciprocal: Whether the quotient is a product with the reciprocal of the scale, which may be off in the
+            last place; it is clamped as an integer then.
+    """
+
+    has_fma: bool
+    by_reciprocal: bool
+
+
+def fake_quantize(
+    data: Sequence[Any], scale: float, zero_point: int, dtype: str, *, division: Division
+) -> Any:
+    """Return data as quantization to integers and the conversion back make them.
+
+    They are rounded to multiples of the scale. The arguments are those of `quantize`.
     """
 
     def element(*index: Any) -> Any:
-        rounded = tirx.round(_divide_clamped(x(*index), scale, zero_point, dtype, has_fma=has_fma))
+        if division.by_reciprocal:
+            bits = _round_to_bits(data, index, scale, zero_point, dtype, at=0)
+            rounded = tirx.reinterpret(_FLOAT, bits) - tirx.const(_INTEGERS, _FLOAT)
+        else:
+            rounded = tirx.round(
+                _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
+            )
         return rounded * tirx.const(scale, _FLOAT)
 
-    return te.compute(x.shape, element, name="rounded", tag="elemwise")
+    return te.compute(data[0].shape, element, name="rounded", tag="elemwise")
 
 
-def quantize(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
+def quantize(
+    data: Sequence[Any], scale: float, zero_point: int, dtype: str, *, division: Division
+) -> Any:
     """Return the integers round(x / scale) + zero_point, clamped to a dtype of at most 16 bits.
 
     Args:
-        x: A tensor of float32.
+        data: A tensor x of float32; or sums, and what makes their quotients: factors and, where there are any, offsets.
         scale: The scale of the whole tensor.
         zero_point: The integer that stands for 0.
         dtype: The dtype of the integers.
-        has_fma: Whether the CPU multiplies and adds with one rounding.
+        division: How x is divided by the scale.
     """
 
     def element(*index: Any) -> Any:
-        quotient = _divide_clamped(x(*index), scale, zero_point, dtype, has_fma=has_fma)
-        bits = tirx.reinterpret("int32", quotient + tirx.const(1.5 * 2**23, _FLOAT))
+        if division.by_reciprocal:
+            # an odd number would make ties odd
+            odd = zero_point % 2
+            bits = _round_to_bits(data, index, scale, zero_point, dtype, at=zero_point - odd)
+            return (bits + odd).astype(dtype)
+        quotient = _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
+        bits = tirx.reinterpret("int32", quotient + tirx.const(_INTEGERS, _FLOAT))
         return (bits - (_INTEGER_BITS - zero_point)).astype(dtype)
 
-    return te.compute(x.shape, element, name="quantized", tag="elemwise")
+    return te.compute(data[0].shape, element, name="quantized", tag="elemwise")
+
+
+def _round_to_bits(
+    data: Sequence[Any], index: Any, scale: float, zero_point: int, dtype: str, *, at: int
+) -> Any:
+    """Return the bits of a number whose last ones are the rounded quotient, clamped, plus `at`.
+
+    Bits of positive numbers have the order of the numbers; those of negative numbers are less.
+    """
+    sums, *others = data
+    one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]
+    factor, *offsets = [_broadcast_to(other, index) for other in others] or one
+    quotient = sum(offsets, sums(*index) * factor) + tirx.const(_INTEGERS + at, _FLOAT)
+    limits = np.iinfo(dtype)
+    lowest = _INTEGER_BITS - zero_point + at
+    lower, upper = (tirx.const(lowest + int(limit), "int32") for limit in (limits.min, limits.max))
+    return tirx.max(tirx.min(tirx.reinterpret("int32", quotient), upper), lower)
+
+
+def _broadcast_to(tensor: Any, index: Sequence[Any]) -> Any:
+    """Return the number of a tensor that an element of another is multiplied with or added to."""
+    shape = tensor.shape
+    places = zip(shape, index[len(index) - len(shape) :], strict=True)
+    return tensor(*(0 if same_size(extent, 1) else place for extent, place in places))
 
 
 def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -> Any:
@@ -444,7 +588,7 @@ def add(left: Any, right: Any, parameters: Sequence[tuple[float, int] | None]) -
     )
 
 
-def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, *, has_fma: bool) -> Any:
+def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, division: Division) -> Any:
     """Return x / scale with the rounding of a division.
 
     x is clamped to what the integers of a dtype stand for.
@@ -458,7 +602,7 @@ def _divide_clamped(x: Any, scale: float, zero_point: int, dtype: str, *, has_fm
     multiples = (np.float32(int(limit) - zero_point) for limit in (limits.min, limits.max))
     lower, upper = (tirx.const(float(multiple * divisor), _FLOAT) for multiple in multiples)
     clamped = tirx.max(tirx.min(x, upper), lower)
-    if not has_fma:
+    if not division.has_fma:
         return clamped / tirx.const(float(divisor), _FLOAT)
     reciprocal = tirx.const(float(np.float32(1) / divisor), _FLOAT)
     value, quotient = tirx.Var("value", _FLOAT), tirx.Var("quotient", _FLOAT)

@@ -18,9 +18,9 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.schedules.blocks import Block, find_loads
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, Products
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, TAPS, Products
 
-_PRODUCTS: Final = {products.name: products for products in (INTEGERS, PAIRS, BFLOAT16)}
+_PRODUCTS: Final = {products.name: products for products in (INTEGERS, PAIRS, TAPS, BFLOAT16)}
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""
 
@@ -35,6 +35,7 @@ def register_intrinsics() -> None:
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
     _load_pairs_intrinsic()
+    _load_taps_intrinsic()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
@@ -66,6 +67,14 @@ def _load_pairs_intrinsic() -> str:
 
 
 @functools.cache
+def _load_taps_intrinsic() -> str:
+    """Return the name of the intrinsic that adds four products of bytes of pixels to each of four sums."""
+    name = f"tvmflow.dot_taps_4x{TAPS.terms}"
+    _register_taps(name)
+    return name
+
+
+@functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for a number of sums of products of bfloat16."""
     name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
@@ -93,6 +102,9 @@ def use_instruction(
         return
     if find_products(block) is PAIRS:
         schedule.tensorize(loop, _load_pairs_intrinsic())
+        return
+    if find_products(block) is TAPS:
+        schedule.tensorize(loop, _load_taps_intrinsic())
         return
     dtype = str(block.stmt.reads[0].source.dtype)
     schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
@@ -140,7 +152,9 @@ def _expand(store: Any) -> Any:
     operands = {str(load.source.name): load.source for load in find_loads(store.value)}
     data, weights = operands["A"], operands["B"]
     sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
-    product = data[term].astype("int32") * weights[lane, term].astype("int32")
+    # data of taps have channels of their own
+    value = data[term] if len(data.shape) == 1 else data[term, lane]
+    product = value.astype("int32") * weights[lane, term].astype("int32")
     update = tirx.BufferStore(sums, sums[lane] + product, [lane])
     inner = tirx.For(term, 0, weights.shape[1], tirx.ForKind.SERIAL, update)
     return tirx.For(lane, 0, sums.shape[0], tirx.ForKind.SERIAL, inner)
@@ -236,6 +250,43 @@ def _register_pairs(name: str) -> None:
             )
 
     description = _describe(PAIRS, "int8", 4, "local")
+    TensorIntrin.register(name, description, implementation, override=True)
+
+
+def _register_taps(name: str) -> None:
+    """Register an intrinsic that multiplies four channels of four pixels with four taps of each channel."""
+    order = [4 * term + lane for lane in range(4) for term in range(4)]
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (4, 4), dtype="int8", offset_factor=1)
+        B = T.match_buffer(b, (4, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:4], A[0:4, 0:4], B[0:4, 0:4])
+            T.writes(C[0:4])
+            for i in T.serial(0, 4):
+                for k in T.serial(0, 4):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + T.cast(A[vk, vi], "int32") * T.cast(B[vi, vk], "int32")
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (4, 4), dtype="int8", offset_factor=1)
+        B = T.match_buffer(b, (4, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:4], A[0:4, 0:4], B[0:4, 0:4])
+            T.writes(C[0:4])
+            C[T.ramp(T.int32(0), 1, 4)] = T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS["int8", 4]),
+                C.vload([0], dtype="int32x4"),
+                B.vload([0, 0], dtype="int8x16"),
+                T.Shuffle([A.vload([0, 0], dtype="int8x16")], order),
+                dtype="int32x4",
+            )
+
     TensorIntrin.register(name, description, implementation, override=True)
 
 

@@ -48,9 +48,10 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, TAPS
 
 _MAX_UNROLLED: Final = 160
+_VECTOR_BYTES: Final = 16
 # A reduction and its result.
 _PARTS: Final = 2
 
@@ -299,7 +300,9 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     sums = _schedule_reduction(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
-        _schedule_window(schedule, pad, window, cpu, pads_rows=pads_rows)
+        is_of_bytes = dot_products.find_products(main) in (INTEGERS, PAIRS, TAPS)
+        fills = pads_rows or (is_of_bytes and cpu.factor_lanes > 0)
+        _schedule_window(schedule, pad, window, cpu, fills=fills)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
     if dot_products.find_products(main) is not None:
@@ -307,7 +310,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
 
 
 def _schedule_window(
-    schedule: Schedule, pad: Block, around: Any, cpu: CpuModel, *, pads_rows: bool
+    schedule: Schedule, pad: Block, around: Any, cpu: CpuModel, *, fills: bool
 ) -> None:
     """Copy rows into a padded window in vectors.
 
@@ -316,18 +319,25 @@ def _schedule_window(
         pad: The block that pads the data.
         around: The loop over windows.
         cpu: The CPU to schedule for.
-        pads_rows: Whether a condition along rows chooses what is padding.
+        fills: Whether all is padding at first, because rows are long, or a condition along them chooses what is padding.
     """
     schedule.compute_at(pad.handle, around, preserve_unit_loops=True)
     loops = list(schedule.get_loops(pad.handle))
     if not is_contiguous(pad, pad.spatial_axes[-1]):
         return
-    if pads_rows:
-        # all is padding at first, so that no condition divides the rows that are copied then
+    pads_lanes = is_padded(pad, pad.spatial_axes[-1])
+    if fills:
+        # no condition divides the rows that are copied then
         inner = next(n for n, loop in enumerate(loops) if _is_same(schedule, loop, around)) + 1
         filled = schedule.decompose_padding(pad.handle, loops[inner])
         for handle in (filled, pad.handle):
-            vectorize_loop(schedule, schedule.get_loops(handle)[-1], cpu)
+            *_, points, last = schedule.get_loops(handle)
+            if pads_lanes:
+                vectorize_loop(schedule, last, cpu)
+                continue
+            row = schedule.fuse(points, last)
+            width = math.gcd(loop_length(schedule, row), _VECTOR_BYTES)
+            schedule.vectorize(schedule.split(row, [None, width])[1])
         return
     # the model may use narrower vectors than the CPU has
     width = math.gcd(pad.spatial_extents[-1], cpu.lanes)

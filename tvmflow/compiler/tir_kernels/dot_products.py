@@ -43,6 +43,8 @@ INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32")
 """Products of bytes; their sums are exact."""
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
 """The same for CPUs that add the products of two bytes at a time."""
+TAPS: Final = Products("integer_taps", 4, INTEGERS.to_sum)
+"""Products of bytes of neighboring pixels with the taps of each channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
 
@@ -89,6 +91,38 @@ def conv(
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     *outer, points, _ = shape
     return _take(shape, te.compute((*outer, _round_up(points), block), element, name=products.name))
+
+
+def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:
+    """Return the sums of a depthwise convolution.
+
+    Args:
+        x: Data (n, c/b, …, b).
+        w: Weights (m·c/b, …, words of t taps along the last axis, b, t), for m results of each channel block.
+        strides: Along each spatial axis.
+        padding: Before and after each spatial axis; that after the last one is for all taps of the weights.
+        zero: The value of the data around the image, a number or an expression.
+
+    Returns:
+        The sums (n, m·c/b, …, b).
+    """
+    x = blocked.pad(x, padding, zero)
+    blocks, *rows, words, block, terms = (int(extent) for extent in w.shape)
+    multiplier, dilation = blocks // int(x.shape[1]), [1] * len(strides)
+    taps = blocked.tap_axes([*rows, words])
+    term = te.reduce_axis((0, terms), "it")
+
+    def element(n: Any, c: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        source = c if multiplier == 1 else c // multiplier
+        places = [*taps[:-1], taps[-1] * terms + term]
+        window = blocked.read_window(pixel, places, strides, dilation, padding)
+        value = TAPS.to_sum(x(n, source, *window, inner))
+        return te.sum(value * TAPS.to_sum(w(c, *taps, inner, term)), axis=[*taps, term])
+
+    kernel = [*rows, words * terms]
+    shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
+    return te.compute(shape, element, name=TAPS.name)
 
 
 def dense(products: Products, x: Any, w: Any, results: int) -> Any:

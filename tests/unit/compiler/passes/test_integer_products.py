@@ -209,25 +209,32 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     assert np.array_equal(result, run(loaded, target, data))
 
 
+POINTS = conv(20, 24, 1, size=16)
 ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "taken", "left_out"),
+    ("made", "mcpu", "taken", "left_out"),
     [
-        ("neoverse-n1", r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[3\]", r"sdot\s.*16b\n"),
-        ("cortex-a72", r"sadalp\s+v\d+\.4s, v\d+\.8h", r"\bsdot\b|\btbl\b"),
+        (POINTS, "neoverse-n1", r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[3\]", r"sdot\s.*16b\n"),
+        (POINTS, "cortex-a72", r"sadalp\s+v\d+\.4s, v\d+\.8h", r"\bsdot\b|\btbl\b"),
+        (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),
+        (conv(24, 24, 5, groups=24), "neoverse-n1", r"tbl\s.*\n\s+sdot\s.*16b\n", r"ucvtf"),
     ],
+    ids=["quads", "pairs", "taps", "words of taps"],
 )
 def test_arm_multiplies_bytes_with_exact_sums(
-    mcpu: str, taken: str, left_out: str, tmp_path: Path
+    made: onnx.ModelProto, mcpu: str, taken: str, left_out: str, tmp_path: Path
 ) -> None:
     """Four words of data are one load where an instruction takes any of them; others multiply pairs."""
-    made = onnx_models.quantized(conv(20, 24, 1, size=16), tmp_path)
-    loaded, target = onnx_models.load(made, tmp_path), {**ARM, "mcpu": mcpu}
+    # The quantizer changes its argument.
+    quantized = onnx_models.quantized(copy.deepcopy(made), tmp_path)
+    loaded, target = onnx_models.load(quantized, tmp_path), {**ARM, "mcpu": mcpu}
     lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
-    weights, data = lowered.compute_weights(loaded.params), onnx_models.draw(1, 20, 16, 16)
+    channels, size = (made.graph.input[0].type.tensor_type.shape.dim[n].dim_value for n in (1, 2))
+    weights = lowered.compute_weights(loaded.params)
+    data = onnx_models.draw(1, channels, size, size)
     library = lowering.compile_with_weights(scheduled, weights, lowering.make_target(target))
     code = library.mod.imports[0].inspect_source("asm")
     assert re.search(taken, code) and not re.search(left_out, code)
@@ -235,7 +242,7 @@ def test_arm_multiplies_bytes_with_exact_sums(
     expanded = dot_products.expand_dot_products(scheduled)
     loops = lowering.compile_with_weights(expanded, weights, lowering.make_target(here))
     result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
-    assert np.array_equal(result, expected(made, data))
+    assert np.array_equal(result, expected(quantized, data))
 
 
 def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:

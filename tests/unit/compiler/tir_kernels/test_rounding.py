@@ -39,7 +39,7 @@ def draw(scale: Any, random: np.random.Generator) -> np.ndarray[Any, Any]:
 def compute(kernel: Any, data: np.ndarray[Any, Any], dtype: str, target: dict[str, Any]) -> Any:
     """Return what a tensor expression computes of data, with the default schedule."""
     x = te.placeholder(data.shape, "float32", "x")
-    mod = tvm.IRModule({"main": te.create_prim_func([x, kernel(x)])})
+    mod = tvm.IRModule({"main": te.create_prim_func([x, kernel([x])])})
     scheduled = schedule_for_cpu(mod, cpu_model_for(target, 1)).mod
     result = tvm.runtime.tensor(np.zeros(data.shape, dtype))
     library = build_kernels(scheduled, tvm.target.Target(target))
@@ -65,13 +65,44 @@ def test_quantization_rounds_as_a_division(dtype: str, mcpu: str) -> None:
             "scale": float(scale),
             "zero_point": zero,
             "dtype": dtype,
-            "has_fma": cpu.has_fma,
+            "division": quantization.Division(has_fma=cpu.has_fma, by_reciprocal=False),
         }
         quantize = functools.partial(quantization.quantize, **words)
         fake_quantize = functools.partial(quantization.fake_quantize, **words)
         assert np.array_equal(compute(quantize, data, dtype, target), expected.astype(dtype))
         rounded = np.float32(expected - zero) * scale
         assert np.array_equal(compute(fake_quantize, data, "float32", target), rounded)
+
+
+@pytest.mark.parametrize("zero", [3, -4])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_products_with_reciprocals_round_to_the_nearest(dtype: str, zero: int) -> None:
+    """They are off by one where the quotient is next to a half alone, and go to the limits of the dtype."""
+    target, random = level("x86-64-v3"), np.random.default_rng(zero % 256)
+    limits = np.iinfo(dtype)
+    zero = max(zero, limits.min)
+    for scale in np.array([0.25, 0.0173, 3.1e-7, 900], np.float32):
+        data = draw(scale, random)
+        quotients = np.clip(data.astype(np.float64) / scale, -1e9, 1e9)
+        expected = np.clip(np.rint(quotients) + zero, limits.min, limits.max)
+        words: dict[str, Any] = {
+            "scale": float(scale),
+            "zero_point": zero,
+            "dtype": dtype,
+            "division": quantization.Division(has_fma=True, by_reciprocal=True),
+        }
+        quantize = functools.partial(quantization.quantize, **words)
+        result = compute(quantize, data, dtype, target).astype(np.float64)
+        fraction = np.abs(np.fmod(quotients, 1))
+        is_half = np.abs(fraction - 0.5) <= np.abs(quotients) * 2**-22
+        off = np.abs(result - expected)
+        # scales that are powers of 2 have exact quotients, whose halves are even
+        assert not off[~is_half].any() and (scale != 0.25 or not off.any())
+        assert off.max() <= 1
+        fake_quantize = functools.partial(quantization.fake_quantize, **words)
+        assert np.array_equal(
+            compute(fake_quantize, data, "float32", target), np.float32(result - zero) * scale
+        )
 
 
 @pytest.mark.parametrize("is_first", [True, False])

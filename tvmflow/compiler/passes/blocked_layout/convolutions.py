@@ -26,7 +26,7 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.compiler.tir_kernels.dot_products import PAIRS
+from tvmflow.compiler.tir_kernels.dot_products import PAIRS, TAPS
 from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ def rewrite_conv(
         weights = rewriter.cast(pack_depthwise_kernel(rewriter, kernel), dtype)
         if quantized is not None:
             quantized = quantized._replace(integers=x)
+            if _multiplies_taps(rewriter, window):
+                return emit_taps(rewriter, quantized, kernel, window, name)
             return emit_depthwise(rewriter, quantized, weights, window, name)
         return rewriter.kernel(
             lambda x, w: blocked.depthwise_conv(x, w, *window), f"depthwise_{name}", x, weights
@@ -417,6 +419,47 @@ def emit(
     )
     totals = rewriter.pad_to_multiples(kernel, [block])
     shape = [1, -1, *[1] * (len(outer) - 2), block]
+    return scale_sums(rewriter, sums, totals, shape, data)
+
+
+def _multiplies_taps(rewriter: LayoutRewriter, window: Window) -> bool:
+    """Return whether an instruction multiplies bytes of neighboring pixels with the taps of each channel."""
+    cpu = rewriter.context.cpu
+    return (
+        cpu is not None
+        and cpu.factor_lanes == rewriter.block == TAPS.terms
+        and cpu.has_quads
+        and window.dilation[-1] == 1
+        and max(window.dilation) == 1
+        and min(window.padding) >= 0
+    )
+
+
+def emit_taps(
+    rewriter: LayoutRewriter, data: QuantizedData, kernel: Any, window: Window, name: str
+) -> Any:
+    """Emit a depthwise convolution of integers by dot products of taps.
+
+    Return it without the scale of the weights.
+    """
+    data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
+    missing = -ir.known_shape(kernel)[-1] % TAPS.terms
+    widths = [0] * (2 * len(ir.known_shape(kernel)))
+    wide = rewriter.emit(relax.op.nn.pad(kernel, [*widths[:-1], missing])) if missing else kernel
+    padding = [*window.padding[:-1], window.padding[-1] + missing]
+    *outer, block = ir.known_shape(packed := pack_depthwise_kernel(rewriter, wide))
+    *rows, taps = outer
+    words = [*rows, taps // TAPS.terms, TAPS.terms, block]
+    axes = [*range(len(rows) + 1), len(rows) + 2, len(rows) + 1]
+    sums = _emit_sums(
+        rewriter,
+        lambda x, w, zero: dot_products.depthwise_conv(x, w, window.strides, padding, zero),
+        f"quantized_depthwise_{name}",
+        data,
+        rewriter.cast(rewriter.rearrange(packed, words, axes), "int8"),
+    )
+    totals = rewriter.pad_to_multiples(kernel, [block])
+    shape = [1, -1, *[1] * len(window.strides), block]
     return scale_sums(rewriter, sums, totals, shape, data)
 
 
