@@ -23,38 +23,43 @@ class DataFlow:
     """
 
     def __init__(self, function: relax.Function) -> None:
-        self._weights = set(list_weights(function))
+        # By hash, which is the object: to compare variables, most of all those of open sizes, takes longer than all
+        # else here. The function keeps them.
+        self._function = function
+        self._weights = set(map(hash, list_weights(function)))
         self.values: dict[Any, Any] = {}
-        self._uses: Counter[Any] = Counter()
-        self._readers: dict[Any, list[Any]] = {}
+        self._uses: Counter[int] = Counter()
+        self._readers: dict[int, list[Any]] = {}
         # In the order of the bindings: recursion through a deep model would exceed Python's stack.
         for binding in list_bindings(function.body):
             value = binding.value
-            variables = list_variables(value.cond if isinstance(value, relax.If) else value)
-            self._uses.update(variables)
-            for variable in variables:
+            used = [
+                *map(hash, list_variables(value.cond if isinstance(value, relax.If) else value))
+            ]
+            self._uses.update(used)
+            for variable in used:
                 self._readers.setdefault(variable, []).append(value)
             if isinstance(binding, relax.VarBinding):
                 self.values[binding.var] = value
-                if isinstance(value, relax.Call) and self._weights.issuperset(variables):
-                    self._weights.add(binding.var)
+                if isinstance(value, relax.Call) and self._weights.issuperset(used):
+                    self._weights.add(hash(binding.var))
         self._bound = {value: var for var, value in self.values.items()}
         self._uses.update(
-            var for body in _list_bodies(function.body) for var in list_variables(body)
+            hash(var) for body in _list_bodies(function.body) for var in list_variables(body)
         )
 
     def is_weight(self, expr: Any) -> bool:
         """Return whether an expression can be computed when the library is built."""
-        return isinstance(expr, tvm.ir.Constant) or expr in self._weights
+        return isinstance(expr, tvm.ir.Constant) or hash(expr) in self._weights
 
     def list_readers(self, value: Any) -> list[Any]:
         """Return the values that read a value directly."""
-        return self._readers.get(self._bound.get(value), [])
+        return self._readers.get(hash(self._bound.get(value)), [])
 
     def is_read_by(self, value: Any, name: str) -> bool:
         """Return whether a value is read by calls of one operator alone, and is no output."""
         readers = self.list_readers(value)
-        is_only_read = len(readers) == self._uses[self._bound.get(value)]
+        is_only_read = len(readers) == self._uses[hash(self._bound.get(value))]
         return is_only_read and all(as_call(reader, name) is not None for reader in readers)
 
     def value_if_used_once(self, var: Any) -> Any:
@@ -63,7 +68,7 @@ class DataFlow:
 
     def value_if_used(self, var: Any, times: int) -> Any:
         """Return the value of a variable that is used so many times; None for others."""
-        return self.values.get(var) if self._uses[var] == times else None
+        return self.values.get(var) if self._uses[hash(var)] == times else None
 
 
 def list_bindings(sequence: relax.SeqExpr) -> list[Any]:

@@ -74,7 +74,7 @@ class _KernelRewriter(MainRewriter):
     ) -> None:
         super().__init__(mod)
         self._kernels, self._rewrite = kernels, rewrite
-        self._made: dict[Any, _OwnKernel] = {}
+        self._made: dict[Any, tuple[Any, list[int]]] = {}
 
     def visit_call_(self, call: relax.Call) -> Any:
         call = super().visit_call_(call)
@@ -83,11 +83,12 @@ class _KernelRewriter(MainRewriter):
         variable, arguments = call.args[:2]
         if variable not in self._made:
             kernel = self._rewrite(self._kernels[variable])
-            self._made[variable] = _order_sizes(kernel, len(arguments.fields))
-        own = self._made[variable]
-        name = _NUMBER.sub("", str(variable.name_hint))
-        values = [arguments.fields[position] for position in own.arguments]
-        operands = [self.builder_.add_func(own.kernel, name), relax.Tuple(values)]
+            own = _order_sizes(kernel, len(arguments.fields))
+            name = _NUMBER.sub("", str(variable.name_hint))
+            # each time, TVM would look for an equal one
+            self._made[variable] = self.builder_.add_func(own.kernel, name), own.arguments
+        made, positions = self._made[variable]
+        operands = [made, relax.Tuple([arguments.fields[position] for position in positions])]
         return relax.Call(call.op, operands, call.attrs, call.ty_args)
 
 
