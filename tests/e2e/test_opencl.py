@@ -241,3 +241,66 @@ def test_a_recipe_for_opencl_is_built_verified_and_delivered(project: Project) -
         check=True,
     )
     assert done.stdout == "(1, 5) False\n"
+
+
+# A program with a context, a queue and memory of its own.
+OWN_DEVICE = r"""
+#include "library.h"
+#include <stdio.h>
+#include <string.h>
+
+typedef void *object;
+int clGetPlatformIDs(unsigned, object *, unsigned *);
+int clGetDeviceIDs(object, unsigned long, unsigned, object *, unsigned *);
+object clCreateContext(const void *, unsigned, const object *, void *, void *, int *);
+object clCreateCommandQueue(object, object, unsigned long, int *);
+object clCreateBuffer(object, unsigned long, size_t, void *, int *);
+int clEnqueueWriteBuffer(object, object, unsigned, size_t, size_t, const void *, unsigned, const void *, object *);
+int clEnqueueReadBuffer(object, object, unsigned, size_t, size_t, void *, unsigned, const void *, object *);
+
+#define CHECK(call) \
+  if ((call) != net_OK) return printf("%s: %s\n", #call, net_device_error()), 1
+
+int main(void) {
+  object platform, device;
+  if (clGetPlatformIDs(1, &platform, NULL) || clGetDeviceIDs(platform, 0xFFFFFFFF, 1, &device, NULL)) return 2;
+  object own = clCreateContext(NULL, 1, &device, NULL, NULL, NULL);
+  object queue = clCreateCommandQueue(own, device, 0, NULL);
+  float image[64], scores[2][10] = {{0}};
+  object memory[] = {clCreateBuffer(own, 1, sizeof image, NULL, NULL), clCreateBuffer(own, 1, sizeof scores[0], NULL, NULL)};
+  for (int i = 0; i < 64; ++i) image[i] = (float)i / 64;
+  net_context *context;
+  const net_device choice = {.context = own, .device = device, .queue = queue};
+  CHECK(net_create_on(NULL, &choice, &context));
+  const net_buffer input = {image, sizeof image}, output = {scores[0], sizeof scores[0]}, none = {NULL, 0};
+  CHECK(net_run(context, &input, 1, &output, 1));
+  if (net_enqueue(context) != NET_NULL_ARGUMENT) return 3;
+  CHECK(net_use_device_memory(context, 0, memory[0]));
+  CHECK(net_use_device_memory(context, NET_INPUTS, memory[1]));
+  if (net_use_device_memory(context, 2, memory[0]) != NET_WRONG_COUNT) return 4;
+  clEnqueueWriteBuffer(queue, memory[0], 1, 0, sizeof image, image, 0, NULL, NULL);
+  CHECK(net_enqueue(context));
+  CHECK(net_wait(context));
+  clEnqueueReadBuffer(queue, memory[1], 1, 0, sizeof scores[1], scores[1], 0, NULL, NULL);
+  if (memcmp(scores[0], scores[1], sizeof scores[0])) return 5;
+  /* the output on the device, the input on the host */
+  for (int i = 0; i < 64; ++i) image[i] = 1 - image[i];
+  CHECK(net_use_device_memory(context, 0, NULL));
+  CHECK(net_run(context, &input, 1, &none, 1));
+  clEnqueueReadBuffer(queue, memory[1], 1, 0, sizeof scores[1], scores[1], 0, NULL, NULL);
+  if (!memcmp(scores[0], scores[1], sizeof scores[0])) return 6;
+  CHECK(net_use_device_memory(context, NET_INPUTS, NULL));
+  CHECK(net_run(context, &input, 1, &output, 1));
+  if (memcmp(scores[0], scores[1], sizeof scores[0])) return 7;
+  CHECK(net_destroy(context));
+  return 0;
+}
+""".replace("net_OK", "NET_OK")
+
+
+@pytest.mark.gpu
+def test_a_program_has_its_own_queue_and_memory(digits: DeviceLibrary, tmp_path: Path) -> None:
+    """Inputs and outputs stay on the device, and a call returns before its end."""
+    program = digits.compile_program(tmp_path / "own", OWN_DEVICE, {}, "-l:libOpenCL.so.1")
+    done = run_program(program)
+    assert (done.returncode, done.stdout) == (0, "")

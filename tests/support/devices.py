@@ -116,7 +116,7 @@ class DeviceLibrary(NamedTuple):
         c_runtime.write_sources(self.described, {c_runtime.PROGRAM: folder / "edited.c"}, folder)
         (folder / "main.c").write_text(main)
         objects = [str(path) for path in self.objects.values() if path.suffix == ".o"]
-        command = ["cc", "-std=gnu11", "-g", *flags, "main.c", c_runtime.SOURCE, *objects]
+        command = ["cc", "-std=gnu11", "-g", "main.c", c_runtime.SOURCE, *objects, *flags]
         libraries = ["-lm", "-lpthread", "-ldl", "-o", "program"]
         subprocess.run([*command, *libraries], cwd=folder, check=True, capture_output=True)
         return folder / "program"

@@ -54,6 +54,7 @@ from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import (
     CONSTANTS,
     DEVICE_CODE,
@@ -178,7 +179,7 @@ def _compile_for_device(
     device = lower_device_kernels(
         {name: kernel for name, kernel in functions.items() if name not in on_host}, target
     )
-    place_on_device(program, device.kernels)
+    tensors = place_on_device(program, device.kernels)
     plan_memory(program)
     host = tvm.target.Target(target.host)
     lowered, traits = _lower(on_host, host, prefix, {})
@@ -191,7 +192,7 @@ def _compile_for_device(
         (folder / "empty.c").unlink()
     _write_constants(program, prefix, folder)
     content = generate_device_code(device, target)
-    code = DeviceCode(device.kernels, f"{prefix}device_code", len(content))
+    code = DeviceCode(device.kernels, tensors, f"{prefix}device_code", len(content))
     some = min(folder.glob("kernels*.o"))
     pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
     write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
@@ -328,5 +329,7 @@ def load_c_library(
         prefix = symbol_prefix(_NAME)
         compile_program(model.mod, model.weights, model.target, prefix, folder)
         compiled = {path.name: path for path in folder.iterdir()}
-        c_runtime.link(DescribedModel(_NAME, signature, (), triple), compiled, library)
+        executor = backend_for(model.target.export()).EXECUTOR
+        described = DescribedModel(_NAME, signature, (), triple, executor=executor)
+        c_runtime.link(described, compiled, library)
         return NativeProgram(library, _NAME, threads, signature)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,11 +30,29 @@ from tvmflow.core.generated_text import c_string
 _ALIGNMENT: Final = 512
 """`TF_DEVICE_ALIGNMENT` of `device.h`."""
 
+
+@dataclass(frozen=True, slots=True)
+class Delivery(Copy):
+    """A copy of a result to an output, which is left out where the program wants it on the device."""
+
+
 _Where = dict[Storage, set[str]]
 """A tensor -> `host`, `device` or both: where its content is."""
 
 
-def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> None:
+class TensorsOnDevice(NamedTuple):
+    """The tensors on the device of inputs and outputs, by number.
+
+    Attributes:
+        inputs: Those that inputs are copied to.
+        outputs: Those of outputs that are on the device at the end.
+    """
+
+    inputs: Mapping[int, Storage]
+    outputs: Mapping[int, Storage]
+
+
+def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> TensorsOnDevice:
     """Give each tensor its places on the host and on the device, and add the copies between them.
 
     Args:
@@ -43,8 +62,10 @@ def place_on_device(program: Program, kernels: Mapping[str, DeviceKernel]) -> No
 
     The memory on the device is planned.
     """
-    program.steps = _Placement(program, kernels).place()
+    placement = _Placement(program, kernels)
+    program.steps = placement.place()
     _, program.device_arena = plan_arena(program.steps, "device", _padded)
+    return TensorsOnDevice(placement.uploaded, placement.delivered)
 
 
 class _Placement:
@@ -52,13 +73,22 @@ class _Placement:
         self._program = program
         self._kernels = kernels
         self._twins: dict[Storage, Storage] = {}
+        # the tensors on the device of inputs, and of outputs that are there at the end
+        self.uploaded: dict[int, Storage] = {}
+        self.delivered: dict[int, Storage] = {}
 
     def place(self) -> tuple[Step, ...]:
         program = self._program
         where: _Where = {storage: {_HOST} for storage in program.inputs}
         steps = self._place_steps(program.steps, where)
-        for output in program.outputs:
-            self._bring(output.resolve(), _HOST, where, steps)
+        for output in dict.fromkeys(output.resolve() for output in program.outputs):
+            if _DEVICE in where[output]:
+                self.delivered[output.index] = self._twin(output, _DEVICE)
+            if _HOST not in where[output]:
+                steps.append(Delivery(self._twin(output, _DEVICE), output))
+        self.uploaded = {
+            storage.index: twin for storage, twin in self._twins.items() if storage.place == "input"
+        }
         return tuple(steps)
 
     def _place_steps(self, steps: Iterable[Step], where: _Where) -> list[Step]:
@@ -152,11 +182,13 @@ class DeviceCode(NamedTuple):
 
     Attributes:
         kernels: The kernels by name.
+        tensors: The tensors on the device of inputs and outputs.
         symbol: The name of the code in C.
         bytes: Its size.
     """
 
     kernels: Mapping[str, DeviceKernel]
+    tensors: TensorsOnDevice
     symbol: str
     bytes: int
 
@@ -176,12 +208,13 @@ def write_device_program(
 
 
 class _Place(NamedTuple):
-    """A tensor on the device; the fields are those of `tf_place`, and the number of a constant."""
+    """A tensor on the device: fields of `tf_place`, and the number of an input or output, from 1."""
 
     offset: int
     bytes: int
     source: int = 0
     is_weight: bool = False
+    outer: int = 0
 
 
 class _DeviceWriter(Writer):
@@ -207,11 +240,20 @@ class _DeviceWriter(Writer):
         self._functions = {name: place for place, name in enumerate(self._threads)}
         self._launched: dict[str, None] = {}
         self._most_pointers = 0
+        outer = [*device.tensors.inputs.values(), *device.tensors.outputs.values()]
+        # a program's own memory takes the place of these
+        self._outer = {storage: place for place, storage in enumerate(dict.fromkeys(outer), 1)}
+        self._host_inputs: set[int] = set()
         # a copy from the device may not be complete
         self._is_pending = False
 
     def _write_plan(self) -> list[str]:
-        device = self._device
+        device, program = self._device, self._program
+        inputs = self._list_places(len(program.inputs), device.tensors.inputs)
+        outputs = self._list_places(program.count_described(), device.tensors.outputs)
+        on_host = [
+            str(index in self._host_inputs).lower() for index in range(len(program.inputs) + 1)
+        ]
         lines = [
             f"#define TF_DEVICE_CODE {device.symbol}",
             f"#define TF_DEVICE_CODE_BYTES {device.bytes}u",
@@ -235,6 +277,9 @@ class _DeviceWriter(Writer):
             ),
             "    {0, 0, 0, false},",
             "};",
+            f"static const uint32_t tf_input_places[] = {{{inputs}}};",
+            f"static const uint32_t tf_output_places[] = {{{outputs}}};",
+            f"static const bool tf_host_inputs[] = {{{', '.join(on_host)}}};",
         ]
         for kernel in self._launched:
             lines += self._write_launches(kernel)
@@ -301,18 +346,36 @@ class _DeviceWriter(Writer):
                 return [
                     f"{indent}TF_TRY(tf_copy_on_device(tf->stream, {place}, {from_place}, {size}));"
                 ]
-            lines = self._write_wait(indent)
-            return [
-                *lines,
-                f"{indent}TF_TRY(tf_copy_in(tf->stream, {place}, {self._address(source)}, {size}));",
-            ]
+            copy_in = (
+                f"TF_TRY(tf_copy_in(tf->stream, {place}, {super()._address(source)}, {size}));"
+            )
+            if source.place == "input":
+                # it may be there already
+                copy_in = f"if (!tf->bound[{source.index}]) {copy_in}"
+            return [*self._write_wait(indent), f"{indent}{copy_in}"]
         if source.place == "device":
             self._is_pending = True
             place = f"tf->handles[{self._number(source)}]"
-            return [
-                f"{indent}TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {place}, {size}));"
-            ]
+            copy_out = f"TF_TRY(tf_copy_out(tf->stream, {self._address(target)}, {place}, {size}));"
+            if isinstance(copy, Delivery) and target.index < self._program.count_described():
+                # a program may want it there
+                copy_out = f"if (!tf->bound[TF_STATUS(INPUTS) + {target.index}]) {copy_out}"
+            return [f"{indent}{copy_out}"]
         return [*self._write_wait(indent), *super()._write_step(copy, indent)]
+
+    def _address(self, storage: Storage) -> str:
+        storage = storage.resolve()
+        if storage.place == "input":
+            self._host_inputs.add(storage.index)
+        return super()._address(storage)
+
+    def _list_places(self, count: int, tensors: Mapping[int, Storage]) -> str:
+        """Return the numbers of the tensors of inputs or outputs in C."""
+        places = [
+            str(self._number(tensors[index])) if index in tensors else "TF_NO_PLACE"
+            for index in range(count)
+        ]
+        return ", ".join([*places, "TF_NO_PLACE"])
 
     def _write_launch_of(self, call: KernelCall) -> str:
         number = self._numbers.setdefault(call.kernel, len(self._numbers))
@@ -332,7 +395,7 @@ class _DeviceWriter(Writer):
             offset, source = self._weights[storage.index], self._offsets[storage.index]
             place = _Place(offset, size, source, is_weight=True)
         else:
-            place = _Place(storage.offset, size)
+            place = _Place(storage.offset, size, outer=self._outer.get(storage, 0))
         return self._places.setdefault(place, len(self._places))
 
 

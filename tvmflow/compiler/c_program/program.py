@@ -139,6 +139,10 @@ class Program:
     above: dict[Storage, list[Storage]] = field(default_factory=dict)
     has_placed_constants: bool = True
 
+    def count_described(self) -> int:
+        """Return how many outputs are the model's own: those before the counts."""
+        return len(self.outputs) - 1 - max((entry.place for entry in self.counts), default=-1)
+
 
 Value = Any  # a Storage, or a tuple of values
 
@@ -674,13 +678,13 @@ class Writer:
     def _write_counts(self) -> list[str]:
         """Return the code that says which outputs have a count; the counts are the last outputs."""
         entries = {entry.output: entry for entry in self._program.counts}
-        number = 1 + max((entry.place for entry in entries.values()), default=-1)
+        described = self._program.count_described()
         rows = [
             f"{{{entries[index].axis}, {entries[index].place}}}" if index in entries else "{-1, 0}"
-            for index in range(len(self._program.outputs) - number)
+            for index in range(described)
         ]
         return [
-            f"#define TF_COUNTS {number}u",
+            f"#define TF_COUNTS {len(self._program.outputs) - described}u",
             f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
         ]
 
@@ -837,8 +841,7 @@ class _OpenWriter(Writer):
         """Return how many inputs or outputs a program has, without the counts of outputs."""
         if direction == "inputs":
             return len(self._program.inputs)
-        counts = 1 + max((entry.place for entry in self._program.counts), default=-1)
-        return len(self._program.outputs) - counts
+        return self._program.count_described()
 
     def _find_causes(self) -> list[str]:
         """Return the names of the dimensions that the largest tensor depends on."""

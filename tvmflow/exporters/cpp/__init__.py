@@ -18,6 +18,7 @@ from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library, render_template
 from tvmflow.runtime.bundles import C_RUNTIME, Bundle, read_bundle, runtime_of
 from tvmflow.targets import c_runtime
+from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import DescribedModel, LibraryFiles, describe_tensors
 from tvmflow.targets.zig import find_program_errors
 
@@ -151,7 +152,13 @@ def _write_parts(built: PartitionedModel, project: Path) -> Iterator[Library]:
         _check_runtime(part.name, bundle)
         target = bundle.manifest["target"]
         name = str(bundle.manifest["name"])
-        model = DescribedModel(name, bundle.signature, target["features"], part.triple)
+        model = DescribedModel(
+            name=name,
+            signature=bundle.signature,
+            features=target["features"],
+            triple=part.triple,
+            executor=backend_for(target["tvm"]).EXECUTOR,
+        )
         names = LibraryFiles.of(name, part.triple)
         (project / "lib" / names.shared).write_bytes(bundle.library)
         _write(project / "include" / names.header, c_runtime.write_header(model))

@@ -11,6 +11,7 @@ void *memset(void *target, int value, size_t bytes);
 int strcmp(const char *left, const char *right);
 int strncmp(const char *left, const char *right, size_t bytes);
 int posix_memalign(void **memory, size_t alignment, size_t bytes);
+void *calloc(size_t count, size_t bytes);
 void free(void *memory);
 _Noreturn void abort(void);
 
@@ -85,6 +86,11 @@ typedef unsigned long sigset_t;
 #define SIG_SETMASK 2
 int sigfillset(sigset_t *set);
 int pthread_sigmask(int how, const sigset_t *set, sigset_t *before);
+
+void *dlopen(const char *path, int flags);
+void *dlsym(void *library, const char *name);
+#define RTLD_NOW TF_LP64(2, 0)
+#define RTLD_LOCAL 0
 
 /* A file of weights. Linux for ARM and x86 has the same numbers. */
 #define O_RDONLY 0

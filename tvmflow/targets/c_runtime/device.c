@@ -4,10 +4,43 @@
 
 static _Thread_local char tf_explanation[TF_EXPLANATION];
 
+/* Add text to the explanation, as far as it has room. */
+static void tf_append(size_t *length, const char *text) {
+  while (*text && *length + 1 < sizeof tf_explanation) tf_explanation[(*length)++] = *text++;
+  tf_explanation[*length] = 0;
+}
+
+static void tf_append_number(size_t *length, unsigned long long number, bool is_negative) {
+  char digits[24];
+  size_t start = sizeof digits - 1;
+  digits[start] = 0;
+  do digits[--start] = (char)('0' + number % 10);
+  while (number /= 10);
+  if (is_negative) digits[--start] = '-';
+  tf_append(length, digits + start);
+}
+
+/* Not every system has printf in the library that it is linked with: this has %s, %d, %u and %llu. */
 static void tf_explain(const char *format, ...) {
+  size_t length = 0;
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(tf_explanation, sizeof tf_explanation, format, arguments);
+  tf_append(&length, "");
+  for (; *format; ++format) {
+    if (*format != '%') {
+      tf_append(&length, (const char[]){*format, 0});
+    } else if (*++format == 's') {
+      tf_append(&length, va_arg(arguments, const char *));
+    } else if (*format == 'd') {
+      const long long number = va_arg(arguments, int);
+      tf_append_number(&length, (unsigned long long)(number < 0 ? -number : number), number < 0);
+    } else if (*format == 'u') {
+      tf_append_number(&length, va_arg(arguments, unsigned), false);
+    } else {
+      format += 2;
+      tf_append_number(&length, va_arg(arguments, unsigned long long), false);
+    }
+  }
   va_end(arguments);
 }
 
@@ -121,30 +154,32 @@ static void tf_leave_shared(struct tf_shared *shared) {
 static void tf_leave_device(tf_context *context) {
   if (context->stream) tf_close_stream(context->stream);
   if (context->shared) {
-    tf_close_views(context->shared->device, false, context->handles);
+    tf_close_views(context->shared->device, false, context->views);
     if (context->device_arena) tf_release_on_device(context->shared->device, context->device_arena);
     tf_leave_shared(context->shared);
   }
   free(context->handles);
+  free(context->views);
 }
 
 static int tf_enter_device(tf_context *context, const tf_choice *choice) {
   tf_explain("%s", "");
   context->handles = calloc(TF_DEVICE_PLACES + 1, sizeof *context->handles);
-  if (!context->handles) return TF_STATUS(NO_MEMORY);
+  context->views = calloc(TF_DEVICE_PLACES + 1, sizeof *context->views);
+  if (!context->handles || !context->views) return TF_STATUS(NO_MEMORY);
   struct tf_shared *shared;
   int status = tf_share_device(choice, context->weights, &shared);
   if (status == TF_STATUS(OK)) {
     context->shared = shared;
-    for (size_t i = 0; i < TF_DEVICE_PLACES; ++i)
-      if (tf_places[i].is_weight) context->handles[i] = shared->views[i];
     status = tf_open_stream(shared->device, choice, &context->stream);
   }
   if (status == TF_STATUS(OK) && TF_DEVICE_ARENA != 0) {
     status = tf_allocate_on_device(shared->device, TF_DEVICE_ARENA, &context->device_arena);
     if (status == TF_STATUS(OK))
-      status = tf_open_views(shared->device, context->device_arena, false, context->handles);
+      status = tf_open_views(shared->device, context->device_arena, false, context->views);
   }
+  for (size_t i = 0; i < TF_DEVICE_PLACES && status == TF_STATUS(OK); ++i)
+    context->handles[i] = tf_places[i].is_weight ? shared->views[i] : context->views[i];
   return status;
 }
 
@@ -158,8 +193,29 @@ static int tf_check_device(tf_context *context) {
   return TF_STATUS(DEVICE_LOST);
 }
 
-/* Wait for the end of all steps: nothing writes to the program's memory afterwards. */
-static int tf_end_steps(tf_context *context, int status) {
+/* Bring the inputs that the program has on the device to the host, where steps read them there. */
+static int tf_begin_steps(tf_context *context, unsigned char *const *in) {
+  bool waits = false;
+  int status = tf_check_device(context);
+  for (size_t i = 0; i < TF_STATUS(INPUTS) && status == TF_STATUS(OK); ++i) {
+    const size_t bytes = TF(inputs)()[i].bytes;
+    if (!context->bound[i] || !tf_host_inputs[i] || !bytes) continue;
+    status = tf_copy_out(context->stream, in[i], context->bound[i], bytes);
+    waits = true;
+  }
+  return waits && status == TF_STATUS(OK) ? tf_wait(context->stream) : status;
+}
+
+/* Bring the outputs that steps leave on the host to where the program wants them, and wait for the end of all steps:
+ * nothing writes to the program's memory afterwards. */
+static int tf_end_steps(tf_context *context, int status, unsigned char *const *out) {
+  for (size_t i = 0; i < TF_STATUS(OUTPUTS) && status == TF_STATUS(OK); ++i) {
+    const tf_handle bound = context->bound[TF_STATUS(INPUTS) + i];
+    const size_t bytes = TF(outputs)()[i].bytes;
+    if (!bound || tf_output_places[i] != TF_NO_PLACE || !bytes) continue;
+    status = tf_copy_in(context->stream, bound, out[i], bytes);
+  }
+  if (context->returns_early && status == TF_STATUS(OK)) return status;
   const int waited = status == TF_STATUS(DEVICE_LOST) ? status : tf_wait(context->stream);
   if (status == TF_STATUS(OK)) status = waited;
   if (status == TF_STATUS(DEVICE_LOST)) context->is_lost = true;
@@ -178,4 +234,67 @@ static int tf_launch_kernel(tf_context *context, size_t kernel, const tf_device_
   }
   if (context->hook) context->hook(context->hook_user, kernel, nanoseconds);
   return TF_STATUS(OK);
+}
+
+/* ------------------------------------------------------------------ the program's memory on the device */
+
+int TF(use_device_memory)(tf_context *context, size_t tensor, void *memory) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (tensor >= TF_STATUS(INPUTS) + TF_STATUS(OUTPUTS)) return TF_STATUS(WRONG_COUNT);
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  const bool is_input = tensor < TF_STATUS(INPUTS);
+  const uint32_t place = is_input ? tf_input_places[tensor] : tf_output_places[tensor - TF_STATUS(INPUTS)];
+  context->bound[tensor] = (tf_handle)(uintptr_t)memory;
+  if (place != TF_NO_PLACE) context->handles[place] = memory ? context->bound[tensor] : context->views[place];
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  return TF_STATUS(OK);
+}
+
+/* Let tensors that the program has on the device be staged, where steps on the host read or write them. */
+static void tf_stage(const tf_context *context, size_t first, const tf_buffer *buffers, size_t count,
+                     const tf_tensor *tensors, unsigned char **staging, tf_buffer *staged) {
+  for (size_t i = 0; i < count; ++i) {
+    staged[i] = buffers ? buffers[i] : (tf_buffer){NULL, 0};
+    if (context->bound[first + i]) staged[i] = (tf_buffer){*staging, tensors[i].bytes};
+    *staging += tf_padded(tensors[i].bytes);
+  }
+}
+
+static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+                  size_t output_count);
+
+int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+            size_t output_count) {
+  tf_buffer in[TF_STATUS(INPUTS) + 1], out[TF_STATUS(OUTPUTS) + 1];
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (input_count != TF_STATUS(INPUTS) || output_count != TF_STATUS(OUTPUTS)) return TF_STATUS(WRONG_COUNT);
+  if ((!inputs && input_count) || (!outputs && output_count)) return TF_STATUS(NULL_ARGUMENT);
+  unsigned char *staging = context->arena + TF_ARENA;
+  tf_stage(context, 0, inputs, input_count, TF(inputs)(), &staging, in);
+  tf_stage(context, input_count, outputs, output_count, TF(outputs)(), &staging, out);
+  return tf_run(context, in, input_count, out, output_count);
+}
+
+int TF(enqueue)(tf_context *context) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  for (size_t i = 0; i < TF_STATUS(INPUTS) + TF_STATUS(OUTPUTS); ++i)
+    if (!context->bound[i]) return TF_STATUS(NULL_ARGUMENT);
+  tf_buffer in[TF_STATUS(INPUTS) + 1], out[TF_STATUS(OUTPUTS) + 1];
+  unsigned char *staging = context->arena + TF_ARENA;
+  tf_stage(context, 0, NULL, TF_STATUS(INPUTS), TF(inputs)(), &staging, in);
+  tf_stage(context, TF_STATUS(INPUTS), NULL, TF_STATUS(OUTPUTS), TF(outputs)(), &staging, out);
+  context->returns_early = true;
+  const int status = tf_run(context, in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
+  context->returns_early = false;
+  return status;
+}
+
+int TF(wait)(tf_context *context) {
+  if (!context) return TF_STATUS(NULL_ARGUMENT);
+  if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
+  int status = tf_check_device(context);
+  if (status == TF_STATUS(OK)) status = tf_wait(context->stream);
+  if (status == TF_STATUS(DEVICE_LOST)) context->is_lost = true;
+  atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
+  return status;
 }

@@ -67,9 +67,13 @@ typedef TF(device) tf_choice;
  *   extern const unsigned char TF_DEVICE_CODE[];     OpenCL C, PTX or machine code, aligned to 64 bytes
  *   static const char *const tf_device_functions[];  the names of its functions
  *   static const uint32_t tf_device_threads[];       the most threads of a block that each is started with
- *   static const tf_place tf_places[];               the tensors */
+ *   static const tf_place tf_places[];               the tensors
+ *   static const uint32_t tf_input_places[];   the tensor on the device that an input is copied to, or TF_NO_PLACE
+ *   static const uint32_t tf_output_places[];  the one that an output is in when the steps have ended, or TF_NO_PLACE
+ *   static const bool tf_host_inputs[];        whether steps on the host read an input */
+#define TF_NO_PLACE UINT32_MAX
 
-/* Keep a sentence of what the driver said, for this thread; the arguments are printf's. */
+/* Keep a sentence of what the driver said, for this thread; the arguments are printf's, of %s, %d, %u and %llu. */
 static void tf_explain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Load the driver and build the code for a device: that of a number, from 0, in the order of the driver with GPUs first;

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-FUNCTIONS: Final = ("create_on", "device_error")
+FUNCTIONS: Final = ("create_on", "device_error", "use_device_memory", "enqueue", "wait")
 """The functions that only such a library has."""
 SOURCES: Final = ("device.c", "device.h")
 """The files that are compiled into such a library besides its executor."""
@@ -36,6 +36,16 @@ typedef struct {
 %(NAME)s_API int %(name)s_create_on(
     const %(name)s_options *options, const %(name)s_device *device, %(name)s_context **context);
 
+/* Let the next calls read an input, or write an output, in the program's own memory on the device, without a copy: %(memory)s,
+ * of at least the tensor's bytes. Inputs come first, then outputs: input 0 is the tensor 0, output 0 the tensor
+ * %(NAME)s_INPUTS. What `run` is given for it is then not used. NULL: the memory that `run` is given, as before. */
+%(NAME)s_API int %(name)s_use_device_memory(%(name)s_context *context, size_t tensor, void *memory);
+
+/* Start a call all of whose inputs and outputs are on the device, and return before its end (steps on the CPU wait for what
+ * they read). Calls of one context are done in their order; `wait` waits for the end of all. */
+%(NAME)s_API int %(name)s_enqueue(%(name)s_context *context);
+%(NAME)s_API int %(name)s_wait(%(name)s_context *context);
+
 /* What the driver said of the last error that a function returned on this thread; empty for nothing. */
 %(NAME)s_API const char *%(name)s_device_error(void);
 
@@ -54,10 +64,16 @@ _MEMBERS: Final[Mapping[str, str]] = {
 """,
 }
 
+_MEMORY: Final[Mapping[str, str]] = {
+    "opencl.c": "a cl_mem of the context that create_on was given",
+    "cuda.c": "a CUdeviceptr",
+}
+"""Executor -> what a program has memory on the device as."""
+
 
 def header_values(values: Mapping[str, str], executor: str) -> dict[str, str]:
     """Return what the header's template has besides for a device; empty texts for no executor."""
     if not executor:
         return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "members": _MEMBERS[executor]}
+    named = {**values, "members": _MEMBERS[executor], "memory": _MEMORY[executor]}
     return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}

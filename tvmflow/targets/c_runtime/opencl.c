@@ -2,7 +2,9 @@
 #ifdef _WIN32
 #define TF_CL __stdcall
 #else
+#ifndef __ANDROID__
 #include <dlfcn.h>
+#endif
 #define TF_CL
 #endif
 

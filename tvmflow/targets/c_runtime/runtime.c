@@ -585,9 +585,9 @@ static int tf_run_aligned(tf_context *context, const tf_buffer *inputs, const tf
   }
   for (size_t i = 0; i < TF_COUNTS; ++i) out[TF_STATUS(OUTPUTS) + i] = tf_find_counts(context) + i * TF_ALIGNMENT;
 #ifdef TF_DEVICE
-  int status = tf_check_device(context);
-  if (status != TF_STATUS(OK)) return status;
-  status = tf_end_steps(context, tf_steps(context, context->arena, context->weights, in, out));
+  int status = tf_begin_steps(context, in);
+  if (status == TF_STATUS(OK)) status = tf_steps(context, context->arena, context->weights, in, out);
+  status = tf_end_steps(context, status, out);
 #else
   const int status = tf_steps(context, context->arena, context->weights, in, out);
 #endif
@@ -615,8 +615,13 @@ static void tf_end_call(tf_context *context) {
   atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
 }
 
+#ifdef TF_DEVICE
+static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
+                  size_t output_count) {
+#else
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
+#endif
   if (!context) return TF_STATUS(NULL_ARGUMENT);
 #ifdef TF_DIMENSIONS
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);

@@ -19,9 +19,6 @@ int strcmp(const char *left, const char *right);
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#ifdef TF_DEVICE
-#include <stdio.h>
-#endif
 #endif
 
 #ifdef __ANDROID__
@@ -129,7 +126,10 @@ struct TF(context) {
   tf_stream *stream;
   tf_handle device_arena;
   tf_handle *handles; /* of the tensors on the device, by their number */
+  tf_handle *views;   /* those in the library's own memory */
+  tf_handle bound[TF_STATUS(INPUTS) + TF_STATUS(OUTPUTS) + 1]; /* the program's memory for inputs and outputs, or 0 */
   bool is_lost;
+  bool returns_early; /* the call that runs does not wait for its end */
 #endif
   tf_hook hook;
   void *hook_user;

@@ -27,7 +27,7 @@ _STACK_PROBE: Final = "__chkstk"
 _C_FUNCTIONS: Final = frozenset(
     [
         *("memcpy", "memmove", "memset", "memcmp"),
-        *("_aligned_malloc", "_aligned_free", "strcmp", "strncmp"),
+        *("_aligned_malloc", "_aligned_free", "calloc", "free", "strcmp", "strncmp"),
         *(
             f"{name}{kind}"
             for name in (
@@ -41,7 +41,7 @@ _C_FUNCTIONS: Final = frozenset(
 )
 # The system's functions that a C library calls: threads, locks, clocks and files in memory.
 _SYSTEM_FUNCTIONS: Final = (
-    "GetEnvironmentVariableA",
+    *("GetEnvironmentVariableA", "LoadLibraryA", "GetProcAddress"),
     *("AcquireSRWLockExclusive", "ReleaseSRWLockExclusive", "SleepConditionVariableSRW"),
     *("WakeAllConditionVariable", "WakeConditionVariable"),
     *("CreateThread", "WaitForSingleObject", "CloseHandle", "SwitchToThread"),
