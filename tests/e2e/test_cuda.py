@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from tests.support.gpu import ptxas
 from tests.support.project import Project
 from tvmflow.core.errors import StageError
-from tvmflow.targets.backends.cuda import build_process, nvrtc
+from tvmflow.targets.backends.cuda import build_process, gpu, nvrtc
+from tvmflow.targets.presets import PRESETS
 
 pytestmark = [
     pytest.mark.cuda,
@@ -40,6 +43,34 @@ def test_one_recipe_gives_libraries_for_a_server_and_for_a_board(project: Projec
         assert rules and "none" not in rules
     assert machines == {"cuda-sm90": 62, "jetson-orin": 183}
     assert project.run().ran == []
+
+
+def test_every_gpu_has_a_library_that_needs_its_driver_alone(
+    project: Project, tmp_path: Path
+) -> None:
+    """PTX for those that CUDA 13 does not know, which ptxas assembles; machine code and PTX for the others."""
+    gpus = {name: str((PRESETS[name].tvm or {})["arch"]) for name in PRESETS if is_gpu(name)}
+    project.write_recipe(targets=list(gpus))
+    project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [c-library]")
+    project.edit_recipe("verify: {against: reference", "verify: {against: none")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    for name, arch in gpus.items():
+        folder = project.folder / f"dist/tiny/{name}/tiny-c-library"
+        library = (folder / "libtiny.so").read_bytes()
+        start = library.index(b".version ")
+        ptx = library[start : library.index(b"\0", start)]
+        assert f".target {arch}\n".encode() in ptx
+        is_old = gpu.is_unknown_to_nvrtc(arch)
+        assert cubins(library) == (0 if is_old else 1)
+        if is_old:
+            kernels = ptxas.assemble(ptx, arch, tmp_path)
+            assert kernels and all(usage.spilled == 0 for usage in kernels.values())
+
+
+def is_gpu(name: str) -> bool:
+    """Whether a preset is for an NVIDIA GPU."""
+    return (PRESETS[name].tvm or {}).get("kind") == "cuda"
 
 
 def test_tensor_cores_have_all_the_headers_that_they_need(project: Project) -> None:

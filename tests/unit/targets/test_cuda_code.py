@@ -61,7 +61,13 @@ def lower(arch: str) -> DeviceProgram:
     return lower_device_kernels(kernels, device_code.lowering_target(target))
 
 
-@pytest.mark.parametrize("arch", ["sm_53", "sm_62", "sm_72"])
+@pytest.mark.parametrize(
+    "arch",
+    [
+        *("sm_53", "sm_62", "sm_72"),
+        *(pytest.param(f"sm_{arch}", marks=pytest.mark.slow) for arch in (50, 52, 60, 61, 70)),
+    ],
+)
 def test_ptx_for_old_gpus_has_every_kernel(arch: str, tmp_path: Path) -> None:
     """The driver of CUDA 10 reads it, and blocks of each kernel find registers on the GPU."""
     program = lower(arch)
