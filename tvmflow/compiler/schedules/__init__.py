@@ -1,25 +1,22 @@
 """Schedules of untuned kernels, chosen from shape and target alone, without a measurement.
 
 Owns the schedule rules; may import compiler.ir, compiler.tir_kernels, targets and core. A rule for
-CPUs is a module of this folder and a line in `rules.CPU_RULES`.
+CPUs is a module of this folder and a line in `rules.CPU_RULES`, one for GPUs a module of `gpu/` and
+a line in `gpu.GPU_RULES`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 import tvm
 import tvm_ffi
 
-from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import cpu_model_for
-from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.compiler.schedules.gpu import schedule_for_gpu as schedule_for_gpu
 from tvmflow.compiler.schedules.rules import (
-    NO_RULE,
     ScheduledModule,
-    list_unscheduled,
     schedule_for_cpu,
 )
 from tvmflow.core.types import Json
@@ -72,45 +69,3 @@ def schedule_untuned(
     # what has no threads runs on the host
     on_host = schedule_for_cpu(scheduled, cpu_model_for(cpu_target(target), rules_version))
     return ScheduledModule(on_host.mod, {**rules, **on_host.rules})
-
-
-# ---------------------------------------------------------------- GPUs
-
-
-_log = logging.getLogger(__name__)
-
-# The rules of DLight: the first that fits a kernel schedules it.
-_GPU_RULES: Final = {
-    "matmul": "Matmul",
-    "gemv": "GEMV",
-    "reduction": "Reduction",
-    "general_reduction": "GeneralReduction",
-    "fallback": "Fallback",
-}
-
-
-def schedule_for_gpu(lowered: tvm.IRModule, target: tvm.target.Target) -> ScheduledModule:
-    """Give each kernel without a schedule the one of a DLight rule.
-
-    Without threads it cannot run on a GPU.
-    """
-    # The import of DLight takes a second.
-    from tvm.s_tir import dlight
-
-    # The rule for matrix products looks tensor intrinsics up even where it does not use them.
-    load_intrinsics(target.export())
-    rules: dict[str, str] = {}
-    mod = ir.copy_module(lowered)
-    for name, rule in _GPU_RULES.items():
-        before = _list_names(mod)
-        with target:
-            mod = dlight.ApplyDefaultSchedule(getattr(dlight.gpu, rule)())(mod)
-        after = set(_list_names(mod))
-        rules.update({kernel: name for kernel in before if kernel not in after})
-    rules.update(dict.fromkeys(_list_names(mod), NO_RULE))
-    _log.debug("DLight rules of kernels: %s", rules)
-    return ScheduledModule(mod, rules)
-
-
-def _list_names(mod: tvm.IRModule) -> list[str]:
-    return [str(var.name_hint) for var, _ in list_unscheduled(mod)]

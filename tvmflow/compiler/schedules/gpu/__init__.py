@@ -1,0 +1,107 @@
+"""The schedule rules for GPUs, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import tvm
+from tvm.s_tir import Schedule
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.schedules.gpu import maps, products, reductions, windows
+from tvmflow.compiler.schedules.gpu.device import Device
+from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.compiler.schedules.rules import (
+    NO_RULE,
+    ScheduledModule,
+    list_unscheduled,
+    with_original_attributes,
+)
+
+_log = logging.getLogger(__name__)
+
+GpuRule = Callable[[Schedule, Device], Schedule | None]
+"""A function that schedules a kernel (`main` of a module); None for kernels that it does not fit."""
+
+GPU_RULES: Final[Mapping[str, GpuRule]] = {
+    "tiled_products": products.apply,
+    "windows": windows.apply,
+    "block_reductions": reductions.apply,
+    "transposes": maps.transpose,
+    "elementwise": maps.elementwise,
+}
+
+# The rules of DLight, for what is left: the first that fits a kernel schedules it.
+_DLIGHT_RULES: Final = {
+    "matmul": "Matmul",
+    "gemv": "GEMV",
+    "reduction": "Reduction",
+    "general_reduction": "GeneralReduction",
+    "fallback": "Fallback",
+}
+
+
+def schedule_for_gpu(
+    lowered: tvm.IRModule,
+    target: tvm.target.Target,
+    rules: Mapping[str, GpuRule] = GPU_RULES,
+) -> ScheduledModule:
+    """Give each kernel without a schedule the one of a rule; without threads it cannot run on a GPU.
+
+    Args:
+        lowered: A lowered module.
+        target: The GPU.
+        rules: The rules that are tried before those of DLight.
+
+    Returns:
+        The module, and the rule of each kernel that had no schedule.
+    """
+    mod = ir.copy_module(lowered)
+    device = Device.from_target(target)
+    chosen: dict[str, str] = {}
+    for var, function in list_unscheduled(lowered):
+        kernel = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        for name, rule in rules.items():
+            schedule = _try_rule(rule, kernel, device)
+            if schedule is not None:
+                mod[var] = with_original_attributes(schedule.mod["main"], function)
+                chosen[str(var.name_hint)] = name
+                break
+    return _schedule_by_dlight(mod, target, chosen)
+
+
+def _try_rule(rule: GpuRule, kernel: tvm.IRModule, device: Device) -> Schedule | None:
+    """Return a kernel with the schedule of a rule; None where TVM rejects it, too."""
+    try:
+        return rule(Schedule(kernel, seed=1), device)
+    except RuntimeError as exc:
+        _log.debug("a rule for GPUs was rejected: %s", exc)
+        return None
+
+
+def _schedule_by_dlight(
+    mod: tvm.IRModule, target: tvm.target.Target, chosen: Mapping[str, str]
+) -> ScheduledModule:
+    """Schedule the kernels that are left by the rules of DLight."""
+    rules = dict(chosen)
+    if list_unscheduled(mod):
+        # The import of DLight takes a second.
+        from tvm.s_tir import dlight
+
+        # The rule for matrix products looks tensor intrinsics up even where it does not use them.
+        load_intrinsics(target.export())
+        for name, rule in _DLIGHT_RULES.items():
+            before = _list_names(mod)
+            with target:
+                mod = dlight.ApplyDefaultSchedule(getattr(dlight.gpu, rule)())(mod)
+            after = set(_list_names(mod))
+            rules.update({kernel: name for kernel in before if kernel not in after})
+        rules.update(dict.fromkeys(_list_names(mod), NO_RULE))
+    _log.debug("rules of kernels: %s", rules)
+    return ScheduledModule(mod, rules)
+
+
+def _list_names(mod: tvm.IRModule) -> list[str]:
+    return [str(var.name_hint) for var, _ in list_unscheduled(mod)]

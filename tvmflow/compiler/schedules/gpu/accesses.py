@@ -1,0 +1,143 @@
+"""Memory accesses of the blocks of a kernel, and steps that several rules for GPUs share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import tvm
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvmflow.compiler.ir import find_nodes, replace_variables
+from tvmflow.compiler.schedules.blocks import REDUCTION, ROOT
+
+VECTOR: Final = 4
+"""The numbers that a thread loads or stores at once: 16 bytes of float32."""
+
+
+def list_all_blocks(schedule: Schedule) -> list[Any]:
+    """Return the blocks of a kernel, in order; none for a kernel without any."""
+    try:
+        return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
+    except RuntimeError:
+        return []
+
+
+def is_reduction(schedule: Schedule, handle: Any) -> bool:
+    """Return whether a block has axes that are reduced."""
+    return any(axis.iter_type == REDUCTION for axis in schedule.get(handle).iter_vars)
+
+
+def has_fixed_sizes(schedule: Schedule, handles: Sequence[Any]) -> bool:
+    """Return whether the lengths of all axes are known."""
+    axes = [axis for handle in handles for axis in schedule.get(handle).iter_vars]
+    return all(isinstance(axis.dom.extent, tirx.IntImm) for axis in axes)
+
+
+def length(schedule: Schedule, loop: Any) -> int:
+    """Return the number of iterations of a loop."""
+    return int(schedule.get(loop).extent)
+
+
+def uses(expr: Any, variable: Any) -> bool:
+    """Return whether an expression has a variable."""
+    return any(other.same_as(variable) for other in find_nodes(expr, tvm.ir.Var))
+
+
+def is_used_by(access: Any, variable: Any) -> bool:
+    """Return whether the address of a load or a store depends on a variable."""
+    return any(uses(index, variable) for index in access.indices)
+
+
+def list_loads(stmt: Any) -> list[Any]:
+    """Return the loads of what a block computes, but not of the buffer that it adds up in."""
+    loads = find_nodes(stmt.body.value, tvm.ir.TensorLoad)
+    return [load for load in loads if not load.source.same_as(stmt.body.buffer)]
+
+
+def find_read(stmt: Any, load: Any) -> int:
+    """Return which of the regions that a block reads a load belongs to."""
+    return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(load.source))
+
+
+def element_stride(access: Any, variable: Any, step: int = 1) -> int | None:
+    """Return by how many elements an access moves when a variable goes from 0 to `step`.
+
+    All others are 0. None if data decide.
+    """
+    buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+    total = 0
+    for index, extent in zip(access.indices, buffer.shape, strict=True):
+        total *= int(extent)
+        if uses(index, variable):
+            ends = [_evaluate(index, variable, value) for value in (0, step)]
+            if None in ends:
+                return None
+            total += ends[1] - ends[0]  # type: ignore[operator]
+    return total
+
+
+def _evaluate(index: Any, variable: Any, value: int) -> int | None:
+    variables = find_nodes(index, tvm.ir.Var)
+    numbers = {
+        var: tirx.IntImm(str(var.ty.dtype), value if var.same_as(variable) else 0)
+        for var in variables
+        if hasattr(var.ty, "dtype")
+    }
+    result = tvm.sym.Analyzer().simplify(replace_variables(index, numbers))
+    return int(result) if isinstance(result, tirx.IntImm) else None
+
+
+def fuse_before(schedule: Schedule, handle: Any) -> None:
+    """Compute what a block reads in the block itself, as far as TVM can."""
+    while True:
+        inlined = False
+        for producer in list(schedule.get_producers(handle)):
+            with contextlib.suppress(RuntimeError):
+                schedule.compute_inline(producer)
+                inlined = True
+        if not inlined:
+            return
+
+
+def _list_before(schedule: Schedule, handle: Any) -> list[Any]:
+    """Return the blocks whose results a block needs, also through others."""
+    producers = list(schedule.get_producers(handle))
+    return producers + [other for one in producers for other in _list_before(schedule, one)]
+
+
+def fuse_after(schedule: Schedule, handle: Any) -> None:
+    """Compute all that follows a block in the block itself."""
+    while consumers := list(schedule.get_consumers(handle)):
+        for consumer in consumers:
+            schedule.reverse_compute_inline(consumer)
+
+
+def fuse_epilogue(schedule: Schedule, main: Any) -> None:
+    """Make one block of all that follows a block."""
+    before = [schedule.get(handle) for handle in (main, *_list_before(schedule, main))]
+    after = [
+        handle
+        for handle in list_all_blocks(schedule)
+        if not any(schedule.get(handle).same_as(other) for other in before)
+    ]
+    for handle in after[:-1]:
+        schedule.compute_inline(handle)
+
+
+def vectorize(schedule: Schedule, loop: Any, lanes: int) -> Any:
+    """Vectorize the innermost iterations of a loop if vectors divide it; return the outer loop."""
+    extent = length(schedule, loop)
+    if lanes == 1 or extent % lanes:
+        return loop
+    outer, inner = schedule.split(loop, [None, lanes])
+    schedule.vectorize(inner)
+    return outer
+
+
+def unroll(schedule: Schedule, loop: Any, steps: int) -> None:
+    """Unroll the loops within a loop that have at most so many steps together."""
+    schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
+    schedule.annotate(loop, "pragma_unroll_explicit", 1)

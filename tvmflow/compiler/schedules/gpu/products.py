@@ -1,0 +1,422 @@
+"""The rule `tiled_products`: matrix products and convolutions in shared memory and registers.
+
+A product is result[batch, row, column] = sum over depth of left[batch, row, depth] times
+right[batch, column, depth]. A convolution is one, too: its pixels are the columns, the channels of
+its result the rows, and the channels and taps that it reads the depth. No matrix of the pixels that
+it reads is stored: threads copy the tile of it that they need next into shared memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvmflow.compiler.ir import find_nodes
+from tvmflow.compiler.schedules.blocks import REDUCTION
+from tvmflow.compiler.schedules.gpu.accesses import (
+    VECTOR,
+    element_stride,
+    find_read,
+    fuse_after,
+    fuse_before,
+    fuse_epilogue,
+    has_fixed_sizes,
+    is_reduction,
+    is_used_by,
+    length,
+    list_all_blocks,
+    list_loads,
+    unroll,
+    vectorize,
+)
+from tvmflow.compiler.schedules.gpu.device import Device
+
+# Rows or columns below this are left to rules without tiles.
+_MIN_SIDE: Final = 4
+# The share of multiplications among the instructions of a thread with so many results.
+_EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
+# A number that is copied from the memory of the GPU takes as long as so many products.
+_LOAD_COST: Final = 4
+_MORE_REGISTERS: Final = 32
+_DTYPE_INDEX: Final = "int64"
+
+
+# An axis is used by the first operand, the second one and the result -> what it is.
+_KINDS: Final = {
+    (True, True, True): "batch",
+    (True, False, True): "first",
+    (False, True, True): "second",
+    (True, True, False): "depth",
+}
+
+
+class Tile(NamedTuple):
+    """The part of a result that a block of threads computes.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        down: The threads along its rows.
+        across: The threads along its columns.
+    """
+
+    rows: int
+    columns: int
+    down: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return self.down * self.across
+
+    @property
+    def results(self) -> int:
+        """The results of a thread."""
+        return self.rows * self.columns // self.threads
+
+
+TILES: Final = (
+    Tile(128, 128, 16, 16),
+    Tile(128, 64, 16, 16),
+    Tile(64, 128, 8, 32),
+    Tile(64, 64, 8, 16),
+    Tile(128, 32, 16, 8),
+    Tile(32, 128, 4, 32),
+    Tile(32, 64, 8, 16),
+    Tile(64, 32, 16, 8),
+    Tile(16, 128, 4, 32),
+    Tile(16, 64, 4, 16),
+    Tile(32, 32, 8, 8),
+    Tile(16, 32, 8, 8),
+    Tile(32, 16, 16, 4),
+    Tile(16, 16, 16, 4),
+)
+"""The tiles that are tried, the largest first."""
+
+
+class _Product(NamedTuple):
+    """A product, and what its axes are.
+
+    Attributes:
+        main: The block that adds up.
+        kinds: For each axis of the block: `batch`, `row`, `column`, `depth`, or `one` if its length is 1.
+        order: The positions of the axes in the order in which those of a kind become one.
+        lengths: The length of all axes of a kind together.
+        left: The position of the operand with rows among the block's loads.
+        stores_columns: Whether neighboring columns of the result are neighbors in memory.
+        left_by_depth: Whether neighbors in the left operand are so along its depth.
+        left_lanes: The numbers of it that a thread loads at once.
+        right_by_depth: Whether neighbors in the right operand are so along its depth.
+        right_lanes: The numbers of it that a thread loads at once.
+    """
+
+    main: Any
+    kinds: tuple[str, ...]
+    order: tuple[int, ...]
+    lengths: dict[str, int]
+    left: int
+    stores_columns: bool
+    left_by_depth: bool
+    left_lanes: int
+    right_by_depth: bool
+    right_lanes: int
+
+
+def apply(schedule: Schedule, device: Device) -> Schedule | None:
+    """Schedule a product, with what follows it computed in registers; None for another kernel."""
+    handles = list_all_blocks(schedule)
+    if not handles or not has_fixed_sizes(schedule, handles):
+        return None
+    schedule = _divide_groups(schedule)
+    product = _find_product(schedule)
+    if product is None:
+        return None
+    depth = _choose_depth(product.lengths["depth"])
+    tile = _choose_tile(product.lengths, depth, device)
+    return None if tile is None else _apply_tile(schedule, product, tile, depth)
+
+
+# ---------------------------------------------------------------- what is a product
+
+
+def _find_product(schedule: Schedule) -> _Product | None:
+    handles = list_all_blocks(schedule)
+    reductions = [handle for handle in handles if is_reduction(schedule, handle)]
+    if len(reductions) != 1 or not _is_product(schedule.get(reductions[0])):
+        return None
+    (main,) = reductions
+    stmt = schedule.get(main)
+    loads = list_loads(stmt)
+    axes = list(stmt.iter_vars)
+    kinds = [_kind_of(axis, stmt.body, loads) for axis in axes]
+    if None in kinds or not {"first", "second", "depth"} <= set(kinds):
+        return None
+    # columns are the axis along which the result is contiguous
+    strides = {
+        kind: min(
+            element_stride(stmt.body, axis.var) or 0
+            for axis, other in zip(axes, kinds, strict=True)
+            if other == kind
+        )
+        for kind in ("first", "second")
+    }
+    columns = min(strides, key=lambda kind: strides[kind])
+    names = {"first": "row", "second": "row", columns: "column"}
+    named = tuple(names.get(str(kind), str(kind)) for kind in kinds)
+    left = int(columns == "first")
+    lengths = {
+        kind: math.prod(
+            int(axis.dom.extent) for axis, other in zip(axes, named, strict=True) if other == kind
+        )
+        for kind in ("batch", "row", "column", "depth")
+    }
+    if min(lengths["row"], lengths["column"]) < _MIN_SIDE:
+        return None
+    # the depth goes through the left operand, such as weights, in the order of its memory
+    order = sorted(
+        range(len(axes)),
+        key=lambda position: (
+            -(element_stride(loads[left], axes[position].var) or 0)
+            if named[position] == "depth"
+            else 0
+        ),
+    )
+    ordered = [(axes[position], named[position]) for position in order]
+    left_depth, left_row = (_contiguous(loads[left], ordered, kind) for kind in ("depth", "row"))
+    right_depth, right_column = (
+        _contiguous(loads[1 - left], ordered, kind) for kind in ("depth", "column")
+    )
+    return _Product(
+        main=main,
+        kinds=named,
+        order=tuple(order),
+        lengths=lengths,
+        left=left,
+        stores_columns=_contiguous(stmt.body, ordered, "column") == VECTOR,
+        left_by_depth=left_depth > 0 and left_row == 0,
+        left_lanes=max(left_depth, left_row, 1),
+        right_by_depth=right_depth > 0 and right_column == 0,
+        right_lanes=max(right_column, 1),
+    )
+
+
+def _is_product(stmt: Any) -> bool:
+    """Return whether a block adds up products of two numbers of different buffers."""
+    body = stmt.body
+    if not isinstance(body, tirx.BufferStore) or not isinstance(body.value, tirx.Add):
+        return False
+    loads = list_loads(stmt)
+    factors = [term for term in (body.value.a, body.value.b) if isinstance(term, tirx.Mul)]
+    return len(loads) == 2 and len(factors) == 1 and not loads[0].source.same_as(loads[1].source)
+
+
+def _divide_groups(schedule: Schedule) -> Schedule:
+    """Return a kernel where the channels of a grouped convolution are groups and the channels of one."""
+    for main in list_all_blocks(schedule):
+        axes = list(schedule.get(main).iter_vars)
+        for position, axis in enumerate(axes):
+            divisions = [
+                division
+                for division in find_nodes(schedule.get(main).body, tirx.FloorDiv)
+                if division.a.same_as(axis.var) and isinstance(division.b, tirx.IntImm)
+            ]
+            if is_reduction(schedule, main) and axis.iter_type != REDUCTION and divisions:
+                size = divisions[0].b
+                inputs = [tirx.Var(f"i{i}", _DTYPE_INDEX) for i in range(len(axes))]
+                group, channel = (
+                    kind(inputs[position], size) for kind in (tirx.FloorDiv, tirx.FloorMod)
+                )
+                outputs = [*inputs[:position], group, channel, *inputs[position + 1 :]]
+                schedule.transform_block_layout(main, tirx.IndexMap(inputs, outputs, None))
+                return _simplify_divisions(schedule, main)
+    return schedule
+
+
+def _simplify_divisions(schedule: Schedule, main: Any) -> Schedule:
+    """Return a kernel where divisions of a block's axes have become axes."""
+    analyzer = tvm.sym.Analyzer()
+    for axis in schedule.get(main).iter_vars:
+        analyzer.bind(axis.var, axis.dom)
+    function = schedule.mod["main"]
+    body = tvm_ffi.structural_map(
+        function.body, (tirx.FloorDiv, lambda division: analyzer.simplify(division))
+    )
+    return Schedule(tvm.IRModule({"main": function.with_body(body)}), seed=1)
+
+
+def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
+    """Return whether an axis is one of the batch, the first or the second operand, or the depth."""
+    if int(axis.dom.extent) == 1:
+        return "one"
+    first, second, stored = (is_used_by(access, axis.var) for access in (*loads, store))
+    return _KINDS.get((first, second, stored))
+
+
+def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
+    """Return how many numbers along the axes of a kind are neighbors in memory: 0, 1 or whole vectors."""
+    count = 1
+    others: list[int | None] = []
+    for axis, other in reversed(axes):
+        extent = int(axis.dom.extent)
+        if extent == 1 or not is_used_by(access, axis.var):
+            continue
+        stride = element_stride(access, axis.var)
+        if other == kind and not others and stride == count:
+            count *= extent
+        elif other == kind or stride is None or stride % VECTOR:
+            others.append(stride)
+    if count == 1:
+        return 0
+    # whole vectors begin at multiples of their size: rows of odd lengths do not
+    is_aligned = all(stride is not None and stride % VECTOR == 0 for stride in others)
+    return VECTOR if count % VECTOR == 0 and is_aligned else 1
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def _choose_depth(depth: int) -> int:
+    """Return how much of the depth is in shared memory at once: what wastes least, of equals the most."""
+    return min((16, 8, 4), key=lambda part: (-(-depth // part) * part, -part))
+
+
+def _choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | None:
+    """Return the tile with the least estimated time."""
+
+    def estimate(tile: Tile) -> float:
+        blocks = lengths["batch"] * math.prod(
+            -(-lengths[kind] // size)
+            for kind, size in (("row", tile.rows), ("column", tile.columns))
+        )
+        # each wave of blocks computes all results of a tile
+        waves = device.count_waves(blocks, tile.threads)
+        loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
+        return waves * (tile.results / _EFFICIENCY[tile.results] + loads)
+
+    return min(_list_fitting(depth, device), key=estimate, default=None)
+
+
+def _list_fitting(depth: int, device: Device) -> Iterator[Tile]:
+    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    for tile in TILES:
+        bytes_shared = 4 * (depth + VECTOR) * (tile.rows + tile.columns)
+        # its results, the numbers that it multiplies, and addresses
+        registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
+        if (
+            4 * tile.threads <= device.threads
+            and bytes_shared <= device.shared_bytes
+            and registers <= device.registers
+        ):
+            yield tile
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+def _apply_tile(schedule: Schedule, product: _Product, tile: Tile, depth: int) -> Schedule:
+    main = product.main
+    left, right = product.left, 1 - product.left
+    fuse_epilogue(schedule, main)
+    _make_matrices(schedule, product)
+    schedule.pad_einsum(main, [1, tile.rows, tile.columns, depth])
+    batch, row, column, reduced = schedule.get_loops(main)
+    vectors = tile.columns // tile.across // VECTOR
+    block_y, thread_y, row_in = schedule.split(row, [None, tile.down, tile.rows // tile.down])
+    block_x, vector, thread_x, lane = schedule.split(column, [None, vectors, tile.across, VECTOR])
+    outer, middle, inner = schedule.split(reduced, [None, depth // VECTOR, VECTOR])
+    schedule.reorder(
+        *(batch, block_y, block_x, thread_y, thread_x),
+        *(outer, middle, inner, row_in, vector, lane),
+    )
+    schedule.bind(schedule.fuse(batch, block_y), "blockIdx.y")
+    schedule.bind(block_x, "blockIdx.x")
+    schedule.bind(thread_y, "threadIdx.y")
+    schedule.bind(thread_x, "threadIdx.x")
+    unroll(schedule, thread_x, max(64, tile.results * VECTOR))
+    result = schedule.cache_write(main, 0, "local")
+    schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
+
+    for operand, lanes in ((right, product.right_lanes), (left, product.left_lanes)):
+        shared = schedule.cache_read(main, _position(schedule, main, operand), "shared")
+        schedule.compute_at(shared, outer, preserve_unit_loops=True)
+        if operand == right and product.right_by_depth:
+            # neighbors read along the depth, and write to different banks of memory
+            schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
+            schedule.storage_align(shared, 0, axis=1, factor=4 * VECTOR, offset=VECTOR)
+        _divide_copy(schedule, shared, tile, lanes)
+        fuse_before(schedule, shared)
+    local = schedule.cache_read(main, _position(schedule, main, right), "local")
+    schedule.compute_at(local, inner, preserve_unit_loops=True)
+    vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
+    local = schedule.cache_read(main, _position(schedule, main, left), "local")
+    place = middle if product.left_by_depth else inner
+    schedule.compute_at(local, place, preserve_unit_loops=True)
+    vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
+
+    fuse_after(schedule, result)
+    if product.stores_columns:
+        vectorize(schedule, schedule.get_loops(result)[-1], VECTOR)
+    schedule.decompose_reduction(main, outer)
+    return schedule
+
+
+def _make_matrices(schedule: Schedule, product: _Product) -> None:
+    """Give a block the axes of a product, and its operands and result these of matrices."""
+    main = product.main
+    loads = list_loads(schedule.get(main))
+    reads = [find_read(schedule.get(main), load) for load in loads]
+    gathered = [schedule.reindex(main, ("read", read)) for read in reads]
+    scattered = schedule.reindex(main, ("write", 0))
+    # before rows are padded: TVM would forget that rows beyond those of a group are none
+    fuse_after(schedule, scattered)
+    # from here on, indices are axes of the block
+    stmt = schedule.get(main)
+    axes = list(zip(product.kinds, (int(axis.dom.extent) for axis in stmt.iter_vars), strict=True))
+    positions = {axis.var: position for position, axis in enumerate(stmt.iter_vars)}
+    places = {position: place for place, position in enumerate(product.order)}
+
+    def fuse(variables: Sequence[Any], kinds: Sequence[str]) -> tirx.IndexMap:
+        """Return the map from some axes to one of each kind."""
+        inputs = [tirx.Var(f"i{number}", _DTYPE_INDEX) for number in range(len(variables))]
+        used = [positions[variable] for variable in variables]
+        fused: dict[str, Any] = {}
+        for number in sorted(range(len(used)), key=lambda number: places[used[number]]):
+            kind, extent = axes[used[number]]
+            fused[kind] = fused[kind] * extent + inputs[number] if kind in fused else inputs[number]
+        zero = tirx.IntImm(_DTYPE_INDEX, 0)
+        return tirx.IndexMap(inputs, [fused.get(kind, zero) for kind in kinds], None)
+
+    left_kinds = ("batch", "row", "depth") if product.left_by_depth else ("batch", "depth", "row")
+    for position, load in enumerate(list_loads(stmt)):
+        kinds = left_kinds if position == product.left else ("batch", "depth", "column")
+        schedule.transform_layout(gathered[position], ("write", 0), fuse(load.indices, kinds))
+    result = fuse(stmt.body.indices, ("batch", "row", "column"))
+    schedule.transform_layout(scattered, ("read", 0), result)
+    main_axes = [axis.var for axis in stmt.iter_vars]
+    schedule.transform_block_layout(main, fuse(main_axes, ("batch", "row", "column", "depth")))
+
+
+def _position(schedule: Schedule, main: Any, operand: int) -> int:
+    """Return which of the regions that a block reads is that of its first or second operand."""
+    stmt = schedule.get(main)
+    return find_read(stmt, list_loads(stmt)[operand])
+
+
+def _divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
+    """Divide a copy to shared memory between all threads: neighbors copy neighboring numbers."""
+    loops = schedule.get_loops(copy)[-3:]
+    count = math.prod(length(schedule, loop) for loop in loops)
+    lanes = lanes if count % (tile.threads * lanes) == 0 else 1
+    split = schedule.split(schedule.fuse(*loops), [None, tile.down, tile.across, lanes])
+    _, thread_y, thread_x, vector = split
+    if lanes > 1:
+        schedule.vectorize(vector)
+    schedule.bind(thread_y, "threadIdx.y")
+    schedule.bind(thread_x, "threadIdx.x")

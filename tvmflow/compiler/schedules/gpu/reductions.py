@@ -1,0 +1,214 @@
+"""The rule `block_reductions`: softmax, norms, means, and products with a vector.
+
+The threads of a block share the numbers that are added up for one result or for a few. A row that
+several steps need is loaded into shared memory once, and all steps are one launch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+
+from tvmflow.compiler.schedules.blocks import REDUCTION
+from tvmflow.compiler.schedules.gpu.accesses import (
+    element_stride,
+    find_read,
+    fuse_before,
+    has_fixed_sizes,
+    is_reduction,
+    is_used_by,
+    list_all_blocks,
+    list_loads,
+    unroll,
+)
+from tvmflow.compiler.schedules.gpu.device import Device
+
+_THREADS: Final = 128
+# A thread adds up at least so many numbers by itself.
+_MIN_SERIAL: Final = 4
+# Blocks share a compute unit only if each takes a part of its memory.
+_SHARED_PART: Final = 4
+_UNROLLED: Final = 16
+
+
+class _Threads(NamedTuple):
+    """The division of a block of threads: `rows` results, each by `parts` threads.
+
+    Attributes:
+        rows: The results that a block computes at once.
+        parts: The threads that share one of them.
+        is_along_rows: Whether neighboring threads compute neighboring results.
+    """
+
+    rows: int
+    parts: int
+    is_along_rows: bool
+
+    @property
+    def row_name(self) -> str:
+        """The name of the axis of threads for results."""
+        return "threadIdx.x" if self.is_along_rows else "threadIdx.y"
+
+    @property
+    def part_name(self) -> str:
+        """The name of the axis of threads for their parts."""
+        return "threadIdx.y" if self.is_along_rows else "threadIdx.x"
+
+
+def apply(schedule: Schedule, device: Device) -> Schedule | None:
+    """Schedule reductions over the same axes, and what is around them, or return None."""
+    handles = list_all_blocks(schedule)
+    if not handles or not has_fixed_sizes(schedule, handles):
+        return None
+    reductions = [handle for handle in handles if is_reduction(schedule, handle)]
+    stmts = [schedule.get(handle) for handle in handles]
+    if not reductions or not all(isinstance(stmt.body, tirx.BufferStore) for stmt in stmts):
+        return None
+    last = handles[-1]
+    for handle in handles[:-1]:
+        if not is_reduction(schedule, handle):
+            schedule.compute_inline(handle)
+    if is_reduction(schedule, last):
+        if not schedule.get_loops(last):
+            return None
+        schedule.cache_write(last, 0, "local")
+        (last,) = schedule.get_consumers(last)
+    return _apply_blocks(schedule, reductions, last, device)
+
+
+def _apply_blocks(
+    schedule: Schedule, reductions: Sequence[Any], last: Any, device: Device
+) -> Schedule | None:
+    first = schedule.get(reductions[0])
+    row_count, depth = (
+        math.prod(int(axis.dom.extent) for axis in first.iter_vars if _is_reduced(axis) == reduced)
+        for reduced in (False, True)
+    )
+    shapes = [_split_extents(schedule.get(handle)) for handle in reductions]
+    if any(shape != shapes[0] for shape in shapes):
+        return None
+    threads = _choose_threads(row_count, depth, _is_contiguous_along_rows(first), device)
+    rows, columns = _divide_last(schedule, reductions, last)
+    fused = schedule.fuse(*rows) if rows else schedule.add_unit_loop((*columns, last)[0])
+    block, row = schedule.split(fused, [None, threads.rows])
+    schedule.bind(block, "blockIdx.x")
+    schedule.bind(row, threads.row_name)
+    inner = schedule.fuse(*columns) if columns else schedule.add_unit_loop(last)
+    serial, part = schedule.split(inner, [None, threads.parts])
+    schedule.bind(part, threads.part_name)
+    unroll(schedule, serial, _UNROLLED)
+    repeated = _find_repeated(schedule, reductions, last)
+    for handle in reversed(reductions):
+        schedule.set_scope(handle, 0, "local")
+        schedule.compute_at(handle, row, preserve_unit_loops=True)
+        reduced = schedule.fuse(*schedule.get_loops(handle)[-len(shapes[0][1]) :])
+        serial, part = schedule.split(reduced, [None, threads.parts])
+        schedule.reorder(part, serial)
+        schedule.bind(part, threads.part_name)
+        unroll(schedule, serial, _UNROLLED)
+    bytes_row = 4 * depth * threads.rows
+    if repeated is not None and _SHARED_PART * bytes_row <= device.shared_bytes * 2:
+        _load_once(schedule, repeated, [*reductions, last], block, threads)
+    return schedule
+
+
+def _is_reduced(axis: Any) -> bool:
+    """Return whether an axis is reduced."""
+    return bool(axis.iter_type == REDUCTION)
+
+
+def _split_extents(stmt: Any) -> tuple[list[int], list[int]]:
+    """Return the lengths of the axes that are not reduced, and of those that are."""
+    spatial, reduced = (
+        [int(axis.dom.extent) for axis in stmt.iter_vars if _is_reduced(axis) == wanted]
+        for wanted in (False, True)
+    )
+    return spatial, reduced
+
+
+def _is_contiguous_along_rows(stmt: Any) -> bool:
+    """Return whether neighboring results read neighboring numbers, and what is added up does not."""
+    load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
+    axes = [axis for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
+    strides = [element_stride(load, axis.var) for axis in axes if is_used_by(load, axis.var)]
+    used = [axis for axis in axes if is_used_by(load, axis.var)]
+    nearest = [axis for axis, stride in zip(used, strides, strict=True) if stride == 1]
+    return bool(nearest) and not _is_reduced(nearest[0])
+
+
+def _choose_threads(rows: int, depth: int, is_along_rows: bool, device: Device) -> _Threads:
+    """Return how many results a block computes, and by how many threads each."""
+    most = min(device.threads // 2, 512) if rows >= device.units else device.threads
+    if is_along_rows:
+        across = min(device.lanes, _power_of_two(rows))
+        parts = 1
+        while (
+            rows * parts < device.units * _THREADS * 4
+            and 2 * parts * across <= most
+            and 2 * parts * _MIN_SERIAL <= depth
+        ):
+            parts *= 2
+        return _Threads(max(across, min(_THREADS // parts, _power_of_two(rows))), parts, True)
+    parts = min(_power_of_two(-(-depth // (2 * _MIN_SERIAL))), _THREADS, most)
+    while rows * parts < device.units * _THREADS * 4 and 2 * parts * _MIN_SERIAL <= depth:
+        if 2 * parts > most:
+            break
+        parts *= 2
+    return _Threads(max(1, min(_THREADS // parts, _power_of_two(rows))), parts, False)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the power of two that is not smaller than a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def _divide_last(
+    schedule: Schedule, reductions: Sequence[Any], last: Any
+) -> tuple[list[Any], list[Any]]:
+    """Return the loops of the last block over results, and its other ones, which become inner."""
+    stmt = schedule.get(last)
+    results = [schedule.get(handle).body.buffer for handle in reductions]
+    loads = [
+        load for load in list_loads(stmt) if any(load.source.same_as(result) for result in results)
+    ]
+    loops = schedule.get_loops(last)
+    axes = list(stmt.iter_vars)
+    is_row = [
+        int(axis.dom.extent) == 1 or any(is_used_by(load, axis.var) for load in loads)
+        for axis in axes
+    ]
+    rows = [loop for loop, chosen in zip(loops, is_row, strict=True) if chosen]
+    columns = [loop for loop, chosen in zip(loops, is_row, strict=True) if not chosen]
+    schedule.reorder(*rows, *columns)
+    return rows, columns
+
+
+def _find_repeated(schedule: Schedule, reductions: Sequence[Any], last: Any) -> Any | None:
+    """Return the tensor that every step reads as a whole; None if there is none or only one step."""
+    reads = [[read.source for read in schedule.get(handle).reads] for handle in [*reductions, last]]
+    shared = [
+        buffer
+        for buffer in reads[0]
+        if all(any(buffer.same_as(other) for other in others) for others in reads[1:])
+    ]
+    return shared[0] if len(reads) > 1 and len(shared) == 1 else None
+
+
+def _load_once(
+    schedule: Schedule, buffer: Any, steps: Sequence[Any], block: Any, threads: _Threads
+) -> None:
+    """Copy the rows of a tensor to shared memory before the first step, by all threads."""
+    first = schedule.get(steps[0])
+    load = next(load for load in list_loads(first) if load.source.same_as(buffer))
+    copy = schedule.cache_read(steps[0], find_read(first, load), "shared", list(steps))
+    schedule.compute_at(copy, block, preserve_unit_loops=True)
+    fuse_before(schedule, copy)
+    fused = schedule.fuse(*schedule.get_loops(copy)[1:])
+    serial, row, part = schedule.split(fused, [None, threads.rows, threads.parts])
+    schedule.bind(row, threads.row_name)
+    schedule.bind(part, threads.part_name)
+    unroll(schedule, serial, _UNROLLED)
