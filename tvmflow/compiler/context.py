@@ -96,6 +96,10 @@ class LoweringContext:
         """Return whether matrix products on a CPU have packed weights."""
         return self.has_cpu_model() and self.options.weights == "packed"
 
+    def has_tap_weights(self) -> bool:
+        """Return whether convolutions on a GPU have weights whose channels are neighbors."""
+        return not self.is_cpu() and self.options.weights == "packed"
+
     def has_vector_math(self) -> bool:
         """Return whether a CPU computes exp, log, sigmoid, tanh, erf, sin and cos in vectors."""
         return self.has_cpu_model() and self.options.math == "vector"

@@ -40,6 +40,7 @@ from tvmflow.compiler.passes.scatters import vectorize_scatters
 from tvmflow.compiler.passes.sorts import replace_sorts
 from tvmflow.compiler.passes.split_reductions import split_reductions
 from tvmflow.compiler.passes.suppression import lower_suppression
+from tvmflow.compiler.passes.tap_weights import move_tap_weights
 from tvmflow.compiler.passes.vector_math import vectorize_math
 from tvmflow.compiler.passes.widen_float16 import widen_float16
 
@@ -100,6 +101,7 @@ GRAPH_PHASES: Final[Phases] = {
             "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
         ),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
+        _pass("tap_weights", move_tap_weights, LoweringContext.has_tap_weights),
     ),
     "precision": (
         LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
