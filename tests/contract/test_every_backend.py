@@ -9,7 +9,7 @@ import pytest
 
 from tvmflow.executors import cluster_worker
 from tvmflow.planning import environment
-from tvmflow.targets import c_runtime, devices
+from tvmflow.targets import c_runtime, devices, webgpu
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.host import Host
@@ -119,9 +119,11 @@ def test_an_incomplete_gpu_is_a_problem(tvm: dict[str, Any], problem: str) -> No
 
 
 def test_every_preset_has_a_backend() -> None:
-    """And is a complete target of it."""
+    """And is a complete target of it; that of WebGPU has one of WebAssembly."""
     for name, preset in PRESETS.items():
-        if preset.tvm is not None:
+        if preset.tvm is not None and webgpu.is_webgpu(preset.tvm):
+            assert webgpu.find_problem(preset.tvm) == ""
+        elif preset.tvm is not None:
             assert is_supported(preset.tvm["kind"]), name
             assert backend_for(preset.tvm).target_problem(preset.tvm) == "", name
 

@@ -89,6 +89,7 @@ def _find_triple(arch: str) -> str:
 
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
+    from tvmflow.targets import webgpu
     from tvmflow.targets.capabilities import emulator_name, find_capabilities
     from tvmflow.targets.host import read_host
     from tvmflow.targets.llvm_query import load_target_facts
@@ -99,12 +100,15 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
     host = read_host()
     facts = load_target_facts(store, [preset.tvm for preset in PRESETS.values()], host)
     for (name, row), fact in zip(PRESETS.items(), facts, strict=True):
-        mapping = None if row.tvm is None else dict(row.tvm)
+        has_webgpu = row.tvm is not None and webgpu.is_webgpu(row.tvm)
+        mapping = row.tvm and dict(cpu_target(row.tvm) if has_webgpu else row.tvm)
         target = resolve(name, mapping, None, host, fact)
         cpu = cpu_target(target.tvm)
         triple, model = str(cpu.get("mtriple", "")), str(cpu.get("mcpu", ""))
         if "arch" in target.tvm:
             model = f"{target.tvm['arch']} and {model}"
+        if has_webgpu:
+            model = f"WebGPU and {model}"
         yield _Row(
             name=name,
             triple=triple,

@@ -24,6 +24,7 @@ from tvm import relax, tirx
 from tvm.relax import vm_build
 
 from tvmflow.compiler import c_program, code_generation, ir, lowering
+from tvmflow.compiler.c_program import web_program
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.cpu_model import is_cpu
@@ -33,6 +34,7 @@ from tvmflow.compiler.form_names import (
     PARAMS,
     SYSTEM_LIBRARY,
     VM,
+    WEBGPU,
     WEIGHTS_FILE,
 )
 from tvmflow.compiler.lowering import compile_with_weights
@@ -110,6 +112,11 @@ def _compile_c_library(inputs: FormInputs, folder: Path) -> None:
     )
 
 
+def _compile_for_webgpu(inputs: FormInputs, folder: Path) -> None:
+    """Write steps, WGSL and weights, which a package for browsers runs."""
+    web_program.compile_web_program(inputs.mod, inputs.weights, inputs.target, folder)
+
+
 def _generate_c_source(inputs: FormInputs, folder: Path) -> None:
     """Write C files of the same kernels, without threads.
 
@@ -164,6 +171,7 @@ FORMS: Final[Mapping[str, Callable[[FormInputs, Path], None]]] = {
     PARAMS: _compile_without_weights,
     SYSTEM_LIBRARY: _compile_system_library,
     VM: _compile_for_vm,
+    WEBGPU: _compile_for_webgpu,
 }
 
 

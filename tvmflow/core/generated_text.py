@@ -11,12 +11,14 @@ read back (strings) is the text itself.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 from tvmflow.core.formatting import printable
+from tvmflow.core.types import Json
 
 # The second character of what begins or ends a comment, the last of a trigraph, and what continues a line at its end.
 _COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
@@ -110,6 +112,17 @@ def comment(text: str) -> str:
     a*\x2fb /\x2a a\nb ??\x2f a\x5c
     """
     return _COMMENT_MARKS.sub(lambda match: f"\\x{ord(match[0]):02x}", printable(text))
+
+
+def javascript_value(value: Json) -> str:
+    r"""Return a value as an expression of JavaScript and TypeScript, in ASCII and on one line.
+
+    Its keys are not names of others: `__proto__` would be the prototype of an object.
+
+    >>> print(javascript_value({"a": "</b>\u2028"}))
+    {"a": "\u003c/b>\u2028"}
+    """
+    return json.dumps(value).replace("<", "\\u003c")
 
 
 def python_string(text: str) -> str:

@@ -17,6 +17,7 @@ from tvmflow.exporters import (
     c_library,
     cpp,
     tvm_libraries,
+    web,
     wheel,
     xcframework,
 )
@@ -29,6 +30,7 @@ EXPORTERS: Final[dict[str, Exporter]] = {
     "c-library-weights": c_library.WITH_WEIGHTS,
     "cpp": cpp,
     **tvm_libraries.EXPORTERS,
+    web.NAME: web,
     "wheel": wheel,
     "xcframework": xcframework,
     # holds the files of all others, so it comes last

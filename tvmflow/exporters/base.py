@@ -39,6 +39,7 @@ class ExportRequest(NamedTuple):
         precision: How the numbers of the model are rounded.
         parts: The request for each part of a partitioned model, in order.
         has_images: Whether an input takes images.
+        has_webgpu: Whether there is code for the GPU of a browser, too.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ExportRequest(NamedTuple):
     precision: Precision = "model"
     parts: tuple[ExportRequest, ...] = ()
     has_images: bool = False
+    has_webgpu: bool = False
 
     @property
     def platform(self) -> Platform:

@@ -66,10 +66,10 @@ def module_name(name: str) -> str:
     return f"{identifier(name)}_model"
 
 
-def _distribution_name(name: str) -> str:
+def distribution_name(name: str) -> str:
     """Return the name that pip installs.
 
-    >>> _distribution_name("res-net")
+    >>> distribution_name("res-net")
     'res-net-model'
     """
     return "-".join(filter(None, module_name(name).split("_")))
@@ -96,7 +96,7 @@ def files(request: ExportRequest) -> tuple[str, ...]:
 
 
 def _stem(request: ExportRequest) -> str:
-    return f"{_distribution_name(request.name).replace('-', '_')}-{request.version}"
+    return f"{distribution_name(request.name).replace('-', '_')}-{request.version}"
 
 
 def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
@@ -145,7 +145,7 @@ def _metadata(built: BuiltModel | PartitionedModel, needs_tvm: bool) -> str:
     fields = [
         # the first version with licenses as expressions
         "Metadata-Version: 2.4",
-        f"Name: {_distribution_name(built.name)}",
+        f"Name: {distribution_name(built.name)}",
         f"Version: {built.request.version}",
         f"Summary: The model {built.name}, compiled for {built.request.target}",
         *([f"License-Expression: {license_expression}"] if license_expression else []),

@@ -29,7 +29,7 @@ from tvmflow.core.types import (
     StageSpec,
     TensorSpec,
 )
-from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS
+from tvmflow.exporters import EXPORTERS, PARTITIONED_EXPORTERS, web
 from tvmflow.frontends.base import InputProblem
 from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.decisions import PlanState
@@ -160,6 +160,9 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
     if build.NAME in stages and no_c_runtime:
         return [f"{where} cannot have the C runtime: {no_c_runtime}; give it `runtime: vm`"]
+    if export.NAME in stages and target.webgpu and web.NAME not in recipe.outputs:
+        advice = f"add `{web.NAME}` to `outputs`, or name the preset wasm32-wasi"
+        return [f"{where} has code for WebGPU, and no output holds it; {advice}"]
     if target.levels and choose_runtime(recipe, target) == VM:
         advice = "leave `runtime: vm` out"
         return [f"{where} cannot have levels: TVM's runtime has code for one CPU; {advice}"]

@@ -21,6 +21,7 @@ from tvmflow.stages.base import StageSettings, StageTraits
 from tvmflow.stages.image_data import DATA, is_table
 from tvmflow.stages.images import LABELS
 from tvmflow.stages.verify.peer_times import compare_settings
+from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
@@ -96,7 +97,7 @@ def _subjects(planned: PlannedRecipe, name: str) -> Sequence[Target | None]:
     subjects: dict[str, Sequence[Target]] = {
         "target": targets,
         "machine": machines,
-        "level": [level for machine in machines for level in machine.levels or (machine,)],
+        "level": [target for machine in machines for target in machine.compiled_targets],
         "measured": [
             machine.measured_level
             for machine in machines
@@ -166,6 +167,13 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
         else:
             maker = _maker(name, other, target)
             yield Need(other, _stage_id(planned, maker, _target_of(maker, target)), files)
+            if (
+                isinstance(target, ResolvedTarget)
+                and target.webgpu
+                and other in traits.needs_of_levels
+            ):
+                stage_id = _stage_id(planned, other, target.webgpu.name)
+                yield Need(f"{other}/{webgpu.KIND}", stage_id, files)
 
 
 def _maker(name: str, other: str, target: Target) -> str:

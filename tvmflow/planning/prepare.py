@@ -34,7 +34,7 @@ from tvmflow.store.downloads import OnProgress
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
-from tvmflow.targets import toolchain
+from tvmflow.targets import toolchain, webgpu
 from tvmflow.targets.host import read_host
 from tvmflow.targets.llvm_query import load_target_facts
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
@@ -226,7 +226,7 @@ def resolve_targets(
         if spec.parts
         else _join_levels(spec, resolved)
         if spec.all_levels
-        else resolved[spec.name]
+        else _add_webgpu(spec, resolved[spec.name])
         for spec in recipe.recipe.targets
         if not only or spec.name in only
     )
@@ -313,6 +313,15 @@ def _join_levels(spec: TargetSpec, resolved: Mapping[str, ResolvedTarget]) -> Re
         resolved[name]._replace(leveled_target=spec.name) for name in spec.build_targets()
     )
     return levels[0]._replace(name=spec.name, levels=levels, leveled_target="")
+
+
+def _add_webgpu(spec: TargetSpec, resolved: ResolvedTarget) -> ResolvedTarget:
+    """Return a target with that of the browser's GPU, where it has one."""
+    tvm = spec.webgpu_target()
+    if tvm is None:
+        return resolved
+    name = f"{spec.name}.{webgpu.KIND}"
+    return resolved._replace(webgpu=resolved._replace(name=name, tvm=tvm, features=()))
 
 
 # ---------------------------------------------------------------- toolchains

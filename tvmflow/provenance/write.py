@@ -373,6 +373,7 @@ _PURPOSES: Final = (
     ("*.lean.tvmflow", "the model without its weights, for Python: `tvmflow.load(FILE, params=…)`"),
     ("*.tvmflow", "the model for Python with tvmflow: `tvmflow.load`"),
     ("*.whl", "the model as a Python package: `pip install`"),
+    ("*-web", "the model for browsers: an ES module with types, and a page that shows it"),
     ("*-cpp", "the model for C++17: a CMake project with a README of its own"),
     ("*-c-library-weights", "the model as a C library, with its weights in a file of their own"),
     ("*-c-library", "the model as a C library: a header, a static and a shared library"),

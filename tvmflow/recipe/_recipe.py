@@ -302,9 +302,10 @@ class Recipe(ClosedModel):
             if name in names[:index]:
                 raise field_error(f"duplicate target name '{name}'", index)
             for other in value:
-                if name.startswith(f"{other.name}.") and name in other.build_targets():
-                    kind = "part" if other.parts else "level"
-                    text = f"'{name}' is the name of a {kind} of the target '{other.name}'"
+                names_of_other = (*other.build_targets(), other.webgpu_name)
+                if name.startswith(f"{other.name}.") and name in names_of_other:
+                    kind = "a part" if other.parts else "a level" if other.all_levels else "WebGPU"
+                    text = f"'{name}' is the name of {kind} of the target '{other.name}'"
                     raise field_error(text, index)
         return value
 
@@ -418,13 +419,15 @@ class Recipe(ClosedModel):
         """Return the recipe with the overrides of a target.
 
         Args:
-            name: Of a target, or `TARGET.LEVEL`, or `TARGET.PART`: then the recipe has the overrides
+            name: Of a target, or `TARGET.LEVEL`, `TARGET.webgpu` or `TARGET.PART`: then the recipe has the overrides
                 of both, and a name of its own. Under any other name there are no overrides.
         """
         for target in self.targets:
             if target.name == name:
                 return self._with_target(target)
-            if name.startswith(f"{target.name}.") and name in target.build_targets():
+            if not name.startswith(f"{target.name}."):
+                continue
+            if name in (target.webgpu_name, *target.build_targets()):
                 recipe = self._with_target(target)
                 # a level is the target on some CPUs, and a part is a model with a target of its own
                 return recipe._with_part(target.build_targets()[name]) if target.parts else recipe

@@ -24,12 +24,13 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe.verify import VerifyOverrides
+from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
 from tvmflow.targets.presets import NAMES, PRESETS, SYNONYMS, preset_name
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
-from tvmflow.targets.tvm_target import cpu_triple, split_threads
+from tvmflow.targets.tvm_target import cpu_target, cpu_triple, split_threads
 
 OUTPUT_NAMES: Final = tuple(sorted(EXPORTERS))
 
@@ -378,6 +379,18 @@ class TargetSpec(BuildTarget):
         return self
 
     @model_validator(mode="after")
+    def _check_webgpu(self) -> Self:
+        mapping = super().tvm_target() or {}
+        if not webgpu.is_webgpu(mapping):
+            return self
+        if problem := webgpu.find_problem(mapping):
+            raise field_error(problem, "tvm")
+        for field in ("remote", "toolchain"):
+            if getattr(self, field) is not None:
+                raise field_error("is not allowed with WebGPU", field)
+        return self
+
+    @model_validator(mode="after")
     def _check_parts_alone(self) -> TargetSpec:
         for field in ("preset", "tvm", "threads", "num_cores", "remote", "toolchain", "levels"):
             if self.parts and getattr(self, field) not in (None, ()):
@@ -393,9 +406,24 @@ class TargetSpec(BuildTarget):
         """Its levels, or those of its preset; none for code of one CPU."""
         return self.levels or (PRESETS[self.preset].levels if self.preset else ())
 
+    def webgpu_target(self) -> dict[str, Json] | None:
+        """Return the mapping that TVM takes for the GPU of a browser, or None."""
+        mapping = super().tvm_target() or {}
+        return webgpu.complete_target(mapping) if webgpu.is_webgpu(mapping) else None
+
+    @property
+    def webgpu_name(self) -> str:
+        """The name of the code for the GPU of a browser, or an empty string."""
+        return f"{self.name}.{webgpu.KIND}" if self.webgpu_target() else ""
+
     def tvm_target(self) -> dict[str, Json] | None:
-        """Return the mapping that TVM takes, of its first level where it has some; None for `host`."""
+        """Return the mapping that TVM takes; None for `host`.
+
+        It is that of its first level where it has some, and that of WebAssembly beside WebGPU.
+        """
         mapping = super().tvm_target()
+        if mapping and webgpu.is_webgpu(mapping):
+            return dict(cpu_target(mapping)) if webgpu.find_problem(mapping) == "" else {}
         return level_target(mapping or {}, self.all_levels[0]) if self.all_levels else mapping
 
     def build_targets(self) -> dict[str, BuildTarget]:

@@ -35,6 +35,7 @@ from tvmflow.stages.runtime_choice import (
     describe_runtime,
     list_forms,
 )
+from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -124,7 +125,7 @@ class BuildSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = list_forms(recipe)
+    forms = set() if webgpu.is_webgpu(target.tvm) else list_forms(recipe)
     runtime = choose_runtime(recipe, target)
     return BuildSettings(
         target=target.tvm,

@@ -145,6 +145,7 @@ def make_request(recipe: Recipe, target: ResolvedTarget) -> ExportRequest:
     request = _make_request(recipe, target)._replace(precision=recipe.kernels.precision)
     return request._replace(
         has_images=bool(images.image_inputs(recipe)),
+        has_webgpu=target.webgpu is not None,
     )
 
 
@@ -186,7 +187,9 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
     if level_codes:
         compiled = {code.name: forms[f"{code.name}/{C_LIBRARY}"] for code in level_codes}
         forms = {C_LIBRARY: join_levels(compiled, context.work)}
-    request = _make_request(settings, settings.target)._replace(has_images=bool(settings.inputs))
+    request = _make_request(settings, settings.target)._replace(
+        has_images=bool(settings.inputs), has_webgpu=form_names.BESIDE_WEBASSEMBLY in forms
+    )
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     labels, model = context.inputs.get(images.LABELS), context.inputs["import/model.json"]
     manifest = {

@@ -10,7 +10,7 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_runtime, linking
+from tvmflow.targets import c_runtime, linking, webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
@@ -18,12 +18,17 @@ from tvmflow.targets.tvm_target import cpu_triple
 AUTO: Final = "auto"
 """The C runtime if the model allows it: `extract_tasks` and `build` find out."""
 
-FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM}
+FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM, webgpu.KIND: form_names.WEBGPU}
 """The runtime -> the form of what `build` compiles for it."""
 
 
 def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
-    """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides."""
+    """Return the runtime of a recipe for one target: C_RUNTIME, VM, or AUTO where the model decides.
+
+    Code for the GPU of a browser is run by the package that it is delivered in.
+    """
+    if webgpu.is_webgpu(target.tvm):
+        return webgpu.KIND
     if recipe.runtime != AUTO:
         return recipe.runtime
     if target.levels or target.leveled_target:

@@ -61,6 +61,7 @@ def _opencl(host: Mapping[str, Json], threads: int = 256, shared: int = 32768) -
 _SERVER: Final = _x86("x86-64-v3")
 # The features that Linux distributions for RISC-V require, and the vector extension.
 _RVV: Final = ["+m", "+a", "+f", "+d", "+c", "+v"]
+_WASM: Final = _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1)
 # The CPUs of NVIDIA's boards, in the presets of their GPUs and in those of the CPU alone.
 _NANO: Final = _arm("cortex-a57", num_cores=4)
 _TX2: Final = _arm("cortex-a57")
@@ -139,8 +140,12 @@ PRESETS: Final[dict[str, Preset]] = {
         "64-bit RISC-V with vectors (RVV 1.0): BananaPi F3, and boards with the SpacemiT K1",
     ),
     "wasm32-wasi": Preset(
-        _cpu("wasm32-wasi", "generic", mattr=["+simd128"], vector_width=128, num_cores=1),
+        _WASM,
         "WebAssembly with SIMD: browsers since 2023, Node, and runtimes with WASI",
+    ),
+    "browser": Preset(
+        {"kind": "webgpu", "host": _WASM},
+        "browsers: WebGPU, and WebAssembly where there is none (output web)",
     ),
     "cortex-m7": Preset(_board("thumbv7em", "cortex-m7"), "microcontrollers with a Cortex-M7"),
     "cortex-m55": Preset(
@@ -260,8 +265,10 @@ SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
     "radeon": ("amd-gpu",),
     "riscv64": ("riscv64-v",),
     "t4": ("cuda-sm75",),
-    "wasm": ("wasm32-wasi",),
-    "wasm32": ("wasm32-wasi",),
+    "wasm": ("wasm32-wasi", "browser"),
+    "wasm32": ("wasm32-wasi", "browser"),
+    "web": ("browser", "wasm32-wasi"),
+    "webgpu": ("browser",),
     "windows": ("x86-64-windows", "aarch64-windows"),
     "x64": ("x86-64-v3", "x86-64-v2"),
     "x86": ("x86-64-v3", "x86-64-v2"),

@@ -38,6 +38,7 @@ class ResolvedTarget(NamedTuple):
         output_tensors: The tensors at which the model is cut that this part computes.
         levels: The levels that its library has code for, in order; the fields above are those of the first.
         leveled_target: The name of the target that this one is a level of, or an empty string.
+        webgpu: The target of the code for the browser's GPU, which is delivered beside that of this one, or None.
     """
 
     name: str
@@ -53,6 +54,12 @@ class ResolvedTarget(NamedTuple):
     output_tensors: tuple[str, ...] = ()
     levels: tuple[ResolvedTarget, ...] = ()
     leveled_target: str = ""
+    webgpu: ResolvedTarget | None = None
+
+    @property
+    def compiled_targets(self) -> tuple[ResolvedTarget, ...]:
+        """All that code is compiled for: each level, or the target itself, and WebGPU."""
+        return (*(self.levels or (self,)), *([self.webgpu] if self.webgpu else []))
 
     @property
     def level(self) -> str:

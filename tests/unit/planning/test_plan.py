@@ -357,6 +357,32 @@ def test_each_level_is_built_and_one_library_is_exported() -> None:
     }
 
 
+def test_code_for_webgpu_is_built_beside_webassembly() -> None:
+    """Both are lowered and built, and exported as one package, without which it is an error."""
+    tvm = {"kind": "llvm", "mtriple": "wasm32-wasi"}
+    wasm = target("browser", why_not="it is for wasm32")._replace(tvm=tvm)
+    gpu = wasm._replace(name="browser.webgpu", tvm={"kind": "webgpu", "host": wasm.tvm})
+    browser = wasm._replace(webgpu=gpu)
+    fields: dict[str, Any] = {
+        "targets": ["browser"],
+        "tune": {"trials": 0},
+        "verify": {"against": "none"},
+    }
+    plan = plan_of(planned(recipe(outputs=["web"], **fields), browser))
+    specs = {spec.id.removeprefix("net:"): spec for spec in plan.stages}
+    for stage in ("lower", "build"):
+        assert {f"{stage}/browser", f"{stage}/browser.webgpu"} <= specs.keys()
+    assert [need for need in specs["export/browser"].needs if need.stage != "import"] == [
+        Need("build", "net:build/browser", ()),
+        Need("build/webgpu", "net:build/browser.webgpu", ()),
+    ]
+    settings = specs["build/browser.webgpu"].settings
+    assert (settings["runtime"], settings["forms"]) == ("webgpu", [])
+    alone = planned(recipe(outputs=["c-library"], **fields), browser)
+    with pytest.raises(RecipeError, match="has code for WebGPU, and no output holds it; add `web`"):
+        plan_of(alone)
+
+
 def test_a_level_that_is_added_changes_no_other_one() -> None:
     """The settings of what is lowered and built for one level do not name the others; nothing is tuned here."""
     both = [

@@ -531,6 +531,16 @@ WRONG = [
         "8:20: targets.0.tvm: needs a kind, such as `kind: llvm`",
     ),
     wrong(
+        "WebGPU without WebAssembly",
+        ("- host", "- {name: a, tvm: {kind: webgpu, host: {mtriple: x86_64-linux-gnu}}}"),
+        "8:20: targets.0.tvm: needs the code of browsers without WebGPU, such as `host: {kind: llvm, mtriple: wasm32-wasi}`",
+    ),
+    wrong(
+        "name of the code for WebGPU",
+        ("- host", "- browser\n  - {name: browser.webgpu, preset: host}"),
+        "9:5: targets.1: 'browser.webgpu' is the name of WebGPU of the target 'browser'",
+    ),
+    wrong(
         "tvm target as text",
         ("- host", "- {name: a, tvm: llvm -mcpu=x}"),
         "8:20: targets.0.tvm: must be a mapping, such as {kind: llvm, mtriple: aarch64-linux-gnu, mcpu: cortex-a72}, not the string 'llvm -mcpu=x'",
@@ -661,13 +671,13 @@ WRONG = [
     wrong(
         "misspelt output",
         ("[bundle]", "[bundel]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, web, wheel, xcframework)",
     ),
     wrong(
         "two misspelt outputs",
         ("[bundle]", "[bundel, shared-libary]"),
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
-        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, web, wheel, xcframework)",
+        "11:19: outputs.1: 'shared-libary' is not an output; did you mean 'shared-library'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, web, wheel, xcframework)",
     ),
     wrong(
         "outputs are a word",
@@ -1152,7 +1162,7 @@ NOT_RECIPES = [
         "6:38: inputs.data.dtype: 'float' is not a dtype; did you mean 'float64'? (valid: bool, float16, float32, float64, int16, int32, int64, int8, uint16, uint32, uint64, uint8)",
         "8:5: targets.0: 'hots' is not a target; did you mean 'host'? (`tvmflow targets` lists them)",
         "10:11: tune.trials: YAML reads yes as true or false; write true or false, or put it in quotes",
-        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, wheel, xcframework)",
+        "11:11: outputs.0: 'bundel' is not an output; did you mean 'bundle'? (valid: android, archive, bundle, c-library, c-library-weights, c-source, cpp, objects, params, shared-library, static-library, system-library, web, wheel, xcframework)",
         "14:3: verify.rtoll: unknown field; did you mean 'rtol'?",
         "15:9: verify.atol: YAML reads 2024-01-01 as a date; put it in quotes",
         "16:3: verify.atol: duplicate field; first defined in line 15",

@@ -20,6 +20,7 @@ from tvmflow.compiler.schedules.rules import (
     schedule_for_cpu,
 )
 from tvmflow.core.types import Json
+from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.tvm_target import cpu_target
 
@@ -61,7 +62,7 @@ def schedule_untuned(
     Returns:
         The module, and the rule of each kernel that had no schedule.
     """
-    if backend_for(target).RUNS_ON_HOST_CPU:
+    if backend_for(target).RUNS_ON_HOST_CPU and not webgpu.is_webgpu(target):
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
     scheduled, rules = schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
     if backend_for(target).RUNS_IN_TVM:

@@ -365,14 +365,19 @@ def write_header(model: DescribedModel, program: str = "") -> str:
     return read_header_template() % values
 
 
-def write_loader(model: DescribedModel) -> str:
-    """Return the module of JavaScript that loads the library for WebAssembly."""
+def write_loader(model: DescribedModel, file: str = "") -> str:
+    """Return the module of JavaScript that loads the library for WebAssembly.
+
+    Args:
+        model: The model.
+        file: The name of the module, if it is not the usual one.
+    """
     files = LibraryFiles.of(model.name, model.triple)
     values = {
         "name": model.prefix,
         "title": model.name,
         "tensors": write_tensor_comment(model.signature),
-        "file": files.loader,
+        "file": file or files.loader,
         "module": files.shared,
     }
     values |= dimensions.loader_values(values, model.dimensions)

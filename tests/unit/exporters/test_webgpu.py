@@ -1,0 +1,269 @@
+"""WebGPU: programs of steps and WGSL compute in headless Chromium what ONNX Runtime does; errors say what happened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.support.browser import run_script
+from tests.support.kernels import FAST
+from tests.support.onnx_models import draw, load, model, open_session, value
+from tests.unit.frontends.onnx.test_onnx_recurrent import layer
+from tvmflow.compiler import lowering
+from tvmflow.compiler.c_program import web_program
+from tvmflow.compiler.c_program.device_kernels import UnsupportedKernel
+from tvmflow.compiler.c_program.program import UnsupportedProgram
+from tvmflow.core.types import Json
+from tvmflow.exporters import web
+from tvmflow.targets import webgpu
+from tvmflow.targets.presets import PRESETS
+
+TARGET: Final = webgpu.complete_target(PRESETS["browser"].tvm or {})
+# What each script begins with: a function that opens the program of a folder.
+_OPEN: Final = """
+const files = (folder, sizes) => Object.fromEntries(Object.entries(sizes).map(([name, [file, sha256, bytes]]) =>
+  [name, { url: new URL(`./${folder}/${file}`, location), sha256, bytes }]));
+const openProgram = async (folder, options = {}) => {
+  const { openModel } = await import("./runtime.js");
+  const { description, fetched } = await (await fetch(`${folder}/described.json`)).json();
+  const backends = { webgpu: () => import("./webgpu.js") };
+  return openModel(description, files(folder, fetched), backends, { backend: "webgpu", ...options });
+};
+const fail = (promise) => promise.then(() => "nothing failed", (error) => [error.name, error.code, error.message]);
+"""
+
+
+class Compiled(NamedTuple):
+    """A folder with a program, and inputs for it."""
+
+    folder: Path
+    program: Json
+    feed: dict[str, Any]
+    expected: list[Any]
+
+
+def compile_network(made: onnx.ModelProto, folder: Path, feed: dict[str, Any]) -> Compiled:
+    """Compile a model into a folder, in which it is described as a package describes it."""
+    folder.mkdir()
+    loaded = load(made, folder, feed)
+    lowered = lowering.lower(loaded.mod, lowering.make_target(TARGET), FAST)
+    scheduled = lowered.schedule_untuned(loaded.params, TARGET, 1)
+    web_program.compile_web_program(scheduled.mod, scheduled.weights, scheduled.target, folder)
+    tensors = {
+        direction: [{"name": s.name, "dtype": s.dtype, "shape": s.shape} for s in specs]
+        for direction, specs in (("inputs", loaded.inputs), ("outputs", loaded.outputs))
+    }
+    fetched = {
+        name: web.FetchedFile.read(folder / file) for name, file in web._WEBGPU_FILES.items()
+    }
+    described = {"description": {**tensors, "images": []}, "fetched": fetched}
+    (folder / "described.json").write_text(json.dumps(described))
+    for name in ("images.js", "runtime.js", "webgpu.js"):
+        shutil.copy(web._FOLDER / name, folder.parent / name)
+    program = json.loads((folder / "program.json").read_text())
+    return Compiled(folder, program, feed, open_session(made).run(None, dict(feed)))
+
+
+def mobile_network() -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """MobileNetV2 in small: a stem, inverted residuals with and without a stride, and a classifier."""
+    nodes: list[onnx.NodeProto] = []
+    weights: dict[str, Any] = {}
+
+    def convolve(
+        data: str, name: str, inputs: int, outputs: int, size: int, **attributes: Any
+    ) -> str:
+        group = attributes.get("group", 1)
+        weights[f"{name}.w"] = (
+            draw(outputs, inputs // group, size, size, seed=len(nodes))
+            / (inputs // group * size) ** 0.5
+        )
+        weights[f"{name}.b"] = draw(outputs, seed=len(nodes) + 100)
+        operands = [data, f"{name}.w", f"{name}.b"]
+        pads = [size // 2] * 4
+        nodes.append(helper.make_node("Conv", operands, [name], pads=pads, **attributes))
+        return name
+
+    def clip(data: str) -> str:
+        nodes.append(helper.make_node("Clip", [data, "zero", "six"], [f"{data}.clip"]))
+        return f"{data}.clip"
+
+    weights |= {"zero": np.float32(0), "six": np.float32(6)}
+    data = clip(convolve("image", "stem", 3, 8, 3, strides=[2, 2]))
+    for number, (outputs, stride) in enumerate([(8, 1), (12, 2)]):
+        inputs = 8
+        wide = clip(convolve(data, f"expand{number}", inputs, 24, 1))
+        deep = clip(convolve(wide, f"depth{number}", 24, 24, 3, group=24, strides=[stride, stride]))
+        narrow = convolve(deep, f"project{number}", 24, outputs, 1)
+        if stride == 1:
+            nodes.append(helper.make_node("Add", [data, narrow], [f"sum{number}"]))
+            narrow = f"sum{number}"
+        data = narrow
+    weights["classes"] = draw(12, 10, seed=7)
+    nodes += [
+        helper.make_node("GlobalAveragePool", [data], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "classes"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
+    ]
+    inputs_of_model, outputs_of_model = [value("image", [1, 3, 32, 32])], [value("scores", [1, 10])]
+    feed = {"image": draw(1, 3, 32, 32, seed=9)}
+    return model(nodes, inputs_of_model, outputs_of_model, weights), feed
+
+
+def run_all(networks: dict[str, Compiled], root: Path) -> dict[str, Any]:
+    """Return the outputs of each network, each called three times at once."""
+    feeds = {
+        name: {tensor: array.ravel().tolist() for tensor, array in network.feed.items()}
+        for name, network in networks.items()
+    }
+    script = f"{_OPEN}\nconst feeds = {json.dumps(feeds)};" + """
+const found = {};
+for (const [name, feed] of Object.entries(feeds)) {
+  const model = await openProgram(name);
+  const values = Object.fromEntries(Object.entries(feed).map(([tensor, data]) => [tensor, Float32Array.from(data)]));
+  const calls = [];
+  for (let call = 0; call < 3; call++) {
+    calls.push(model.run(values));
+    // what a call takes is what the arrays have when it begins
+    if (call === 1) for (const array of Object.values(values)) array.fill(0);
+  }
+  const results = await Promise.all(calls);
+  found[name] = results.map((outputs) => model.outputs.map((tensor) => Array.from(outputs[tensor.name])));
+  model.destroy();
+}
+return found;
+"""  # fmt: skip
+    found = run_script(root, script)
+    assert isinstance(found, dict)
+    return found
+
+
+def check_outputs(network: Compiled, results: list[list[list[float]]]) -> None:
+    """The first two calls have the inputs, the third one zeros."""
+    first, second, third = results
+    assert first == second != third
+    for actual, expected in zip(first, network.expected, strict=True):
+        np.testing.assert_allclose(actual, np.ravel(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_a_recurrent_layer_runs_in_chromium(tmp_path: Path) -> None:
+    """Each step of it is a launch that passes its number; its states are buffers of their own."""
+    made, feed = layer("LSTM", hidden=5)
+    network = compile_network(made, tmp_path / "lstm", feed)
+    grids = [step[3] for step in network.program["steps"] if isinstance(step[1], list)]
+    assert [[number, 0] for number in range(4)] == [
+        numbers for numbers in grids if len(numbers) == 2
+    ]
+    assert network.program["limits"] == {} and network.program["features"] == []
+    check_outputs(network, run_all({"lstm": network}, tmp_path)["lstm"])
+
+
+@pytest.mark.slow
+def test_a_mobile_network_runs_in_chromium(tmp_path: Path) -> None:
+    """With depthwise convolutions and residuals; memory of tensors is used again."""
+    made, feed = mobile_network()
+    network = compile_network(made, tmp_path / "mobile", feed)
+    assert len([buffer for buffer in network.program["buffers"] if buffer[0] == "tensor"]) <= 4
+    check_outputs(network, run_all({"mobile": network}, tmp_path)["mobile"])
+
+
+@pytest.mark.slow
+def test_errors_say_what_happened(tmp_path: Path) -> None:
+    """Of a device that is lost, limits, features, code that is refused, wrong inputs, other files."""
+    made = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", [4])], [value("y", [4])])
+    compile_network(made, tmp_path / "net", {"x": np.ones(4, np.float32)})
+    for name, change in (
+        ("limit", {"limits": {"maxBufferSize": 1 << 50}}),
+        ("feature", {"features": ["no-such-feature"]}),
+    ):
+        shutil.copytree(tmp_path / "net", tmp_path / name)
+        path = tmp_path / name / "program.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    shutil.copytree(tmp_path / "net", tmp_path / "code")
+    (tmp_path / "code" / "kernels.wgsl").write_text("fn v0( {")
+    for name in ("limit", "feature", "code"):
+        path = tmp_path / name / "described.json"
+        described = json.loads(path.read_text())
+        for key, file in web._WEBGPU_FILES.items():
+            described["fetched"][key] = web.FetchedFile.read(tmp_path / name / file)
+        path.write_text(json.dumps(described))
+    shutil.copytree(tmp_path / "net", tmp_path / "other")
+    (tmp_path / "other" / "weights.bin").write_bytes(b"other")
+    script = (
+        _OPEN
+        + """
+const found = {};
+for (const name of ["limit", "feature", "code", "other"]) found[name] = await fail(openProgram(name));
+const adapter = await navigator.gpu.requestAdapter();
+const device = await adapter.requestDevice();
+const model = await openProgram("net", { device });
+found.inputs = await fail(model.run({ x: new Float32Array(3) }));
+found.before = Array.from((await model.run({ x: Float32Array.of(-1, 2, -3, 4) })).y);
+const other = await openProgram("net", { device });
+other.destroy();
+found.destroyed = await fail(other.run({ x: new Float32Array(4) }));
+// the device is the program's, and is not destroyed with a model
+found.still = Array.from((await model.run({ x: Float32Array.of(1, 2, 3, 4) })).y);
+device.destroy();
+await device.lost;
+found.lost = await fail(model.run({ x: new Float32Array(4) }));
+return found;
+"""
+    )
+    found = run_script(tmp_path, script)
+    assert found["limit"][:2] == ["ModelError", "limit"]
+    assert f"maxBufferSize {1 << 50}, and this one has" in found["limit"][2]
+    assert found["feature"][1:] == [
+        "limit",
+        "the GPU has no no-such-feature, which this model needs",
+    ]
+    assert found["code"][1] == "kernel"
+    assert "the browser does not compile the kernel 0: 1:" in found["code"][2]
+    assert found["other"][1] == "fetch"
+    assert found["other"][2].startswith("weights.bin cannot be fetched, or is not the file that")
+    assert found["inputs"][2] == "input x must be a Float32Array of 4 elements"
+    assert (found["before"], found["still"]) == ([0, 2, 0, 4], [1, 2, 3, 4])
+    assert found["destroyed"][1:] == ["destroyed", "the model was destroyed"]
+    assert found["lost"][1] == "lost"
+    assert found["lost"][2].startswith("the GPU was lost: its device was destroyed; load the model")
+
+
+def test_what_webgpu_lacks_is_named_when_it_is_built(tmp_path: Path) -> None:
+    """Numbers of 64 bits, and branches."""
+    node = helper.make_node("Add", ["x", "x"], ["y"])
+    made = model([node], [value("x", [4], "int64")], [value("y", [4], "int64")])
+    with pytest.raises(UnsupportedKernel, match="add_kernel"):
+        compile_network(made, tmp_path / "int64", {"x": np.ones(4, np.int64)})
+    condition = model(
+        [
+            helper.make_node(
+                "If", ["flag"], ["y"],
+                then_branch=helper.make_graph([helper.make_node("Relu", ["x"], ["a"])], "t", [], [value("a", [4])]),
+                else_branch=helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "e", [], [value("b", [4])]),
+            )
+        ],
+        [value("x", [4]), value("flag", [], "bool")], [value("y", [4])],
+    )  # fmt: skip
+    feed = {"x": np.ones(4, np.float32), "flag": np.bool_(True)}
+    with pytest.raises(UnsupportedProgram, match="a condition, on WebGPU"):
+        compile_network(condition, tmp_path / "if", {**feed, "flag": np.array(True)})
+
+
+def test_needs_above_what_each_gpu_has_are_counted(tmp_path: Path) -> None:
+    """A kernel of more tensors than 8; the workgroups of a long axis are a grid."""
+    names = [f"x{number}" for number in range(9)]
+    node = helper.make_node("Concat", names, ["y"], axis=0)
+    inputs = [value(name, [1 << 21]) for name in names]
+    made = model([node], inputs, [value("y", [9 << 21])])
+    feed = {name: np.zeros(1 << 21, np.float32) for name in names}
+    network = compile_network(made, tmp_path / "wide", feed)
+    assert network.program["limits"] == {"maxStorageBuffersPerShaderStage": 10}
+    ((_, _, grid, (last,)),) = network.program["steps"]
+    assert grid[0] <= 65535 and grid[0] * grid[2] > last >= grid[0] * (grid[2] - 1)

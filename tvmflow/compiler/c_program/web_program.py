@@ -1,0 +1,345 @@
+"""Programs for WebGPU: the steps of a lowered model, with WGSL and weights.
+
+`exporters/web/webgpu.js` reads the files that are written here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvmflow.compiler.c_program.device_kernels import (
+    DeviceKernel,
+    DeviceProgram,
+    Launch,
+    Scalar,
+    UnsupportedKernel,
+    generate_source,
+    lower_device_kernels,
+)
+from tvmflow.compiler.c_program.program import (
+    Copy,
+    KernelCall,
+    Program,
+    Storage,
+    UnsupportedProgram,
+    list_kernel_calls,
+    read_program,
+)
+from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
+from tvmflow.core.formatting import last_line
+from tvmflow.core.types import Json
+
+Array = np.ndarray[Any, Any]
+
+SEPARATOR: Final = "//----\n"
+"""The line between the functions in the file of kernels."""
+
+DEFAULT_LIMITS: Final[Mapping[str, int]] = {
+    "maxStorageBuffersPerShaderStage": 8,
+    "maxComputeWorkgroupStorageSize": 16384,
+    "maxComputeInvocationsPerWorkgroup": 256,
+    "maxComputeWorkgroupSizeX": 256,
+    "maxComputeWorkgroupSizeY": 256,
+    "maxComputeWorkgroupSizeZ": 64,
+    "maxComputeWorkgroupsPerDimension": 65535,
+    "maxStorageBufferBindingSize": 134217728,
+    "maxBufferSize": 268435456,
+}
+"""What every implementation of WebGPU gives (https://www.w3.org/TR/webgpu/#limits)."""
+
+# An extension of WGSL -> the feature of the device that it needs.
+_FEATURES: Final[Mapping[str, str]] = {"f16": "shader-f16", "subgroups": "subgroups"}
+# What tensors consist of.
+_ELEMENTS: Final = frozenset({"f32", "i32", "u32", "f16"})
+_ALIGNMENT: Final = 4
+
+_BINDING: Final = re.compile(
+    r"@group\(0\) @binding\(\d+\) var<storage, (read|read_write)> \w+ : array<(?:vec\d<)?(\w+)>?>;"
+)
+_FIELDS: Final = re.compile(r"struct PODArgs \{([^}]*)\}")
+_ENABLED: Final = re.compile(r"^enable (\w+);", re.MULTILINE)
+_SHARED: Final = re.compile(r"var<workgroup> \w+ : array<(vec(\d)<)?\w(\d+)>?, (\d+)>;")
+_DECLARED: Final = re.compile(r"\b(?:let|var(?:<[\w, ]+>)?|fn)\s+([A-Za-z_]\w*)")
+
+
+def compile_web_program(
+    mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
+) -> None:
+    """Write the steps of a model as JSON, its kernels as WGSL, and its weights.
+
+    Args:
+        mod: The lowered module with scheduled kernels.
+        weights: The weights that `main` takes after its inputs.
+        target: The target of WebGPU, with its host.
+        folder: The folder to write into.
+
+    Raises:
+        UnsupportedProgram: It needs something that WebGPU does not have.
+    """
+    program = read_program(mod, weights)
+    if program.dimensions:
+        raise UnsupportedProgram("sizes that each call chooses, on WebGPU")
+    if program.counts:
+        raise UnsupportedProgram("outputs whose size is known after a call, on WebGPU")
+    names = set(list_kernel_calls(program.steps))
+    kernels = {
+        str(var.name_hint): function
+        for var, function in mod.functions_items()
+        if isinstance(function, tirx.PrimFunc) and var.name_hint in names
+    }
+    lowered = lower_device_kernels(kernels, target)
+    functions = _generate_functions(lowered, target)
+    document = _Writer(program, lowered.kernels, functions).write()
+    sources = (f"// {name}\n{function.source}" for name, function in functions.items())
+    (folder / WEBGPU_KERNELS).write_text(SEPARATOR.join(sources), encoding="utf-8")
+    (folder / WEBGPU_PROGRAM).write_text(json.dumps(document, separators=(",", ":")))
+    with (folder / WEBGPU_WEIGHTS).open("wb") as file:
+        for array in program.constants:
+            file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+            file.write(bytes(_padded(array.nbytes) - array.nbytes))
+        # a package has no empty file
+        file.write(bytes(_ALIGNMENT))
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+# ---------------------------------------------------------------- WGSL
+
+
+class _Function(NamedTuple):
+    """A function on the device.
+
+    Attributes:
+        source: Its module of WGSL.
+        entry: Its name there.
+        access: For each tensor that it takes, `r` for one that it only reads, else `w`.
+        elements: Their elements.
+        fields: How many numbers its launches pass besides.
+        features: The features of the device that it needs.
+        shared_bytes: The workgroup's memory.
+    """
+
+    source: str
+    entry: str
+    access: str
+    elements: tuple[str, ...]
+    fields: int
+    features: frozenset[str]
+    shared_bytes: int
+
+
+def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> dict[str, _Function]:
+    """Return the functions by name."""
+    functions = {}
+    for var, function in program.functions.functions_items():
+        name = str(var.name_hint)
+        alone = DeviceProgram(tvm.IRModule({var: function}), {})
+        try:
+            source = generate_source(alone, target)
+        except Exception as error:
+            raise UnsupportedKernel(name, f"WGSL has no code for it: {last_line(error)}") from error
+        functions[name] = _read_function(name, source)
+    return dict(sorted(functions.items()))
+
+
+def _read_function(name: str, source: str) -> _Function:
+    bindings = _BINDING.findall(source)
+    fields = _FIELDS.search(source)
+    features = {_FEATURES.get(extension, extension) for extension in _ENABLED.findall(source)}
+    shared = [
+        math.prod((int(lanes or 1), int(bits) // 8, int(length)))
+        for _, lanes, bits, length in _SHARED.findall(source)
+    ]
+    short = shorten_source(source)
+    entry = re.search(r"@compute[^{]*?fn (\w+)", short)
+    if fields is None or entry is None:
+        raise UnsupportedKernel(name, "its code in WGSL has no entry point")
+    return _Function(
+        source=short,
+        entry=entry[1],
+        access="".join("r" if access == "read" else "w" for access, _ in bindings),
+        elements=tuple(element for _, element in bindings),
+        # the last one is the number of workgroups
+        fields=fields[1].count(":") - 1,
+        features=frozenset(features),
+        shared_bytes=sum(shared),
+    )
+
+
+def shorten_source(source: str) -> str:
+    r"""Return a module of WGSL without comments and indentation, and with short names.
+
+    Names of kernels and tensors come from the model, so that none of them is left.
+
+    >>> print(shorten_source("// a\nvar<workgroup> shared_values : array<f32, 2>;\n  shared_values[0i] = 1f;"))
+    var<workgroup> v0 : array<f32, 2>;
+    v0[0i] = 1f;
+    """
+    lines = (line.strip() for line in source.splitlines())
+    text = "\n".join(line for line in lines if line and not line.startswith("//"))
+    names = dict.fromkeys(_DECLARED.findall(text))
+    short = {name: f"v{number}" for number, name in enumerate(names) if name != "podArgs"}
+    # what follows a dot is a member
+    return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: short.get(match[0], match[0]), text)
+
+
+# ---------------------------------------------------------------- steps
+
+
+class _Writer:
+    """Writes the document; see `write`."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: Mapping[str, DeviceKernel],
+        functions: Mapping[str, _Function],
+    ) -> None:
+        self._program = program
+        self._kernels = kernels
+        self._functions = functions
+        self._numbers_of_functions = {name: number for number, name in enumerate(functions)}
+        self._buffers: list[list[Json]] = []
+        # the buffers of inputs, outputs and constants, by place and index
+        self._fixed: dict[tuple[str, int], int] = {}
+        self._buffers_of_tensors: dict[Storage, int] = {}
+        self._free: list[int] = []
+        self._limits: dict[str, int] = {}
+
+    def write(self) -> Json:
+        """Return the buffers, the functions and the steps, and what the device must have.
+
+        Limits are those that are above what each implementation has.
+        """
+        self._add_fixed_buffers()
+        steps = list(self._write_steps())
+        for kind, size, *_ in self._buffers:
+            if kind != "weights":
+                self._need_memory(size)
+        functions = self._functions.values()
+        for function in functions:
+            self._need("maxStorageBuffersPerShaderStage", len(function.access))
+            self._need("maxComputeWorkgroupStorageSize", function.shared_bytes)
+        return {
+            "buffers": self._buffers,
+            "functions": [[function.entry, function.access] for function in functions],
+            "steps": steps,
+            "features": sorted({name for function in functions for name in function.features}),
+            "limits": dict(sorted(self._limits.items())),
+        }
+
+    def _add_fixed_buffers(self) -> None:
+        program = self._program
+        for kind, storages in (("input", program.inputs), ("output", program.outputs)):
+            for storage in storages:
+                self._add(kind, storage.index, [kind, storage.bytes, storage.index])
+        offset = 0
+        for index, array in enumerate(program.constants):
+            self._add("constant", index, ["weights", array.nbytes, offset])
+            self._need_memory(array.nbytes)
+            offset += _padded(array.nbytes)
+
+    def _add(self, place: str, index: int, buffer: list[Json]) -> None:
+        self._fixed[place, index] = len(self._buffers)
+        self._buffers.append(buffer)
+
+    def _need(self, limit: str, value: int) -> None:
+        if value > max(DEFAULT_LIMITS[limit], self._limits.get(limit, 0)):
+            self._limits[limit] = value
+
+    def _need_memory(self, size: int) -> None:
+        self._need("maxBufferSize", size)
+        self._need("maxStorageBufferBindingSize", size)
+
+    def _write_steps(self) -> Iterator[Json]:
+        """Yield copies `[source, target, bytes]` and launches `[function, buffers, grid, numbers]`."""
+        last = {
+            storage: number
+            for number, step in enumerate(self._program.steps)
+            for storage in _list_tensors(step)
+        }
+        for number, step in enumerate(self._program.steps):
+            buffers = [self._find(storage) for storage in _list_tensors(step)]
+            if isinstance(step, Copy):
+                yield [*buffers, step.source.resolve().bytes]
+            else:
+                assert isinstance(step, KernelCall)
+                yield from self._write_launches(self._kernels[step.kernel], buffers)
+            for storage in dict.fromkeys(_list_tensors(step)):
+                if last[storage] == number and storage in self._buffers_of_tensors:
+                    self._free.append(self._buffers_of_tensors.pop(storage))
+
+    def _find(self, storage: Storage) -> int:
+        """Return the buffer of a tensor; one between steps gets its buffer when it is first named."""
+        if storage.place != "arena":
+            return self._fixed[storage.place, storage.index]
+        if storage not in self._buffers_of_tensors:
+            self._buffers_of_tensors[storage] = self._take(storage.bytes)
+        return self._buffers_of_tensors[storage]
+
+    def _take(self, size: int) -> int:
+        """Return a free buffer: the one that must grow least, or is too large by least."""
+        if not self._free:
+            self._buffers.append(["tensor", size])
+            return len(self._buffers) - 1
+
+        def waste(number: int) -> tuple[int, int]:
+            known = int(self._buffers[number][1])
+            return max(0, size - known), known
+
+        chosen = min(self._free, key=waste)
+        self._free.remove(chosen)
+        self._buffers[chosen][1] = max(size, self._buffers[chosen][1])
+        return chosen
+
+    def _write_launches(self, kernel: DeviceKernel, buffers: list[int]) -> Iterator[Json]:
+        scratch = list(map(self._take, kernel.scratch))
+        for launch in kernel.launches:
+            yield self._write_launch(launch, [*buffers, *scratch])
+        self._free += scratch
+
+    def _write_launch(self, launch: Launch, tensors: Sequence[int]) -> Json:
+        function = self._functions[launch.function]
+        arguments = [tensors[place] for place in launch.arguments]
+        unknown = sorted({*function.elements} - _ELEMENTS)
+        if unknown or launch.grid[2] != 1 or len(launch.scalars) != function.fields:
+            reason = f"it has elements of {unknown[0]}" if unknown else "of its launch"
+            raise UnsupportedKernel(launch.function, f"WebGPU does not have it: {reason}")
+        for axis, size in zip("XYZ", launch.block, strict=True):
+            self._need(f"maxComputeWorkgroupSize{axis}", size)
+        self._need("maxComputeInvocationsPerWorkgroup", math.prod(launch.block))
+        width, height, _ = launch.grid
+        most = DEFAULT_LIMITS["maxComputeWorkgroupsPerDimension"]
+        self._need("maxComputeWorkgroupsPerDimension", height)
+        # the code takes x and z as one number, and leaves out what is above the last field
+        depth = -(-width // most)
+        grid = [min(width, most), height, depth]
+        numbers = [*map(_bits, launch.scalars), width - 1]
+        return [self._numbers_of_functions[launch.function], arguments, grid, numbers]
+
+
+def _list_tensors(step: Any) -> list[Storage]:
+    if isinstance(step, KernelCall):
+        return [storage.resolve() for storage in step.tensors]
+    if isinstance(step, Copy):
+        return [step.source.resolve(), step.target.resolve()]
+    raise UnsupportedProgram("a condition, on WebGPU")
+
+
+def _bits(scalar: Scalar) -> int:
+    """Return a number as a launch passes it, in 32 bits."""
+    if scalar.dtype.startswith("float"):
+        return int.from_bytes(struct.pack("<f", scalar.value), "little")
+    return int(scalar.value) & 0xFFFFFFFF

@@ -1,0 +1,338 @@
+"""`web`: the model as an ES module for browsers, with types, a page that shows it, and what npm needs.
+
+It runs by WebGPU where the target has code for it, else as WebAssembly. The programs in this folder are copied;
+`model.js` and what else has names of the model are templates.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from tvmflow.compiler import form_names
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import size_text
+from tvmflow.core.generated_text import comment, html_text, javascript_value, markdown_code
+from tvmflow.core.types import Json, TensorSpec
+from tvmflow.exporters import c_library
+from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason, link_or_copy
+from tvmflow.exporters.wheel import distribution_name
+from tvmflow.runtime.images import read_preprocessing
+from tvmflow.runtime.labels import read_labels
+from tvmflow.targets import c_runtime, webgpu
+from tvmflow.targets.c_runtime import describe_tensors
+
+NAME: Final = "web"
+"""Its name under `outputs:`."""
+FORM: Final = c_library.FORM
+
+_FOLDER: Final = Path(__file__).parent
+_COPIED: Final = ("images.js", "page.css", "page.js", "runtime.js")
+_WEBGPU: Final = "webgpu.js"
+# What WebGPU fetches, by the names in the module.
+_WEBGPU_FILES: Final[Mapping[str, str]] = {
+    "program": form_names.WEBGPU_PROGRAM,
+    "kernels": form_names.WEBGPU_KERNELS,
+    "weights": form_names.WEBGPU_WEIGHTS,
+}
+_MODULE: Final = "model.js"
+_TYPES: Final = "model.d.ts"
+_PAGE: Final = "index.html"
+_README: Final = "README.md"
+_PACKAGE: Final = "package.json"
+_LOADER: Final = "wasm.js"
+SOURCES: Final = (
+    *c_runtime.SOURCES,
+    *(_FOLDER / name for name in (*_COPIED, _WEBGPU, _MODULE, _TYPES, _PAGE, _README)),
+)
+
+# npm takes no longer names.
+_MAX_NAME: Final = 214
+# The arrays of JavaScript for the elements of tensors; float16 and bfloat16 are their bits.
+_ARRAYS: Final[Mapping[str, str]] = {
+    **{f"{kind}{bits}": f"{kind.capitalize()}{bits}Array" for kind in ("int", "uint") for bits in (8, 16, 32)},
+    **{"bool": "Uint8Array", "float16": "Uint16Array", "bfloat16": "Uint16Array"},
+    **{"float32": "Float32Array", "float64": "Float64Array"},
+    **{"int64": "BigInt64Array", "uint64": "BigUint64Array"},
+}  # fmt: skip
+
+
+def unsupported_reason(request: ExportRequest) -> str:
+    """Return why there is no module for a target: browsers do not run its code."""
+    reason = cpu_only_reason(request) or c_runtime.unsupported_reason(request.triple)
+    name = distribution_name(request.name)
+    if not reason and request.platform.system != "wasi":
+        return f"browsers do not run code for {request.triple}: name the preset browser"
+    if not reason and len(name) > _MAX_NAME:
+        return f"npm takes no name of more than {_MAX_NAME} characters, such as {name}"
+    return reason
+
+
+def files(request: ExportRequest) -> tuple[str, ...]:
+    """Return the files of the package, in a folder `<name>-web`."""
+    name = request.name
+    own = (f"{name}.js", f"{name}.d.ts", f"{name}.wasm")
+    names = (*own, *_copied(request), _LOADER, _PAGE, _README, _PACKAGE)
+    names = (*names, *_WEBGPU_FILES.values()) if request.has_webgpu else names
+    return tuple(f"{name}-web/{file}" for file in names)
+
+
+def _copied(request: ExportRequest) -> tuple[str, ...]:
+    return (*_COPIED, _WEBGPU) if request.has_webgpu else _COPIED
+
+
+def export(built: BuiltModel, folder: Path) -> None:
+    """Write the package."""
+    place = folder / f"{built.name}-web"
+    place.mkdir(exist_ok=True)
+    module = f"{built.name}.wasm"
+    link_or_copy(built.library, place / module)
+    fetched = {"wasm": FetchedFile.read(place / module)}
+    program: Mapping[str, Json] = {}
+    if built.request.has_webgpu:
+        compiled = built.forms[form_names.BESIDE_WEBASSEMBLY]
+        program = json.loads(compiled[form_names.WEBGPU_PROGRAM].read_text())
+        for name, file in _WEBGPU_FILES.items():
+            link_or_copy(compiled[file].resolve(), place / file)
+            fetched[name] = FetchedFile.read(place / file)
+    for name in _copied(built.request):
+        shutil.copyfile(_FOLDER / name, place / name)
+    texts = {
+        _LOADER: c_runtime.write_loader(built.c_model, _LOADER),
+        f"{built.name}.js": write_module(built, fetched),
+        f"{built.name}.d.ts": write_types(built, fetched),
+        _PAGE: write_page(built),
+        _README: write_readme(built, fetched, program),
+        _PACKAGE: write_package(built),
+    }
+    for name, text in texts.items():
+        (place / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+class FetchedFile(NamedTuple):
+    """A file that the module fetches."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def read(cls, path: Path) -> FetchedFile:
+        """Return what the module knows of a file."""
+        return cls(path.name, hash_file(str(path)), path.stat().st_size)
+
+
+# What the module fetches, by the names that it has for the files.
+_Fetched = Mapping[str, FetchedFile]
+
+
+def _render(template: str, values: Mapping[str, str]) -> str:
+    """Return a template with values in place of their names, such as `@TITLE@`."""
+    text = (_FOLDER / template).read_text(encoding="utf-8")
+    return re.sub(r"@([A-Z_]+)@", lambda match: values[match[1]], text)
+
+
+# ---------------------------------------------------------------- programs
+
+# The backends, the one that is tried first at first: how a program imports each, and what it is.
+_BACKENDS: Final[Mapping[str, tuple[str, str]]] = {
+    "webgpu": (
+        '() => import("./webgpu.js")',
+        "WebGPU, on the GPU: Chrome, Edge, Firefox and Safari since 2025 on most systems, on pages by HTTPS.",
+    ),
+    "wasm": (
+        """\
+async () => {
+    const { load } = await import("./wasm.js");
+    return { open: async (files, _, options) => load(await fetchFile(files.wasm, options)) };
+  }""",
+        "WebAssembly with SIMD, on one core of the CPU: every browser since 2023, and Node.",
+    ),
+}
+
+
+def write_module(built: BuiltModel, fetched: _Fetched) -> str:
+    """Return the module of JavaScript that programs import."""
+    entries = (
+        f"  {name}: {{ url: new URL({javascript_value(f'./{file.name}')}, import.meta.url), "
+        f"sha256: {javascript_value(file.sha256)}, bytes: {file.bytes} }},"
+        for name, file in fetched.items()
+    )
+    values = {
+        "DESCRIPTION": javascript_value(_describe_model(built)),
+        "FILES": "\n".join(entries),
+        "BACKENDS": "\n".join(f"  {name}: {_BACKENDS[name][0]}," for name in _backends(fetched)),
+    }
+    return _render(_MODULE, _describe(built) | values)
+
+
+_OPTIONS: Final = """\
+  /** The device of WebGPU, of a program that has one. */
+  device?: object;
+  powerPreference?: "low-power" | "high-performance";
+"""
+
+
+def write_types(built: BuiltModel, fetched: _Fetched) -> str:
+    """Return the types of TypeScript for the module."""
+    values = {
+        "OPTIONS": _OPTIONS if webgpu.KIND in _backends(fetched) else "",
+        "INPUTS": "\n".join(_list_types(built.signature["inputs"])),
+        "OUTPUTS": "\n".join(_list_types(built.signature["outputs"])),
+        "SIZES": "\n".join(f"  {javascript_value(entry.name)}: number;" for entry in built.c_model.dimensions),
+        "BACKENDS": " | ".join(map(javascript_value, _backends(fetched))),
+        "IMAGE_INPUTS": " | ".join(map(javascript_value, built.manifest.get("images", {}))) or "never",
+    }  # fmt: skip
+    return _render(_TYPES, _describe(built) | values)
+
+
+def _list_types(tensors: Iterable[Mapping[str, Json]]) -> Iterator[str]:
+    for tensor in tensors:
+        yield f"  {javascript_value(tensor['name'])}: {_ARRAYS[tensor['dtype']]};"
+
+
+def _backends(fetched: _Fetched) -> list[str]:
+    return [name for name in _BACKENDS if name != webgpu.KIND or "program" in fetched]
+
+
+def _describe(built: BuiltModel) -> dict[str, str]:
+    """Return what the comments of all programs say of the model."""
+    lines = (f" * {comment(line)}" for line in describe_tensors(built.signature))
+    return {"TITLE": comment(built.name), "NAME": built.name, "TENSORS": "\n".join(lines)}
+
+
+def _describe_model(built: BuiltModel) -> dict[str, Json]:
+    """Return what the module knows of the model besides its code."""
+    inputs = [TensorSpec.from_json(tensor) for tensor in built.signature["inputs"]]
+    images = [
+        {
+            "input": name,
+            # the input has the size of what is cropped
+            **{field: value for field, value in entry.to_json().items() if field != "crop"},
+            "size": list(entry.size),
+            "table": base64.b64encode(entry.table().tobytes()).decode(),
+        }
+        for name, entry in read_preprocessing(built.manifest, inputs).items()
+    ]
+    labels = read_labels(built.manifest)
+    tensors = {
+        direction: [
+            {field: tensor[field] for field in ("name", "dtype", "shape")}
+            for tensor in built.signature[direction]
+        ]
+        for direction in ("inputs", "outputs")
+    }
+    return {
+        "name": built.name,
+        "version": built.request.version,
+        **tensors,
+        "images": images,
+        **({"labels": labels.to_json()} if labels else {}),
+    }
+
+
+# ---------------------------------------------------------------- documents
+
+
+def write_page(built: BuiltModel) -> str:
+    """Return the page that shows the model."""
+    values = {"TITLE": html_text(built.name), "NAME": built.name}
+    return _render(_PAGE, values | {"VERSION": html_text(built.request.version)})
+
+
+def write_package(built: BuiltModel) -> str:
+    """Return what npm knows of the package."""
+    name, license_expression = built.name, built.manifest.get("license")
+    fields = {
+        "name": distribution_name(name),
+        "version": npm_version(built.request.version),
+        "description": f"The model {name}, compiled for browsers",
+        **({"license": str(license_expression)} if license_expression else {}),
+        "type": "module",
+        "exports": {".": {"types": f"./{name}.d.ts", "default": f"./{name}.js"}},
+        "types": f"./{name}.d.ts",
+        "files": [file.partition("/")[2] for file in files(built.request)],
+        "sideEffects": False,
+    }
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def npm_version(version: str) -> str:
+    """Return a version of Python packages as npm has it, in the same order.
+
+    npm has no versions after a release but the next one: a post-release has the order of its release.
+
+    >>> npm_version("1.2"), npm_version("1!2.3.4.5rc1.dev2"), npm_version("3.0.post1")
+    ('1.2.0', '2.3.4-rc.1.dev.2+5', '3.0.0+post.1')
+    """
+    match = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version)
+    numbers = [str(int(number)) for number in match[1].split(".")] if match else ["0"]
+    rest = re.findall(r"([a-z]+)[-_.]?(\d*)", version[match.end() :].lower()) if match else []
+    words = [(word, str(int(number or 0))) for word, number in rest]
+    before = [f"{word}.{number}" for word, number in words if word not in ("post", "rev", "r")]
+    after = [f"{word}.{number}" for word, number in words if word in ("post", "rev", "r")]
+    core = ".".join((*numbers, "0", "0")[:3])
+    build = ".".join((*numbers[3:], *after))
+    return core + (f"-{'.'.join(before)}" if before else "") + (f"+{build}" if build else "")
+
+
+_IMAGES: Final = """\
+An image becomes an input with the sizes, colours and numbers of the recipe:
+
+```js
+const values = await model.image(image); // a File, a Blob, an <img>, a <canvas>, ImageData
+```
+
+"""
+_CLASSES: Final = """\
+The classes of an image:
+
+```js
+const [best] = await model.classify(image); // a File, a Blob, an <img>, a <canvas>, ImageData
+console.log(best.label, best.probability);
+```
+
+"""
+
+
+def write_readme(
+    built: BuiltModel, fetched: _Fetched, program: Mapping[str, Json] = MappingProxyType({})
+) -> str:
+    """Return the text about the package for people; `program` is that of WebGPU."""
+    tensors = (f"- {line}" for line in describe_tensors(built.signature, markdown_code))
+    example = ", ".join(
+        f"{javascript_value(spec.name)}: new {_ARRAYS[spec.dtype]}({math.prod(spec.shape)})"
+        for spec in map(TensorSpec.from_json, built.signature["inputs"])
+    )
+    images = ""
+    if "images" in built.manifest:
+        is_alone = len(built.signature["inputs"]) == 1
+        images = _CLASSES if "labels" in built.manifest and is_alone else _IMAGES
+    backends = [f"- `{name}`: {_BACKENDS[name][1]}" for name in _backends(fetched)]
+    needs = [
+        *(f"the feature `{name}`" for name in program.get("features", ())),
+        *(f"`{name}` of {value:,}" for name, value in program.get("limits", {}).items()),
+    ]
+    if needs:
+        backends.append(f"\nWebGPU needs more than each GPU has: {', '.join(needs)}.")
+    sizes = (
+        f"- {markdown_code(file.name)}: {size_text(file.bytes)}, SHA-256 `{file.sha256}`"
+        for file in fetched.values()
+    )
+    values = {
+        "TITLE": built.name,
+        "PACKAGE": distribution_name(built.name),
+        "TENSORS": "\n".join(tensors),
+        "EXAMPLE": example,
+        "IMAGES": images,
+        "BACKENDS": "\n".join(backends),
+        "SIZES": "\n".join(sizes),
+    }
+    return _render(_README, values)
