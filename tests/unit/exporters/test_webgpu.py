@@ -18,8 +18,7 @@ from tests.support.onnx_models import draw, load, model, open_session, value
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import web_program
-from tvmflow.compiler.c_program.device_kernels import UnsupportedKernel
-from tvmflow.compiler.c_program.program import UnsupportedProgram
+from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.exporters import web
 from tvmflow.targets import webgpu
@@ -165,7 +164,7 @@ def test_a_recurrent_layer_runs_in_chromium(tmp_path: Path) -> None:
     check_outputs(network, run_all({"lstm": network}, tmp_path)["lstm"])
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 def test_a_mobile_network_runs_in_chromium(tmp_path: Path) -> None:
     """With depthwise convolutions and residuals; memory of tensors is used again."""
     made, feed = mobile_network()
@@ -174,7 +173,7 @@ def test_a_mobile_network_runs_in_chromium(tmp_path: Path) -> None:
     check_outputs(network, run_all({"mobile": network}, tmp_path)["mobile"])
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 def test_errors_say_what_happened(tmp_path: Path) -> None:
     """Of a device that is lost, limits, features, code that is refused, wrong inputs, other files."""
     made = model([helper.make_node("Relu", ["x"], ["y"])], [value("x", [4])], [value("y", [4])])
@@ -239,7 +238,7 @@ def test_what_webgpu_lacks_is_named_when_it_is_built(tmp_path: Path) -> None:
     """Numbers of 64 bits, and branches."""
     node = helper.make_node("Add", ["x", "x"], ["y"])
     made = model([node], [value("x", [4], "int64")], [value("y", [4], "int64")])
-    with pytest.raises(UnsupportedKernel, match="add_kernel"):
+    with pytest.raises(StageError, match="by WebGPU: the kernel add_kernel: there is no WGSL"):
         compile_network(made, tmp_path / "int64", {"x": np.ones(4, np.int64)})
     condition = model(
         [
@@ -252,7 +251,7 @@ def test_what_webgpu_lacks_is_named_when_it_is_built(tmp_path: Path) -> None:
         [value("x", [4]), value("flag", [], "bool")], [value("y", [4])],
     )  # fmt: skip
     feed = {"x": np.ones(4, np.float32), "flag": np.bool_(True)}
-    with pytest.raises(UnsupportedProgram, match="a condition, on WebGPU"):
+    with pytest.raises(StageError, match="it has a branch that depends on data"):
         compile_network(condition, tmp_path / "if", {**feed, "flag": np.array(True)})
 
 

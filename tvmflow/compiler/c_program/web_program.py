@@ -23,7 +23,6 @@ from tvmflow.compiler.c_program.device_kernels import (
     Launch,
     Scalar,
     UnsupportedKernel,
-    generate_source,
     lower_device_kernels,
 )
 from tvmflow.compiler.c_program.program import (
@@ -36,8 +35,10 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
+from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
+from tvmflow.targets import webgpu
 
 Array = np.ndarray[Any, Any]
 
@@ -84,13 +85,31 @@ def compile_web_program(
         folder: The folder to write into.
 
     Raises:
-        UnsupportedProgram: It needs something that WebGPU does not have.
+        StageError: It needs something that WebGPU does not have.
     """
+    try:
+        _write_files(mod, weights, target, folder)
+    except UnsupportedKernel as error:
+        raise _unsupported(f"the kernel {error.kernel}: {error.reason}") from error
+    except UnsupportedProgram as error:
+        raise _unsupported(error.reason) from error
+
+
+def _unsupported(reason: str) -> StageError:
+    return StageError(
+        f"this model cannot run by WebGPU: {reason}",
+        fix="name the preset wasm32-wasi in place of browser: the package then has WebAssembly alone",
+    )
+
+
+def _write_files(
+    mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
+) -> None:
     program = read_program(mod, weights)
     if program.dimensions:
-        raise UnsupportedProgram("sizes that each call chooses, on WebGPU")
+        raise UnsupportedProgram("it has sizes that each call chooses")
     if program.counts:
-        raise UnsupportedProgram("outputs whose size is known after a call, on WebGPU")
+        raise UnsupportedProgram("it has outputs whose size is known after a call")
     names = set(list_kernel_calls(program.steps))
     kernels = {
         str(var.name_hint): function
@@ -142,14 +161,14 @@ class _Function(NamedTuple):
 
 def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> dict[str, _Function]:
     """Return the functions by name."""
-    functions = {}
+    functions, generate = {}, tvm.get_global_func(f"target.build.{webgpu.KIND}")
     for var, function in program.functions.functions_items():
         name = str(var.name_hint)
-        alone = DeviceProgram(tvm.IRModule({var: function}), {})
+        alone = tvm.IRModule({var: function})
         try:
-            source = generate_source(alone, target)
+            source = str(generate(alone, target).inspect_source())
         except Exception as error:
-            raise UnsupportedKernel(name, f"WGSL has no code for it: {last_line(error)}") from error
+            raise UnsupportedKernel(name, f"there is no WGSL for it: {last_line(error)}") from error
         functions[name] = _read_function(name, source)
     return dict(sorted(functions.items()))
 
@@ -315,8 +334,8 @@ class _Writer:
         arguments = [tensors[place] for place in launch.arguments]
         unknown = sorted({*function.elements} - _ELEMENTS)
         if unknown or launch.grid[2] != 1 or len(launch.scalars) != function.fields:
-            reason = f"it has elements of {unknown[0]}" if unknown else "of its launch"
-            raise UnsupportedKernel(launch.function, f"WebGPU does not have it: {reason}")
+            reason = f"elements of {unknown[0]}" if unknown else "its launch"
+            raise UnsupportedKernel(launch.function, f"WebGPU has no such thing: {reason}")
         for axis, size in zip("XYZ", launch.block, strict=True):
             self._need(f"maxComputeWorkgroupSize{axis}", size)
         self._need("maxComputeInvocationsPerWorkgroup", math.prod(launch.block))
@@ -335,7 +354,7 @@ def _list_tensors(step: Any) -> list[Storage]:
         return [storage.resolve() for storage in step.tensors]
     if isinstance(step, Copy):
         return [step.source.resolve(), step.target.resolve()]
-    raise UnsupportedProgram("a condition, on WebGPU")
+    raise UnsupportedProgram("it has a branch that depends on data")
 
 
 def _bits(scalar: Scalar) -> int:
