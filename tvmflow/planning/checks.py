@@ -57,7 +57,7 @@ from tvmflow.stages.runtime_choice import (
     vm_reason,
 )
 from tvmflow.stages.verify.peer_times import device_of
-from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
+from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC
 from tvmflow.store.local import LocalStore
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
@@ -67,6 +67,9 @@ from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 from tvmflow.tuning.roofline import render_roofline
 
 _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"
+_WEB_ADVICE: Final = (
+    "set verify.run_on: chromium (a browser without a window), or verify.against: none (no check)"
+)
 _TUNE_ADVICE: Final = "set tune.trials: 0 (no search)"
 _COMPARE_FIXED: Final = (
     "a library of one size is compared with one whose sizes each call chooses, and this model has fixed sizes; "
@@ -222,7 +225,8 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
             impossible["tuned"] = _TUNE_ADVICE
         if verify.NAME in planned.stages:
             if part.unrunnable_reason and _must_run_locally(recipe):
-                impossible["verified"] = _VERIFY_ADVICE
+                is_web = web.NAME in recipe.outputs
+                impossible["verified"] = _WEB_ADVICE if is_web else _VERIFY_ADVICE
             yield from _check_run_location(planned, target, part)
         if impossible:
             yield (
@@ -283,6 +287,10 @@ def _check_run_location(
             "leave `runtime: vm` out, ask for the output bundle or c-library, or choose "
             "verify.run_on: rpc"
         )
+    elif location == CHROMIUM and isinstance(target, PartitionedTarget):
+        problem = "chromium runs models in one piece"
+    elif location == CHROMIUM and web.NAME not in planned.recipe_for(part).outputs:
+        problem = "chromium runs packages for browsers; add `web` to `outputs`"
     elif location == RPC and not part.remote:
         problem = (
             "rpc runs libraries on the devices of a target's remote; "

@@ -156,6 +156,8 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
     for other, files in traits.needs.items():
         if target is None:
             continue
+        if other in traits.needs_all and traits.needs_all[other](planned.recipe_for(target)):
+            files = ()
         if isinstance(target, PartitionedTarget) and other in traits.needs_of_parts:
             for part in target.parts:
                 yield Need(f"{other}/{part.part}", _stage_id(planned, other, part.name), files)

@@ -389,7 +389,7 @@ class Recipe(ClosedModel):
             elif self._is_emulated(target.name):
                 text = (
                     f"needs a latency, and the target '{target.name}' is verified under emulation "
-                    "(run_on: qemu), which measures none"
+                    "(run_on: qemu or chromium), which measures none"
                 )
             else:
                 continue
@@ -399,7 +399,7 @@ class Recipe(ClosedModel):
     def _is_emulated(self, target: str) -> bool:
         """Return whether the recipe, or a variant of it, is verified under emulation for a target."""
         forms = [self, *map(self.for_variant, self.variants)]
-        return any(form.for_target(target).verify.run_on == "qemu" for form in forms)
+        return any(form.for_target(target).verify.run_on in ("qemu", "chromium") for form in forms)
 
     def _min_speedup_owner(
         self, index: int, target: TargetSpec

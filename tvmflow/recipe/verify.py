@@ -76,10 +76,11 @@ class Verify(ClosedModel):
         "`auto` for all that are installed. `fixed` builds a library for each of the sizes that one with "
         "[dimensions](howto/sizes.md) is verified at. See [comparison.md](comparison.md).",
     )
-    run_on: Literal["auto", "local", "qemu", "rpc"] = Field(
+    run_on: Literal["auto", "local", "qemu", "rpc", "chromium"] = Field(
         default="auto",
         description="Where the library runs. `local`: on this machine. `qemu`: on this machine under emulation, without a "
-        "latency. `rpc`: on a device of the target's `remote`. `auto`: same as `local`.",
+        "latency. `rpc`: on a device of the target's `remote`. `chromium`: a package for browsers (output `web`) in headless "
+        "Chromium, without a latency. `auto`: same as `local`.",
     )
 
     @field_validator("compare")

@@ -14,6 +14,7 @@ from tvmflow.stages.base import Lowering, Settings, StageSettings
 LOCAL: Final = "local"
 QEMU: Final = "qemu"
 RPC: Final = "rpc"
+CHROMIUM: Final = "chromium"
 """The places where libraries are run."""
 
 

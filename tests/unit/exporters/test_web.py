@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -14,13 +15,13 @@ import pytest
 
 from tests.support import exports
 from tests.support.browser import run_script
-from tests.support.exports import Exported
-from tests.unit.exporters.test_c_library_systems import WASM
+from tests.support.recipes import ROOT
 from tvmflow.core.types import TensorSpec
 from tvmflow.exporters import web
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.labels import Labels
+from tvmflow.targets import browser
 
 needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 
@@ -164,15 +165,46 @@ console.log(JSON.stringify([names.map((name) => outputs[name][0]), errors, net.b
     assert [json.loads(line.split(": Float")[0]) for line in types.splitlines() if ": Float" in line] == names * 2  # fmt: skip
 
 
+RECIPE: Final = """
+recipe: 1
+name: digits
+version: 1.2.0
+model: {onnx: %(models)s/digits.onnx}
+inputs: {data: {shape: [1, 1, 8, 8], image: {interpolation: bicubic}}}
+labels: %(models)s/digits-labels.txt
+targets: [browser]
+outputs: [web]
+tune: {trials: 0}
+verify: %(verify)s
+"""
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of the digits."""
-    folder = Exported(tmp_path_factory.mktemp("web"))
-    where = exports.target()._replace(tvm={"kind": "llvm", "mtriple": WASM.triple, **WASM.tvm})
-    made = exports.recipe("digits", "web")
-    for stage in ("import", "lower", "build", "export"):
-        folder.stage(stage, made, where)
-    return folder.dist / "digits-web"
+    """The package of the digits, with WebGPU and WebAssembly, verified where Chromium is installed."""
+    folder = tmp_path_factory.mktemp("web")
+    shutil.copy(ROOT / "recipes" / "models" / "digits-test.npz", folder / "test.npz")
+    verify = "{against: none}"
+    if browser.find_chromium():
+        verify = "{run_on: chromium, data: test.npz, min_accuracy: 0.95}"
+    values = {"models": exports.MODELS, "verify": verify}
+    (folder / "digits.yaml").write_text(RECIPE % values)
+    command = [sys.executable, "-m", "tvmflow", "run", "digits.yaml", "--store", "store"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "dist" / "digits" / "browser" / "digits-web"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(browser.find_chromium() is None, reason="needs Chromium")
+def test_the_package_is_verified_in_chromium(package: Path) -> None:
+    """By WebGPU, and as the WebAssembly that other browsers run."""
+    measured = json.loads((package.parent / "measurements.json").read_text())
+    assert measured["passed"] and measured["accuracy"] >= 0.95
+    assert "WebGPU" in measured["ran_on"] and "WebAssembly" in measured["fallback"]["ran_on"]
+    assert measured["latency_not_measured"].startswith("a GPU that the CPU stands for")
+    fallback = measured["fallback"]["outputs"]
+    assert [output["passed"] for output in fallback.values()] == [True]
 
 
 SCRIPT: Final = """
@@ -208,7 +240,7 @@ def _run_in_node(package: Path, script: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "run", [pytest.param(_run_in_node, marks=needs_node, id="node"), pytest.param(run_script, id="chromium")]
 )  # fmt: skip
@@ -216,12 +248,13 @@ def test_images_are_classified(package: Path, run: Callable[[Path, str], Any]) -
     """By the labels of the recipe."""
     images, classes = images_and_classes()
     found = run(package, SCRIPT % json.dumps(images))
-    assert found["names"] == ["digits", "1.2.0", "wasm", ["data"], 10]
+    assert found["names"][:2] == ["digits", "1.2.0"] and found["names"][3:] == [["data"], 10]
+    assert found["names"][2] == ("wasm" if run is _run_in_node else "webgpu")
     assert np.mean(np.array(found["found"]) == classes) >= 0.9
     assert found["late"] == "the model was destroyed"
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 def test_the_page_shows_an_image_of_ones_own(package: Path) -> None:
     """A file is chosen; the classes are shown, and nothing is fetched from elsewhere."""
     script = """
@@ -253,7 +286,7 @@ return [
     assert run_script(package, script) == ["one", "softmax_output", "", 0]
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm")
 def test_npm_packs_the_folder(package: Path) -> None:
     """With all that the plan names, under a name and a version that npm takes."""
@@ -261,5 +294,5 @@ def test_npm_packs_the_folder(package: Path) -> None:
     done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True)
     (packed,) = json.loads(done.stdout)
     assert (packed["name"], packed["version"]) == ("digits-model", "1.2.0")
-    request = ExportRequest("digits", "1.2.0", "web", "llvm", "wasm32-wasi")
+    request = ExportRequest("digits", "1.2.0", "web", "llvm", "wasm32-wasi", has_webgpu=True)
     assert {f"digits-web/{file['path']}" for file in packed["files"]} == set(web.files(request))

@@ -381,6 +381,17 @@ def test_code_for_webgpu_is_built_beside_webassembly() -> None:
     alone = planned(recipe(outputs=["c-library"], **fields), browser)
     with pytest.raises(RecipeError, match="has code for WebGPU, and no output holds it; add `web`"):
         plan_of(alone)
+    # what runs in Chromium is the package itself
+    fields["verify"] = {"run_on": "chromium"}
+    (check,) = (
+        spec
+        for spec in plan_of(planned(recipe(outputs=["web"], **fields), browser)).stages
+        if spec.stage == "verify"
+    )
+    assert Need("export", "net:export/browser", ()) in check.needs
+    fields["targets"] = ["host"]
+    with pytest.raises(RecipeError, match="chromium runs packages for browsers; add `web`"):
+        plan_of(planned(recipe(outputs=["bundle"], **fields), target()))
 
 
 def test_a_level_that_is_added_changes_no_other_one() -> None:

@@ -742,7 +742,7 @@ WRONG = [
     wrong(
         "a place that there is not",
         ("data: data.npz", "run_on: board"),
-        "13:11: verify.run_on: must be one of auto, local, qemu, rpc, not the string 'board'",
+        "13:11: verify.run_on: must be one of auto, local, qemu, rpc, chromium, not the string 'board'",
     ),
     wrong(
         "a speed under emulation",
@@ -750,7 +750,7 @@ WRONG = [
             "trials: 4\noutputs: [bundle]\nverify:",
             "trials: 4\n  min_speedup: 1.1\nverify:\n  run_on: qemu",
         ),
-        "11:16: tune.min_speedup: needs a latency, and the target 'host' is verified under emulation (run_on: qemu), which measures none",
+        "11:16: tune.min_speedup: needs a latency, and the target 'host' is verified under emulation (run_on: qemu or chromium), which measures none",
     ),
     wrong("tolerance nan", ("1.0e-3", ".nan"), "14:9: verify.rtol: must be a finite number"),
     wrong("tolerance inf", ("1.0e-3", ".inf"), "14:9: verify.rtol: must be a finite number"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,6 +39,7 @@ from tvmflow.stages.verify.sizes import (
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import AllowedDifference, OutputComparison, PartVerdict, Verdict
 from tvmflow.stages.verify_settings import (
+    CHROMIUM,
     LOCAL,
     QEMU,
     RPC,
@@ -85,6 +86,7 @@ TRAITS: Final = StageTraits(
     },
     optional_needs=("extract_tasks", "pick_best"),
     needs_of_parts=("emulation_program",),
+    needs_all={"export": lambda recipe: recipe.verify.run_on == CHROMIUM},
     reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
@@ -252,6 +254,8 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
                 else {"outputs": _passed_outputs(level["outputs"])}
                 for name, level in verdict["levels"].items()
             }
+        if "fallback" in verdict:
+            lasting["fallback"] = {"outputs": _passed_outputs(verdict["fallback"]["outputs"])}
         if "vm" in verdict:
             lasting["vm"] = {"outputs": _passed_outputs(verdict["vm"]["outputs"])}
         parts = verdict.get("parts", {})
@@ -440,7 +444,24 @@ def _add_comparisons(
         verdict["vm"] = {"outputs": compare(machine, machine.run_all(data.batches))}
         if reference.sized:
             verdict["vm"]["sizes"] = compare_sizes(machine, reference)
+    if settings.run_on == CHROMIUM:
+        _add_fallback(verdict, library, compare, data)
     _add_layers(verdict, library, reference, settings, context)
+
+
+def _add_fallback(
+    verdict: Verdict,
+    library: Library,
+    compare: Callable[[Library, Sequence[Mapping[str, Array]]], Outputs],
+    data: Samples,
+) -> None:
+    """Compare what browsers without WebGPU run, where the package has code for both."""
+    from tvmflow.stages.verify.remote_backends import BrowserLibrary
+
+    assert isinstance(library, BrowserLibrary)
+    if fallback := library.fallback:
+        outputs = compare(fallback, fallback.run_all(data.batches))
+        verdict["fallback"] = {"ran_on": fallback.ran_on, "outputs": outputs}
 
 
 def _add_index_inputs(

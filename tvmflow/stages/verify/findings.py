@@ -35,6 +35,8 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     for name, level in verdict.get("levels", {}).items():
         mismatches = list_mismatches(level.get("outputs", {}), reference)
         failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
+    for mismatch in list_mismatches(verdict.get("fallback", {}).get("outputs", {}), reference):
+        failures.append(f"the package as WebAssembly: {mismatch}")
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
@@ -96,7 +98,8 @@ def describe_fix(verdict: Verdict) -> str:
     """Return what to do about a rejected library: tolerances are of use only where outputs differ."""
     libraries = (verdict, *verdict.get("parts", {}).values(), verdict.get("vm", {}))
     outputs = [output for library in libraries for output in library.get("outputs", {}).values()]
-    levels = verdict.get("levels", {}).values()
+    levels = [*verdict.get("levels", {}).values()]
+    levels += [verdict["fallback"]] if "fallback" in verdict else []
     outputs += [output for level in levels for output in level.get("outputs", {}).values()]
     outputs += verdict.get("index_inputs", {}).values()
     outputs += [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,7 +16,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.operators.loading import calls_folder
 from tvmflow.runtime import samples
-from tvmflow.runtime.bundles import read_bundle
+from tvmflow.runtime.bundles import MANIFEST, SIGNATURE, read_bundle
 from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pixels
 from tvmflow.runtime.images import Preprocessing, crop_offset, read_preprocessing
 from tvmflow.runtime.labels import read_labels
@@ -26,7 +28,7 @@ from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import INPUTS, find_undetected
 from tvmflow.stages.verify.verdict import ImageComparison
-from tvmflow.stages.verify_settings import LOCAL, VerifySettings
+from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -294,14 +296,14 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
     Raises:
         StageError: when an image cannot be read, or has no class.
     """
-    bundle = read_bundle(context.inputs["export/module.tvmflow"], with_libraries=False)
-    sizes = choose_representatives(read_dimensions(bundle.signature, settings))
-    inputs = specs_at([*map(TensorSpec.from_json, bundle.signature["inputs"])], sizes)
-    preprocessing = read_preprocessing(bundle.manifest, inputs)
+    manifest, signature = _read_descriptions(settings, context)
+    sizes = choose_representatives(read_dimensions(signature, settings))
+    inputs = specs_at([*map(TensorSpec.from_json, signature["inputs"])], sizes)
+    preprocessing = read_preprocessing(manifest, inputs)
     listed = _list_images(context)
     samples, pixels = None, {name: _generate_images(entry) for name, entry in preprocessing.items()}
     if listed:
-        labels = read_labels(bundle.manifest)
+        labels = read_labels(manifest)
         (entry,) = _only_input(inputs, preprocessing)
         paths = [context.inputs[f"{DATA}/{file}"] for file in listed.files]
         samples = _load(listed, paths, entry, labels.names if labels else ())
@@ -312,6 +314,19 @@ def load_images(settings: VerifySettings, context: StageContext) -> Images:
             samples = _make_random_samples(entry, settings.verify.samples, settings.verify.seed)
     compared = {name: _compare(preprocessing[name], images) for name, images in pixels.items()}
     return Images(samples, compared)
+
+
+def _read_descriptions(
+    settings: VerifySettings, context: StageContext
+) -> tuple[Mapping[str, Json], Mapping[str, Json]]:
+    """Return the manifest and the signature of the bundle, which `export` makes for browsers, too."""
+    path = context.inputs["export/module.tvmflow"]
+    if settings.run_on != CHROMIUM:
+        bundle = read_bundle(path, with_libraries=False)
+        return bundle.manifest, bundle.signature
+    # its library is for no program that opens bundles
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(MANIFEST)), json.loads(archive.read(SIGNATURE))
 
 
 def with_images(

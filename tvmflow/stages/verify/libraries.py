@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from tvmflow.core.dimensions import specs_at
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC, VerifySettings
+from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 UNTIMED_REASONS: Final[Mapping[str, str]] = {
     QEMU: "an emulated CPU says nothing of the speed of a real one",
+    CHROMIUM: "a GPU that the CPU stands for says nothing of the speed of a real one",
     RPC: "each part runs in a session of its own",
 }
 """Where a library runs -> the reason why its speed says nothing there, when it has no `timed`."""
@@ -211,10 +213,13 @@ def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Li
     if settings.run_on == LOCAL:
         yield load_local(bundle, settings)
         return
+    if settings.run_on == CHROMIUM:
+        yield _open_package(settings, context)
+        return
     from tvmflow.stages.verify.remote_backends import Signature
 
     # an emulation program holds the library itself
-    whole = bundles.read_bundle(bundle, with_libraries=settings.run_on != QEMU)
+    whole = bundles.read_bundle(bundle, with_libraries=settings.run_on == RPC)
     with contextlib.ExitStack() as stack:
         libraries = {
             name: _open_remote(part, name, settings, context, stack)
@@ -224,6 +229,18 @@ def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Li
             yield PartitionedLibrary(Signature.from_json(whole.signature), libraries)
         else:
             yield libraries[""]
+
+
+def _open_package(settings: VerifySettings, context: StageContext) -> Library:
+    """Return the package for browsers, which no program of this machine loads."""
+    from tvmflow.stages.verify import remote_backends
+
+    signature = json.loads(context.inputs["import/signature.json"].read_text())
+    package = remote_backends.link_package(context.inputs, context.work)
+    (machine,) = settings.machines.values()
+    return remote_backends.BrowserLibrary(
+        remote_backends.Signature.from_json(signature), machine, context.work, package
+    )
 
 
 def _open_remote(

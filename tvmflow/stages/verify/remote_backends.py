@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 import numpy as np
 import tvm
 
+from tvmflow.compiler.form_names import WEBGPU_PROGRAM
 from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.targets import browser, webgpu
 from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
@@ -112,6 +115,68 @@ class EmulatedLibrary(_RemoteLibrary):
             scratch=self.scratch,
         )
         return [self.signature.name_outputs(outputs) for outputs in results]
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@dataclass
+class BrowserLibrary(_RemoteLibrary):
+    """A package for browsers in Chromium; `backend` is what it runs by, by default what it tries first."""
+
+    package: Path
+    backend: str = "auto"
+    ran_on: str = ""
+
+    timed = None
+
+    @property
+    def fallback(self) -> BrowserLibrary | None:
+        """The same package as WebAssembly, where it runs by WebGPU."""
+        has_webgpu = (self.package / WEBGPU_PROGRAM).exists()
+        return replace(self, backend="wasm") if has_webgpu and self.backend != "wasm" else None
+
+    def run_all(self, feeds: Sequence[Feed]) -> list[dict[str, Array]]:
+        """Return the outputs by name for every batch.
+
+        Raises:
+            StageError: when the package does not run there.
+        """
+        backend = webgpu.KIND if self.fallback else "wasm"
+        batches = [self.signature.order_inputs(feed) for feed in feeds]
+        exports = json.loads((self.package / "package.json").read_text())["exports"]
+        module = str(exports["."]["default"]).removeprefix("./")
+        found = browser.run_package(self.package, module, backend, batches)
+        by_gpu = "WebGPU (SwiftShader, on the CPU)"
+        self.ran_on = f"{found.browser} by {by_gpu if self.fallback else 'WebAssembly'}"
+        return [
+            {
+                spec.name: _read_output(spec, found.outputs[batch, place])
+                for place, spec in enumerate(self.outputs)
+            }
+            for batch in range(len(feeds))
+        ]
+
+
+def _read_output(spec: TensorSpec, content: bytes) -> Array:
+    """Return an output; an axis whose size is known after a call has the one that it was given."""
+    shape = list(spec.shape)
+    if spec.bounded_axis is not None:
+        shape[spec.bounded_axis] = -1
+    return np.frombuffer(content, spec.dtype).reshape(shape)
+
+
+def link_package(inputs: Mapping[str, Path], folder: Path) -> Path:
+    """Return the folder of a package for browsers, with links to the files that `export` wrote."""
+    package = folder / "package"
+    package.mkdir(exist_ok=True)
+    for role, path in inputs.items():
+        stage, _, name = role.partition("/")
+        place, _, file = name.partition("/")
+        if stage == "export" and place.endswith("-web") and file:
+            (package / file).unlink(missing_ok=True)
+            (package / file).symlink_to(path)
+    return package
 
 
 # ---------------------------------------------------------------- on devices behind RPC

@@ -266,7 +266,7 @@ class Verdict(_Judged, total=False):
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
     verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
-    of CPUs that the library has code for.
+    of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run.
     """
 
     samples: int
@@ -282,6 +282,7 @@ class Verdict(_Judged, total=False):
     images: dict[str, ImageComparison]
     parts: dict[str, PartVerdict]
     vm: PartVerdict
+    fallback: LevelVerdict
     accuracy: float
     reference_accuracy: float
     ran_on: str
@@ -308,7 +309,9 @@ def list_compared(verdict: Verdict) -> list[OutputComparison]:
 def find_largest_error(verdict: Verdict) -> float | None:
     """Return the largest absolute error of all outputs; None when it is not a finite number for each."""
     sizes = (entry.get("outputs", {}).values() for entry in verdict.get("sizes", ()))
-    levels = (level.get("outputs", {}).values() for level in verdict.get("levels", {}).values())
+    others = [*verdict.get("levels", {}).values()]
+    others += [verdict["fallback"]] if "fallback" in verdict else []
+    levels = (other.get("outputs", {}).values() for other in others)
     outputs = [*list_compared(verdict), *itertools.chain.from_iterable((*sizes, *levels))]
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
 

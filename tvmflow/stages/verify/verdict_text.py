@@ -78,6 +78,8 @@ def _describe(facts: Verdict) -> list[str]:
         lines.append(facts["reference_note"])
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
+    if "fallback" in facts:
+        lines.append(f"agrees with {facts['reference']} on {facts['fallback']['ran_on']}, too")
     if "latency_not_measured" in facts:
         lines.append(f"latency is not measured: {facts['latency_not_measured']}")
     if facts["against"] == "none":
