@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper, version_converter
 
 from tests.support.binaries import read_elf
 from tests.support.detectors import constants
@@ -21,6 +25,7 @@ from tests.support.project import Project
 from tests.support.recipes import ROOT
 from tvmflow.targets.backends import opencl
 
+MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
 _PROBLEM = opencl.unrunnable_reason(TARGET, in_this_process=False)
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=f"needs a driver for OpenCL: {_PROBLEM}")
 
@@ -304,3 +309,88 @@ def test_a_program_has_its_own_queue_and_memory(digits: DeviceLibrary, tmp_path:
     program = digits.compile_program(tmp_path / "own", OWN_DEVICE, {}, "-l:libOpenCL.so.1")
     done = run_program(program)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+# ---------------------------------------------------------------- networks
+
+
+def net(name: str) -> onnx.ModelProto:
+    """Return a net of the benchmarks."""
+    spec = importlib.util.spec_from_file_location("_nets", ROOT / "benchmarks/_nets.py")
+    assert spec is not None and spec.loader is not None
+    nets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nets)
+    made: onnx.ModelProto = NETS[name](nets)
+    return made
+
+
+def add_suppression(made: onnx.ModelProto) -> onnx.ModelProto:
+    """Return UltraFace with a selection of its boxes: the scores of faces are the second ones."""
+    made = version_converter.convert_version(made, 11)
+    weights = constants(limit=[50], overlap=[0.3], threshold=[0.05])
+    made.graph.initializer.extend(
+        numpy_helper.from_array(array, name)
+        for name, array in {**weights, "face": np.array([1])}.items()
+    )
+    made.graph.node.extend(
+        [
+            helper.make_node("Gather", ["scores", "face"], ["faces"], axis=2),
+            helper.make_node("Transpose", ["faces"], ["by_class"], perm=[0, 2, 1]),
+            helper.make_node(
+                "NonMaxSuppression",
+                ["boxes", "by_class", "limit", "overlap", "threshold"],
+                ["chosen"],
+            ),
+        ]
+    )
+    made.graph.output.append(value("chosen", [None, 3], "int64"))
+    return made
+
+
+NETS: dict[str, Callable[[Any], onnx.ModelProto]] = {
+    "bert": lambda nets: nets.encoder(layers=2, tokens=64, width=128, heads=2),
+    "lstm": lambda nets: nets.lstm(size=40, hidden=64, steps=30),
+    "mobilenet": lambda nets: nets.mobilenet(),
+    "u_net": lambda nets: make_u_net(nets),
+    "ultraface": lambda nets: add_suppression(
+        onnx.load(f"{MODELS}/ultraface/version-RFB-320.onnx")
+    ),
+}
+
+
+def make_u_net(nets: Any) -> onnx.ModelProto:
+    """Return a small U-Net of two levels for images of 64×64."""
+    net = nets._Net()
+    net.channels["x"] = 3
+
+    def grow(y: str, channels: int, skip: str) -> str:
+        weight = net.weight(net.channels[y], channels, 2, 2)
+        z = net.op("Concat", net.op("ConvTranspose", y, weight, strides=[2, 2]), skip, axis=1)
+        net.channels[z] = channels + net.channels[skip]
+        return str(net.relu(net.conv(z, channels, 3, 1, 1)))
+
+    full = net.relu(net.conv("x", 16, 3, 1, 1))
+    half = net.relu(net.conv(full, 32, 3, 2, 1))
+    quarter = net.relu(net.conv(half, 64, 3, 2, 1))
+    y = grow(grow(quarter, 32, half), 16, full)
+    made: onnx.ModelProto = net.model({"x": (1, 3, 64, 64)}, net.conv(y, 2, 1))
+    return made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NETS)
+def test_networks_agree_with_onnx_runtime(name: str, tmp_path: Path) -> None:
+    """Convolutions, attention, recurrent layers, transposed convolutions, and a detector with its boxes."""
+    if name == "ultraface" and not MODELS:
+        pytest.skip("TVMFLOW_TEST_MODELS names no folder of models")
+    made = net(name)
+    session = open_session(made)
+    feed = {entry.name: draw(*entry.shape, seed=1) for entry in session.get_inputs()}
+    built = DeviceLibrary.build(load(made, tmp_path), tmp_path)
+    outputs, kernels = built.run(feed)
+    for actual, expected in zip(outputs, session.run(None, feed), strict=True):
+        assert actual.shape == expected.shape
+        largest = float(np.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * max(1.0, largest))
+    on_host = {"sort", "non_max_suppression"}
+    assert on_host & kernels.keys() == (on_host if name == "ultraface" else set())
