@@ -74,7 +74,8 @@ class LoweringContext:
 
     def is_mixed(self) -> bool:
         """Return whether kernels for the CPU run between those of a device, in one library."""
-        return not self.is_cpu() and not backend_for(self.target.export()).RUNS_IN_TVM
+        fields = self.target.export()
+        return not self.is_cpu() and bool(backend_for(fields).no_tvm_runtime_reason(fields))
 
     def sorts_on_cpu(self) -> bool:
         """Return whether a CPU sorts: the target, or the host of a device."""

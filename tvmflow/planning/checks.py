@@ -53,6 +53,7 @@ from tvmflow.stages.runtime_choice import (
     describe_runtime,
     no_c_runtime_reason,
     no_vm_reason,
+    requires_vm,
     run_location,
     vm_reason,
 )
@@ -172,7 +173,8 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
     unlinkable = unlinkable_reason(target.tvm, target.toolchain)
     if export.NAME in stages and unlinkable:
         return [f"{where} cannot be linked: {unlinkable}; name one with `toolchain: {{linker: …}}`"]
-    no_vm = no_vm_reason(target) if choose_runtime(recipe, target) == VM else ""
+    is_for_vm = choose_runtime(recipe, target) == VM or requires_vm(recipe)
+    no_vm = no_vm_reason(target) if is_for_vm else ""
     if export.NAME in stages and no_vm:
         advice = "ask for the output c-library, and leave `runtime: vm` out"
         return [f"{where} cannot have a library for TVM's runtime: {no_vm}; {advice}"]

@@ -60,6 +60,11 @@ def no_c_runtime_reason(recipe: Recipe, target: ResolvedTarget) -> str:
     return c_runtime.unsupported_reason(cpu_triple(target.tvm))
 
 
+def requires_vm(recipe: Recipe) -> bool:
+    """Return whether an output is TVM's own library."""
+    return any(EXPORTERS[output].FORM == form_names.VM for output in recipe.outputs)
+
+
 def no_vm_reason(target: ResolvedTarget) -> str:
     """Return why no library for a target can have TVM's runtime, or an empty string."""
     if reason := backend_for(target.tvm).no_tvm_runtime_reason(target.tvm):

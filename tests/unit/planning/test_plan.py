@@ -14,7 +14,9 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, Need
 from tvmflow.planning.checks import describe_runtimes
 from tvmflow.recipe import Recipe
+from tvmflow.targets.backends import cuda
 from tvmflow.targets.c_runtime import unsupported_reason
+from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import ResolvedTarget
 
 
@@ -246,6 +248,23 @@ def test_emulation_needs_the_c_runtime() -> None:
             "/recipes/net.yaml:verify.run_on: verify.run_on: qemu runs plain C libraries, and "
             "'edge' has a library for TVM's runtime; "
         )
+
+
+@pytest.mark.parametrize("fields", [{"runtime": "vm"}, {"outputs": ["shared-library", "bundle"]}])
+def test_old_gpus_have_c_libraries_alone(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM's runtime works with a CUDA that does not know them."""
+    monkeypatch.setattr(cuda, "unbuildable_reason", lambda _: "")
+    tx2 = target("edge")._replace(tvm=dict(PRESETS["jetson-tx2"].tvm or {}))
+    made = for_edge("edge", verify={"against": "none"}, **fields)
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made, tx2))
+    (problem,) = caught.value.problems
+    assert problem.endswith(
+        "'edge' cannot have a library for TVM's runtime: TVM's runtime works with CUDA 13, which does "
+        "not know sm_62; ask for the output c-library, and leave `runtime: vm` out"
+    )
 
 
 def test_a_target_may_have_a_place_of_its_own() -> None:

@@ -65,7 +65,7 @@ def schedule_untuned(
     if backend_for(target).RUNS_ON_HOST_CPU and not webgpu.is_webgpu(target):
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
     scheduled, rules = schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
-    if backend_for(target).RUNS_IN_TVM:
+    if not backend_for(target).no_tvm_runtime_reason(target):
         return ScheduledModule(scheduled, rules)
     # what has no threads runs on the host
     on_host = schedule_for_cpu(scheduled, cpu_model_for(cpu_target(target), rules_version))
