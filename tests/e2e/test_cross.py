@@ -164,12 +164,12 @@ def quantized_network() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("cpu", ["neoverse-n1", "cortex-a72"])
+@pytest.mark.parametrize("mattr", [[], ["+dotprod"], ["+dotprod", "+i8mm"]])
 def test_bytes_are_multiplied_and_rounded_as_the_nodes_say(
-    crossing: Project, tmp_path: Path, cpu: str, symmetric: bool
+    crossing: Project, tmp_path: Path, mattr: list[str], symmetric: bool
 ) -> None:
-    """On ARM CPUs with dot products of bytes and without; signed and unsigned bytes, odd zero points."""
-    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": cpu}
+    """On ARM CPUs with products of matrices, with dot products and without; signed and unsigned bytes."""
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", *mattr]}
     needs_qemu(target)
     made = onnx_models.quantized(quantized_network(), tmp_path, signed=symmetric)
     onnx.save(made, crossing.folder / "bytes.onnx")

@@ -19,11 +19,17 @@ import tvm_ffi
 from tvm import relax, s_tir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.s_tir import pipeline as s_tir_pipeline
+from tvm.target import codegen
 from tvm.tirx import compilation_pipeline
 
 from tvmflow.compiler.c_sources import compile_c_sources
 from tvmflow.compiler.counts import cut_outputs
-from tvmflow.compiler.cpu_model import converts_float16, find_factor_lanes, is_cpu
+from tvmflow.compiler.cpu_model import (
+    MATRIX_INSTRUCTION,
+    converts_float16,
+    find_factor_lanes,
+    is_cpu,
+)
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
@@ -411,6 +417,66 @@ def _replace_differences(
 
     value = tvm_ffi.structural_map(store.value, (tirx.Sub, replace))
     return tirx.BufferStore(store.buffer, value, store.indices)
+
+
+# ---------------------------------------------------------------- sums of matrices
+# Instructions that multiply matrices of two rows leave two sums of one pixel and two of the next in a vector: what
+# else stores or reads these sums has to do so, too.
+
+
+def order_matrix_sums() -> tvm.transform.Pass:
+    """Return a pass that selects the sums of each pixel from those of two, for 64-bit ARM."""
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        stores = find_nodes(function.body, tirx.BufferStore)
+        sums = {store.buffer for store in stores if _multiplies_matrices(store)}
+        if not sums:
+            return function
+
+        def order(store: tirx.BufferStore) -> tirx.BufferStore:
+            if _multiplies_matrices(store):
+                return store
+            value = tvm_ffi.structural_map(
+                store.value, (tvm.ir.TensorLoad, lambda load: _select_sums(load, sums))
+            )
+            place = _Place.of(store.buffer, store.indices)
+            if store.buffer in sums and not isinstance(value, tirx.Broadcast):
+                # they begin alike for both pixels
+                assert place is not None, "tiles are unrolled"
+                value = tirx.Shuffle([value, value], _PIXEL_LANES[place.number % 2])
+            return tirx.BufferStore(store.buffer, value, store.indices)
+
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.BufferStore, order)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="OrderMatrixSums")
+
+
+_PIXEL_LANES: Final = ([0, 1, 4, 5], [2, 3, 6, 7])
+"""The lanes of two vectors that belong to each of two pixels."""
+
+
+def _multiplies_matrices(store: tirx.BufferStore) -> bool:
+    """Return whether a store adds products of matrices to sums."""
+    if operator_name(store.value) != "tirx.call_llvm_pure_intrin":
+        return False
+    return int(store.value.args[0]) == _find_matrix_instruction()
+
+
+@functools.cache
+def _find_matrix_instruction() -> int:
+    """Return the number of LLVM's intrinsic that multiplies matrices of bytes."""
+    return int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
+
+
+def _select_sums(load: Any, sums: set[Any]) -> Any:
+    """Return the sums of a pixel that a load reads."""
+    if load.source not in sums:
+        return load
+    place = _Place.of(load.source, load.indices)
+    assert place is not None, "tiles are unrolled"
+    first = place.number - place.number % 2
+    pair = [tirx.BufferLoad(load.source, [first + n]) for n in range(2)]
+    return tirx.Shuffle(pair, _PIXEL_LANES[place.number % 2])
 
 
 # ---------------------------------------------------------------- narrow stores
@@ -1007,6 +1073,7 @@ CPU_PASSES: Final = (
     shuffle_strided_loads,
     take_factors_from_lanes,
     start_sums_at_offsets,
+    order_matrix_sums,
     join_narrow_stores,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,

@@ -77,6 +77,8 @@ _SPILL_COST: Final = 0.2
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
 _LOOP_INSTRUCTIONS: Final = 4
 _PAIR_REGISTERS: Final = 3
+# The time of a load, in products of matrices.
+_MATRIX_LOADS: Final = 0.3
 # The part of a load's time that other instructions do not hide.
 _LOAD_SHARE: Final = 0.1
 
@@ -101,6 +103,8 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("int8", 4): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
 """The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
+MATRIX_INSTRUCTION: Final = "llvm.aarch64.neon.smmla.v4i32.v16i8"
+"""LLVM's intrinsic that multiplies two rows of eight bytes with two others, and adds the four products to sums."""
 
 
 SHARED_LANES: Final = 16
@@ -179,6 +183,7 @@ class CpuModel(NamedTuple):
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         has_quads: Whether these add four products to each sum; two otherwise.
+        has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
         factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
@@ -193,6 +198,7 @@ class CpuModel(NamedTuple):
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
     has_quads: bool = True
+    has_matrices: bool = False
     bfloat16_arch: str | None = None
     has_fma: bool = False
     factor_lanes: int = 0
@@ -284,6 +290,15 @@ class CpuModel(NamedTuple):
             time = max(sums + moves / 2, (2 * sums + others) / 3, MIN_SUMS)
         return sums / (time + _LOAD_SHARE * loads)
 
+    def estimate_matrix_utilization(self, vectors: int, points: int) -> float:
+        """Estimate the share of time in which matrices of bytes are multiplied; 0 where sums would be spilled."""
+        sums, pairs = vectors * points, points // 2
+        # two vectors of weights for four results, and one of data for two points
+        if points % 2 or sums + 2 * vectors + pairs > self.registers:
+            return 0.0
+        loads = 2 * vectors + points
+        return sums / (max(sums, 2 * MIN_SUMS) + pairs + _MATRIX_LOADS * loads)
+
     def estimate_lane_time(self, vectors: int, points: int) -> float:
         """Estimate the time of a tile whose factors are lanes, relative to its multiplications.
 
@@ -325,7 +340,7 @@ class CpuModel(NamedTuple):
         if arch in _ARM64:
             neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
             neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
-            neon = neon._replace(has_quads="dotprod" in features)
+            neon = neon._replace(has_quads="dotprod" in features, has_matrices="i8mm" in features)
             issue_time = _ISSUE_TIMES[target.get("mcpu") not in _ONE_MULTIPLICATION]
             return neon._replace(factor_lanes=find_factor_lanes(target), issue_time=issue_time)
         if arch.startswith("arm") and "neon" in features:

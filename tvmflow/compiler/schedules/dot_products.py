@@ -15,12 +15,26 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.script import tirx as T
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.cpu_model import (
+    BFLOAT16_INSTRUCTIONS,
+    DOT_INSTRUCTIONS,
+    MATRIX_INSTRUCTION,
+    CpuModel,
+)
 from tvmflow.compiler.schedules.blocks import Block, find_loads
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, TAPS, Products
+from tvmflow.compiler.tir_kernels.dot_products import (
+    BFLOAT16,
+    INTEGERS,
+    MATRICES,
+    PAIRS,
+    TAPS,
+    Products,
+)
 
-_PRODUCTS: Final = {products.name: products for products in (INTEGERS, PAIRS, TAPS, BFLOAT16)}
+_PRODUCTS: Final = {
+    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, BFLOAT16)
+}
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""
 
@@ -36,6 +50,7 @@ def register_intrinsics() -> None:
         _load_intrinsic(dtype, lanes)
     _load_pairs_intrinsic()
     _load_taps_intrinsic()
+    _load_matrices_intrinsic()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
@@ -75,6 +90,14 @@ def _load_taps_intrinsic() -> str:
 
 
 @functools.cache
+def _load_matrices_intrinsic() -> str:
+    """Return the name of the intrinsic that multiplies matrices of bytes."""
+    name = "tvmflow.dot_int8_2x4x8"
+    _register_matrices(name)
+    return name
+
+
+@functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for a number of sums of products of bfloat16."""
     name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
@@ -91,7 +114,7 @@ def use_instruction(
         schedule: The schedule of the kernel.
         block: The block that sums the products.
         outermost: A loop around all of them.
-        loop: The loop over sums.
+        loop: The loop over sums; that over two points where matrices are multiplied.
         lanes: The number of sums.
         cpu: The CPU.
     """
@@ -105,6 +128,9 @@ def use_instruction(
         return
     if find_products(block) is TAPS:
         schedule.tensorize(loop, _load_taps_intrinsic())
+        return
+    if find_products(block) is MATRICES:
+        schedule.tensorize(loop, _load_matrices_intrinsic())
         return
     dtype = str(block.stmt.reads[0].source.dtype)
     schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
@@ -152,12 +178,23 @@ def _expand(store: Any) -> Any:
     operands = {str(load.source.name): load.source for load in find_loads(store.value)}
     data, weights = operands["A"], operands["B"]
     sums, lane, term = store.buffer, tirx.Var("lane", "int32"), tirx.Var("term", "int32")
-    # data of taps have channels of their own
-    value = data[term] if len(data.shape) == 1 else data[term, lane]
-    product = value.astype("int32") * weights[lane, term].astype("int32")
-    update = tirx.BufferStore(sums, sums[lane] + product, [lane])
-    inner = tirx.For(term, 0, weights.shape[1], tirx.ForKind.SERIAL, update)
-    return tirx.For(lane, 0, sums.shape[0], tirx.ForKind.SERIAL, inner)
+    lanes, *terms = weights.shape
+    loops = [(lane, lanes), (term, terms[-1])]
+    place, weight = [lane], weights[lane, term]
+    if len(terms) > 1:
+        # matrices: a point of two blocks, each with its terms
+        point, half = store.indices[0], tirx.Var("half", "int32")
+        loops.append((half, terms[0]))
+        place, weight = [point, lane], weights[lane, half, term]
+        value = data[half, 0, point, term]
+    else:
+        # data of taps have channels of their own
+        value = data[term] if len(data.shape) == 1 else data[term, lane]
+    product = value.astype("int32") * weight.astype("int32")
+    body: Any = tirx.BufferStore(sums, sums[tuple(place)] + product, place)
+    for var, extent in reversed(loops):
+        body = tirx.For(var, 0, extent, tirx.ForKind.SERIAL, body)
+    return body
 
 
 def _describe(products: Products, dtype: str, lanes: int, scope: str) -> tirx.PrimFunc:
@@ -285,6 +322,60 @@ def _register_taps(name: str) -> None:
                 B.vload([0, 0], dtype="int8x16"),
                 T.Shuffle([A.vload([0, 0], dtype="int8x16")], order),
                 dtype="int32x4",
+            )
+
+    TensorIntrin.register(name, description, implementation, override=True)
+
+
+def _register_matrices(name: str) -> None:
+    """Register an intrinsic that multiplies eight bytes of two pixels with those of four results.
+
+    It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
+    `order_matrix_sums` lets others read them so.
+    """
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        s0, s1 = T.int32(), T.int32()
+        A = T.match_buffer(a, (2, 1, 2, 4), dtype="int8", offset_factor=1, strides=[s0, s1, 4, 1])
+        B = T.match_buffer(b, (4, 2, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (2, 4), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:2, 0:4], A[0:2, 0, 0:2, 0:4], B[0:4, 0:2, 0:4])
+            T.writes(C[0:2, 0:4])
+            for i, j, h, k in T.grid(2, 4, 2, 4):
+                with T.sblock("update"):
+                    vi, vj, vh, vk = T.axis.remap("SSRR", [i, j, h, k])
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vh, 0, vi, vk], "int32") * T.cast(
+                        B[vj, vh, vk], "int32"
+                    )
+
+    def multiply(sums: Any, first: Any, second: Any, weights: Any) -> Any:
+        halves = [tirx.reinterpret("int32x2", half) for half in (first, second)]
+        data = tirx.reinterpret("int8x16", tirx.Shuffle(halves, [0, 2, 1, 3]))
+        number = T.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
+        return T.call_llvm_pure_intrin(number, sums, data, weights, dtype="int32x4")
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        s0, s1 = T.int32(), T.int32()
+        A = T.match_buffer(a, (2, 1, 2, 4), dtype="int8", offset_factor=1, strides=[s0, s1, 4, 1])
+        B = T.match_buffer(b, (4, 2, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (2, 4), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:2, 0:4], A[0:2, 0, 0:2, 0:4], B[0:4, 0:2, 0:4])
+            T.writes(C[0:2, 0:4])
+            C[0, T.ramp(T.int32(0), 1, 4)] = multiply(
+                C.vload([0, 0], dtype="int32x4"),
+                A.vload([0, 0, 0, 0], dtype="int8x8"),
+                A.vload([1, 0, 0, 0], dtype="int8x8"),
+                B.vload([0, 0, 0], dtype="int8x16"),
+            )
+            C[1, T.ramp(T.int32(0), 1, 4)] = multiply(
+                C.vload([1, 0], dtype="int32x4"),
+                A.vload([0, 0, 0, 0], dtype="int8x8"),
+                A.vload([1, 0, 0, 0], dtype="int8x8"),
+                B.vload([2, 0, 0], dtype="int8x16"),
             )
 
     TensorIntrin.register(name, description, implementation, override=True)

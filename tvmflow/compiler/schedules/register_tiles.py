@@ -48,10 +48,12 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, PAIRS, TAPS
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
 
 _MAX_UNROLLED: Final = 160
 _VECTOR_BYTES: Final = 16
+# The points of which an instruction multiplies the bytes as rows of a matrix.
+_MATRIX_POINTS: Final = 2
 # A reduction and its result.
 _PARTS: Final = 2
 
@@ -300,7 +302,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     sums = _schedule_reduction(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
-        is_of_bytes = dot_products.find_products(main) in (INTEGERS, PAIRS, TAPS)
+        is_of_bytes = dot_products.find_products(main) in (INTEGERS, PAIRS, TAPS, MATRICES)
         fills = pads_rows or (is_of_bytes and cpu.factor_lanes > 0)
         _schedule_window(schedule, pad, window, cpu, fills=fills)
     elif pad is not None:
@@ -418,14 +420,16 @@ def _schedule_reduction(
     """Order, unroll and vectorize the loops of the reduction within one tile.
 
     Returns:
-        The loop over the lanes of a vector. That of a dot product is as yet neither vectorized nor an
+        The loop over the lanes of a vector, or that over the points of a matrix. That of a dot product is as yet neither vectorized nor an
         instruction, because TVM moves no block after one with an instruction.
     """
     last, reduction_rank = len(block.spatial_extents) - 1, len(block.reduction_extents)
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
-    is_dot = dot_products.find_products(block) is not None
-    terms = [reduction_loops.pop()] if is_dot else []
+    products = dot_products.find_products(block)
+    is_dot, is_matrix = products is not None, products is MATRICES
+    # the terms of a matrix are those of two blocks
+    terms = [reduction_loops.pop() for _ in range(is_dot + is_matrix)][::-1]
     extents = list(block.reduction_extents[: len(reduction_loops)])
     factors = _count_factors(block, cpu)
     is_long = extents[-1] > SHORT_REDUCTION
@@ -439,7 +443,12 @@ def _schedule_reduction(
     tiled = [axis for axis in (axes.weight, axes.data) if axis not in (None, last)]
     register_loops += [spatial[axis] for axis in tiled if axis is not None]
     unit_loops = [loop for axis, loop in enumerate(spatial[:last]) if axis not in tiled]
-    schedule.reorder(*unit_loops, *reduction_loops, *register_loops, vector, *terms)
+    points = []
+    if is_matrix:
+        outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_POINTS])
+        register_loops.append(outer)
+        points.append(inner)
+    schedule.reorder(*unit_loops, *reduction_loops, *register_loops, *points, vector, *terms)
     for loop in register_loops:
         schedule.unroll(loop)
     if not is_dot:
@@ -447,8 +456,11 @@ def _schedule_reduction(
     _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
-        schedule.vectorize(schedule.get_loops(initial)[-1])
-    return vector
+        *_, outer, lanes = schedule.get_loops(initial)
+        schedule.vectorize(lanes)
+        if is_matrix:
+            schedule.unroll(outer)
+    return points[0] if is_matrix else vector
 
 
 def _count_factors(block: Block, cpu: CpuModel) -> int:
@@ -675,6 +687,8 @@ def generate_tiles(
     """
     outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
     shapes = sorted(_estimate_shapes(block, axes, cpu), reverse=True)
+    if dot_products.find_products(block) is MATRICES:
+        shapes = [shape for shape in shapes if shape[0] > 0]
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
     for _, vectors, points in shapes:
@@ -749,6 +763,11 @@ def _estimate_utilization(
         A number near 1 for the best tiles.
     """
     sums = vectors * points
+    if dot_products.find_products(block) is MATRICES:
+        # matrices are multiplied in whole tiles
+        is_whole = max_points % points == 0
+        utilization = cpu.estimate_matrix_utilization(vectors, points) if is_whole else 0.0
+        return utilization * (0.6 if max_vectors % vectors else 1.0)
     if _takes_words_from_lanes(block, cpu):
         utilization = cpu.estimate_dot_utilization(vectors, points)
         utilization *= 0.6 if max_points % points else 1.0

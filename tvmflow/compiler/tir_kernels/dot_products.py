@@ -43,6 +43,8 @@ INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32")
 """Products of bytes; their sums are exact."""
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
 """The same for CPUs that add the products of two bytes at a time."""
+MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum)
+"""Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
 TAPS: Final = Products("integer_taps", 4, INTEGERS.to_sum)
 """Products of bytes of neighboring pixels with the taps of each channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
@@ -91,6 +93,40 @@ def conv(
     shape = blocked.convolution_shape(x, kernel, strides, padding, dilation, blocks, block)
     *outer, points, _ = shape
     return _take(shape, te.compute((*outer, _round_up(points), block), element, name=products.name))
+
+
+def matrix_conv(x: Any, w: Any, padding: Sizes, points: int, zero: Any = 0) -> Any:
+    """Return the sums of a convolution by products of matrices.
+
+    Args:
+        x: Data (n, i/4, …, 4), with an even number of blocks.
+        w: Weights (o/4, i/8, …, 4 of o, 2 blocks of i, 4 of i).
+        padding: Before and after each spatial axis, so that an even number of points is computed.
+        points: How many of these are the last axis of the result.
+        zero: The value of the data around the image, a number or an expression.
+
+    Returns:
+        The sums (n, o/4, …, 4).
+    """
+    x = blocked.pad(x, padding, zero)
+    blocks, pairs, *kernel, block, halves, terms = (int(extent) for extent in w.shape)
+    channel, taps, ones = (
+        te.reduce_axis((0, pairs), "ic"),
+        blocked.tap_axes(kernel),
+        [1] * len(kernel),
+    )
+    half, term = te.reduce_axis((0, halves), "ih"), te.reduce_axis((0, terms), "it")
+
+    def element(n: Any, o: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        window = blocked.read_window(pixel, taps, ones, ones, padding)
+        value = MATRICES.to_sum(x(n, channel * halves + half, *window, term))
+        weight = MATRICES.to_sum(w(o, channel, *taps, inner, half, term))
+        return te.sum(value * weight, axis=[channel, *taps, half, term])
+
+    shape = blocked.convolution_shape(x, kernel, ones, padding, ones, blocks, block)
+    sums = te.compute(shape, element, name=MATRICES.name)
+    return _take((*shape[:-2], points, block), sums)
 
 
 def depthwise_conv(x: Any, w: Any, strides: Sizes, padding: Sizes, zero: Any = 0) -> Any:

@@ -218,10 +218,12 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
     [
         (POINTS, "neoverse-n1", r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[3\]", r"sdot\s.*16b\n"),
         (POINTS, "cortex-a72", r"sadalp\s+v\d+\.4s, v\d+\.8h", r"\bsdot\b|\btbl\b"),
+        (conv(24, 20, 1, size=16), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
+        (conv(24, 20, 3), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),
         (conv(24, 24, 5, groups=24), "neoverse-n1", r"tbl\s.*\n\s+sdot\s.*16b\n", r"ucvtf"),
     ],
-    ids=["quads", "pairs", "taps", "words of taps"],
+    ids=["quads", "pairs", "matrices", "odd matrices", "taps", "words of taps"],
 )
 def test_arm_multiplies_bytes_with_exact_sums(
     made: onnx.ModelProto, mcpu: str, taken: str, left_out: str, tmp_path: Path

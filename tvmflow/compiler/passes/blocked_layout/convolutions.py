@@ -26,7 +26,7 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.tir_kernels import blocked, dot_products, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups, Sizes
-from tvmflow.compiler.tir_kernels.dot_products import PAIRS, TAPS
+from tvmflow.compiler.tir_kernels.dot_products import MATRICES, PAIRS, TAPS
 from tvmflow.compiler.tir_kernels.winograd import Geometry
 
 _log = logging.getLogger(__name__)
@@ -409,17 +409,65 @@ def emit(
     data = to_dot_data(rewriter, data, rewriter.context.dot_dtype)
     *outer, _, block = ir.known_shape(packed)
     products = rewriter.context.integers
-    weights = rewriter.cast(rewriter.split_terms(packed, products.terms), "int8")
-    sums = _emit_sums(
-        rewriter,
-        lambda x, w, zero: dot_products.conv(products, x, w, *window, groups, zero),
-        f"quantized_{name}",
-        data,
-        weights,
-    )
+    if _multiplies_matrices(rewriter, data.integers, window, groups, outer[2:]):
+        blocks, width, *kernel_size = outer
+        halves = MATRICES.terms // block
+        split = [blocks, width // halves, halves, *kernel_size, block, block]
+        last = len(split) - 1
+        axes = [0, 1, *range(3, last - 1), last, 2, last - 1]
+        weights = rewriter.rearrange(packed, split, axes)
+        padding, points = list(window[1]), _count_points(data.integers, window, kernel_size)
+        padding[-1] += points % 2
+
+        def multiply(x: Any, w: Any, zero: Any) -> Any:
+            return dot_products.matrix_conv(x, w, padding, points, zero)
+    else:
+        weights = rewriter.split_terms(packed, products.terms)
+
+        def multiply(x: Any, w: Any, zero: Any) -> Any:
+            return dot_products.conv(products, x, w, *window, groups, zero)
+
+    name = f"quantized_{name}"
+    sums = _emit_sums(rewriter, multiply, name, data, rewriter.cast(weights, "int8"))
     totals = rewriter.pad_to_multiples(kernel, [block])
     shape = [1, -1, *[1] * (len(outer) - 2), block]
     return scale_sums(rewriter, sums, totals, shape, data)
+
+
+def _count_points(x: Any, window: tuple[Sizes, Sizes, Sizes], kernel: Sizes) -> int:
+    """Return the pixels in a row of the result of a convolution without strides; 0 for an open row."""
+    width, padding = known_sizes(x)[-2], window[1]
+    rank = len(padding) // 2
+    return 0 if is_open(width) else width + padding[rank - 1] + padding[-1] - kernel[-1] + 1
+
+
+def _multiplies_matrices(
+    rewriter: LayoutRewriter,
+    x: Any,
+    window: tuple[Sizes, Sizes, Sizes],
+    groups: Groups,
+    kernel: Sizes,
+) -> bool:
+    """Return whether an instruction multiplies the bytes of two pixels with those of two results.
+
+    Levels of CPUs that share weights have one layout of them.
+    """
+    cpu, (strides, padding, dilation) = rewriter.context.cpu, window
+    points = _count_points(x, window, kernel)
+    return (
+        cpu is not None
+        and cpu.has_matrices
+        and cpu.factor_lanes == rewriter.block == groups.lanes
+        and not rewriter.context.options.shares_weights
+        and groups.number == 1
+        and len(strides) == _IMAGE_AXES
+        and groups.width % (MATRICES.terms // groups.lanes) == 0
+        and max(*strides, *dilation) == 1
+        and min(padding) >= 0
+        and points > 1
+        # another point of a row is one of padding
+        and (points % 2 == 0 or any(padding))
+    )
 
 
 def _multiplies_taps(rewriter: LayoutRewriter, window: Window) -> bool:
