@@ -1,12 +1,16 @@
 """64-bit ARM without an ARM machine: executed instructions, and the cycles that llvm-mca gives them.
 
-    python benchmarks/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--against FOLDER] [--json FILE]
+    python benchmarks/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--precision PRECISION]
+                             [--against FOLDER] [--json FILE]
 
 Each network is built untuned for the CPU, and called once under qemu-aarch64, whose plugin counts how
 often each block of instructions runs; so is ONNX Runtime from its wheel for ARM. llvm-mca of LLVM 22
 turns blocks into cycles: it knows registers, ports and latencies of a CPU, but no caches and no wrong
 predictions of branches. The table has millions of instructions and of cycles, the share of the
 multiplications that the CPU could do in that time, and the ratio of cycles to ONNX Runtime's.
+
+A CPU that qemu 7.2 does not emulate is one with its instructions: a Cortex-A55 runs as a Neoverse N1, a Neoverse V1
+as qemu's `max` with vectors of 256 bits.
 
 `--tools` is a folder with Debian's packages unpacked; `--fetch` fills it by apt-get and pip, without
 root. `--against` names another checkout of tvmflow, whose libraries are counted, too.
@@ -44,8 +48,18 @@ _PACKAGES: Final = (
 )
 _PLATFORM: Final = "manylinux_2_28_aarch64"
 # llvm-mca has one model for Cortex-A57, A72 and A76; the limit is in multiplications of 4 float32 a cycle
-CPUS: Final[Mapping[str, float]] = {"cortex-a72": 1, "neoverse-n1": 2}
-"""The CPUs that qemu 7.2 emulates and llvm-mca knows, and the multiplications of vectors that they do in a cycle."""
+CPUS: Final[Mapping[str, float]] = {
+    "cortex-a55": 1,
+    "cortex-a72": 1,
+    "neoverse-n1": 2,
+    "neoverse-v1": 4,
+}
+"""The CPUs that llvm-mca knows, and the multiplications of vectors of 128 bits that they do in a cycle."""
+# Those that qemu 7.2 lacks, and what has their instructions there.
+_EMULATED: Final = {
+    "cortex-a55": "neoverse-n1",
+    "neoverse-v1": "max,sme=off,sve-default-vector-length=32",
+}
 
 _CPUINFO: Final = """\
 processor : 0
@@ -58,14 +72,20 @@ CPU part : {part}
 CPU revision : 3
 
 """
+_ARMV8_2: Final = " atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
 _CPU_PARTS: Final = {
+    "cortex-a55": ("0xd05", _ARMV8_2),
     "cortex-a72": ("0xd08", ""),
-    "neoverse-n1": ("0xd0c", " atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"),
+    "neoverse-n1": ("0xd0c", f"{_ARMV8_2} ssbs"),
+    "neoverse-v1": ("0xd40", f"{_ARMV8_2} ssbs sve asimdfhm i8mm bf16 svei8mm svebf16"),
 }
 # Blocks that make up this share of all instructions are given to llvm-mca, each as a loop of so many rounds.
 _SHARE: Final = 0.995
 _ROUNDS: Final = 200
-_MULTIPLICATIONS: Final = ("fmla", "fmls", "sdot", "udot", "smull", "umull", "smlal", "umlal")
+_MULTIPLICATIONS: Final = (
+    *("fmla", "fmls", "sdot", "udot", "smull", "umull", "smlal", "umlal"),
+    *("bfdot", "bfmmla", "smmla", "ummla", "usmmla"),
+)
 _OPERAND_OF_BRANCH: Final = re.compile(r"#?-?(0x[0-9a-f]+|\d+)$")
 _BRANCHES: Final = re.compile(r"(b|bl|b\.\w+|cbn?z|tbn?z)\s")
 # What llvm-mca refuses, or what is the system's.
@@ -103,6 +123,9 @@ NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "efficient int8": lambda: _quantized(_nets.efficient()),
 }
 """The networks; all have seeded weights, one input and one output."""
+
+
+PRECISIONS: Final = ("model", "mixed", "float16", "bfloat16")
 
 
 class Block(NamedTuple):
@@ -181,7 +204,7 @@ class Tools:
         """Run a program under emulation, and return the blocks that its counted call has run."""
         counts = folder / "counts"
         system = self._make_system(cpu)
-        command = [str(self.qemu), "-cpu", cpu, "-L", str(system)]
+        command = [str(self.qemu), "-cpu", _EMULATED.get(cpu, cpu), "-L", str(system)]
         plugin = ["-plugin", f"{self.counter},out={counts}"]
         subprocess.run(
             [*command, *plugin, *words], env={**self.environment, **environment}, check=True
@@ -273,7 +296,7 @@ def _compile(words: Sequence[str]) -> None:
 
 
 def count_tvmflow(
-    tools: Tools, checkout: Path, model: Path, cpu: str, feed: Path, output: Path
+    tools: Tools, checkout: Path, model: Path, cpu: str, precision: str, feed: Path, output: Path
 ) -> list[Block]:
     """Build a model's C library with a checkout of tvmflow, and count a call."""
     folder = output.parent / f"{checkout.name}-{cpu}"
@@ -282,6 +305,7 @@ def count_tvmflow(
     recipe.write_text(
         f"recipe: 1\nname: {model.stem}\nmodel: {{onnx: {json.dumps(str(model))}}}\ntargets: [{cpu}]\n"
         "outputs: [c-library]\ntune: {trials: 0}\nverify: {against: none}\n"
+        f"kernels: {{precision: {precision}}}\n"
     )
     subprocess.run(
         [sys.executable, "-m", "tvmflow", "run", str(recipe), "--store", str(folder / "store")],
@@ -335,7 +359,7 @@ def measure(tools: Tools, name: str, args: argparse.Namespace) -> Iterator[dict[
             for label, checkout in checkouts.items():
                 output = folder / f"{label}.out"
                 counts[label] = tools.count(
-                    count_tvmflow(tools, checkout, path, cpu, feed, output), [cpu]
+                    count_tvmflow(tools, checkout, path, cpu, args.precision, feed, output), [cpu]
                 )
                 outputs[label] = np.frombuffer(output.read_bytes(), np.float32)
             if tools.find_runtime() is not None:
@@ -379,6 +403,7 @@ def main() -> None:
     parser.add_argument("--net", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--cpu", nargs="+", choices=list(CPUS), default=list(CPUS))
     parser.add_argument("--against", type=Path)
+    parser.add_argument("--precision", choices=PRECISIONS, default="model")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     tools = Tools(args.tools)

@@ -183,6 +183,20 @@ def test_bytes_are_multiplied_and_rounded_as_the_nodes_say(
     assert "verify/board: ran on qemu-aarch64" in ran.out
 
 
+def test_float16_is_added_under_qemu(crossing: Project) -> None:
+    """`precision: float16` passes verify within the tolerance of its arithmetic."""
+    target = BOARDS["neoverse-n1"]
+    needs_qemu(target)
+    write(crossing, target)
+    crossing.edit_recipe("verify:", "kernels: {precision: float16}\nverify:", "digits.yaml")
+    ran = crossing.tvmflow("run", "digits.yaml")
+    assert ran.code == 0, ran.out + ran.err
+    verdict = verdict_of(crossing)
+    (output,) = verdict["outputs"].values()
+    assert verdict["accuracy"] >= 0.95
+    assert 0 < output["error_of_largest"] < 0.01
+
+
 def test_emulation_changes_no_bit(crossing: Project, tmp_path: Path) -> None:
     """What this CPU computes natively, qemu computes with the same kernels."""
     host, target = read_host(), BOARDS["x86-64-v3"]

@@ -46,7 +46,12 @@ class LoweringContext:
     @property
     def weight_dtype(self) -> str:
         """The dtype in which the library stores packed float weights."""
-        return "float16" if self.options.precision == "mixed" else "float32"
+        return "float16" if self.options.precision in ("mixed", "float16") else "float32"
+
+    @property
+    def data_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of data that blocked layouts and packed weights are for."""
+        return ("float32", "float16") if self.computes_float16() else ("float32",)
 
     @property
     def winograd_tiles(self) -> tuple[int, ...]:
@@ -63,6 +68,10 @@ class LoweringContext:
             and self.cpu is not None
             and (self.cpu.bfloat16_arch, self.lanes) in BFLOAT16_INSTRUCTIONS
         )
+
+    def computes_float16(self) -> bool:
+        """Return whether convolutions and matrix products are computed in float16."""
+        return self.options.precision == "float16" and self.cpu is not None and self.cpu.has_float16
 
     def is_plain(self, operator: str) -> bool:
         """Return whether the recipe keeps an operator (see `passes.OPERATORS`) as the model has it."""

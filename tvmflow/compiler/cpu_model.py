@@ -186,6 +186,7 @@ class CpuModel(NamedTuple):
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
+        has_float16: Whether instructions multiply and add vectors of float16.
         factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
     """
@@ -201,6 +202,7 @@ class CpuModel(NamedTuple):
     has_matrices: bool = False
     bfloat16_arch: str | None = None
     has_fma: bool = False
+    has_float16: bool = False
     factor_lanes: int = 0
     issue_time: float = _ISSUE_TIMES[1]
 
@@ -318,6 +320,18 @@ class CpuModel(NamedTuple):
         busy = min(1.0, vectors * points / MIN_SUMS)
         return busy / self.estimate_load_time(vectors, points, is_packed=True)
 
+    def for_float16(self) -> CpuModel:
+        """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches.
+
+        Instructions take lanes from half of the registers alone, so that LLVM spills earlier.
+        """
+        return self._replace(
+            lanes=2 * self.lanes,
+            factor_lanes=2 * self.factor_lanes,
+            l2_bytes=2 * self.l2_bytes,
+            registers=self.registers - _OPERAND_REGISTERS,
+        )
+
     @classmethod
     def from_target(cls, target: Mapping[str, Json]) -> CpuModel | None:
         """Return the model of a target's CPU; None if no rule supports it."""
@@ -340,7 +354,11 @@ class CpuModel(NamedTuple):
         if arch in _ARM64:
             neon = cls(_NEON_LANES, 32, 1 << 19, _CORES, has_fma=True)
             neon = neon._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch)
-            neon = neon._replace(has_quads="dotprod" in features, has_matrices="i8mm" in features)
+            neon = neon._replace(
+                has_quads="dotprod" in features,
+                has_matrices="i8mm" in features,
+                has_float16="fullfp16" in features,
+            )
             issue_time = _ISSUE_TIMES[target.get("mcpu") not in _ONE_MULTIPLICATION]
             return neon._replace(factor_lanes=find_factor_lanes(target), issue_time=issue_time)
         if arch.startswith("arm") and "neon" in features:

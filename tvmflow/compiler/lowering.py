@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -153,6 +153,8 @@ Weights = Mapping[str, np.ndarray[Any, Any]]
 # In other names than these, TVM's code generators do not replace what is no identifier.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w.:-]*", re.ASCII)
 
+_QUANTIZED_OPERATORS: Final = ("relax.quantize", "relax.dequantize")
+
 # Weights are computed for a CPU level that every x86-64 machine has, and without fused
 # multiply-add, so that any two machines that build give the same bytes.
 _WEIGHTS_TARGET: Final = {"kind": "llvm"}
@@ -259,9 +261,14 @@ def lower(
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
     mod = ir.rename_parameters(mod, _name_in_code)
     cpu = CpuModel.from_target(target.export())
+    if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
+        # its products are of integers, and what is left stays float32
+        options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
     narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
     context = LoweringContext(target, narrowed, options)
+    if narrowed and context.computes_float16():
+        context = LoweringContext(target, narrowed.for_float16(), options)
     tracker = NodeTracker(mod)
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):

@@ -29,6 +29,7 @@ from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, sp
 from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
+from tvmflow.compiler.passes.narrow_data import narrow_data
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
@@ -74,6 +75,10 @@ def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
     )
 
 
+def _widen_float16(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    return widen_float16(mod, adds_products=context.computes_float16())
+
+
 GRAPH_PHASES: Final[Phases] = {
     "operators": (
         LoweringPass("recurrent", lower_recurrent),
@@ -91,6 +96,7 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
         LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
         LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
+        _pass("narrow_data", narrow_data, LoweringContext.computes_float16),
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model),
@@ -144,7 +150,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "kernels": (
-        _pass("widen_float16", widen_float16, LoweringContext.is_cpu),
+        LoweringPass("widen_float16", _widen_float16, LoweringContext.is_cpu),
         LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),
 }

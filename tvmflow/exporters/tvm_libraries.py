@@ -148,7 +148,7 @@ def _export_params(built: BuiltModel, folder: Path) -> None:
 
 _C_README: Final = Path(__file__).with_name("c_source.md")
 # Precision -> the type that C lacks.
-_MISSING_TYPES: Final = {"mixed": "float16", "bfloat16": "bfloat16"}
+_MISSING_TYPES: Final = {"mixed": "float16", "float16": "float16", "bfloat16": "bfloat16"}
 # TVM's names of its files -> names that say what they hold.
 _C_NAMES: Final = {"lib0.c": "kernels.c", "devc.c": "model.c"}
 

@@ -186,6 +186,7 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
     backend, precision = backend_for(target.tvm), planned.recipe_for(target).kernels.precision
     problems = {
         "mixed": ("only loses speed by", backend.slow_float16_reason),
+        "float16": ("has no instructions for", backend.no_float16_reason),
         "bfloat16": ("has no instructions for", backend.no_bfloat16_reason),
     }
     if precision not in problems:

@@ -189,7 +189,8 @@ class Kernels(ClosedModel):
         default="model",
         description="`model`: the types of the model. `mixed`: the weights of convolutions and matrix multiplications are "
         "float16, and on a GPU also the data that they are multiplied with; accumulation, inputs and outputs keep "
-        "their types. `bfloat16`: weights and data of convolutions and matrix multiplications are rounded to bfloat16, and "
+        "their types. `float16`: data, weights and sums of convolutions and matrix multiplications are float16, on ARM "
+        "CPUs that compute it. `bfloat16`: weights and data of convolutions and matrix multiplications are rounded to bfloat16, and "
         "accumulated in float32, on CPUs with instructions for that. See [precision.md](precision.md).",
     )
     layout: Literal["blocked", "plain"] = Field(

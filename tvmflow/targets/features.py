@@ -127,6 +127,21 @@ def no_bfloat16_reason(arch: str, features: Iterable[str]) -> str:
     return f"its CPU lacks {', '.join(missing)}" if missing else ""
 
 
+def no_float16_reason(arch: str, features: Iterable[str]) -> str:
+    """Return why there are no kernels of float16 for a CPU, or an empty string.
+
+    The arguments are those of `slow_float16_reason`.
+    """
+    if arch != "aarch64":
+        return (
+            f"there is no code for {arch} that adds float16; `precision: mixed` keeps weights in it"
+        )
+    missing = [name for name in _AARCH64["fullfp16"] if name not in features]
+    if not missing:
+        return ""
+    return f"its CPU lacks {', '.join(missing)} (Armv8.2 has it: cortex-a55, neoverse-n1 and later)"
+
+
 def kernel_feature_names(arch: str, feature: str) -> tuple[str, ...]:
     """Return the kernel's names of one of LLVM's features.
 

@@ -166,6 +166,22 @@ def test_bfloat16_needs_an_instruction(
 
 
 @pytest.mark.parametrize(
+    ("tvm", "features", "reason"),
+    [
+        ({"mtriple": "x86_64-linux-gnu"}, ("f16c",), "there is no code for x86_64 that adds float16; `precision: mixed` keeps weights in it"),
+        ({"mtriple": "aarch64-linux-gnu"}, ("asimd",), "its CPU lacks fphp, asimdhp (Armv8.2 has it: cortex-a55, neoverse-n1 and later)"),
+        ({"mtriple": "aarch64-linux-gnu"}, ("asimd", "asimdhp", "fphp"), ""),
+    ],
+)  # fmt: skip
+def test_float16_arithmetic_needs_an_instruction(
+    tvm: dict[str, str], features: tuple[str, ...], reason: str
+) -> None:
+    """Without it, kernels would compute in float32, which is reported before anything runs."""
+    problem = "has no instructions for kernels.precision: float16"
+    check_precision("float16", tvm, features, reason, problem)
+
+
+@pytest.mark.parametrize(
     ("all_of_them", "change", "tune"),
     [
         ({"trials": 9}, {"minutes": 5}, Tune(trials=9, minutes=5)),

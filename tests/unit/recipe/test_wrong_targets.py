@@ -75,7 +75,7 @@ VARIANTS = {
     "{b8: {inputs: {data: {value: 0, range: [0, 1]}}}}": "7:50: variants.b8.inputs.data.range: is for random inputs, and the input has a value",
     "{b8: {kernels: mixed}}": "7:26: variants.b8.kernels: must be a mapping, such as {precision: mixed}, not the string 'mixed'",
     "{b8: {kernel: {}}}": "7:17: variants.b8.kernel: unknown field; did you mean 'kernels'?",
-    "{b8: {kernels: {precision: mixd}}}": "7:38: variants.b8.kernels.precision: must be one of model, mixed, bfloat16, not the string 'mixd'; did you mean 'mixed'?",
+    "{b8: {kernels: {precision: mixd}}}": "7:38: variants.b8.kernels.precision: must be one of model, mixed, float16, bfloat16, not the string 'mixd'; did you mean 'mixed'?",
     "{b8: {kernels: {precison: mixed}}}": "7:27: variants.b8.kernels.precison: unknown field; did you mean 'precision'?",
     "{b8: {kernels: {vector_bits: 300}}}": "7:40: variants.b8.kernels.vector_bits: must be one of 128, 256, 512, not the number 300",
     "{b8: {kernels: {plain: [conv]}}}": "7:35: variants.b8.kernels.plain.0: 'conv' is not an operator with a blocked layout",

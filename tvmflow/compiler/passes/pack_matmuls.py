@@ -128,10 +128,14 @@ class _MatmulPacker(MainRewriter):
         return (
             len(self.numbers.shape(data) or ()) >= 2
             and len(ir.shape_of(weights) or ()) == 2
-            and all(ir.is_float32(expr) for expr in (data, weights, call))
+            and all(self._is_float(expr) for expr in (data, weights, call))
             and self.flow.is_weight(weights)
             and not self.flow.is_weight(data)
         )
+
+    def _is_float(self, expr: Any) -> bool:
+        is_tensor = isinstance(expr.ty, relax.TensorType)
+        return is_tensor and ir.dtype_of(expr) in self._context.data_dtypes
 
     def _pad_product(self, data: Any, weights: Any) -> tuple[int | None, int]:
         """Return how many rows and columns are computed, so that tiles divide them.

@@ -1,4 +1,4 @@
-"""Computation of float16 kernels in float32.
+"""Computation of float16 kernels in float32, except for what a recipe wants to be computed in float16.
 
 Numbers are widened where they are loaded, and rounded where results are stored.
 
@@ -28,27 +28,79 @@ _OPERATIONS: Final = (
     *(tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
 )
 _SELECTIONS: Final = {ir.IF_THEN_ELSE, "prim.likely"}
+_NARROW_CALLS: Final = {*_SELECTIONS, "tirx.fabs"}
 # Their results are bits, or depend on the size of a number.
 _FIXED_CALLS: Final = {"tirx.reinterpret", "tirx.call_extern", "tirx.call_llvm_pure_intrin"}
 
 
-def widen_float16(mod: tvm.IRModule) -> tvm.IRModule:
+def widen_float16(mod: tvm.IRModule, *, adds_products: bool = False) -> tvm.IRModule:
     """Let kernels that compute with float16 do so with float32.
 
     Those that only move or convert it stay as they are.
+
+    Args:
+        mod: The kernels.
+        adds_products: Whether float16 stays in kernels that add nothing but products, or nothing at all. Their
+            functions, such as exponentials, are computed in float32.
     """
     widened = ir.copy_module(mod)
     for var, function in mod.functions_items():
-        if isinstance(function, tirx.PrimFunc) and _computes(function.body):
-            widened[var] = function.with_body(_widen(function))
+        if not isinstance(function, tirx.PrimFunc) or not computes_float16(function.body):
+            continue
+        if adds_products and all(map(_is_narrow_sum, _list_reductions(function.body))):
+            rules = ((tvm.ir.Call, _widen_function), (tirx.Div, _invert_constant))
+            body = tvm_ffi.structural_map(function.body, rules)
+        else:
+            body = _widen(function)
+        widened[var] = function.with_body(body)
     return widened
+
+
+def _list_reductions(body: Any) -> list[SBlock]:
+    """Return the blocks of a kernel that reduce something."""
+    return [block for block in ir.find_nodes(body, SBlock) if block.init is not None]
+
+
+def _is_narrow_sum(block: SBlock) -> bool:
+    """Return whether a reduction is a sum of products of two tensors or constants, or an extreme."""
+    if not isinstance(block.body, tirx.BufferStore):
+        return False
+    value = block.body.value
+    if isinstance(value, tirx.Min | tirx.Max):
+        return True
+    product = value.b if isinstance(value, tirx.Add) else None
+    if not isinstance(product, tirx.Mul):
+        return False
+    # a sum of squares may become larger than float16
+    first, second = (
+        {load.source for load in ir.find_nodes(factor, tvm.ir.TensorLoad)}
+        for factor in (product.a, product.b)
+    )
+    return first.isdisjoint(second)
+
+
+def _widen_function(call: Any) -> Any:
+    """Return the call of a function of float16 as one of float32."""
+    if not _is_narrow(call) or ir.operator_name(call) in _NARROW_CALLS | _FIXED_CALLS:
+        return call
+    arguments = [tirx.Cast(_WIDE, arg) if _is_narrow(arg) else arg for arg in call.args]
+    wide = tvm.ir.Call(call.op, arguments, call.attrs, call.ty_args, ret_ty=_WIDE)
+    return tirx.Cast(_NARROW, wide)
+
+
+def _invert_constant(division: tirx.Div) -> Any:
+    """Return a division of float16 by a number as a multiplication, which is faster and rounds once more."""
+    divisor = division.b
+    if not _is_narrow(divisor) or not isinstance(divisor, tirx.FloatImm) or not divisor.value:
+        return division
+    return division.a * tirx.FloatImm(_NARROW, 1 / float(divisor.value))
 
 
 def _is_narrow(expr: Any) -> bool:
     return str(getattr(expr.ty, "dtype", "")) == _NARROW
 
 
-def _computes(body: Any) -> bool:
+def computes_float16(body: Any) -> bool:
     """Return whether a kernel computes with float16, more than selecting numbers."""
     calls = [
         call

@@ -58,6 +58,11 @@ _MATRIX_POINTS: Final = 2
 _PARTS: Final = 2
 
 
+_NARROW: Final = "float16"
+# So many products are added up in float16 before their sum is added to others.
+_MAX_TERMS: Final = 256
+
+
 class SingleReduction(NamedTuple):
     """A kernel with one reduction.
 
@@ -299,7 +304,7 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     schedule.vectorize(loops.vector)
     schedule.compute_at(main.handle, (within or [parallel])[-1], preserve_unit_loops=True)
     schedule.set_scope(main.handle, 0, "local")
-    sums = _schedule_reduction(schedule, main, axes, tile, cpu)
+    sums = _schedule_sums(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
         is_of_bytes = dot_products.find_products(main) in (INTEGERS, PAIRS, TAPS, MATRICES)
@@ -414,6 +419,61 @@ def _move_outside(
         around.append(within.pop(0))
 
 
+def _count_parts(block: Block) -> int:
+    """Return into how many parts the first axis of a sum of float16 is divided.
+
+    The error of a sum grows with the root of the number of its terms; that of one of parts is as if it had few.
+    """
+    if str(block.output.dtype) != _NARROW or block.open_axes:
+        return 1
+    first, *others = block.reduction_extents
+    terms = math.prod(others)
+    if first * terms <= _MAX_TERMS:
+        return 1
+    sizes = (n for n in range(1, first + 1) if first % n == 0 and n * terms <= _MAX_TERMS)
+    return first // max(sizes, default=1)
+
+
+def _schedule_sums(
+    schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile, cpu: CpuModel
+) -> Any:
+    """Schedule the sums of one tile, those of float16 in parts; return the loop over lanes."""
+    parts = _count_parts(block)
+    if parts == 1:
+        return _schedule_reduction(schedule, block, axes, tile, cpu)
+    first, *others = block.reduction_extents
+    last = len(block.spatial_extents) - 1
+    loops = list(schedule.get_loops(block.handle))
+    part, _ = schedule.split(loops[-1 - len(others)], [parts, None])
+    terms = schedule.rfactor(part, 0)
+    loops = list(schedule.get_loops(block.handle))[-(last + 2) :]
+    units, registers, vector = _order_spatial_loops(schedule, loops[:-1], axes)
+    schedule.reorder(*units, loops[-1], *registers, vector)
+    for loop in registers:
+        schedule.unroll(loop)
+    schedule.vectorize(vector)
+    schedule.decompose_reduction(block.handle, loops[-1])
+    schedule.compute_at(terms, loops[-1], preserve_unit_loops=True)
+    schedule.set_scope(terms, 0, "local")
+    divided = block._replace(handle=terms, reduction_extents=(first // parts, *others))
+    return _schedule_reduction(schedule, divided, axes, tile, cpu)
+
+
+def _order_spatial_loops(
+    schedule: Schedule, spatial: Sequence[Any], axes: ReductionAxes
+) -> tuple[list[Any], list[Any], Any]:
+    """Return the spatial loops within a tile: of one iteration, over registers, over lanes."""
+    last = len(spatial) - 1
+    vector, register_loops = spatial[last], []
+    if axes.weight == last:
+        vectors, vector = schedule.split(vector, [None, axes.lanes])
+        register_loops.append(vectors)
+    tiled = [axis for axis in (axes.weight, axes.data) if axis not in (None, last)]
+    register_loops += [spatial[axis] for axis in tiled if axis is not None]
+    unit_loops = [loop for axis, loop in enumerate(spatial[:last]) if axis not in tiled]
+    return unit_loops, register_loops, vector
+
+
 def _schedule_reduction(
     schedule: Schedule, block: Block, axes: ReductionAxes, tile: Tile, cpu: CpuModel
 ) -> Any:
@@ -436,13 +496,7 @@ def _schedule_reduction(
     if is_long and _reads_whole_vectors(block, extents, factors):
         reduction_loops += schedule.split(reduction_loops.pop(), [None, factors])
         extents += [extents.pop() // factors, factors]
-    vector, register_loops = spatial[last], []
-    if axes.weight == last:
-        vectors, vector = schedule.split(vector, [None, axes.lanes])
-        register_loops.append(vectors)
-    tiled = [axis for axis in (axes.weight, axes.data) if axis not in (None, last)]
-    register_loops += [spatial[axis] for axis in tiled if axis is not None]
-    unit_loops = [loop for axis, loop in enumerate(spatial[:last]) if axis not in tiled]
+    unit_loops, register_loops, vector = _order_spatial_loops(schedule, spatial, axes)
     points = []
     if is_matrix:
         outer, inner = schedule.split(register_loops.pop(), [None, _MATRIX_POINTS])
@@ -453,7 +507,8 @@ def _schedule_reduction(
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points)
+    longest = max(SHORT_REDUCTION, cpu.factor_lanes)
+    _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points, longest)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
         *_, outer, lanes = schedule.get_loops(initial)
@@ -483,15 +538,15 @@ def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bo
 
 
 def _unroll_short(
-    schedule: Schedule, loops: Sequence[Any], extents: Sequence[int], unrolled: int
+    schedule: Schedule, loops: Sequence[Any], extents: Sequence[int], unrolled: int, longest: int
 ) -> None:
-    """Unroll the innermost loops of a reduction that are short.
+    """Unroll the innermost loops of a reduction up to a length.
 
     Stop before `unrolled` statements become too many.
     """
     for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
         unrolled *= extent
-        if extent > SHORT_REDUCTION or unrolled > _MAX_UNROLLED:
+        if extent > longest or unrolled > _MAX_UNROLLED:
             break
         schedule.unroll(loop)
 

@@ -11,6 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.passes.widen_float16 import computes_float16
 from tvmflow.compiler.schedules import (
     elementwise,
     register_tiles,
@@ -79,6 +80,8 @@ def generate_schedules(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[ScheduleCho
     Yields:
         The default schedule first; then, for `register_tiles`, those of all other tiles.
     """
+    if cpu.has_float16 and computes_float16(mod["main"].body):
+        cpu = cpu.for_float16()
     for name, rule in CPU_RULES.items():
         schedule = None
         for schedule in rule(mod, cpu):

@@ -119,7 +119,13 @@ class Geometry(NamedTuple):
 
 
 def choose_tile(
-    tiles: Sequence[int], geometry: Geometry, out: int, inner: int, lanes: int, terms: int = 1
+    tiles: Sequence[int],
+    geometry: Geometry,
+    out: int,
+    inner: int,
+    lanes: int,
+    terms: int = 1,
+    weight_bytes: int = 4,
 ) -> int:
     """Return the tile with which a convolution is estimated to be fastest; 0 where a direct one is.
 
@@ -130,12 +136,14 @@ def choose_tile(
         geometry: The sizes of the convolution.
         out: The number of output channels.
         inner: The number of input channels.
-        lanes: The number of float32 values in a vector register.
+        lanes: The number of values in a vector register.
         terms: The products that an instruction of the direct convolution computes for each result.
+        weight_bytes: The size of a weight.
     """
     n, depth, height, width = geometry.shape
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
+    memory_cost = memory_cost * weight_bytes // 4
 
     def estimate(tile: int) -> int:
         own = geometry._replace(tile=tile)
@@ -208,7 +216,7 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
     def transformed(i: Any, j: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
         y, z = p // columns * tile + row, p % columns * tile + column
-        factor = _entry(matrix, i, row) * _entry(matrix, j, column)
+        factor = _entry(matrix, i, row, x.dtype) * _entry(matrix, j, column, x.dtype)
         return te.sum(factor * data[image, c, d, y, z, lane], axis=[row, column])
 
     shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
@@ -241,7 +249,7 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     matrix = TRANSFORMS[tile].image
 
     def element(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
-        factor = _entry(matrix, p, row) * _entry(matrix, q, column)
+        factor = _entry(matrix, p, row, x.dtype) * _entry(matrix, q, column, x.dtype)
         value = x[row, column, o, i, d, y * columns + z, lane]
         return te.sum(factor * value, axis=[row, column])
 
@@ -256,13 +264,13 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     return te.compute(result, cropped, name="crop")
 
 
-def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any) -> Any:
+def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any, dtype: str) -> Any:
     """Return an entry of a constant matrix: a number, once the loops over `i` and `j` are unrolled."""
-    entry = tirx.const(0.0, "float32")
+    entry = tirx.const(0.0, dtype)
     for (row, column), value in np.ndenumerate(matrix):
         if value:
             is_entry = tirx.all(i == row, j == column)
-            entry = tirx.Select(is_entry, tirx.const(float(value), "float32"), entry)
+            entry = tirx.Select(is_entry, tirx.const(float(value), dtype), entry)
     return entry
 
 

@@ -35,6 +35,7 @@ from tvmflow.stages.verify.verdict import (
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
     tolerances.FLOAT32: "float32",
     tolerances.FLOAT16: "float16, entirely or in part",
+    tolerances.FLOAT16_SUMS: "float16, with sums in float16",
     tolerances.BFLOAT16: "bfloat16",
     tolerances.QUANTIZED: "quantized integers",
 }

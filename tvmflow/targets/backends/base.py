@@ -91,6 +91,9 @@ class Backend(Protocol):
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why float16 weights would only make a library slow; `features` are the kernel's names."""
 
+    def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return why kernels cannot compute in float16, or an empty string; `features` are the kernel's names."""
+
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
 

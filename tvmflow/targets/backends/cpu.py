@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tvmflow.core.types import Json
 from tvmflow.targets.features import no_bfloat16_reason as _no_bfloat16_reason
+from tvmflow.targets.features import no_float16_reason as _no_float16_reason
 from tvmflow.targets.features import slow_float16_reason as _slow_float16_reason
 from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
@@ -81,6 +82,11 @@ def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     if target_kind(tvm) != KIND:
         return ""
     return _slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+
+def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return which instruction the CPU lacks."""
+    return _no_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
 
 
 def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:

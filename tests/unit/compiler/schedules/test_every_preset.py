@@ -53,7 +53,7 @@ def gated(value: Any, _: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["model", "bfloat16"])
+@pytest.mark.parametrize("precision", ["model", "float16", "bfloat16"])
 @pytest.mark.parametrize("preset", CPUS)
 def test_kernels_of_all_kinds_compile(
     preset: str, precision: Any, monkeypatch: pytest.MonkeyPatch

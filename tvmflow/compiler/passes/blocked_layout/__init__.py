@@ -42,6 +42,7 @@ HANDLERS: Handlers = {
     "relax.reshape": channels.rewrite_reshape,
     **dict.fromkeys(("relax.quantize", "relax.dequantize"), elementwise.rewrite_quantize),
     **dict.fromkeys(elementwise.ELEMENTWISE, elementwise.rewrite_elementwise),
+    "relax.astype": elementwise.rewrite_conversion,
 }
 
 

@@ -134,7 +134,7 @@ def is_supported(rewriter: LayoutRewriter, call: relax.Call, kernel: str) -> boo
         and not rewriter.context.is_plain(ir.convolution_kind(call))
         and rewriter.flow.is_weight(call.args[1])
         and ir.has_default_layouts(call, kernel)
-        and ir.is_float32(call.args[0])
+        and rewriter.is_float(call.args[0])
     )
 
 
@@ -226,7 +226,9 @@ def _find_winograd(
     geometry = Geometry(tiles[0], (n, depth, height, width), (front, top, left), *down)
     # levels that share weights choose alike
     lanes = SHARED_LANES if rewriter.context.options.shares_weights else rewriter.block
-    tile = winograd.choose_tile(tiles, geometry, out, inner, lanes, terms)
+    tile = winograd.choose_tile(
+        tiles, geometry, out, inner, lanes, terms, 2 if rewriter.context.computes_float16() else 4
+    )
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
     if not tile:
         return None
@@ -253,7 +255,7 @@ def _emit_winograd(
     rewriter: LayoutRewriter, name: str, x: Any, kernel: Any, geometry: Geometry
 ) -> Any:
     block, edge = rewriter.block, geometry.edge
-    kernel = rewriter.pad_to_multiples(kernel, [block, block])
+    kernel = rewriter.cast(rewriter.pad_to_multiples(kernel, [block, block]), "float32")
     o, i = ir.known_shape(kernel)[:2]
     matrix = winograd.TRANSFORMS[geometry.tile].weights.astype("float32")
     left = rewriter.emit(relax.op.matmul(relax.const(matrix), kernel))

@@ -53,6 +53,14 @@ def rewrite_elementwise(
     return rewriter.emit(relax.Call(call.op, operands, call.attrs))
 
 
+def rewrite_conversion(rewriter: LayoutRewriter, call: relax.Call, data: Any) -> relax.Expr | None:
+    """Rewrite a conversion between the floats of blocked data."""
+    tensor = rewriter.blocked_form(data)
+    if tensor is None or not all(map(rewriter.is_float, (call, data))):
+        return None
+    return rewriter.cast(tensor, ir.dtype_of(call))
+
+
 def _rewrite_before_moves(rewriter: LayoutRewriter, call: relax.Call) -> relax.Expr | None:
     """Compute a function of blocked data before the reshapes and transposes of its operand.
 

@@ -76,7 +76,7 @@ class LayoutRewriter(MainRewriter):
         """Rewrite one call."""
         rewritten = super().visit_call_(call)
         handler, shape = self._handlers.get(ir.operator_name(call)), sizes_of(call)
-        is_float = any(map(ir.is_float32, (call, *call.args[:1])))
+        is_float = any(map(self.is_float, (call, *call.args[:1])))
         is_weight = all(map(self.flow.is_weight, call.args))
         if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
             return rewritten
@@ -90,6 +90,11 @@ class LayoutRewriter(MainRewriter):
             return rewritten
         is_plain = same_sizes(known_sizes(result), shape)
         return result if is_plain else self.unpack(result, shape[1])
+
+    def is_float(self, expr: Any) -> bool:
+        """Return whether an expression is a tensor of floats that may be blocked."""
+        is_tensor = isinstance(expr.ty, relax.TensorType)
+        return is_tensor and ir.dtype_of(expr) in self.context.data_dtypes
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         """Rewrite one part of a split tensor."""

@@ -81,6 +81,11 @@ def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     return ""
 
 
+def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return that kernels for GPUs add float16 to float32."""
+    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
+
+
 def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     """Return that there are no kernels of bfloat16 for GPUs."""
     return "kernels for GPUs compute with float16 (precision: mixed)"
