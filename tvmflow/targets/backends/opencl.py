@@ -100,6 +100,11 @@ def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     return "OpenCL has float16 alone (precision: mixed)"
 
 
+def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return that kernels for GPUs add float16 to float32."""
+    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
+
+
 def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
     """Return that TVM's runtime on a device cannot use OpenCL as tvmflow builds it."""
     return "libraries for OpenCL have a runtime of their own"
