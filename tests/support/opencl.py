@@ -51,7 +51,7 @@ class Generated(NamedTuple):
 
 
 def generate(function: tirx.PrimFunc, target: tvm.target.Target, name: str) -> Generated:
-    """Return the code of a scheduled kernel; its parameters are `argument0_ptr` and so on."""
+    """Return the code of a scheduled kernel (for CUDA C, too); its parameters are `argument0_ptr` and so on."""
     mod = tvm.IRModule({name: _name_parameters(function).with_attr("global_symbol", name)})
     bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target(target.host)))(mod)
     with target:

@@ -33,7 +33,7 @@ _LANES: Final = 32
 _REGISTERS: Final = {"cuda": 128, "nvptx": 128, "rocm": 128, "metal": 96}
 _FEW_REGISTERS: Final = 68
 # With these threads a compute unit hides the time that memory takes.
-_BUSY_THREADS: Final = 512
+_BUSY_THREADS: Final = 256
 
 
 class Device(NamedTuple):
@@ -70,6 +70,10 @@ class Device(NamedTuple):
             registers=_REGISTERS.get(str(target.kind.name), _FEW_REGISTERS),
         )
 
-    def count_waves(self, blocks: int, threads: int) -> int:
-        """Return how often all compute units get blocks until all blocks are computed."""
-        return -(-blocks // (self.units * max(1, _BUSY_THREADS // threads)))
+    def estimate_time(self, blocks: int, threads: int, work: float) -> float:
+        """Return the time of blocks whose threads have so much work each, in no unit.
+
+        A compute unit with few threads is idle while these wait for memory.
+        """
+        on_each = -(-blocks // self.units) * threads
+        return work * max(on_each, _BUSY_THREADS)

@@ -42,7 +42,7 @@ _MIN_SIDE: Final = 4
 # The share of multiplications among the instructions of a thread with so many results.
 _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 # A number that is copied from the memory of the GPU takes as long as so many products.
-_LOAD_COST: Final = 4
+_LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
 _DTYPE_INDEX: Final = "int64"
 
@@ -295,10 +295,9 @@ def _choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | 
             -(-lengths[kind] // size)
             for kind, size in (("row", tile.rows), ("column", tile.columns))
         )
-        # each wave of blocks computes all results of a tile
-        waves = device.count_waves(blocks, tile.threads)
         loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
-        return waves * (tile.results / _EFFICIENCY[tile.results] + loads)
+        work = tile.results / _EFFICIENCY[tile.results] + loads
+        return device.estimate_time(blocks, tile.threads, work)
 
     return min(_list_fitting(depth, device), key=estimate, default=None)
 
