@@ -30,6 +30,7 @@ from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.narrow_data import narrow_data
+from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
@@ -136,6 +137,7 @@ KERNEL_PHASES: Final[Phases] = {
         LoweringPass("sorts", replace_sorts, LoweringContext.sorts_on_cpu),
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
+        _pass("open_reshapes", group_open_reshapes),
         _pass("legalize_ops", relax.transform.LegalizeOps()),
         _pass("order_sizes", order_sizes),
     ),

@@ -66,6 +66,31 @@ def test_reductions_to_one_number_are_split() -> None:
     network.agrees(lambda x: np.asarray(x.max()), SIZES)
 
 
+def test_windows_of_an_open_image_are_fused_with_transposes() -> None:
+    """That an image has whole windows follows from what its sides are multiples of."""
+
+    def body(emit: Any, x: Any) -> Any:
+        op = relax.op
+        n, h, w, channels = x.ty.shape.values
+        split = emit(op.reshape(x, relax.ShapeExpr([n, h // 4, 4, w // 4, 4, channels])))
+        windows = emit(op.permute_dims(split, [0, 1, 3, 2, 4, 5]))
+        rows = emit(op.permute_dims(emit(op.exp(windows)), [0, 5, 1, 3, 2, 4]))
+        return [windows, emit(op.reshape(rows, relax.ShapeExpr([n, channels, h, w])))]
+
+    def reference(x: Any) -> list[Any]:
+        n, h, w, _ = x.shape
+        windows = x.reshape(n, h // 4, 4, w // 4, 4, 3).transpose(0, 1, 3, 2, 4, 5)
+        return [windows, np.exp(x).transpose(0, 3, 1, 2)]
+
+    sides = (Dimension("h", 4, 64, 4), Dimension("w", 8, 64, 8))
+    network = make_network((BATCH, *sides), {"x": Input(("batch", "h", "w", 3))}, {}, body)
+    kernels = network.list_kernels()
+    assert len(kernels) == 2 and all("transpose" in name for name in kernels)
+    network.agrees(
+        reference, [{"batch": n, "h": h, "w": w} for n, h, w in ((1, 4, 8), (3, 20, 56))]
+    )
+
+
 def test_dynamically_quantized_products() -> None:
     """The scale of the data comes from all of them, whatever their number is."""
     rng = np.random.default_rng(3)
