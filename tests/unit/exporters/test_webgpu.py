@@ -210,8 +210,9 @@ other.destroy();
 found.destroyed = await fail(other.run({ x: new Float32Array(4) }));
 // the device is the program's, and is not destroyed with a model
 found.still = Array.from((await model.run({ x: Float32Array.of(1, 2, 3, 4) })).y);
+const running = fail(model.run({ x: new Float32Array(4) }));
 device.destroy();
-await device.lost;
+found.running = await running;
 found.lost = await fail(model.run({ x: new Float32Array(4) }));
 return found;
 """
@@ -230,7 +231,7 @@ return found;
     assert found["inputs"][2] == "input x must be a Float32Array of 4 elements"
     assert (found["before"], found["still"]) == ([0, 2, 0, 4], [1, 2, 3, 4])
     assert found["destroyed"][1:] == ["destroyed", "the model was destroyed"]
-    assert found["lost"][1] == "lost"
+    assert found["lost"] == found["running"] and found["lost"][1] == "lost"
     assert found["lost"][2].startswith("the GPU was lost: its device was destroyed; load the model")
 
 

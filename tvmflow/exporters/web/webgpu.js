@@ -2,6 +2,7 @@
 import { ARRAYS, fetchFile, ModelError } from "./runtime.js";
 
 const SEPARATOR = "//----\n";
+const PATIENCE = 100; // milliseconds
 const REMEDY = "load the model again, or with { backend: \"wasm\" }";
 
 /** Load a program on a device: weights are uploaded, and all kernels are compiled. */
@@ -223,6 +224,8 @@ class Program {
       this.#checkState();
       return result;
     } catch (error) {
+      // what was going on fails before the loss is told
+      await Promise.race([this.#device?.lost, new Promise((resolve) => setTimeout(resolve, PATIENCE))]);
       this.#checkState();
       throw error;
     }
