@@ -26,8 +26,8 @@ from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
-from tvmflow.exporters import cpp, tvm_libraries, wheel
-from tvmflow.exporters.base import ExportRequest
+from tvmflow.exporters import cpp, tvm_libraries, web, wheel
+from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.frontends.base import ModelInput
@@ -109,6 +109,14 @@ def write_cpp_readme(names: Names) -> str:
     values = cpp._describe(model, [Library(model)], request)
     images = _images.describe(with_image(names)[0], manifest)
     return _header.render_template("README.md", values | images)
+
+
+def write_web_readme(names: Names) -> str:
+    model, manifest = with_image(names)
+    request = ExportRequest("net", "1.0", "browser", "llvm", "wasm32-wasi")
+    signature = {**model.signature, "inputs": list(map(tensor, names))}
+    made = BuiltModel(request, Path(), {}, signature, manifest, Path(), {})
+    return web.write_readme(made, {"wasm": web.FetchedFile("net.wasm", "", 1)})
 
 
 def write_cmake(names: Names) -> str:
@@ -257,6 +265,7 @@ def commands_structure(text: str) -> list[str]:
 
 TEXTS_OF: Final[dict[str, tuple[Callable[[Names], str], Callable[[str], Any], str]]] = {
     "README of a C++ project": (write_cpp_readme, markdown_structure, "names"),
+    "README of a package for browsers": (write_web_readme, markdown_structure, "names"),
     "README of a delivery": (write_delivered_readme, markdown_structure, "names"),
     "CMake": (write_cmake, cmake_structure, "names"),
     "METADATA of a wheel": (

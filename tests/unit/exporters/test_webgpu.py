@@ -200,6 +200,10 @@ def test_errors_say_what_happened(tmp_path: Path) -> None:
         + """
 const found = {};
 for (const name of ["limit", "feature", "code", "other"]) found[name] = await fail(openProgram(name));
+const progress = [];
+(await openProgram("net", { onprogress: ({ loaded, total }) => progress.push(loaded / total) })).destroy();
+found.progress = progress.at(-1);
+found.short = await fail(openProgram("other", { onprogress() {} }));
 const adapter = await navigator.gpu.requestAdapter();
 const device = await adapter.requestDevice();
 const model = await openProgram("net", { device });
@@ -228,6 +232,9 @@ return found;
     assert "the browser does not compile the kernel 0: 1:" in found["code"][2]
     assert found["other"][1] == "fetch"
     assert found["other"][2].startswith("weights.bin cannot be fetched, or is not the file that")
+    assert found["other"][2].endswith("with this module: its SHA-256 is another one")
+    assert found["short"][1] == "fetch"
+    assert found["progress"] == 1
     assert found["inputs"][2] == "input x must be a Float32Array of 4 elements"
     assert (found["before"], found["still"]) == ([0, 2, 0, 4], [1, 2, 3, 4])
     assert found["destroyed"][1:] == ["destroyed", "the model was destroyed"]

@@ -42,12 +42,19 @@ export async function fetchFile({ url, sha256, bytes }, { fetch = globalThis.fet
   }
   const address = new URL(url);
   if (/^https?:$/.test(address.protocol)) address.search = sha256.slice(0, 16);
-  const base64 = btoa(String.fromCharCode(...sha256.match(/../g).map((byte) => parseInt(byte, 16))));
+  const digest = Uint8Array.from(sha256.match(/../g), (byte) => parseInt(byte, 16));
+  const subtle = globalThis.crypto?.subtle;
+  // where pages compute no digests, the browser checks it, and tells of no progress until then
+  const options = subtle ? {} : { integrity: `sha256-${btoa(String.fromCharCode(...digest))}` };
   try {
-    const response = await fetch(address, { integrity: `sha256-${base64}` });
+    const response = await fetch(address, options);
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
-    if (!onprogress) return new Uint8Array(await response.arrayBuffer());
-    return await readProgressively(response, bytes, onprogress);
+    const content = await read(response, bytes, onprogress);
+    if (subtle) {
+      const found = new Uint8Array(await subtle.digest("SHA-256", content));
+      if (found.some((byte, place) => byte !== digest[place])) throw new Error("its SHA-256 is another one");
+    }
+    return content;
   } catch (error) {
     throw new ModelError(
       "fetch",
@@ -56,7 +63,8 @@ export async function fetchFile({ url, sha256, bytes }, { fetch = globalThis.fet
   }
 }
 
-async function readProgressively(response, bytes, onprogress) {
+async function read(response, bytes, onprogress) {
+  if (!onprogress) return new Uint8Array(await response.arrayBuffer());
   const content = new Uint8Array(bytes);
   const reader = response.body.getReader();
   let loaded = 0;
@@ -65,6 +73,7 @@ async function readProgressively(response, bytes, onprogress) {
     loaded += piece.value.length;
     onprogress({ loaded, total: bytes });
   }
+  if (loaded < bytes) throw new Error(`it has ${loaded} bytes, not ${bytes}`);
   return content;
 }
 
