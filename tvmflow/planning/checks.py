@@ -224,7 +224,7 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
     """Check that a target can be tuned and verified, if it has to be."""
     for part in resolved_targets(target):
         recipe, impossible = planned.recipe_for(part), dict[str, str]()
-        if tune.NAME in planned.stages and recipe.tune.trials and part.unmeasurable_reason:
+        if _is_tuned(planned, part) and part.unmeasurable_reason:
             impossible["tuned"] = _TUNE_ADVICE
         if verify.NAME in planned.stages:
             if part.unrunnable_reason and _must_run_locally(recipe):
@@ -236,6 +236,23 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
                 f"{planned.where(part)}: targets: '{part.name}' cannot be {' or '.join(impossible)} "
                 f"on this machine: {part.unrunnable_reason}; {'; '.join(impossible.values())}"
             )
+
+
+def _is_tuned(planned: PlannedRecipe, target: ResolvedTarget) -> bool:
+    """Tell whether a search measures kernels for a target."""
+    is_asked = tune.NAME in planned.stages and planned.recipe_for(target).tune.trials > 0
+    return is_asked and backend_for(target.tvm).RUNS_IN_TVM
+
+
+def describe_untuned(recipes: Iterable[PlannedRecipe]) -> Iterator[str]:
+    """Yield a line for each target whose kernels are not tuned although its recipe asks for it."""
+    for planned in recipes:
+        for target in planned.targets if tune.NAME in planned.stages else ():
+            for part in resolved_targets(target):
+                if planned.recipe_for(part).tune.trials and not _is_tuned(planned, part):
+                    name = f"{planned.recipe.name}/{part.name}"
+                    kind = part.tvm["kind"]
+                    yield f"{name}: kernels for {kind} are not tuned yet: tune.trials does nothing for them"
 
 
 def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:

@@ -354,6 +354,7 @@ def write_header(model: DescribedModel, program: str = "") -> str:
         ),
         "threads": str(_MOST_DEFAULT_THREADS),
         "memory": _write_memory(model, program),
+        "needs": ", and the driver of the device" if model.executor else "",
     }
     values |= weights.header_values(values, model.weights_head, model.maps_files)
     of_levels = levels.header_values(values, model.levels)

@@ -2,7 +2,7 @@
  *
 %(tensors)s
  *
- * Needs the C library, its mathematical functions and, where the system has them, threads; nothing else.
+ * Needs the C library, its mathematical functions and, where the system has them, threads%(needs)s; nothing else.
  *
  *   %(name)s_context *context;
 %(create)s
