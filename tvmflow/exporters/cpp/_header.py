@@ -12,7 +12,7 @@ from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.generated_text import c_string, comment
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import c_runtime
-from tvmflow.targets.c_runtime import DescribedModel, describe_tensors, dimensions
+from tvmflow.targets.c_runtime import DescribedModel, describe_tensors, devices, dimensions
 
 FOLDER: Final = Path(__file__).with_name("project")
 TEMPLATES: Final = ("model.hpp", "library.hpp")
@@ -89,7 +89,7 @@ def write_header(model: DescribedModel, libraries: Sequence[Library]) -> str:
         "INCLUDES": "\n".join(f'#include "{name}"' for name in names),
         "TENSORS": "\n".join(f"//   {comment(line)}" for line in describe_tensors(model.signature)),
         "EXAMPLE": "\n".join(f"//   {line}" for line in write_example(model)),
-        "STATUSES": "\n".join(_list_statuses(has_dimensions=bool(model.dimensions))),
+        "STATUSES": "\n".join(_list_statuses(model, libraries)),
         "LIBRARIES": "\n".join(_write_libraries(libraries, tensors)).rstrip(),
         "LIBRARY_NAMES": ", ".join(f"{library.model.prefix}_library" for library in libraries),
         "INPUT_COUNT": str(len(model.signature["inputs"])),
@@ -176,10 +176,12 @@ def _key(tensor: Json) -> tuple[str, str, tuple[int, ...]]:
     return tensor["name"], tensor["dtype"], tuple(tensor["shape"])
 
 
-def _list_statuses(*, has_dimensions: bool) -> Iterator[str]:
-    """Yield an enumerator for each status of the C libraries' header."""
+def _list_statuses(model: DescribedModel, libraries: Sequence[Library]) -> Iterator[str]:
+    """Yield an enumerator for each status of the C libraries' headers."""
     template = c_runtime.read_header_template()
-    template += dimensions.STATUSES if has_dimensions else ""
+    template += dimensions.STATUSES if model.dimensions else ""
+    has_device = any(library.model.executor for library in libraries)
+    template += devices.STATUSES if has_device else ""
     for name, number in _STATUS.findall(template):
         yield f"  {name.lower()} = {number},"
 

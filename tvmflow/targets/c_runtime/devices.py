@@ -13,7 +13,7 @@ FUNCTIONS: Final = ("create_on", "device_error", "use_device_memory", "enqueue",
 SOURCES: Final = ("device.c", "device.h")
 """The files that are compiled into such a library besides its executor."""
 
-_STATUSES: Final = """\
+STATUSES: Final = """\
 
 /* What functions return for the device. */
 enum {
@@ -23,6 +23,7 @@ enum {
   %(NAME)s_DEVICE_LOST = 23     /* the device does not work any more, or the process was forked: make another context */
 };
 """
+"""Its part of the header about statuses, as a template."""
 _FUNCTIONS: Final = """\
 /* The device that a context is on: the one of a number, GPUs first, in the order of the driver; or the program's own one,
  * where `context` is not NULL. The driver's library is loaded when the first context is made. Contexts on one device share
@@ -76,4 +77,4 @@ def header_values(values: Mapping[str, str], executor: str) -> dict[str, str]:
     if not executor:
         return {"dimension_statuses": "", "dimension_functions": ""}
     named = {**values, "members": _MEMBERS[executor], "memory": _MEMORY[executor]}
-    return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
+    return {"dimension_statuses": STATUSES % named, "dimension_functions": _FUNCTIONS % named}
