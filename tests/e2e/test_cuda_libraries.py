@@ -31,6 +31,36 @@ assert np.array_equal(rows[:2], rows[2:]) and not np.array_equal(rows[0], rows[1
 del models
 """
 
+# A program with a context, a stream and memory of its own on the GPU.
+OWN_MEMORY = """
+import ctypes, sys
+import numpy as np
+library, driver = ctypes.CDLL(sys.argv[1]), ctypes.CDLL("libcuda.so.1")
+class Device(ctypes.Structure):
+    _fields_ = [("number", ctypes.c_uint32), *((name, ctypes.c_void_p) for name in ("context", "device", "queue"))]
+def check(code):
+    assert code == 0, (code, ctypes.c_char_p(library.digits_device_error()).value)
+image = np.load(sys.argv[2])["data"][:1].copy()
+scores = np.zeros((1, 10), np.float32)
+context, stream, handle = (ctypes.c_void_p() for _ in range(3))
+memory = [ctypes.c_uint64() for _ in range(2)]
+check(driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) or driver.cuCtxPushCurrent_v2(context))
+check(driver.cuStreamCreate(ctypes.byref(stream), 1))
+for place, array in zip(memory, (image, scores)):
+    check(driver.cuMemAlloc_v2(ctypes.byref(place), ctypes.c_size_t(array.nbytes)))
+check(driver.cuMemcpyHtoDAsync_v2(memory[0], image.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(image.nbytes), stream))
+check(library.digits_create_on(None, ctypes.byref(Device(0, context, None, stream)), ctypes.byref(handle)))
+for tensor, place in enumerate(memory):
+    check(library.digits_use_device_memory(handle, ctypes.c_size_t(tensor), ctypes.c_void_p(place.value)))
+check(library.digits_enqueue(handle) or library.digits_wait(handle))
+check(driver.cuMemcpyDtoHAsync_v2(scores.ctypes.data_as(ctypes.c_void_p), memory[1], ctypes.c_size_t(scores.nbytes), stream))
+check(driver.cuStreamSynchronize(stream) or library.digits_destroy(handle))
+for place in memory:
+    check(driver.cuMemFree_v2(place))
+check(driver.cuStreamDestroy_v2(stream) or driver.cuCtxPopCurrent_v2(ctypes.byref(context)) or driver.cuDevicePrimaryCtxRelease(0))
+assert abs(scores.sum() - 1) < 1e-5 and scores.argmax() == np.load(sys.argv[2])["label"][0]
+"""
+
 
 def write_digits(project: Project, target: str) -> None:
     text = (ROOT / "recipes/digits.yaml").read_text()
@@ -44,10 +74,10 @@ def write_digits(project: Project, target: str) -> None:
     (project.folder / "tiny.yaml").write_text(text)
 
 
-def call(bundle: Path, environment: Mapping[str, str]) -> str:
-    """Return the end of what a process wrote that loads a bundle and calls it."""
+def call(library: Path, environment: Mapping[str, str], program: str = PROGRAM) -> str:
+    """Return what a process wrote that loads a bundle or a library and calls it."""
     images = ROOT / "recipes/models/digits-test.npz"
-    command = [sys.executable, "-c", PROGRAM, str(bundle), str(images)]
+    command = [sys.executable, "-c", program, str(library), str(images)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return done.stderr.strip()
 
@@ -69,6 +99,8 @@ def test_digits_are_read_with_the_driver_alone(project: Project, tmp_path: Path)
     nothing = "left 0 blocks, 0 modules, 0 streams, 0 events, 0 contexts, 0 entered"
     # PTX is for later GPUs, too
     assert call(bundle, {**environment, "STAND_IN_GPU": "86"}) == f"stand-in GPU: {nothing}"
+    library = bundle.with_name("digits-c-library") / "libdigits.so"
+    assert call(library, environment, OWN_MEMORY) == f"stand-in GPU: {nothing}"
     for change, message in (
         ({"STAND_IN_MEMORY": "0"}, "the GPU has no memory of "),
         ({"STAND_IN_LAUNCHES": "3"}, "NVIDIA's driver cannot start a kernel"),
