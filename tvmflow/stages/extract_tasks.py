@@ -28,7 +28,7 @@ from tvmflow.stages.runtime_choice import (
 )
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.targets.tvm_target import target_kind
+from tvmflow.targets.tvm_target import gpu_arch, target_kind
 
 NAME: Final = "extract_tasks"
 TRAITS: Final = StageTraits(
@@ -58,7 +58,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target),
         c_library=requires_c_library(recipe, target),
-        unmeasured_kind=target_kind(target.tvm)
+        unmeasured_kind=gpu_arch(target.tvm) or target_kind(target.tvm)
         if backend_for(target.tvm).no_tvm_runtime_reason(target.tvm)
         else "",
     )
