@@ -32,8 +32,9 @@ _LANES: Final = 32
 # Of 32 bits: with more, a compute unit holds too few threads.
 _REGISTERS: Final = {"cuda": 128, "nvptx": 128, "rocm": 128, "metal": 96}
 _FEW_REGISTERS: Final = 68
-# With these threads a compute unit hides the time that memory takes.
-_BUSY_THREADS: Final = 256
+# With so many results at once, and so many threads, a compute unit is busy while others wait.
+_BUSY_RESULTS: Final = 2048
+_BUSY_THREADS: Final = 128
 
 
 class Device(NamedTuple):
@@ -70,10 +71,11 @@ class Device(NamedTuple):
             registers=_REGISTERS.get(str(target.kind.name), _FEW_REGISTERS),
         )
 
-    def estimate_time(self, blocks: int, threads: int, work: float) -> float:
-        """Return the time of blocks whose threads have so much work each, in no unit.
+    def estimate_time(self, blocks: int, threads: int, work: float, results: int) -> float:
+        """Return the time of blocks whose threads have so much work for some results, in no unit.
 
-        A compute unit with few threads is idle while these wait for memory.
+        A compute unit with few threads is idle while these wait, unless each has several results to
+        work on (Volkov, Better performance at lower occupancy, 2010).
         """
         on_each = -(-blocks // self.units) * threads
-        return work * max(on_each, _BUSY_THREADS)
+        return work * max(on_each, _BUSY_RESULTS // results, _BUSY_THREADS)

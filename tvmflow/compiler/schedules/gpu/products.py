@@ -297,7 +297,7 @@ def _choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | 
         )
         loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
         work = tile.results / _EFFICIENCY[tile.results] + loads
-        return device.estimate_time(blocks, tile.threads, work)
+        return device.estimate_time(blocks, tile.threads, work, tile.results)
 
     return min(_list_fitting(depth, device), key=estimate, default=None)
 
