@@ -345,10 +345,11 @@ class _RequantizeFuser(MainRewriter):
             sums = self.visit_expr(data)
 
         def scaled(weights: Sequence[Any]) -> Any:
-            product = relax.const(np.float32(1) / np.float32(scale), _FLOAT)
+            # rounded once, because all numbers of a channel are multiplied by it
+            product = relax.const(1 / np.float64(np.float32(scale)), "float64")
             for weight in map(self.visit_expr, weights):
-                product = self.emit(relax.op.multiply(weight, product))
-            return product
+                product = self.emit(relax.op.multiply(self.cast(weight, "float64"), product))
+            return self.cast(product, _FLOAT)
 
         return [sums, scaled(factors), *map(scaled, ([w] for w in offsets))]
 
