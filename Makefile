@@ -35,7 +35,7 @@ test-fuzz: $(VENV)/.ready-to-test
 
 # libraries for other CPUs, under qemu: on PATH, or in the folder TVMFLOW_QEMU (see docs/emulation.md)
 test-cross: $(VENV)/.ready-to-test
-	$(PYTEST) -m cross -rs
+	$(PYTEST) -m cross -n 2 --dist worksteal -rs --durations 10
 
 # libraries for NVIDIA GPUs: installs CUDA's compiler, 110 MB; needs no GPU
 test-cuda: $(VENV)/.ready-to-test

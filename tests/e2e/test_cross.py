@@ -90,7 +90,11 @@ def needs_qemu(target: Json) -> EmulatedArch:
 def emulation_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The store of all tests here, so that the C library of an architecture is compiled once; also the next time, where TVMFLOW_TEST_STORE names one."""
     kept = os.environ.get("TVMFLOW_TEST_STORE")
-    return Path(kept).absolute() if kept else tmp_path_factory.mktemp("store")
+    if kept:
+        return Path(kept).absolute()
+    folder = tmp_path_factory.getbasetemp()
+    # the folder of a worker of xdist lies in that of the run, in which all workers share a store
+    return (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "store"
 
 
 @pytest.fixture
