@@ -371,10 +371,13 @@ def _make_matrices(schedule: Schedule, product: _Product) -> None:
     main = product.main
     loads = list_loads(schedule.get(main))
     reads = [find_read(schedule.get(main), load) for load in loads]
+    indices = schedule.get(main).body.indices
+    has_groups = any(len(find_nodes(index, tvm.ir.Var)) > 1 for index in indices)
     gathered = [schedule.reindex(main, ("read", read)) for read in reads]
     scattered = schedule.reindex(main, ("write", 0))
-    # before rows are padded: TVM would forget that rows beyond those of a group are none
-    fuse_after(schedule, scattered)
+    if has_groups:
+        # before rows are padded: TVM would forget that rows beyond those of a group are none
+        fuse_after(schedule, scattered)
     # from here on, indices are axes of the block
     stmt = schedule.get(main)
     axes = list(zip(product.kinds, (int(axis.dom.extent) for axis in stmt.iter_vars), strict=True))
