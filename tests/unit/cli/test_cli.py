@@ -459,7 +459,7 @@ def test_windows_is_refused_at_the_entry() -> None:
         ("gravitn3", "did you mean 'graviton3'?"),
         ("rasberry-pi-5", "did you mean 'raspberry-pi-5'?"),
         ("jetson_orin_cpu", "did you mean 'jetson-orin-cpu'?"),
-        ("CUDA", "did you mean 'cuda-sm75' or 'cuda-sm80' or "),
+        ("CUDA", "or 'cuda-sm75' or 'cuda-sm80' or "),
         ("local", "did you mean 'host'?"),
         ("windows", "did you mean 'x86-64-windows' or 'aarch64-windows'?"),
         ("cortex-a73", "did you mean 'cortex-a"),

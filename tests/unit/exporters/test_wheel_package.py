@@ -278,8 +278,8 @@ def test_platforms_without_wheels_are_named() -> None:
     assert wheel.unsupported_reason(request_for(triple="wasm32-unknown-emscripten")) == (
         "there are no wheels for 'wasm32-unknown-emscripten'"
     )
-    assert (
-        wheel.unsupported_reason(request_for(kind="metal")) == "its kind is metal, not llvm or cuda"
+    assert wheel.unsupported_reason(request_for(kind="metal")) == (
+        "its kind is metal, not llvm or cuda or opencl"
     )
     assert wheel.unsupported_reason(request_for(kind="cuda")) == ""
     assert wheel.unsupported_reason(request_for()) == ""
