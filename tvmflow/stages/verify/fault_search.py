@@ -191,6 +191,8 @@ _MAX_WEIGHT_BYTES: Final = 1 << 30
 # The tensors that one build returns besides the outputs: more would change how the model is fused.
 _TENSORS_AT_ONCE: Final = 32
 _HOST: Final = {"kind": "llvm"}
+# A few roundings of float32.
+_NUDGE: Final = 1e-6
 _DUMP: Final = "`tvmflow run RECIPE --dump-ir DIR`"
 _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
@@ -233,6 +235,20 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     return [fault._asdict() for fault in faults]
 
 
+def _nudge(feed: Mapping[str, Array]) -> Feed:
+    """Return inputs whose numbers, if not integers, differ by `_NUDGE` of the largest, up or down."""
+    rng = np.random.default_rng(0)
+
+    def nudge(array: Array) -> Array:
+        if array.dtype.kind != "f" or not array.size:
+            return array
+        step = np.abs(array).max() * _NUDGE
+        nudged: Array = (array + step * rng.choice([-1.0, 1.0], array.shape)).astype(array.dtype)
+        return nudged
+
+    return {name: nudge(array) for name, array in feed.items()}
+
+
 class _Search:
     """The search for faults of one library.
 
@@ -259,7 +275,7 @@ class _Search:
         self._model = read_imported_model(signature, context.inputs)
         self._signature = signature
         self._tolerance, self._own_tolerance, self._index_inputs = self._read_model()
-        self._feed, self._expected = self._run_reference()
+        self._feed, self._expected, self._nudged = self._run_reference()
 
     def run(self) -> list[Fault]:
         """Return what is to blame, in the order in which it is computed."""
@@ -273,7 +289,8 @@ class _Search:
         )
         if not is_here or self._build is None:
             return [
-                self._find_import_fault()
+                self._blame_model()
+                or self._find_import_fault()
                 or self._blame_tolerance(self._run_imported(self._load()))
                 or Fault(
                     "the imported model agrees with the reference on this machine, so that the lowering or the kernels "
@@ -298,7 +315,7 @@ class _Search:
                     f"set `runtime: vm` in the recipe, and {_REPORT}",
                 )
             ]
-        return [self._find_import_fault() or self._find_lowering_fault()]
+        return [self._blame_model() or self._find_import_fault() or self._find_lowering_fault()]
 
     # ---------------------------------------------------------------- the reference
 
@@ -349,8 +366,29 @@ class _Search:
             f"raise {fields} or leave {'it' if verb == 'is' else 'them'} out",
         )
 
-    def _run_reference(self) -> tuple[Feed, list[Array]]:
-        """Return the first batch of `verify`, and the reference's outputs of it and what goes into an index."""
+    def _blame_model(self) -> Fault | None:
+        """Return the fault of a model that enlarges the smallest differences until nothing agrees with it."""
+        names = [spec.name for spec in (*self._model.outputs, *self._index_inputs)]
+        comparisons = {
+            name: compare_inner(nudged, expected, self._tolerance)
+            for name, nudged, expected in zip(names, self._nudged, self._expected, strict=True)
+        }
+        if not (mismatches := findings.list_mismatches(comparisons, "before")):
+            return None
+        reference = self._frontend.REFERENCE.name
+        return Fault(
+            f"the model enlarges the smallest differences, so that its outputs cannot tell a right library from a wrong "
+            f"one: if its inputs change by {_NUDGE:.0e} of their largest values, {reference} itself gives other outputs "
+            f"({mismatches[0]})",
+            "verify with data like those that the model was made for (`verify.data`), and not with random weights; or "
+            "set verify.rtol and verify.atol to what the model can keep",
+        )
+
+    def _run_reference(self) -> tuple[Feed, list[Array], list[Array]]:
+        """Return the first batch of `verify`, and the reference's outputs of it and what goes into an index.
+
+        After these come its outputs of inputs that hardly differ.
+        """
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
         candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
@@ -362,9 +400,12 @@ class _Search:
 
             if self._at is not None:
                 sized = run_at(run, dict(self._at), self._model, self._settings, self._tolerance)
-                return sized.feed, [sized.outputs[name] for name in names]
-            results = run_reference_on(run, candidates, names, self._tolerance)
-        return results.samples.batches[0], [results.outputs[0][name] for name in names]
+                feed, outputs = sized.feed, sized.outputs
+            else:
+                results = run_reference_on(run, candidates, names, self._tolerance)
+                feed, outputs = results.samples.batches[0], results.outputs[0]
+            nudged = run(_nudge(feed))
+        return feed, [outputs[name] for name in names], [nudged[name] for name in names]
 
     def _agrees(self, outputs: Sequence[Array], tolerance: Tolerance | None = None) -> bool:
         pairs = zip(outputs, self._expected, strict=False)
