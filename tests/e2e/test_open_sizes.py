@@ -83,6 +83,7 @@ def open_project(project: Project) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_a_library_with_open_sizes_is_verified_at_many_and_run_at_others(
     open_project: Project,
 ) -> None:
