@@ -139,6 +139,7 @@ def test_new_weights_build_again_and_measure_nothing(finished_project: Project) 
     assert project.trials() == measured
 
 
+@pytest.mark.slow
 def test_a_lowering_that_gives_the_same_kernels_builds_nothing(finished_project: Project) -> None:
     """Also not where the pipeline of passes has a new version: later stages read what `lower` wrote."""
     project = finished_project

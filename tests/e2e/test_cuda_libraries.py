@@ -82,6 +82,7 @@ def call(library: Path, environment: Mapping[str, str], program: str = PROGRAM) 
     return done.stderr.strip()
 
 
+@pytest.mark.slow
 def test_digits_are_read_with_the_driver_alone(project: Project, tmp_path: Path) -> None:
     """By a GPU of 2016, whose PTX LLVM writes; what is wrong with a GPU is said, and nothing is left on it."""
     gpu.make_driver(tmp_path)

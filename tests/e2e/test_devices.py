@@ -108,6 +108,7 @@ def test_a_killed_run_resumes_with_the_trials_of_the_devices(
     assert len(board.trials()) == len(set(board.trials())) == 16
 
 
+@pytest.mark.slow
 def test_a_missing_tracker_is_reported(project: Project) -> None:
     """Exit code 4, the address, and where it was set; stages without a device are run."""
     project.environment[TRACKER_VARIABLE] = NOWHERE

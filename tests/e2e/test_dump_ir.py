@@ -46,6 +46,7 @@ def test_each_pass_leaves_its_ir_also_when_everything_is_up_to_date(
     assert "tiny:build/host: the IR after each pass is in ir/tiny/build+host" in again.out
 
 
+@pytest.mark.slow
 def test_a_run_that_lowers_nothing_says_so(project: Project) -> None:
     """It stops before the stages that lower a model."""
     ran = project.tvmflow("run", "tiny.yaml", "--until", "import", "--dump-ir", "ir")

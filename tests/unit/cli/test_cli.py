@@ -380,6 +380,7 @@ def test_a_stage_that_is_to_be_forced_must_exist(
         assert "did you mean 'verify/host'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_new_pipeline_file_is_noticed(project: Project) -> None:
     """A cached plan is not used when a file exists now where planning looks first."""
     first = project.run("--until", "import")
@@ -393,6 +394,7 @@ def test_a_new_pipeline_file_is_noticed(project: Project) -> None:
     assert "pipelines/tune.yaml:3:10" in refused.err
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_nothing_but_problems(project: Project) -> None:
     """Also when everything is up to date, the second time from the saved answer."""
     command = ("run", "tiny.yaml", "--until", "import", "-q")

@@ -15,6 +15,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets.capabilities import Capabilities
 
 
+@pytest.mark.slow
 def test_a_complete_installation_is_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

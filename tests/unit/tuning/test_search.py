@@ -167,6 +167,7 @@ def test_a_workload_that_another_model_measured_is_not_measured_again(
     )
 
 
+@pytest.mark.slow
 def test_the_best_schedules_for_another_number_of_threads_are_measured_first(
     tune: Tuning, workers: ForkServer, tasks: list[Task]
 ) -> None:

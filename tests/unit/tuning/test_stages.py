@@ -120,6 +120,7 @@ def run_model(mod: tvm.IRModule, arrays: list[np.ndarray[Any, Any]]) -> np.ndarr
     return result
 
 
+@pytest.mark.slow
 def test_chosen_schedules_are_applied_and_compute_the_same(pipeline: Pipeline) -> None:
     """Every chosen schedule is in the module that is built, and outputs do not change."""
     mod = model(conv(8), relu, conv(8), relu, conv(8), relu, shape=IMAGE)

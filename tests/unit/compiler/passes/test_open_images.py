@@ -109,6 +109,7 @@ def channel_block(emit: Any, x: Any, a: Any, b: Any) -> Any:
     return emit(op.nn.conv2d(emit(op.add(left, right)), b))
 
 
+@pytest.mark.slow
 def test_channels_are_moved_in_images_of_open_sizes() -> None:
     network = make_image_network(channel_block, a=[6, 16, 3, 3], b=[16, 10, 1, 1])
     check(network, ["copy_channels"])
@@ -218,6 +219,7 @@ def normed(emit: Any, x: Any, a: Any, g: Any, b: Any, c: Any) -> Any:
     return normalize(emit(op.nn.conv2d(y, c)), [2, 3])
 
 
+@pytest.mark.slow
 def test_norms_of_groups_and_channels_keep_images_blocked() -> None:
     network = make_image_network(normed, a=[16, 16, 1, 1], g=[4, 1], b=[4, 1], c=[8, 16, 1, 1])
     check(network, ["group_mean"])

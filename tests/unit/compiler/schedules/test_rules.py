@@ -379,6 +379,7 @@ def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
     )
 
 
+@pytest.mark.slow
 @SLOW_EXAMPLES
 @given(
     tile=st.sampled_from([2, 4]),
