@@ -270,7 +270,7 @@ def is_padded(block: Block, axis: Any) -> bool:
     if operator_name(value) != IF_THEN_ELSE:
         return False
     condition, _, other = value.args
-    return isinstance(other, tirx.IntImm | tirx.FloatImm) and _uses(condition, axis)
+    return isinstance(other, tirx.IntImm | tirx.FloatImm) and uses(condition, axis)
 
 
 def find_axis_without_slow_indices(block: Block) -> int | None:
@@ -283,7 +283,7 @@ def find_axis_without_slow_indices(block: Block) -> int | None:
         position
         for position, axis in enumerate(block.spatial_axes[:-1])
         if block.spatial_extents[position] >= _MIN_READERS
-        and not any(_uses(index, axis) for index in slow)
+        and not any(uses(index, axis) for index in slow)
     ]
     return free[-1] if slow and free else None
 
@@ -309,12 +309,13 @@ def has_computed_indices(schedule: Schedule) -> bool:
     return any(find_loads(index) or find_nodes(index, tvm.ir.Call) for index in indices)
 
 
-def depends_on(load: Any, axis: Any) -> bool:
-    """Return whether the address of a load depends on an axis."""
-    return any(_uses(index, axis) for index in load.indices)
+def depends_on(access: Any, axis: Any) -> bool:
+    """Return whether the address of a load or a store depends on an axis."""
+    return any(uses(index, axis) for index in access.indices)
 
 
-def _uses(expr: Any, axis: Any) -> bool:
+def uses(expr: Any, axis: Any) -> bool:
+    """Return whether an expression depends on an axis."""
     return any(var.same_as(axis) for var in find_nodes(expr, tvm.ir.Var))
 
 
@@ -388,7 +389,7 @@ def _distance(load: Any, block: Block, axis: Any, step: int) -> int | None:
             return None
         distance *= length
         # An index that does not depend on the axis may depend on data.
-        if _uses(index, axis):
+        if uses(index, axis):
             if find_nodes(index, tvm.ir.Call):
                 return None
             axes = block.axes

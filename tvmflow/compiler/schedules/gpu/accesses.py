@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes, replace_variables
-from tvmflow.compiler.schedules.blocks import REDUCTION, ROOT
+from tvmflow.compiler.schedules.blocks import REDUCTION, ROOT, uses
 
 VECTOR: Final = 4
 """The numbers that a thread loads or stores at once: 16 bytes of float32."""
@@ -39,16 +39,6 @@ def has_fixed_sizes(schedule: Schedule, handles: Sequence[Any]) -> bool:
 def length(schedule: Schedule, loop: Any) -> int:
     """Return the number of iterations of a loop."""
     return int(schedule.get(loop).extent)
-
-
-def uses(expr: Any, variable: Any) -> bool:
-    """Return whether an expression has a variable."""
-    return any(other.same_as(variable) for other in find_nodes(expr, tvm.ir.Var))
-
-
-def is_used_by(access: Any, variable: Any) -> bool:
-    """Return whether the address of a load or a store depends on a variable."""
-    return any(uses(index, variable) for index in access.indices)
 
 
 def list_loads(stmt: Any) -> list[Any]:

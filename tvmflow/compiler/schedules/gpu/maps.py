@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
+from tvmflow.compiler.schedules.blocks import depends_on, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     VECTOR,
     element_stride,
@@ -17,11 +18,9 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_before,
     has_fixed_sizes,
     is_reduction,
-    is_used_by,
     list_all_blocks,
     list_loads,
     unroll,
-    uses,
 )
 from tvmflow.compiler.schedules.gpu.device import Device
 
@@ -177,7 +176,7 @@ def _is_linear(access: Any, axes: list[Any]) -> bool:
 def _is_vector(access: Any, axes: list[Any]) -> bool:
     """Return whether an access reads or writes whole vectors along the last axis, or does not move."""
     last = axes[-1]
-    if not is_used_by(access, last.var):
+    if not depends_on(access, last.var):
         return True
     extent = int(last.dom.extent)
     steps = [element_stride(access, last.var, step) for step in (1, VECTOR - 1, extent - 1)]

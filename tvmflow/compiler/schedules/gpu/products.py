@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes
-from tvmflow.compiler.schedules.blocks import REDUCTION
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
 from tvmflow.compiler.schedules.gpu.accesses import (
     VECTOR,
     element_stride,
@@ -28,7 +28,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_epilogue,
     has_fixed_sizes,
     is_reduction,
-    is_used_by,
     length,
     list_all_blocks,
     list_loads,
@@ -255,7 +254,7 @@ def _kind_of(axis: Any, store: Any, loads: Sequence[Any]) -> str | None:
     """Return whether an axis is one of the batch, the first or the second operand, or the depth."""
     if int(axis.dom.extent) == 1:
         return "one"
-    first, second, stored = (is_used_by(access, axis.var) for access in (*loads, store))
+    first, second, stored = (depends_on(access, axis.var) for access in (*loads, store))
     return _KINDS.get((first, second, stored))
 
 
@@ -265,7 +264,7 @@ def _contiguous(access: Any, axes: Sequence[tuple[Any, str]], kind: str) -> int:
     others: list[int | None] = []
     for axis, other in reversed(axes):
         extent = int(axis.dom.extent)
-        if extent == 1 or not is_used_by(access, axis.var):
+        if extent == 1 or not depends_on(access, axis.var):
             continue
         stride = element_stride(access, axis.var)
         if other == kind and not others and stride == count:

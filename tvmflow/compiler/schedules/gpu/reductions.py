@@ -13,14 +13,13 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.schedules.blocks import REDUCTION
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
     find_read,
     fuse_before,
     has_fixed_sizes,
     is_reduction,
-    is_used_by,
     list_all_blocks,
     list_loads,
     unroll,
@@ -134,8 +133,8 @@ def _is_contiguous_along_rows(stmt: Any) -> bool:
     """Return whether neighboring results read neighboring numbers, and what is added up does not."""
     load = max(list_loads(stmt), key=lambda one: math.prod(int(size) for size in one.source.shape))
     axes = [axis for axis in stmt.iter_vars if int(axis.dom.extent) > 1]
-    strides = [element_stride(load, axis.var) for axis in axes if is_used_by(load, axis.var)]
-    used = [axis for axis in axes if is_used_by(load, axis.var)]
+    used = [axis for axis in axes if depends_on(load, axis.var)]
+    strides = [element_stride(load, axis.var) for axis in used]
     nearest = [axis for axis, stride in zip(used, strides, strict=True) if stride == 1]
     return bool(nearest) and not _is_reduced(nearest[0])
 
@@ -178,7 +177,7 @@ def _divide_last(
     loops = schedule.get_loops(last)
     axes = list(stmt.iter_vars)
     is_row = [
-        int(axis.dom.extent) == 1 or any(is_used_by(load, axis.var) for load in loads)
+        int(axis.dom.extent) == 1 or any(depends_on(load, axis.var) for load in loads)
         for axis in axes
     ]
     rows = [loop for loop, chosen in zip(loops, is_row, strict=True) if chosen]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.s_tir import Schedule
 
-from tvmflow.compiler.schedules.blocks import REDUCTION
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
     find_read,
@@ -22,11 +22,9 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_epilogue,
     has_fixed_sizes,
     is_reduction,
-    is_used_by,
     list_all_blocks,
     list_loads,
     unroll,
-    uses,
 )
 from tvmflow.compiler.schedules.gpu.device import Device
 
@@ -85,7 +83,7 @@ def _find_window(schedule: Schedule) -> _Window | None:
     columns = [axis for axis in spatial if int(axis.dom.extent) > 1]
     if not columns or element_stride(stmt.body, columns[-1].var) != 1:
         return None
-    data = [i for i, load in enumerate(loads) if is_used_by(load, columns[-1].var)]
+    data = [i for i, load in enumerate(loads) if depends_on(load, columns[-1].var)]
     if len(data) != 1 or len(loads) > 2:
         return None
     is_window = any(
