@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -182,6 +181,9 @@ _PROBE_TIMEOUT_S: Final = 60.0
 @functools.cache
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
+    # programs that only load a library do without it
+    import subprocess
+
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_opencl_probe.py"))]
     try:
         # loaded, not started
