@@ -46,6 +46,7 @@ GROUPS: Final = {
         "sign": "Add a signature to the statements beside delivered files.",
         "keygen": "Create a key pair: to sign with, and to verify with.",
         "device": "List devices to measure on, or offer this machine as one.",
+        "ci": "Write what brings recipes to a CI service.",
         "worker": "Run stages that a scheduler assigns.",
         "scheduler": "Connect runs with workers.",
     },

@@ -1,0 +1,197 @@
+"""`tvmflow ci`: what brings a project's recipes to a CI service, with the caches that it needs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.generated_text import shell_word, yaml_key
+from tvmflow.core.version import VERSION
+
+if TYPE_CHECKING:
+    from tvmflow.planning.recipes import LoadedRecipe
+
+_GITHUB: Final = """\
+# Written by `tvmflow ci github`; change what you like.
+name: models
+on:
+  push:
+    branches: [main, master]
+  pull_request:
+permissions:
+  actions: read
+  contents: read
+  pull-requests: write
+jobs:
+  models:
+    runs-on: ubuntu-24.04
+    steps:
+      - uses: actions/checkout@v4
+      - uses: tvmflow/tvmflow@v{version}
+        with:
+          recipes: |
+{recipes}
+          options: {options}
+{extras}          dist: {dist}
+      - uses: actions/upload-artifact@v4
+        with: {{name: libraries, path: {dist}}}
+"""
+_GITLAB: Final = "# Written by `tvmflow ci gitlab`; change what you like.\n"
+_PLACES: Final = {"github": ".github/workflows/models.yml", "gitlab": ".gitlab-ci.yml"}
+_INPUT: Final = re.compile(r"\$\[\[ inputs\.(\w+) \]\]")
+_COMPONENT: Final = "templates/tvmflow.yml"
+_EXTRA: Final = re.compile(r"tvmflow\[(\w+)\]")
+
+
+class _CiOptions(Options):
+    recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "+")
+    output: Path | None = option("FILE", "the file to write (where the service looks for it)")
+    stdout: bool = flag("print the file, and write none")
+    force: bool = flag("replace a file that exists")
+    verbosity: int
+
+
+class GithubOptions(_CiOptions):
+    """Write a workflow of GitHub Actions that runs recipes.
+
+    Its action caches the store, keeps trials as an artifact, writes a summary, and comments on a pull
+    request how its libraries compare with those of the target branch.
+
+    Examples:
+        tvmflow ci github pipelines/release.yaml
+        tvmflow ci github net.tvmflow.yaml --stdout
+    """
+
+
+class GitlabOptions(_CiOptions):
+    """Write a job of GitLab CI that runs recipes.
+
+    It caches the store, keeps trials as an artifact, reports stages as tests, and compares the libraries of a
+    merge request with those of the target branch.
+
+    Examples:
+        tvmflow ci gitlab pipelines/release.yaml
+    """
+
+
+def github(options: GithubOptions) -> int:
+    from tvmflow.core.project import find_project, shortest_path
+
+    recipes, extras = _read(options.recipes)
+    text = _GITHUB.format(
+        version=VERSION,
+        recipes="\n".join(f"            {recipe}" for recipe in recipes),
+        options=yaml_key(_run_options(recipes)),
+        extras=f"          extras: {','.join(extras)}\n" if extras else "",
+        dist=yaml_key(shortest_path(find_project().dist)),
+    )
+    return _write("github", text, options)
+
+
+def gitlab(options: GitlabOptions) -> int:
+    from tvmflow.core.project import find_project, shortest_path
+
+    recipes, extras = _read(options.recipes)
+    component = _find_component().read_text(encoding="utf-8")
+    header, _, job = component.partition("\n---\n")
+    defaults = re.findall(r'^    (\w+): \{default: "([^"]*)"', header, re.MULTILINE)
+    inputs = {
+        **dict(defaults),
+        "recipes": " ".join(map(shell_word, recipes)),
+        "options": _run_options(recipes),
+        "dist": shell_word(shortest_path(find_project().dist)),
+        "package": f"'tvmflow[{','.join(extras)}]'" if extras else "tvmflow",
+    }
+    return _write("gitlab", _GITLAB + _INPUT.sub(lambda name: inputs[name[1]], job), options)
+
+
+COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
+
+
+def _read(files: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the paths of recipes from the root of the project, and the extras of tvmflow that they need.
+
+    Raises:
+        RecipeError: A recipe or pipeline is wrong.
+        UsageError: One lies outside the project, or its path cannot be written into the file of a service.
+    """
+    from tvmflow.core.project import find_project
+    from tvmflow.planning.prepare import RunRequest, load_request
+
+    loaded, _ = load_request(RunRequest(recipes=files))
+    root = Path(find_project().root)
+    paths = []
+    for file in files:
+        try:
+            path = Path(file).resolve().relative_to(root.resolve()).as_posix()
+        except ValueError:
+            raise UsageError(
+                f"{file} is not in the project {root}: a CI service has nothing but the project",
+                fix="copy it into the project",
+            ) from None
+        # services split lists at white space, and replace what looks like a variable or an expression
+        if not re.fullmatch(r"[\w./+@-]+", path):
+            raise UsageError(
+                f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service",
+                fix="rename the file or its folder",
+            )
+        paths.append(path)
+    return paths, sorted(set(_list_extras(loaded)))
+
+
+def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
+    from tvmflow.frontends import FRONTENDS
+    from tvmflow.stages.image_data import is_image_data
+    from tvmflow.store.addresses import is_address
+
+    for loaded in recipes:
+        recipe = loaded.recipe
+        frontend = FRONTENDS[recipe.model.kind]
+        yield from _EXTRA.findall(frontend.REFERENCE.install)
+        data = recipe.verify.data
+        if data and not is_address(data) and is_image_data(data, loaded.path.parent / data):
+            yield "images"
+
+
+def _run_options(recipes: list[str]) -> str:
+    """Return the options of `run`: what a lock file records is enforced."""
+    from tvmflow.core.project import find_project
+    from tvmflow.recipe.lock_file import lock_path
+
+    root = find_project().root
+    is_locked = len(recipes) == 1 and Path(root, lock_path(recipes)).is_file()
+    return "--locked --keep-going" if is_locked else "--keep-going"
+
+
+def _find_component() -> Path:
+    """Return the component of GitLab: in the installed package, or in the checkout."""
+    package = Path(__file__).parent.parent
+    return next(
+        path for path in (package / _COMPONENT, package.parent / _COMPONENT) if path.is_file()
+    )
+
+
+def _write(service: str, text: str, options: _CiOptions) -> int:
+    from tvmflow.cli.output import check_output_file, print_notes, write_file
+    from tvmflow.core.project import find_project
+
+    if options.stdout:
+        sys.stdout.write(text)
+        return EXIT_OK
+    path = options.output or Path(find_project().root, _PLACES[service])
+    if path.exists() and not options.force:
+        raise UsageError(
+            f"{path} exists",
+            fix="see what would be written with --stdout, replace the file with --force, or write "
+            "another one with --output",
+        )
+    check_output_file(path, options.recipes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text)
+    print_notes(options, f"{path}: commit it, and {service} runs {' '.join(options.recipes)}")
+    return EXIT_OK
