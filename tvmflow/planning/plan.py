@@ -20,6 +20,7 @@ from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageSettings, StageTraits
 from tvmflow.stages.image_data import DATA, is_table
 from tvmflow.stages.images import LABELS
+from tvmflow.stages.quantize.data import CALIBRATION
 from tvmflow.stages.verify.peer_times import compare_settings
 from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
@@ -167,7 +168,7 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
             for level in target.levels:
                 yield Need(f"{other}/{level.level}", _stage_id(planned, other, level.name), files)
         else:
-            maker = _maker(name, other, target)
+            maker = _maker(name, other, target, planned.recipe_for(target))
             yield Need(other, _stage_id(planned, maker, _target_of(maker, target)), files)
             if (
                 isinstance(target, ResolvedTarget)
@@ -178,27 +179,34 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
                 yield Need(f"{other}/{webgpu.KIND}", stage_id, files)
 
 
-def _maker(name: str, other: str, target: Target) -> str:
+def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
     """Return the stage that provides the files of `other` to a stage of this target.
 
     A part of a model is a model by itself to most stages, and a partitioned target has one library:
-    other stages provide what `import` and `export` do elsewhere.
+    other stages provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported one.
     """
     if isinstance(target, PartitionedTarget):
-        scope = "partitioned"
+        scopes = ["partitioned"]
     else:
-        scope = "part" if target.partitioned_target else ""
-    for candidate, stage in STAGES.items():
-        is_replacement = stage.TRAITS.replaces == other and stage.TRAITS.scope == scope
-        if is_replacement and candidate != name:
-            return candidate
-    return other
+        scopes = ["part", "machine"] if target.partitioned_target else ["machine"]
+    makers = [
+        candidate
+        for candidate, stage in STAGES.items()
+        if stage.TRAITS.replaces == other
+        and stage.TRAITS.scope in scopes
+        and stage.TRAITS.is_needed(recipe)
+    ]
+    if name in makers:
+        makers = makers[: makers.index(name)]
+    return makers[-1] if makers else other
 
 
 def _target_of(maker: str, target: Target) -> str:
     """Return the target in the id of the stage that provides something for `target`."""
     if STAGES[maker].TRAITS.scope == "model" and isinstance(target, ResolvedTarget):
         return target.partitioned_target
+    if STAGES[maker].TRAITS.scope == "machine" and isinstance(target, ResolvedTarget):
+        return target.leveled_target or target.name
     if STAGES[maker].TRAITS.scope in _LEVEL_SCOPES and isinstance(target, ResolvedTarget):
         return target.measured_level.name
     return target.name
@@ -240,19 +248,23 @@ def _input_files(
         path = planned.loaded.path.parent / recipe.labels
         yield InputFile(LABELS, str(path.absolute()), planned.loaded.where("labels"))
     if DATA in traits.reads and recipe.verify.data is not None:
-        yield from _data_files(planned, target, recipe.verify.data)
+        where = planned.data_position(target)
+        yield from _data_files(planned, DATA, recipe.verify.data, where)
+    if CALIBRATION in traits.reads and recipe.quantize and recipe.quantize.data is not None:
+        where = planned.loaded.where(*planned.setting_loc("quantize", "data"))
+        yield from _data_files(planned, CALIBRATION, recipe.quantize.data, where)
 
 
-def _data_files(planned: PlannedRecipe, target: Target | None, data: str) -> Iterator[InputFile]:
-    """Yield the file of `verify.data`, and the images that it names."""
-    path, where = planned.loaded.path.parent.absolute() / data, planned.data_position(target)
+def _data_files(planned: PlannedRecipe, role: str, data: str, where: str) -> Iterator[InputFile]:
+    """Yield the file of `verify.data` or `quantize.data`, and the images that it names."""
+    path = planned.loaded.path.parent.absolute() / data
     images = planned.images.get(data)
     if images is None or is_table(data):
-        yield InputFile(DATA, str(path), where)
+        yield InputFile(role, str(path), where)
     folder = path.parent if is_table(data) else path
     # a table may name an image twice
     for file in dict.fromkeys(images or ()):
-        yield InputFile(f"{DATA}/{file}", str(folder / file), where, folder=str(folder))
+        yield InputFile(f"{role}/{file}", str(folder / file), where, folder=str(folder))
 
 
 # ---------------------------------------------------------------- what is delivered

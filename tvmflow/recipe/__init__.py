@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvmflow.recipe._model import DimensionSpec, InputSpec, ModelSource
 from tvmflow.recipe._recipe import Recipe, Variant, json_schema
+from tvmflow.recipe.quantize import Quantize
 from tvmflow.recipe.release import LAST_RELEASE, NO_RELEASE, Gates, Release, Retune
 from tvmflow.recipe.targets import OUTPUT_NAMES, BuildTarget, Remote, TargetSpec, Toolchain
 from tvmflow.recipe.tune import Kernels, Tune
@@ -19,6 +20,7 @@ __all__ = [
     "InputSpec",
     "Kernels",
     "ModelSource",
+    "Quantize",
     "Recipe",
     "Release",
     "Remote",

@@ -35,6 +35,7 @@ from tvmflow.exporters import PARTITIONED_EXPORTERS
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
+from tvmflow.recipe.quantize import Quantize, QuantizeOverrides
 from tvmflow.recipe.release import ReleaseVersion
 from tvmflow.recipe.targets import (
     BuildTarget,
@@ -86,6 +87,11 @@ class Variant(ClosedModel):
         default=None,
         examples=[{"precision": "mixed"}],
         description="Overrides of `kernels` for this variant.",
+    )
+    quantize: QuantizeOverrides | None = Field(
+        default=None,
+        examples=[{"data": "calibration.npz"}],
+        description="Quantizes this variant: fields of `quantize`, over those of the recipe.",
     )
     verify: VerifyOverrides | None = Field(
         default=None,
@@ -237,6 +243,11 @@ class Recipe(ClosedModel):
         default=Kernels(),
         examples=[{"layout": "plain"}],
         description="How operators become kernels.",
+    )
+    quantize: Quantize | None = Field(
+        default=None,
+        examples=[{"data": "calibration.npz", "max_accuracy_drop": 0.5}],
+        description="Makes a float model one of integers: see [howto/quantize.md](howto/quantize.md).",
     )
     tune: Tune = Field(
         default=Tune(),
@@ -490,9 +501,16 @@ class Recipe(ClosedModel):
             "inputs": inputs,
             "dimensions": {**self.dimensions, **variant.dimensions},
             "kernels": _override(self.kernels, variant.kernels),
+            "quantize": self._quantize_of(variant),
             "verify": _override(self.verify, variant.verify),
         }
         return self.model_copy(update=overrides)
+
+    def _quantize_of(self, variant: Variant) -> Quantize | None:
+        """Return the quantization of a variant: None where neither it nor the recipe has one."""
+        if variant.quantize is None:
+            return self.quantize
+        return _override(self.quantize or Quantize(), variant.quantize)
 
 
 def json_schema() -> dict[str, Any]:

@@ -445,3 +445,9 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
             f"{path} cannot be written: {error.strerror}",
             fix="name a file in a folder that exists and has free space",
         ) from error
+
+
+def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
+    """Return the share of samples whose largest score in `output` is the label's."""
+    scores = outputs[output].reshape(len(labels), -1)
+    return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())

@@ -21,6 +21,7 @@ from tvmflow.stages import (
     join,
     lower,
     pick_best,
+    quantize,
     tune,
     verify,
 )
@@ -30,6 +31,7 @@ from tvmflow.stages.base import Stage, facts_type, parse_facts
 STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
     import_model.NAME: import_model,
     cut.NAME: cut,
+    quantize.NAME: quantize,
     lower.NAME: lower,
     extract_tasks.NAME: extract_tasks,
     tune.NAME: tune,

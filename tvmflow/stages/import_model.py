@@ -333,6 +333,7 @@ def write_model(
     Raises:
         ImportFailed: when generated code does not hold the name of one of the tensors.
     """
+    import numpy as np
     import tvm
     from safetensors.numpy import save_file
 
@@ -344,7 +345,8 @@ def write_model(
     if dimensions:
         document["dimensions"] = [entry.to_json() for entry in dimensions]
     (out / MODEL).write_text(tvm.ir.save_json(mod))
-    save_file(dict(params), out / PARAMS)
+    # it would write the memory of a transposed array as it is
+    save_file({name: np.ascontiguousarray(array) for name, array in params.items()}, out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
     (out / NODES).write_text(json.dumps(nodes, indent=0))
     return ImportFacts(

@@ -435,7 +435,7 @@ def test_the_schema_describes_every_field() -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["required"] == ["recipe", "name", "model"]
     parts = [schema, *schema["$defs"].values()]
-    assert len(parts) == 16
+    assert len(parts) == 18
     for part in parts:
         assert part["type"] == "object"
         assert part["additionalProperties"] is False

@@ -55,6 +55,25 @@ TRANSFER = {"tensor": "y", "bytes": 12, "from": "a", "to": "b", "devices": ["cpu
 FACTS: dict[str, dict[str, Any]] = {
     "import": import_facts(nodes=["a", "b"], inputs=[TENSOR], outputs=[TENSOR]),
     "cut": import_facts(inputs=[{**TENSOR, "bounded_axis": 1}], outputs=[]),
+    "quantize": import_facts(
+        inputs=[TENSOR],
+        outputs=[TENSOR],
+        float_bytes=1600,
+        samples=3,
+        layers=[
+            {"name": "conv", "operator": "conv2d", "weight_bits": 8, "data_bits": 8, "damage": 0.1},
+            {
+                "name": "fc",
+                "operator": "matmul",
+                "weight_bits": 32,
+                "data_bits": 32,
+                "reason": "quantize.skip",
+            },
+        ],
+        error=0.02,
+        float_accuracy=0.95,
+        accuracy=0.94,
+    ),
     "lower": {"kernels": 3, "vectors": {"bits": 256, "costs": {"256": 2.0, "512": 4.0}}},
     "extract_tasks": extract_tasks_facts(
         not_tunable={"sort": "it has a loop"},

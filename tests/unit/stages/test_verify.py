@@ -14,6 +14,7 @@ from tvmflow.compiler.options import Precision
 from tvmflow.core.statistics import PairedTimes
 from tvmflow.core.types import TensorSpec
 from tvmflow.recipe.verify import Verify
+from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, findings
@@ -272,7 +273,7 @@ def test_accuracy_below_the_gate_fails() -> None:
     """Top-1 on the first output, whatever its trailing shape."""
     scores = np.array([[[0], [9], [0]], [[1], [0], [0]]], F)
     labels = np.array([[1], [2]])
-    accuracy = comparison.top1_accuracy({"scores": scores}, "scores", labels)
+    accuracy = top1_accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
     failures = findings.list_failures(
         {"passed": True, "against": "reference", "accuracy": accuracy}, checks(min_accuracy=0.9)

@@ -53,6 +53,34 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
     return [np.asarray(array, order="C") for array in result]
 
 
+def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:
+    """Evaluate an expression that depends on weights alone.
+
+    Args:
+        expr: A variable of a function, or a constant.
+        flow: The data flow of the function.
+        weights: Its weights.
+
+    Returns:
+        The array; None if it calls an operator without a rule.
+    """
+    values: dict[Any, Any] = dict(weights)
+    pending = [expr]
+    while pending:
+        var = pending[-1]
+        value = flow.values.get(var)
+        if value is None or var in values:
+            pending.pop()
+            continue
+        missing = [other for other in ir.list_variables(value) if other not in values]
+        if missing:
+            pending += missing
+            continue
+        values[var] = _evaluate(value, values)
+    result = _evaluate(expr, values)
+    return result if isinstance(result, np.ndarray) else None
+
+
 def _evaluate(expr: Any, values: Mapping[Any, Any]) -> Any:
     """Return an array, or a list of arrays for a tuple; None if there is no rule."""
     if isinstance(expr, relax.Var):

@@ -509,7 +509,7 @@ def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samp
     """Return the accuracy of all batches by an output."""
     assert data.labels is not None
     joined = samples.join_outputs([{name: batch[name]} for batch in outputs], data)
-    return comparison.top1_accuracy(joined, name, data.labels)
+    return samples.top1_accuracy(joined, name, data.labels)
 
 
 def list_slowdowns(verdict: Verdict, min_speedup: float | None) -> list[str]:

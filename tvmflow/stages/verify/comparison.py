@@ -255,9 +255,3 @@ def _json_number(value: Any) -> float | str:
     """Return a number as JSON can have it: infinities and NaN are text."""
     number = float(value)
     return number if number - number == 0.0 else str(number)
-
-
-def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
-    """Return the share of samples whose largest score in `output` is the label's."""
-    scores = outputs[output].reshape(len(labels), -1)
-    return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())

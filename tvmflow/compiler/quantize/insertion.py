@@ -1,0 +1,253 @@
+"""Puts `relax.quantize` and `relax.dequantize` into a model, as importers of quantized models do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir, marks
+from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.quantize.points import (
+    FOLLOWERS,
+    Array,
+    FloatModel,
+    Integers,
+    Layer,
+    take_nodes,
+)
+
+SWITCHES: Final = "tvmflow.layers"
+"""The input of a model with switches: a number for each layer, 1 to compute it with integers."""
+
+
+class LayerWeights(NamedTuple):
+    """The weights of a layer as integers.
+
+    Attributes:
+        integers: The integers, int8 from -127 to 127.
+        scales: The scale of each index of the layer's axis, float32.
+    """
+
+    integers: Array
+    scales: Array
+
+
+class DataScale(NamedTuple):
+    """The scale and the zero point of a tensor."""
+
+    scale: float
+    zero_point: int
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The weights and the tensors that become integers.
+
+    Attributes:
+        integers: The integers of data.
+        weights: The weights of the layers that have integers, by the variable of the layer.
+        data: The scales of the tensors that are integers; those of layers that are not among them stay float.
+    """
+
+    integers: Integers
+    weights: Mapping[Any, LayerWeights]
+    data: Mapping[Any, DataScale]
+
+
+def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]:
+    """Return the float weights of layers, by the variable of each."""
+    flow = ir.DataFlow(model.main)
+    known = {var: model.params[str(var.name)] for var in ir.list_weights(model.main)}
+    weights = {}
+    for layer in layers:
+        array = evaluate_weight(layer.weights, flow, known)
+        if array is not None:
+            weights[layer.var] = array
+    return weights
+
+
+def round_weights(weights: Array, axis: int) -> LayerWeights:
+    """Return weights as int8 with a scale for each index of an axis, rounded to nearest."""
+    others = tuple(other for other in range(weights.ndim) if other != axis % weights.ndim)
+    largest = np.abs(weights).max(axis=others, initial=0.0).astype(np.float64)
+    scales = np.where(largest > 0, largest / _LARGEST, 1.0).astype(np.float32)
+    shape = [-1 if place == axis % weights.ndim else 1 for place in range(weights.ndim)]
+    rounded = np.rint(weights / scales.reshape(shape).astype(np.float64))
+    return LayerWeights(np.clip(rounded, -_LARGEST, _LARGEST).astype(np.int8), scales)
+
+
+_LARGEST: Final = 127
+
+
+def insert(
+    model: FloatModel,
+    layers: Sequence[Layer],
+    quantization: Quantization,
+    *,
+    with_switches: bool = False,
+) -> FloatModel:
+    """Return a model in which layers read integers.
+
+    Args:
+        model: The float model, as `fold_model` returns it.
+        layers: Its layers; those without weights in `quantization` stay as they are.
+        quantization: The integers.
+        with_switches: Whether each layer is computed in both ways, and the input `SWITCHES`, which comes last, chooses.
+    """
+    changed = [layer for layer in layers if layer.var in quantization.weights]
+    names = {str(var.name) for var in model.main.params}
+    params = {
+        layer.var: relax.Var(
+            _free_name(f"{layer.name}.int8", names),
+            relax.TensorType(quantization.weights[layer.var].integers.shape, "int8"),
+        )
+        for layer in changed
+    }
+    switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
+    mod = _add_parameters(model.mod, [switches] if with_switches else [], [*params.values()])
+    marks.mark_bindings(mod)
+    places = {layer.var: place for place, layer in enumerate(layers)}
+    mod = rewrite_main(
+        mod, _Inserter, changed, params, quantization, places, switches if with_switches else None
+    )
+    mod = relax.transform.CanonicalizeBindings()(mod)
+    mod = _remove_unused(mod)
+    nodes = take_nodes(mod, model.nodes)
+    own = {
+        str(params[var].name): weights.integers
+        for var, weights in quantization.weights.items()
+        if var in params
+    }
+    known = {**model.params, **own}
+    kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}
+    return FloatModel(mod, kept, nodes)
+
+
+def _free_name(name: str, names: set[str]) -> str:
+    """Return a name that none of the others is, and add it to them."""
+    free, number = name, 1
+    while free in names:
+        number += 1
+        free = f"{name}{number}"
+    names.add(free)
+    return free
+
+
+def _add_parameters(
+    mod: tvm.IRModule, inputs: Sequence[Any], weights: Sequence[Any]
+) -> tvm.IRModule:
+    """Return a module whose `main` takes more inputs, the last ones, and more weights."""
+    main = mod["main"]
+    count = int(main.attrs["num_input"])
+    params = [*main.params[:count], *inputs, *main.params[count:], *weights]
+    return _with_parameters(mod, params, count + len(inputs))
+
+
+def _remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return a module whose `main` takes no weights that it does not use."""
+    main = mod["main"]
+    used = {
+        var for binding in ir.list_bindings(main.body) for var in ir.list_variables(binding.value)
+    } | set(ir.list_variables(main.body.body))
+    count = int(main.attrs["num_input"])
+    params = [*main.params[:count], *(var for var in main.params[count:] if var in used)]
+    return _with_parameters(mod, params, count)
+
+
+def _with_parameters(mod: tvm.IRModule, params: Sequence[Any], inputs: int) -> tvm.IRModule:
+    main = mod["main"]
+    attrs = {**dict(main.attrs), "num_input": inputs}
+    changed = relax.Function(list(params), main.body, main.ret_ty, main.is_pure).with_attrs(attrs)
+    made = ir.copy_module(mod)
+    made.update_func(made.get_global_var("main"), changed)
+    return made
+
+
+class _Inserter(MainRewriter):
+    """Lets layers, and what shares a tensor with them, read integers."""
+
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        layers: Collection[Layer],
+        params: Mapping[Any, Any],
+        quantization: Quantization,
+        places: Mapping[Any, int],
+        switches: Any,
+    ) -> None:
+        super().__init__(mod)
+        self._layers = {self.flow.values[layer.var]: layer for layer in layers}
+        self._params, self._quantization = params, quantization
+        self._places, self._switches = places, switches
+        self._converted: dict[Any, Any] = {}
+        self._moved: dict[Any, Any] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        if (layer := self._layers.get(call)) is not None:
+            return self._rewrite_layer(call, rewritten, layer)
+        if self._switches is not None or ir.operator_name(call) not in FOLLOWERS:
+            return rewritten
+        arguments = [
+            self._follow(original, argument)
+            for original, argument in zip(call.args, rewritten.args, strict=True)
+        ]
+        return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
+
+    def _follow(self, original: Any, argument: Any) -> Any:
+        """Return what a call reads in place of an argument: the same from integers where there are some."""
+        if isinstance(original, relax.Tuple):
+            pairs = zip(original.fields, argument.fields, strict=True)
+            return relax.Tuple([self._follow(*pair) for pair in pairs])
+        var = ir.resolve_alias(original, self.flow.values.get)
+        is_data = isinstance(var, relax.Var) and var in self._quantization.data
+        return self._convert(var) if is_data else argument
+
+    def _rewrite_layer(self, call: Any, rewritten: Any, layer: Layer) -> Any:
+        data = rewritten.args[0]
+        if layer.source in self._quantization.data:
+            is_direct = layer.source.same_as(layer.data)
+            # what moves the data follows their source where there are no switches
+            data = self._move(layer.data) if is_direct or self._switches is not None else data
+        weights = self._quantization.weights[layer.var]
+        scales = relax.const(weights.scales, "float32")
+        zeros = relax.const(np.zeros(weights.scales.shape, np.int8), "int8")
+        real = self.emit(
+            relax.op.dequantize(self._params[layer.var], scales, zeros, axis=layer.axis)
+        )
+        product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
+        if self._switches is None:
+            return product
+        place = self._places[layer.var]
+        own = self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
+        difference = relax.op.subtract(self.emit(product), exact := self.emit(rewritten))
+        return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
+
+    def _move(self, var: Any) -> Any:
+        """Emit data, which were moved from integers, as what these stand for."""
+        if var in self._quantization.data:
+            return self._convert(var)
+        if var not in self._moved:
+            call = self.flow.values[var]
+            source = ir.resolve_alias(call.args[0], self.flow.values.get)
+            rest = [self.visit_expr(argument) for argument in call.args[1:]]
+            moved = relax.Call(call.op, [self._move(source), *rest], call.attrs, call.ty_args)
+            self._moved[var] = self.emit(moved)
+        return self._moved[var]
+
+    def _convert(self, var: Any) -> Any:
+        """Emit what the integers of a tensor stand for, once."""
+        if var not in self._converted:
+            scale, zero_point = self._quantization.data[var]
+            dtype = self._quantization.integers.dtype
+            parameters = (relax.const(scale, "float32"), relax.const(zero_point, dtype))
+            data = self.visit_expr(var)
+            integers = self.emit(relax.op.quantize(data, *parameters, axis=-1, out_dtype=dtype))
+            self._converted[var] = self.emit(relax.op.dequantize(integers, *parameters, axis=-1))
+        return self._converted[var]

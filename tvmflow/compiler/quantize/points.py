@@ -1,0 +1,246 @@
+"""The layers of a float model that integers can compute, and the tensors that these read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvmflow.compiler import ir, marks
+from tvmflow.compiler.open_sizes import same_sizes, sizes_of
+from tvmflow.compiler.passes.fold_norms import fold_norms
+
+Array = np.ndarray[Any, Any]
+
+_CONV2D: Final = "relax.nn.conv2d"
+_MATMUL: Final = "relax.matmul"
+# The products with constant weights of which there are kernels of integers, and the rank of their weights.
+_PRODUCTS: Final[Mapping[str, int]] = {_CONV2D: 4, _MATMUL: 2}
+_CHANNELS: Final[Mapping[str, int]] = {_CONV2D: 0, _MATMUL: 1}
+
+MOVES: Final = frozenset(
+    f"relax.{name}"
+    for name in ("reshape", "permute_dims", "squeeze", "expand_dims", "flatten", "nn.max_pool2d")
+)
+"""Operators that give some of the numbers that they read: integers go through them."""
+
+FOLLOWERS: Final = MOVES | {
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "maximum", "minimum", "concat", "mean", "clip", "nn.relu"),
+        *("nn.avg_pool2d", "nn.adaptive_avg_pool2d", "image.resize2d", "strided_slice", "split"),
+    )
+}
+"""Operators that read integers where a layer reads the same tensor as integers: these take a quarter of the memory."""
+
+_EPILOGUES: Final = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "clip", "nn.relu"),
+        *("nn.leakyrelu", "sigmoid", "tanh", "nn.silu", "nn.gelu"),
+    )
+)
+
+
+class FloatModel(NamedTuple):
+    """A model with its weights.
+
+    Attributes:
+        mod: A Relax function `main` that takes inputs, then weights.
+        params: The weights by name.
+        nodes: The node of the user's model that each binding of `main` came from; may be empty.
+        products: The node of each product with constant weights, by the first of the parameters that these are made of.
+    """
+
+    mod: tvm.IRModule
+    params: Mapping[str, Array]
+    nodes: Sequence[str]
+    products: Mapping[str, str] = {}
+
+    @property
+    def main(self) -> relax.Function:
+        """The function that computes the outputs."""
+        return self.mod["main"]
+
+
+class Layer(NamedTuple):
+    """A convolution or a matrix product with constant weights.
+
+    Attributes:
+        name: The node of the user's model that it came from; of several of one node, with a number.
+        operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, …
+        var: The variable that it is bound to.
+        data: The variable that its data are; `source` is what they were moved from.
+        source: The variable of which the integers are.
+        weights: The expression of its weights, which inputs do not change.
+        axis: The axis of the weights that has a scale for each index.
+    """
+
+    name: str
+    operator: str
+    var: Any
+    data: Any
+    source: Any
+    weights: Any
+    axis: int
+
+
+class Integers(NamedTuple):
+    """The integers that instructions of a target multiply.
+
+    Attributes:
+        dtype: The dtype of data: `uint8` for x86-64 with VNNI, `int8` for ARM.
+        symmetric: Whether the zero point of data is 0.
+    """
+
+    dtype: str
+    symmetric: bool = False
+
+    @property
+    def signed(self) -> bool:
+        """Return whether the data are signed."""
+        return self.dtype.startswith("int")
+
+
+def fold_model(model: FloatModel) -> FloatModel:
+    """Return a model as it is quantized: norms are part of the weights before them, and nothing is unused."""
+    mod = ir.copy_module(model.mod)
+    products = _name_products(model)
+    marks.mark_bindings(mod)
+    mod = fold_norms(mod)
+    for transform in (
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        relax.transform.DeadCodeElimination(),
+    ):
+        mod = transform(mod)
+    return FloatModel(mod, model.params, take_nodes(mod, model.nodes), products)
+
+
+def _name_products(model: FloatModel) -> dict[str, str]:
+    """Return the node of each product: a folded norm would give its own name to the convolution before it."""
+    flow = ir.DataFlow(model.main)
+    bindings = ir.list_bindings(model.main.body)
+    return {
+        _name_weights(binding.value.args[1], flow): node
+        for binding, node in zip(bindings, model.nodes, strict=False)
+        if ir.operator_name(binding.value) in _PRODUCTS and flow.is_weight(binding.value.args[1])
+    }
+
+
+def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
+    """Return the name of the parameter, the largest one, that weights are made of."""
+    while isinstance(value := flow.values.get(weights), relax.Call):
+        inner = [arg for arg in value.args if isinstance(arg, relax.Var)]
+        if not inner:
+            return ""
+        weights = max(inner, key=lambda var: np.prod(ir.shape_of(var) or (1,)))
+    return str(weights.name) if isinstance(weights, relax.Var) else ""
+
+
+def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
+    """Return the node of each binding, by the marks of a module that was made from that of `nodes`."""
+    taken = marks.take_marks(mod)
+    return tuple(nodes[min(own)] if own else "" for own in taken) if nodes else ()
+
+
+def list_layers(model: FloatModel) -> tuple[Layer, ...]:
+    """Return the layers of a model that has no control flow, in the order of its bindings."""
+    flow = ir.DataFlow(model.main)
+    layers: list[Layer] = []
+    seen: dict[str, int] = {}
+    for binding in ir.list_bindings(model.main.body):
+        call = binding.value
+        operator = ir.operator_name(call)
+        if operator not in _PRODUCTS or not _is_layer(call, operator, flow):
+            continue
+        kind = ir.convolution_kind(call) if operator == _CONV2D else operator.rpartition(".")[2]
+        node = model.products.get(_name_weights(call.args[1], flow), "")
+        base = node or kind
+        seen[base] = seen.get(base, 0) + 1
+        data = ir.resolve_alias(call.args[0], flow.values.get)
+        layers.append(
+            Layer(
+                name=base if seen[base] == 1 and node else f"{base}#{seen[base]}",
+                operator=kind,
+                var=binding.var,
+                data=data,
+                source=_find_source(data, flow),
+                weights=call.args[1],
+                axis=_CHANNELS[operator],
+            )
+        )
+    return tuple(layers)
+
+
+def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
+    data, weights = call.args[:2]
+    return (
+        ir.is_float32(call)
+        and ir.is_float32(data)
+        and ir.is_float32(weights)
+        and flow.is_weight(weights)
+        and not flow.is_weight(data)
+        and len(ir.shape_of(weights) or ()) == _PRODUCTS[operator]
+        and sizes_of(data) is not None
+        and (operator != _CONV2D or ir.has_default_layouts(call))
+    )
+
+
+def _find_source(data: Any, flow: ir.DataFlow) -> Any:
+    """Return the tensor that holds all numbers of data that were only moved."""
+    while True:
+        value: Any = flow.values.get(data)
+        if ir.operator_name(value) not in MOVES or not ir.is_float32(value.args[0]):
+            return data
+        data = ir.resolve_alias(value.args[0], flow.values.get)
+
+
+def list_sums(
+    model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
+) -> tuple[Any, ...]:
+    """Return the tensors that sums and joins read, and that are better kept as integers.
+
+    Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the other.
+
+    Args:
+        model: The model.
+        layers: Its layers that are computed with integers.
+        integers: The tensors that are integers for these layers.
+    """
+    flow = ir.DataFlow(model.main)
+    positions = {var: place for place, var in enumerate(flow.values)}
+    computed = {layer.var for layer in layers}
+    found: list[Any] = []
+
+    def is_result(var: Any) -> bool:
+        """Return whether a tensor ends the kernel of a layer."""
+        while True:
+            if var in computed:
+                return True
+            value: Any = flow.values.get(var)
+            if ir.operator_name(value) not in _EPILOGUES:
+                return False
+            data = [
+                arg for arg in value.args if isinstance(arg, relax.Var) and not flow.is_weight(arg)
+            ]
+            if len(data) != 1:
+                return False
+            var = ir.resolve_alias(data[0], flow.values.get)
+
+    for value in flow.values.values():
+        if ir.operator_name(value) != "relax.add" or not ir.is_float32(value):
+            continue
+        operands = [ir.resolve_alias(arg, flow.values.get) for arg in value.args]
+        left, right = map(sizes_of, operands)
+        if left is None or right is None or not same_sizes(left, right):
+            continue
+        if any(map(flow.is_weight, operands)):
+            continue
+        known = [var in integers or var in found for var in operands]
+        if not any(known) and all(map(is_result, operands)):
+            found.append(max(operands, key=positions.__getitem__))
+    return tuple(found)

@@ -1,0 +1,475 @@
+"""`quantize`: a float model becomes one of integers. Planned along where the recipe has `quantize`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pydantic import Field
+
+from tvmflow.core.codec import without_empty
+from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import count_text, names_text, quoted
+from tvmflow.core.text import did_you_mean
+from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.recipe import Recipe
+from tvmflow.runtime.labels import parse_labels
+from tvmflow.stages import import_model
+from tvmflow.stages.base import (
+    KnownFacts,
+    Settings,
+    StageContext,
+    StageSettings,
+    StageTraits,
+    name_some,
+    no_files,
+)
+from tvmflow.stages.image_data import DATA
+from tvmflow.stages.images import LABELS, ImageInput, image_inputs
+from tvmflow.targets.resolve import ResolvedTarget
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
+    from tvmflow.compiler.quantize.points import FloatModel, Layer
+    from tvmflow.runtime.samples import Samples
+    from tvmflow.stages.quantize.calibration import Signature
+    from tvmflow.stages.quantize.data import DataSource
+
+    Array = np.ndarray[Any, Any]
+    Feed = Mapping[str, Array]
+
+NAME: Final = "quantize"
+
+
+def _is_needed(recipe: Recipe) -> bool:
+    return recipe.quantize is not None
+
+
+TRAITS: Final = StageTraits(
+    version=1,
+    scope="machine",
+    needs={
+        "import": (
+            import_model.MODEL,
+            import_model.PARAMS,
+            import_model.SIGNATURE,
+            import_model.NODES,
+        )
+    },
+    reads=("calibration", DATA, LABELS),
+    tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
+    timeout_s=24 * 3600.0,
+    weights=(import_model.PARAMS,),
+    added_with=("import",),
+    is_needed=_is_needed,
+    replaces="import",
+)
+deliveries = no_files
+
+# ---------------------------------------------------------------- settings
+
+
+class MethodSettings(Settings):
+    """The settings of the recipe; see `recipe.Quantize`."""
+
+    weights: str
+    activations: str
+    method: str
+    samples: int | None
+    max_accuracy_drop: float | None
+    max_error: float | None
+    skip: tuple[str, ...]
+
+
+class QuantizeSettings(StageSettings):
+    """The recipe's `quantize`, and the integers that the target multiplies."""
+
+    quantize: MethodSettings
+    integers: str
+    label: str
+    own_data: bool
+    images: dict[str, ImageInput] = Field(default={})
+
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> QuantizeSettings:
+    """Return how the model is quantized."""
+    assert recipe.quantize is not None
+    return QuantizeSettings(
+        quantize=MethodSettings.model_validate(recipe.quantize),
+        integers=find_data_dtype(target) or "",
+        label=recipe.verify.label,
+        own_data=recipe.quantize.data is not None,
+        images=image_inputs(recipe),
+    )
+
+
+def find_data_dtype(target: ResolvedTarget) -> str | None:
+    """Return the dtype of data that a target's instructions multiply with int8 weights; None without such."""
+    if target.tvm["kind"] != "llvm" or target.levels:
+        return None
+    arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
+    features = set(target.features)
+    if arch == "x86_64":
+        return "uint8" if features & _VNNI and features & _NARROW_VECTORS else None
+    return "int8" if arch in ("aarch64", "arm64") else None
+
+
+_VNNI: Final = {"avx512_vnni", "avx_vnni"}
+_NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
+
+# ---------------------------------------------------------------- facts
+
+
+class LayerFacts(NamedTuple):
+    """A layer and what became of it.
+
+    Attributes:
+        name: The node of the user's model.
+        operator: Its operator.
+        weight_bits: The bits of its weights; 32 if they stay float.
+        data_bits: The bits of its data; 32 if they stay float.
+        reason: Why it stays float; empty for one of integers.
+        damage: The error of the outputs when it alone is of integers, relative to them; None where not measured.
+        gain: The seconds of a call that it saves; None where not measured.
+    """
+
+    name: str
+    operator: str
+    weight_bits: int
+    data_bits: int
+    reason: str = ""
+    damage: float | None = None
+    gain: float | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(self._asdict(), ("reason", "damage", "gain"))
+
+
+class QuantizeFacts(NamedTuple):
+    """The facts of a quantized model; the first ones are those of an imported one.
+
+    Attributes:
+        weights: How many weights it has.
+        weight_bytes: Their size.
+        operators: How often each of TVM's operators is called.
+        nodes: The node of the user's model that each binding of `main` came from.
+        inputs: The inputs.
+        outputs: The outputs.
+        bound: The inputs that are bound to a value, with that value.
+        dimensions: The sizes that each call of its library chooses.
+        float_bytes: The size of the weights before.
+        layers: Its layers.
+        samples: How many samples were calibrated with.
+        error: The largest root mean square of the error of an output, relative to that of the output.
+        float_accuracy: The top-1 accuracy of the float model on `verify.data`; None without labels.
+        accuracy: That of the quantized model.
+    """
+
+    weights: int = 0
+    weight_bytes: int | None = None
+    operators: Mapping[str, int] = {}
+    nodes: tuple[str, ...] = ()
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    bound: tuple[Json, ...] = ()
+    dimensions: tuple[Dimension, ...] = ()
+    float_bytes: int = 0
+    layers: tuple[LayerFacts, ...] = ()
+    samples: int = 0
+    error: float | None = None
+    float_accuracy: float | None = None
+    accuracy: float | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return without_empty(
+            self._asdict(), ("bound", "dimensions", "error", "float_accuracy", "accuracy")
+        )
+
+
+# ---------------------------------------------------------------- the stage
+
+
+def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
+    """Write the model with integers as `import` writes a model, so that later stages see no difference."""
+    from tvmflow.compiler.quantize.insertion import insert
+    from tvmflow.stages.quantize.calibration import Signature
+
+    document = json.loads(context.inputs["import/signature.json"].read_text())
+    model, signature = _load(context.inputs), Signature(document)
+    layers, skipped = _choose_layers(model, settings.quantize.skip)
+    source = _describe_data(settings, signature, context.inputs)
+    calibration = _load_calibration(settings, source, context.inputs)
+    quantization = _quantize(settings, model, layers, signature, calibration)
+    quantized = insert(model, layers, quantization)
+    facts = import_model.write_model(
+        context.out,
+        quantized.mod,
+        quantized.params,
+        {"inputs": signature.inputs, "outputs": signature.outputs},
+        quantized.nodes,
+        document.get("bound", ()),
+        signature.dimensions,
+    )
+    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
+    comparison = _compare(model, quantized, signature, calibration, evaluated)
+    return QuantizeFacts(
+        weights=facts.weights,
+        weight_bytes=facts.weight_bytes,
+        operators=facts.operators,
+        nodes=facts.nodes,
+        inputs=facts.inputs,
+        outputs=facts.outputs,
+        bound=facts.bound,
+        dimensions=facts.dimensions,
+        float_bytes=sum(array.nbytes for array in model.params.values()),
+        layers=tuple(_describe_layer(layer, quantization, skipped) for layer in layers),
+        samples=len(calibration),
+        error=comparison.error,
+        float_accuracy=comparison.float_accuracy,
+        accuracy=comparison.accuracy,
+    )
+
+
+def _load(files: Mapping[str, Path]) -> FloatModel:
+    """Return the imported model as it is quantized."""
+    from tvmflow.compiler import ir, lowering
+    from tvmflow.compiler.quantize.points import FloatModel, fold_model
+
+    mod = lowering.load_ir(files["import/model.json"])
+    if not ir.is_straight_line(mod):
+        raise StageError(
+            "the model has branches, and which of them calibration data take would decide its ranges",
+            fix="leave `quantize` out, or export the model without conditions",
+        )
+    if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
+        raise StageError("the model is quantized already", fix="leave `quantize` out")
+    params = lowering.load_weights(files["import/params.safetensors"])
+    nodes = json.loads(files["import/nodes.json"].read_text())
+    return fold_model(FloatModel(mod, params, nodes))
+
+
+def _choose_layers(
+    model: FloatModel, patterns: Sequence[str]
+) -> tuple[tuple[Layer, ...], frozenset[str]]:
+    """Return the layers of a model, and the names of those that the recipe skips.
+
+    Raises:
+        StageError: when there is none, or a pattern matches none.
+    """
+    from tvmflow.compiler.quantize.points import list_layers
+
+    layers = list_layers(model)
+    names = [layer.name for layer in layers]
+    if not layers:
+        raise StageError(
+            "the model has no convolution and no matrix product with constant weights to quantize",
+            fix="leave `quantize` out",
+        )
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise StageError(
+                f"quantize.skip: no layer has a name like {quoted(pattern)}{did_you_mean(pattern, names)}",
+                fix=f"the layers are {names_text(names[:20])}",
+            )
+    skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    return layers, frozenset(skipped)
+
+
+def _describe_data(
+    settings: QuantizeSettings, signature: Signature, files: Mapping[str, Path]
+) -> DataSource:
+    from tvmflow.stages.quantize.data import CALIBRATION, DataSource
+
+    labels = files.get(LABELS)
+    return DataSource(
+        role=CALIBRATION if settings.own_data else DATA,
+        field="quantize.data" if settings.own_data else "verify.data",
+        inputs=signature.inputs,
+        dimensions=signature.dimensions,
+        images={name: entry.image for name, entry in settings.images.items()},
+        label=settings.label,
+        classes=parse_labels(labels.read_bytes()).names if labels else (),
+    )
+
+
+def _load_calibration(
+    settings: QuantizeSettings, source: DataSource, files: Mapping[str, Path]
+) -> Sequence[Feed]:
+    """Return the batches of the calibration data.
+
+    Raises:
+        StageError: when there are too few of them, or what is in them is no number.
+    """
+    from tvmflow.stages.quantize.data import check_finite, limit_samples
+
+    count = settings.quantize.samples
+    data = source.load(files, count)
+    if data is None:
+        return ()
+    batches = limit_samples(data, count)
+    check_finite(batches, source.field)
+    return batches
+
+
+def _quantize(
+    settings: QuantizeSettings,
+    model: FloatModel,
+    layers: Sequence[Layer],
+    signature: Signature,
+    batches: Sequence[Feed],
+) -> Quantization:
+    """Return the integers of a model.
+
+    Raises:
+        StageError: when a tensor has no range.
+    """
+    from tvmflow.compiler.quantize.insertion import Quantization, read_weights, round_weights
+    from tvmflow.compiler.quantize.points import Integers, list_sums
+
+    chosen = [
+        layer
+        for layer in layers
+        if not any(fnmatchcase(layer.name, pattern) for pattern in settings.quantize.skip)
+    ]
+    weights: dict[Any, LayerWeights] = {}
+    floats = read_weights(model, chosen)
+    for layer in chosen:
+        if layer.var in floats:
+            weights[layer.var] = round_weights(floats[layer.var], layer.axis)
+    integers = Integers(settings.integers)
+    data: dict[Any, DataScale] = {}
+    if settings.quantize.activations == "int8":
+        sources = dict.fromkeys(layer.source for layer in chosen if layer.var in weights)
+        tensors = [*sources, *list_sums(model, chosen, sources)]
+        data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
+    return Quantization(integers, weights, data)
+
+
+def _find_scales(
+    model: FloatModel,
+    tensors: Sequence[Any],
+    signature: Signature,
+    batches: Sequence[Feed],
+    integers: Any,
+    method: Any,
+) -> dict[Any, DataScale]:
+    """Return the scale of each tensor, by its values on calibration data."""
+    from tvmflow.compiler.quantize.insertion import DataScale
+    from tvmflow.compiler.quantize.ranges import choose_range, scale_of
+    from tvmflow.stages.quantize.calibration import collect_histograms
+
+    kind = (8, integers.signed, integers.symmetric)
+    scales = {}
+    for var, histogram in collect_histograms(model, tensors, signature, batches).items():
+        if histogram.not_finite:
+            raise StageError(
+                f"the float model computes NaN or infinity on calibration data (tensor {var.name})",
+                fix="check the data: are they what the model was trained with?",
+            )
+        low, high = choose_range(histogram, method, *kind)
+        scales[var] = DataScale(*scale_of(low, high, *kind))
+    return scales
+
+
+class Comparison(NamedTuple):
+    """The cost of quantization: see `QuantizeFacts`."""
+
+    error: float | None
+    float_accuracy: float | None
+    accuracy: float | None
+
+
+def _compare(
+    model: FloatModel,
+    quantized: FloatModel,
+    signature: Signature,
+    calibration: Sequence[Feed],
+    evaluated: Samples | None,
+) -> Comparison:
+    """Compare a quantized model with the float one, on `verify.data` if there is some."""
+    import numpy as np
+
+    from tvmflow.runtime.samples import join_outputs, top1_accuracy
+
+    batches = evaluated.batches if evaluated is not None else calibration
+    if not len(batches):
+        return Comparison(None, None, None)
+    libraries = [signature.compile(model), signature.compile(quantized)]
+    first = signature.outputs[0].name
+    kept: list[list[dict[str, Array]]] = [[], []]
+    errors = {spec.name: [0.0, 0.0] for spec in signature.outputs if spec.dtype == "float32"}
+    for place in range(len(batches)):
+        feed = dict(batches[place])
+        exact, rounded = (library.run(feed) for library in libraries)
+        for name, sums in errors.items():
+            wide = exact[name].astype(np.float64)
+            sums[0] += float(np.square(rounded[name] - wide).sum())
+            sums[1] += float(np.square(wide).sum())
+        for outputs, own in zip(kept, (exact, rounded), strict=True):
+            outputs.append({first: own[first]})
+    error = max(((e / s) ** 0.5 for e, s in errors.values() if s), default=None)
+    if evaluated is None or evaluated.labels is None:
+        return Comparison(error, None, None)
+    before, after = (
+        top1_accuracy(join_outputs(outputs, evaluated), first, evaluated.labels) for outputs in kept
+    )
+    return Comparison(error, before, after)
+
+
+def _describe_layer(
+    layer: Layer, quantization: Quantization, skipped: frozenset[str]
+) -> LayerFacts:
+    is_integer = layer.var in quantization.weights
+    reason = (
+        ""
+        if is_integer
+        else "quantize.skip"
+        if layer.name in skipped
+        else "its weights are computed"
+    )
+    return LayerFacts(
+        name=layer.name,
+        operator=layer.operator,
+        weight_bits=8 if is_integer else 32,
+        data_bits=8 if is_integer and layer.source in quantization.data else 32,
+        reason=reason,
+    )
+
+
+# ---------------------------------------------------------------- reports
+
+
+def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
+    """Return how many layers are of integers, what that cost, and which stay float."""
+    integers = [layer for layer in facts.layers if not layer.reason]
+    lines = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
+    if facts.float_accuracy is not None and facts.accuracy is not None:
+        drop = 100 * (facts.float_accuracy - facts.accuracy)
+        lines.append(
+            f"accuracy {facts.accuracy:.2%}, of the float model {facts.float_accuracy:.2%} "
+            f"(drop {drop:.2f} points)"
+        )
+    if facts.error is not None:
+        lines.append(f"error of outputs {facts.error:.2%}")
+    by_reason: dict[str, list[str]] = {}
+    for layer in facts.layers:
+        if layer.reason:
+            by_reason.setdefault(layer.reason, []).append(layer.name)
+    lines += [f"float: {name_some(names)} ({reason})" for reason, names in by_reason.items()]
+    return lines
+
+
+def explain(facts: QuantizeFacts) -> list[str]:
+    """Return each layer with its bits and, where it stays float, the reason."""
+    return [
+        f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits, data {layer.data_bits} bits"
+        + (f"; {layer.reason}" if layer.reason else "")
+        for layer in facts.layers
+    ]

@@ -1,0 +1,126 @@
+"""The samples that `quantize` reads: calibration data, and those of `verify.data`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tvmflow.core.errors import BundleError, StageError
+from tvmflow.core.formatting import count_text
+from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.runtime import samples
+from tvmflow.runtime.image_files import read_files
+from tvmflow.runtime.images import Preprocessing
+from tvmflow.runtime.samples import Samples, image_samples
+from tvmflow.stages.image_data import ImageList, list_files, read_table
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Feed = dict[str, Array]
+
+CALIBRATION = "calibration"
+"""The role of the calibration data; that of an image is `calibration/<file>`."""
+_DEFAULT_SAMPLES = 128
+_FIX = "replace or leave out the sample, and calibrate with data as the model gets them"
+
+
+class DataSource(NamedTuple):
+    """A source of samples.
+
+    Attributes:
+        role: The role of the files in the stage.
+        field: The field of the recipe that names them.
+        inputs: The inputs of the model.
+        dimensions: The sizes that each call chooses.
+        images: The preprocessing of inputs that take images, by name.
+        label: The name of the array with labels.
+        classes: The names of the classes.
+    """
+
+    role: str
+    field: str
+    inputs: Sequence[TensorSpec]
+    dimensions: Sequence[Dimension]
+    images: Mapping[str, Json]
+    label: str
+    classes: Sequence[str]
+
+    def load(self, files: Mapping[str, Path], count: int | None = None) -> Samples | None:
+        """Return samples, the first ones; None where the recipe names none.
+
+        Args:
+            files: The files of the stage.
+            count: How many samples are needed; None for all that there are.
+
+        Raises:
+            StageError: when they do not fit the model, or there are fewer.
+        """
+        prefix = f"{self.role}/"
+        images = [role.removeprefix(prefix) for role in files if role.startswith(prefix)]
+        path = files.get(self.role)
+        if images:
+            loaded = self._load_images(
+                files, read_table(path) if path else list_files(images), count
+            )
+        elif path is not None:
+            loaded = samples.load_samples(
+                self.inputs, path, source=self.field, label=self.label, dimensions=self.dimensions
+            )
+        else:
+            return None
+        if count is not None and loaded.total < count:
+            raise StageError(
+                f"{self.field} has {count_text(loaded.total, 'sample')}, and quantize.samples asks for {count}",
+                fix="provide more samples, or a smaller number",
+            )
+        return loaded
+
+    def _load_images(
+        self, files: Mapping[str, Path], listed: ImageList, count: int | None
+    ) -> Samples:
+        """Return images of the recipe's only input."""
+        if len(self.inputs) != 1 or self.inputs[0].name not in self.images:
+            raise StageError(
+                f"{self.field} is images, and the model's inputs are not: {', '.join(s.name for s in self.inputs)}",
+                fix="give an npz file with an array for each input, or describe the input's `image`",
+            )
+        [entry] = self.inputs
+        preprocessing = Preprocessing.of(self.images[entry.name], entry)
+        names = listed.files[:count]
+        paths = [files[f"{self.role}/{name}"] for name in names]
+        try:
+            indices = listed.find_indices(self.classes)
+            fitted = read_files(paths, preprocessing.fit)
+        except (BundleError, ValueError) as error:
+            text = error.message if isinstance(error, BundleError) else str(error)
+            raise StageError(f"{self.field}: {text}", fix="replace or remove them") from None
+        return image_samples(preprocessing, fitted, None if indices is None else indices[:count])
+
+
+def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
+    """Return the batches that hold the first samples: `count`, or the usual number of them."""
+    wanted = count or _DEFAULT_SAMPLES
+    size = data.batch_size or 1
+    return data.batches[: -(-wanted // size)]
+
+
+def check_finite(batches: Sequence[Feed], field: str) -> None:
+    """Check that samples are numbers.
+
+    Raises:
+        StageError: with the first sample that has NaN or infinity.
+    """
+    for place, name in _find_not_finite(batches):
+        raise StageError(f"{field}: '{name}' has NaN or infinity in batch {place}", fix=_FIX)
+
+
+def _find_not_finite(batches: Sequence[Feed]) -> Iterator[tuple[int, str]]:
+    import numpy as np
+
+    for place in range(len(batches)):
+        for name, array in batches[place].items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                yield place, name
