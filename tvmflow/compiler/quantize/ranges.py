@@ -1,83 +1,399 @@
-"""Ranges of tensors, by histograms of their values, and the scales that follow from them."""
+"""Ranges of tensors from histograms in bounded memory, and the scales that they give.
+
+Everything that decides a scale is counted in integers, or is computed in float64 by additions,
+multiplications, divisions and comparisons in a fixed order: the same samples, in any order, give the
+same bits on any machine.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
+BINS: Final = 8192
+"""The bins of a histogram: 64 KiB for each tensor, whatever its size and the number of samples."""
 
-class Histogram:
-    """The values that a tensor had, sample by sample.
+# Bins are not narrower than this: the smallest denormal float32 is a bin of its own.
+_MIN_EXPONENT: Final = -149
+# Beside the largest number, steps of float32 are this much smaller: narrower bins separate nothing.
+_PRECISION_BITS: Final = 24
+# What is larger is infinite as float32.
+_LARGEST: Final = float(np.finfo(np.float32).max)
+# So many numbers are converted to float64 at once.
+_CHUNK: Final = 1 << 18
+# Scales outside are not used: their reciprocals, and products with 8-bit integers, are normal float32 numbers.
+_MIN_SCALE: Final = 2.0**-100
+_MAX_SCALE: Final = 2.0**100
+# The method `percentile` cuts one in so many values off, as ONNX Runtime's default of 99.999 does.
+_ONE_IN: Final = 100_000
+# The method `entropy` has the bins of TensorRT's, and tries each eighth of its thresholds.
+_ENTROPY_BINS: Final = 2048
+_ENTROPY_STEP: Final = 8
+# The method `mse` first tries two limits in each octave, then so many between the neighbours of the best.
+_OCTAVES: Final = 12
+_REFINED: Final = 16
+_ROUNDS: Final = 2
+# Terms of the series of the logarithm: the next one is below the precision of float64.
+_LOG_TERMS: Final = 12
+_LN2: Final = 0.6931471805599453
+_ROOT_HALF: Final = 0.7071067811865476
+
+
+class QuantizedType(NamedTuple):
+    """Integers that stand for real numbers.
 
     Attributes:
-        low: The least finite value; 0 before there is one.
-        high: The largest finite value; 0 before there is one.
-        not_finite: How many values were NaN or infinite.
-        total: How many values there were.
+        bits: How many bits are used; 7 where an instruction would saturate sums of 8.
+        signed: Whether they are signed.
+        symmetric: Whether the same number of steps lies on both sides of 0, and the zero point is in
+            the middle.
     """
 
-    def __init__(self) -> None:
-        self.low = self.high = 0.0
-        self.not_finite = self.total = 0
+    bits: int = 8
+    signed: bool = True
+    symmetric: bool = False
+
+    @property
+    def low(self) -> int:
+        """The smallest integer. Of symmetric signed ones it is the negative of the largest."""
+        if not self.signed:
+            return 0
+        return -(1 << (self.bits - 1)) + int(self.symmetric)
+
+    @property
+    def high(self) -> int:
+        """The largest integer."""
+        return (1 << (self.bits - self.signed)) - 1
+
+
+class Histogram:
+    """Counts of the values of one tensor, in a fixed number of bins.
+
+    The width of bins is a power of two, and their limits are its multiples. When a value lies outside,
+    the width doubles until all values have a bin; so a histogram depends on its values alone, not on
+    their order or on how samples are divided.
+
+    Attributes:
+        total: How many finite values were counted.
+        not_a_number: How many values were NaN.
+        infinite: How many values were infinite, or too large for float32.
+        low: The smallest finite value; 0 without values.
+        high: The largest finite value; 0 without values.
+    """
+
+    def __init__(self, bins: int = BINS) -> None:
+        self._bins = bins
+        self._exponent = _MIN_EXPONENT
+        self._first = 0
+        self._counts = np.zeros(bins, np.int64)
+        self.total = 0
+        self.not_a_number = 0
+        self.infinite = 0
+        self.low = 0.0
+        self.high = 0.0
+
+    @property
+    def width(self) -> float:
+        """The width of a bin."""
+        return float(np.ldexp(1.0, self._exponent))
 
     def add(self, values: Array) -> None:
-        """Count the values of one sample."""
-        finite = values[np.isfinite(values)]
+        """Count the values of a tensor of any real dtype."""
+        flat = np.asarray(values).reshape(-1)
+        for start in range(0, flat.size, _CHUNK):
+            self._add_chunk(flat[start : start + _CHUNK].astype(np.float64))
+
+    def merge(self, other: Histogram) -> None:
+        """Add the counts of another histogram with the same number of bins."""
+        self.not_a_number += other.not_a_number
+        self.infinite += other.infinite
+        if not other.total:
+            return
+        self._widen(other.low, other.high)
+        held = np.flatnonzero(other._counts)
+        indices = (held + other._first) >> (self._exponent - other._exponent)
+        np.add.at(self._counts, indices - self._first, other._counts[held])
+        self.total += other.total
+
+    def list_bins(self) -> tuple[Array, Array]:
+        """Return the middles of all bins that hold values, in rising order, and their counts."""
+        held = np.flatnonzero(self._counts)
+        middles = (held + self._first).astype(np.float64) + 0.5
+        return np.ldexp(middles, self._exponent), self._counts[held]
+
+    def count_magnitudes(self, bins: int) -> tuple[Array, float]:
+        """Return the counts of absolute values in at most so many bins, and the width of these."""
+        held = np.flatnonzero(self._counts)
+        indices = held + self._first
+        indices = np.where(indices < 0, -indices - 1, indices)
+        exponent = self._exponent
+        while indices.size and int(indices.max()) >> (exponent - self._exponent) >= bins:
+            exponent += 1
+        counts = np.zeros(bins, np.int64)
+        np.add.at(counts, indices >> (exponent - self._exponent), self._counts[held])
+        return counts, float(np.ldexp(1.0, exponent))
+
+    def _add_chunk(self, values: Array) -> None:
+        finite = np.abs(values) <= _LARGEST
+        if not finite.all():
+            missing = int(np.isnan(values).sum())
+            self.not_a_number += missing
+            self.infinite += int(values.size - finite.sum()) - missing
+            values = values[finite]
+        if not values.size:
+            return
+        self._widen(float(values.min()), float(values.max()))
+        self._counts += np.bincount(self._place(values), minlength=self._bins)
         self.total += values.size
-        self.not_finite += values.size - finite.size
-        if finite.size:
-            self.low = min(self.low, float(finite.min()))
-            self.high = max(self.high, float(finite.max()))
+
+    def _place(self, values: Array) -> Array:
+        indices: Array = np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
+        return indices - self._first
+
+    def _widen(self, low: float, high: float) -> None:
+        """Give all values between two limits a bin."""
+        if self.total:
+            low, high = min(low, self.low), max(high, self.high)
+        # −0 and 0 are one number
+        self.low, self.high = low + 0.0, high + 0.0
+        largest = max(-low, high)
+        exponent = max(self._exponent, int(np.frexp(largest)[1]) - _PRECISION_BITS)
+        while _bin_of(high, exponent) - _bin_of(low, exponent) >= self._bins:
+            exponent += 1
+        first = _bin_of(low, exponent)
+        if (exponent, first) == (self._exponent, self._first):
+            return
+        held = np.flatnonzero(self._counts)
+        indices = (held + self._first) >> (exponent - self._exponent)
+        counts = np.zeros_like(self._counts)
+        np.add.at(counts, indices - first, self._counts[held])
+        self._exponent, self._first, self._counts = exponent, first, counts
+
+
+def _bin_of(value: float, exponent: int) -> int:
+    return int(np.floor(np.ldexp(value, -exponent)))
 
 
 def choose_range(
-    histogram: Histogram, method: Method, bits: int, signed: bool, symmetric: bool
+    histogram: Histogram, method: Method, quantized: QuantizedType
 ) -> tuple[float, float]:
-    """Return the range that integers stand for, which has 0 in it.
+    """Return the range that integers stand for; it holds 0 and is inside the values' range with 0.
 
     Args:
-        histogram: The values.
-        method: How the range is chosen.
-        bits: The bits of the integers.
-        signed: Whether the integers are signed.
-        symmetric: Whether the zero point must be 0, or the middle of unsigned integers.
+        histogram: The values. NaN and infinite values are left out.
+        method: How values outside the range are weighed against larger steps within.
+        quantized: The integers. The range for symmetric ones reaches as far below 0 as above.
+
+    Raises:
+        ValueError: when no finite value was counted.
     """
-    low, high = histogram.low, histogram.high
-    if symmetric:
+    if not histogram.total:
+        raise ValueError("no finite value was counted")
+    widest = (min(histogram.low, 0.0), max(histogram.high, 0.0))
+    low, high = _METHODS[method](histogram, quantized, widest)
+    low, high = max(low, widest[0]), min(high, widest[1])
+    if quantized.symmetric:
         high = max(-low, high)
-        low = -high
+        low = -high + 0.0
     return low, high
 
 
-def scale_of(
-    low: float, high: float, bits: int, signed: bool, symmetric: bool
-) -> tuple[float, int]:
-    """Return the scale and the zero point of a range: the same bits on any machine.
+def scale_of(low: float, high: float, quantized: QuantizedType) -> tuple[np.float32, int]:
+    """Return scale and zero point with which integers stand for a range that holds 0.
 
-    The scale has 12 significant bits, so that rounding in another order of sums seldom changes it.
-
-    Args:
-        low: The least value, at most 0.
-        high: The largest value, at least 0.
-        bits: The bits of the integers.
-        signed: Whether the integers are signed.
-        symmetric: Whether the zero point must be 0, or the middle of unsigned integers.
+    A range without extent, such as that of a channel of zeros, has the scale 1. Scales are kept
+    between 2⁻¹⁰⁰ and 2¹⁰⁰.
     """
-    steps = 2**bits - 1
-    least = -(2 ** (bits - 1)) if signed else 0
-    if symmetric:
-        half = 2 ** (bits - 1) - 1
-        scale = _round_up(max(-low, high) / half) or 1.0
-        return scale, 0 if signed else 2 ** (bits - 1)
-    scale = _round_up((high - low) / steps) or 1.0
-    return scale, least + min(steps, max(0, round(-low / scale)))
+    low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:
+        return np.float32(1), _middle(quantized)
+    if quantized.symmetric:
+        steps = max(quantized.high - _middle(quantized), 1)
+        return _to_scale(max(-low, high) / steps), _middle(quantized)
+    # the halves do not overflow where the range does
+    half = (high / 2 - low / 2) / (quantized.high - quantized.low)
+    scale = _to_scale(2 * min(half, _MAX_SCALE))
+    zero_point = quantized.low - int(np.rint(max(low / float(scale), -(2.0**31))))
+    return scale, min(max(zero_point, quantized.low), quantized.high)
 
 
-def _round_up(scale: float) -> float:
-    """Return the next number of 12 significant bits that is not less."""
-    mantissa, exponent = np.frexp(np.float64(scale))
-    return float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
+def error_of(histogram: Histogram, low: float, high: float, quantized: QuantizedType) -> float:
+    """Return the mean squared error that quantizing the values to a range makes."""
+    middles, counts = histogram.list_bins()
+    scale, zero_point = scale_of(low, high, quantized)
+    return _squared_error(middles, counts, float(scale), zero_point, quantized) / max(
+        histogram.total, 1
+    )
+
+
+def _middle(quantized: QuantizedType) -> int:
+    return 0 if quantized.signed or not quantized.symmetric else 1 << (quantized.bits - 1)
+
+
+def _to_scale(scale: float) -> np.float32:
+    return np.float32(min(max(scale, _MIN_SCALE), _MAX_SCALE))
+
+
+def _keep_all(
+    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+) -> tuple[float, float]:
+    return widest
+
+
+def _cut_percentile(
+    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+) -> tuple[float, float]:
+    """Cut the outermost values off: of symmetric integers the largest, of others at both ends."""
+    cut = histogram.total // _ONE_IN
+    if quantized.symmetric:
+        counts, width = histogram.count_magnitudes(histogram._bins)
+        kept = int(np.flatnonzero(np.cumsum(counts[::-1])[::-1] > cut)[-1]) + 1
+        return -kept * width, kept * width
+    middles, counts = histogram.list_bins()
+    half = histogram.width / 2
+    low = middles[np.flatnonzero(np.cumsum(counts) > cut // 2)[0]] - half
+    high = middles[np.flatnonzero(np.cumsum(counts[::-1])[::-1] > cut // 2)[-1]] + half
+    return min(float(low), 0.0), max(float(high), 0.0)
+
+
+def _least_divergence(
+    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the threshold whose distribution loses least information, in both directions.
+
+    TensorRT's method: S. Migacz, 8-bit inference with TensorRT, GPU Technology Conference 2017. As in
+    NVIDIA's pytorch-quantization, the first bin counts like the second: zeros, of which ReLU makes
+    many, are exact with any threshold.
+    """
+    magnitudes, width = histogram.count_magnitudes(_ENTROPY_BINS)
+    counts = magnitudes.astype(np.float64)
+    counts[0] = counts[1]
+    is_one_sided = not quantized.symmetric and (widest[0] == 0 or widest[1] == 0)
+    levels = 1 << (quantized.bits - (not is_one_sided))
+    occupied = np.flatnonzero(counts)
+    last = int(occupied[-1]) + 1 if occupied.size else 0
+    if last <= levels:
+        return widest
+    starts = np.append(np.arange(levels, last, _ENTROPY_STEP), last)
+    divergences = [_divergence(counts, int(kept), levels, last) for kept in starts]
+    # of equal ones the widest
+    best = len(starts) - 1 - int(np.argmin(divergences[::-1]))
+    threshold = float(starts[best]) * width
+    return -threshold, threshold
+
+
+def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
+    """Return the Kullback–Leibler divergence of the first bins and their levels.
+
+    The last of these bins holds the values of all others too.
+    """
+    inside = counts[:kept]
+    reference = inside.copy()
+    reference[-1] += _sum(counts[kept:last]) if kept < last else 0.0
+    held = inside > 0
+    # each level has the same number of bins, and the last one the rest too
+    group = np.minimum(np.arange(kept) // (kept // levels), levels - 1)
+    sums = np.zeros(levels)
+    np.add.at(sums, group, inside)
+    sizes = np.zeros(levels)
+    np.add.at(sizes, group, held.astype(np.float64))
+    spread = np.where(held, sums[group] / np.maximum(sizes[group], 1.0), 0.0)
+    if reference[-1] > 0 and not held[-1]:
+        return float("inf")
+    total, mass = _sum(reference), _sum(spread)
+    if not mass:
+        return float("inf")
+    p, q = reference[held] / total, spread[held] / mass
+    return float(_sum(p * _log(p / q)))
+
+
+def _least_error(
+    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+) -> tuple[float, float]:
+    """Return the range of least mean squared error, found one limit after the other.
+
+    Choukroun et al. 2019, Low-bit quantization of neural networks for efficient inference
+    (arXiv:1902.06822), for a whole tensor.
+    """
+    middles, counts = histogram.list_bins()
+
+    def measure(low: float, high: float) -> float:
+        scale, zero_point = scale_of(low, high, quantized)
+        return _squared_error(middles, counts, float(scale), zero_point, quantized)
+
+    def measure_below(high: float, limit: float) -> float:
+        return measure(-limit, high)
+
+    if quantized.symmetric:
+        limit = max(-widest[0], widest[1])
+        limit = _search(limit, lambda limit: measure(-limit, limit))
+        return -limit, limit
+    low, high = widest
+    for _ in range(_ROUNDS):
+        before = low, high
+        high = _search(widest[1], functools.partial(measure, low))
+        low = -_search(-widest[0], functools.partial(measure_below, high))
+        if (low, high) == before:
+            break
+    return low, high
+
+
+def _search(widest: float, measure: Callable[[float], float]) -> float:
+    """Return the limit of least error: of two in each octave, then of some around the best."""
+    if not widest:
+        return 0.0
+    coarse = [widest * part / (1 << octave) for octave in range(_OCTAVES) for part in (1.0, 0.75)]
+    errors = [measure(limit) for limit in coarse]
+    best = int(np.argmin(errors))
+    above, below = coarse[max(best - 1, 0)], coarse[min(best + 1, len(coarse) - 1)]
+    step = (above - below) / _REFINED
+    fine = [coarse[best], *(above - step * place for place in range(1, _REFINED))]
+    return fine[int(np.argmin([errors[best], *(measure(limit) for limit in fine[1:])]))]
+
+
+def _squared_error(
+    middles: Array, counts: Array, scale: float, zero_point: int, quantized: QuantizedType
+) -> float:
+    integers = np.clip(np.rint(middles / scale) + zero_point, quantized.low, quantized.high)
+    difference = middles - (integers - zero_point) * scale
+    return _sum(difference * difference * counts)
+
+
+def _sum(values: Array) -> float:
+    """Return the sum, added in order: `numpy.sum` may add in another order on another CPU."""
+    return float(np.add.accumulate(values)[-1]) if values.size else 0.0
+
+
+def _log(values: Array) -> Array:
+    """Return natural logarithms of positive numbers by a series.
+
+    Those of two C libraries differ in their last bits.
+    """
+    mantissas, exponents = np.frexp(values)
+    is_small = mantissas < _ROOT_HALF
+    mantissas = np.where(is_small, mantissas * 2, mantissas)
+    exponents = exponents - is_small
+    ratio = (mantissas - 1) / (mantissas + 1)
+    square = ratio * ratio
+    series = np.zeros_like(ratio)
+    for term in reversed(range(_LOG_TERMS)):
+        series = series * square + 1 / (2 * term + 1)
+    return exponents * _LN2 + 2 * ratio * series
+
+
+_METHODS: Final[
+    Mapping[Method, Callable[[Histogram, QuantizedType, tuple[float, float]], tuple[float, float]]]
+] = {
+    "minmax": _keep_all,
+    "percentile": _cut_percentile,
+    "entropy": _least_divergence,
+    "mse": _least_error,
+}
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
+"""The methods that choose a range."""
