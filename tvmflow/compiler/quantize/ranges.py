@@ -45,7 +45,7 @@ _LN2: Final = 0.6931471805599453
 _ROOT_HALF: Final = 0.7071067811865476
 
 
-class QuantizedType(NamedTuple):
+class _Integers(NamedTuple):
     """Integers that stand for real numbers.
 
     Attributes:
@@ -97,6 +97,11 @@ class Histogram:
         self.infinite = 0
         self.low = 0.0
         self.high = 0.0
+
+    @property
+    def not_finite(self) -> int:
+        """The number of values that were NaN or infinite."""
+        return self.not_a_number + self.infinite
 
     @property
     def width(self) -> float:
@@ -181,18 +186,21 @@ def _bin_of(value: float, exponent: int) -> int:
 
 
 def choose_range(
-    histogram: Histogram, method: Method, quantized: QuantizedType
+    histogram: Histogram, method: Method, bits: int, signed: bool, symmetric: bool
 ) -> tuple[float, float]:
     """Return the range that integers stand for; it holds 0 and is inside the values' range with 0.
 
     Args:
         histogram: The values. NaN and infinite values are left out.
         method: How values outside the range are weighed against larger steps within.
-        quantized: The integers. The range for symmetric ones reaches as far below 0 as above.
+        bits: The bits of the integers that are used; 7 where an instruction would saturate sums of 8.
+        signed: Whether the integers are signed.
+        symmetric: Whether the zero point is in the middle; the range then reaches as far below 0 as above.
 
     Raises:
         ValueError: when no finite value was counted.
     """
+    quantized = _Integers(bits, signed, symmetric)
     if not histogram.total:
         raise ValueError("no finite value was counted")
     widest = (min(histogram.low, 0.0), max(histogram.high, 0.0))
@@ -204,50 +212,65 @@ def choose_range(
     return low, high
 
 
-def scale_of(low: float, high: float, quantized: QuantizedType) -> tuple[np.float32, int]:
+def scale_of(
+    low: float, high: float, bits: int, signed: bool, symmetric: bool
+) -> tuple[float, int]:
     """Return scale and zero point with which integers stand for a range that holds 0.
 
-    A range without extent, such as that of a channel of zeros, has the scale 1. Scales are kept
-    between 2⁻¹⁰⁰ and 2¹⁰⁰.
+    A scale has 12 significant bits, so that other roundings of the values seldom change it. That of a
+    range without extent, as of a channel of zeros, is 1. Scales are kept between 2⁻¹⁰⁰ and 2¹⁰⁰.
+
+    Args:
+        low: The smallest number.
+        high: The largest number.
+        bits: The bits of the integers that are used.
+        signed: Whether the integers are signed.
+        symmetric: Whether the zero point is in the middle.
     """
+    return _scale_of(low, high, _Integers(bits, signed, symmetric))
+
+
+def _scale_of(low: float, high: float, quantized: _Integers) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
-        return np.float32(1), _middle(quantized)
+        return 1.0, _middle(quantized)
     if quantized.symmetric:
         steps = max(quantized.high - _middle(quantized), 1)
         return _to_scale(max(-low, high) / steps), _middle(quantized)
     # the halves do not overflow where the range does
     half = (high / 2 - low / 2) / (quantized.high - quantized.low)
     scale = _to_scale(2 * min(half, _MAX_SCALE))
-    zero_point = quantized.low - int(np.rint(max(low / float(scale), -(2.0**31))))
+    zero_point = quantized.low - int(np.rint(max(low / scale, -(2.0**31))))
     return scale, min(max(zero_point, quantized.low), quantized.high)
 
 
-def error_of(histogram: Histogram, low: float, high: float, quantized: QuantizedType) -> float:
-    """Return the mean squared error that quantizing the values to a range makes."""
+def error_of(
+    histogram: Histogram, scale: float, zero_point: int, bits: int, signed: bool, symmetric: bool
+) -> float:
+    """Return the mean squared error that quantizing the values with a scale makes."""
     middles, counts = histogram.list_bins()
-    scale, zero_point = scale_of(low, high, quantized)
-    return _squared_error(middles, counts, float(scale), zero_point, quantized) / max(
-        histogram.total, 1
-    )
+    quantized = _Integers(bits, signed, symmetric)
+    return _squared_error(middles, counts, scale, zero_point, quantized) / max(histogram.total, 1)
 
 
-def _middle(quantized: QuantizedType) -> int:
+def _middle(quantized: _Integers) -> int:
     return 0 if quantized.signed or not quantized.symmetric else 1 << (quantized.bits - 1)
 
 
-def _to_scale(scale: float) -> np.float32:
-    return np.float32(min(max(scale, _MIN_SCALE), _MAX_SCALE))
+def _to_scale(scale: float) -> float:
+    """Return the next number of 12 significant bits that is not less, within limits."""
+    mantissa, exponent = np.frexp(min(max(scale, _MIN_SCALE), _MAX_SCALE))
+    return float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
 
 
 def _keep_all(
-    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
 ) -> tuple[float, float]:
     return widest
 
 
 def _cut_percentile(
-    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
 ) -> tuple[float, float]:
     """Cut the outermost values off: of symmetric integers the largest, of others at both ends."""
     cut = histogram.total // _ONE_IN
@@ -263,7 +286,7 @@ def _cut_percentile(
 
 
 def _least_divergence(
-    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the threshold whose distribution loses least information, in both directions.
 
@@ -314,7 +337,7 @@ def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
 
 
 def _least_error(
-    histogram: Histogram, quantized: QuantizedType, widest: tuple[float, float]
+    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the range of least mean squared error, found one limit after the other.
 
@@ -324,8 +347,8 @@ def _least_error(
     middles, counts = histogram.list_bins()
 
     def measure(low: float, high: float) -> float:
-        scale, zero_point = scale_of(low, high, quantized)
-        return _squared_error(middles, counts, float(scale), zero_point, quantized)
+        scale, zero_point = _scale_of(low, high, quantized)
+        return _squared_error(middles, counts, scale, zero_point, quantized)
 
     def measure_below(high: float, limit: float) -> float:
         return measure(-limit, high)
@@ -358,7 +381,7 @@ def _search(widest: float, measure: Callable[[float], float]) -> float:
 
 
 def _squared_error(
-    middles: Array, counts: Array, scale: float, zero_point: int, quantized: QuantizedType
+    middles: Array, counts: Array, scale: float, zero_point: int, quantized: _Integers
 ) -> float:
     integers = np.clip(np.rint(middles / scale) + zero_point, quantized.low, quantized.high)
     difference = middles - (integers - zero_point) * scale
@@ -388,7 +411,7 @@ def _log(values: Array) -> Array:
 
 
 _METHODS: Final[
-    Mapping[Method, Callable[[Histogram, QuantizedType, tuple[float, float]], tuple[float, float]]]
+    Mapping[Method, Callable[[Histogram, _Integers, tuple[float, float]], tuple[float, float]]]
 ] = {
     "minmax": _keep_all,
     "percentile": _cut_percentile,
