@@ -42,7 +42,17 @@ from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.runtime.images import ImageMismatch, Preprocessing
 from tvmflow.runtime.labels import parse_labels
-from tvmflow.stages import STAGES, build, export, extract_tasks, join, pick_best, tune, verify
+from tvmflow.stages import (
+    STAGES,
+    build,
+    export,
+    extract_tasks,
+    join,
+    pick_best,
+    quantize,
+    tune,
+    verify,
+)
 from tvmflow.stages.base import find_facts
 from tvmflow.stages.build import BuildFacts
 from tvmflow.stages.extract_tasks import ExtractTasksFacts
@@ -98,9 +108,42 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
                 *_check_execution(planned, target),
                 *_check_compare(planned, target),
                 *_check_outputs(planned, target),
+                *_check_quantize(planned, target),
             ]
     # A problem of one variant is a problem of all.
     return list(dict.fromkeys(problems))
+
+
+def _check_quantize(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that a target is faster with integers, and that there are data to calibrate with."""
+    section = planned.recipe.quantize
+    if section is None:
+        return
+    own = planned.loaded.recipe.variants[planned.variant].quantize if planned.variant else None
+    loc = ("quantize",) if own is None else ("variants", planned.variant, "quantize")
+    where, name = planned.loaded.where(*loc), ".".join(loc)
+    if isinstance(target, PartitionedTarget):
+        yield (
+            f"{where}: {name}: the target '{target.name}' is in parts, each of which would need data of its own; "
+            "leave `quantize` out, or build for a target in one piece"
+        )
+        return
+    if section.activations != "none" and not quantize.find_data_dtype(target):
+        reason = quantize.no_integers_reason(target)
+        yield (
+            f"{where}: {name}: the target '{target.name}' {reason}, so that int8 data would only make it slower; "
+            "set `activations: none` (weights alone become integers), name a CPU that multiplies bytes, or leave "
+            "`quantize` out"
+        )
+    if (
+        section.needs_data
+        and section.data is None
+        and planned.recipe_for(target).verify.data is None
+    ):
+        yield (
+            f"{where}: {name}: there are no data to calibrate with; set `data` here, or `verify.data`, "
+            "whose first samples are used then"
+        )
 
 
 def _check_names(recipes: Sequence[PlannedRecipe]) -> Iterator[str]:
@@ -423,23 +466,30 @@ def _list_problems(planned: PlannedRecipe, listed: ImageFiles) -> Iterator[str]:
         except (OSError, ValueError) as error:
             yield f"{planned.loaded.where('labels')}: labels: {labels} cannot be read: {error}"
             return
-    if verify.NAME not in planned.stages:
-        return
     for target in planned.targets:
-        data = planned.recipe_for(target).verify.data
-        if data is None:
-            continue
-        try:
-            if is_image_data(data, folder / data):
-                images = _list(data, folder / data, listed)
-                _check(planned, target, images, names)
-            else:
-                _check_arrays(folder / data)
-        except (OSError, ValueError) as error:
-            reason = str(error)
-            if isinstance(error, OSError) and error.strerror:
-                reason = f"{excerpt(str(error.filename))}: {error.strerror}"
-            yield f"{planned.data_position(target)}: verify.data: {data}: {reason}"
+        for field, data, position in _list_data(planned, target):
+            try:
+                if is_image_data(data, folder / data):
+                    images = _list(data, folder / data, listed)
+                    _check(planned, target, images, names, is_verified=field == "verify.data")
+                else:
+                    _check_arrays(folder / data)
+            except (OSError, ValueError) as error:
+                reason = str(error)
+                if isinstance(error, OSError) and error.strerror:
+                    reason = f"{excerpt(str(error.filename))}: {error.strerror}"
+                yield f"{position}: {field}: {data}: {reason}"
+
+
+def _list_data(planned: PlannedRecipe, target: Target) -> Iterator[tuple[str, str, str]]:
+    """Yield the data that stages read for a target: their field, path, and the field's position."""
+    recipe = planned.recipe_for(target)
+    is_read = recipe.quantize is not None or verify.NAME in planned.stages
+    if recipe.verify.data is not None and is_read:
+        yield "verify.data", recipe.verify.data, planned.data_position(target)
+    if recipe.quantize is not None and recipe.quantize.data is not None:
+        where = planned.loaded.where(*planned.setting_loc("quantize", "data"))
+        yield "quantize.data", recipe.quantize.data, where
 
 
 def _list(data: str, path: Path, listed: ImageFiles) -> ImageList:
@@ -475,7 +525,12 @@ def _check_arrays(path: Path) -> None:
 
 
 def _check(
-    planned: PlannedRecipe, target: Target, images: ImageList, labels: tuple[str, ...]
+    planned: PlannedRecipe,
+    target: Target,
+    images: ImageList,
+    labels: tuple[str, ...],
+    *,
+    is_verified: bool,
 ) -> None:
     """Check that images have an input, classes where these are needed, and labels for them.
 
@@ -487,6 +542,8 @@ def _check(
     if len(inputs) != 1:
         count = "no input" if not inputs else f"{len(inputs)} inputs"
         raise ValueError(f"images are for one input, and {count} of the recipe has `image`")
+    if not is_verified:
+        return
     if not images.classes and recipe.verify.min_accuracy is not None:
         raise ValueError(
             "has no folders of classes, which verify.min_accuracy needs: "

@@ -92,18 +92,20 @@ def _missing_files(document: Document) -> Iterator[Problem]:
 
 
 def _missing_data(document: Document) -> Iterator[Problem]:
-    """Check `verify.data` of the recipe, and of its variants and targets."""
+    """Check `verify.data` and `quantize.data` of the recipe, and of its variants and targets."""
     targets, variants = document.value_at("targets"), document.value_at("variants")
     count = len(targets) if isinstance(targets, list) else 0
     owners: list[Loc] = [(), *(("targets", index) for index in range(count))]
     owners += [("variants", name) for name in variants] if isinstance(variants, dict) else []
     for owner in owners:
-        loc: Loc = (*owner, "verify", "data")
-        data, base = document.value_at(*loc), document.path.parent
-        if isinstance(data, str) and data and not (is_file(base / data) or is_folder(base / data)):
-            is_url = is_address(data)
-            text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
-            yield document.problem(text, *loc)
+        for section in ("verify", "quantize"):
+            loc: Loc = (*owner, section, "data")
+            data, base = document.value_at(*loc), document.path.parent
+            is_named = isinstance(data, str) and data != ""
+            if is_named and not (is_file(base / data) or is_folder(base / data)):
+                is_url = is_address(data)
+                text = "must be a file, not a URL" if is_url else missing_file_text(base / data)
+                yield document.problem(text, *loc)
 
 
 # ---------------------------------------------------------------- with all that a plan depends on

@@ -94,7 +94,7 @@ class VerifySettings(StageSettings):
     `precision` is the coarsest of any part. `lowering` and `schedules` are those of the
     untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
     by dimension. `levels` are those that the library has code for, and `prefix` is that of its names,
-    which the variable that chooses a level has.
+    which the variable that chooses a level has. `quantized` says that the model is the recipe's float model with integers.
     """
 
     verify: CheckSettings
@@ -110,6 +110,7 @@ class VerifySettings(StageSettings):
     tune_at: dict[str, tuple[int, ...]] | None = None
     levels: dict[str, LevelSettings] = Field(default={})
     prefix: str = ""
+    quantized: bool = False
 
     def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
         """Return dimensions with the sizes that matter most."""

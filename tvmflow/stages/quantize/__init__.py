@@ -119,6 +119,15 @@ def find_data_dtype(target: ResolvedTarget) -> str | None:
     return "int8" if arch in ("aarch64", "arm64") else None
 
 
+def no_integers_reason(target: ResolvedTarget) -> str:
+    """Return why a target is not faster with integers, as the end of a sentence."""
+    if target.tvm["kind"] != "llvm":
+        return "is a GPU, whose kernels multiply floats"
+    if target.levels:
+        return "has levels of CPUs, and not all of them multiply bytes"
+    return "has no instructions that multiply bytes (on x86-64 AVX-512 VNNI or AVX-VNNI)"
+
+
 _VNNI: Final = {"avx512_vnni", "avx_vnni"}
 _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 

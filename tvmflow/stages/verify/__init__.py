@@ -146,6 +146,7 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         tune_at={d.name: d.tune_at for d in recipe.list_dimensions() if d.tune_at} or None,
         levels=levels,
         prefix=identifier(recipe.name) if levels else "",
+        quantized=recipe.quantize is not None,
     )
 
 
@@ -417,6 +418,8 @@ def _add_comparisons(
         return comparison.compare_batches(names, batches, expected, data, tolerance)
 
     verdict["outputs"] = compare(library, actual)
+    if reference.floats:
+        verdict["float_error"] = comparison.relative_error(actual, reference.floats)
     if reference.indices:
         count_values(verdict["outputs"], reference.indices.outputs, expected)
     if check:
@@ -426,7 +429,7 @@ def _add_comparisons(
         (index_inputs if name in index_inputs else verdict["outputs"])[name]["undetected"] = what
     if data.labels is not None:
         first = library.outputs[0].name
-        verdict["reference_accuracy"] = _find_accuracy(expected, first, data)
+        verdict["reference_accuracy"] = _find_accuracy(reference.floats or expected, first, data)
     parts: dict[str, PartVerdict] = {}
     for name, part in library.parts.items():
         names = [spec.name for spec in part.inputs]

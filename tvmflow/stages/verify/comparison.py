@@ -255,3 +255,19 @@ def _json_number(value: Any) -> float | str:
     """Return a number as JSON can have it: infinities and NaN are text."""
     number = float(value)
     return number if number - number == 0.0 else str(number)
+
+
+def relative_error(
+    actual: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
+) -> float:
+    """Return the root mean square of the error of the worst output of floats, relative to that of the output."""
+    import numpy as np
+
+    errors = [0.0]
+    for name in actual[0]:
+        wide = np.stack([np.asarray(batch[name], np.float64) for batch in expected])
+        if actual[0][name].dtype.kind != "f" or not np.any(wide):
+            continue
+        difference = np.stack([batch[name] for batch in actual]) - wide
+        errors.append(float(np.sqrt(np.mean(np.square(difference)) / np.mean(np.square(wide)))))
+    return max(errors)

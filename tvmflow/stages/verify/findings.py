@@ -9,7 +9,13 @@ from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
-from tvmflow.stages.verify.verdict import ImageComparison, OutputComparison, SizeVerdict, Verdict
+from tvmflow.stages.verify.verdict import (
+    ImageComparison,
+    OutputComparison,
+    SizeVerdict,
+    Verdict,
+    compared_with,
+)
 from tvmflow.stages.verify_settings import CheckSettings
 
 _UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
@@ -26,7 +32,7 @@ _INPUTS_ADVICE: Final = "give inputs that the model is made for (inputs.NAME.ran
 
 def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     """Return a sentence for everything that is wrong with a model and its parts."""
-    reference = verdict.get("reference", "")
+    reference = compared_with(verdict)
     failures = list_mismatches(verdict.get("outputs", {}), reference)
     failures += _list_wrong_index_inputs(verdict, reference)
     for name, part in verdict.get("parts", {}).items():

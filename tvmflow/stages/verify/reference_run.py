@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,8 @@ from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.runtime.module import Module
+
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
@@ -47,6 +50,7 @@ class ReferenceRun(NamedTuple):
         model: The imported model.
         indices: The tensors that go into an index; None for a model without an index.
         sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
+        floats: What the float model gives of the samples, for a recipe that quantizes it; empty for others.
     """
 
     name: str
@@ -57,6 +61,7 @@ class ReferenceRun(NamedTuple):
     model: ImportedModel
     indices: IndexInputs | None
     sized: tuple[SizeOutputs, ...] = ()
+    floats: Sequence[Mapping[str, Array]] = ()
 
 
 def run_reference(
@@ -101,6 +106,11 @@ def run_reference(
             results = reach_more(run, results, clear, settings)
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         name, note, timed = reference.name, reference.note, None
+        floats = []
+        if isinstance(reference, QuantizedReference):
+            floats = [
+                reference.run_float({**feed, **model.bound}) for feed in results.samples.batches
+            ]
         if is_timed and not more.tensors:
             timed = reference
             stack.push(own.pop_all())
@@ -116,7 +126,27 @@ def run_reference(
         model=model,
         indices=indices,
         sized=sized,
+        floats=floats,
     )
+
+
+class QuantizedReference:
+    """The quantized model of a recipe, computed in float32, beside the framework with the float model.
+
+    Args:
+        framework: The framework, whose latency is that of the reference.
+        module: The quantized model.
+    """
+
+    def __init__(self, framework: Reference, module: Module) -> None:
+        self.name, self.note = framework.name, framework.note
+        self.run_float, self.run_as_timed = framework.run, framework.run_as_timed
+        self.latency = framework.latency
+        self._module = module
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of the quantized model for one batch."""
+        return self._module.run({spec.name: feed[spec.name] for spec in self._module.inputs})
 
 
 def run_at(
@@ -154,6 +184,32 @@ def open_reference(
     settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> AbstractContextManager[Reference]:
     """Start the reference of a model, which also returns the model's `tensors`."""
+    return (
+        _open_quantized(settings, model, context)
+        if settings.quantized
+        else _open_framework(settings, model, context)
+    )
+
+
+@contextlib.contextmanager
+def _open_quantized(
+    settings: VerifySettings, model: ImportedModel, context: StageContext
+) -> Iterator[Reference]:
+    from tvmflow.compiler import lowering
+    from tvmflow.compiler.quantize.points import FloatModel
+    from tvmflow.stages.quantize.calibration import Signature
+
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    params = lowering.load_weights(context.inputs["import/params.safetensors"])
+    document = json.loads(context.inputs["import/signature.json"].read_text())
+    module = Signature(document).compile(FloatModel(mod, params, ()))
+    with _open_framework(settings, model, context) as framework:
+        yield QuantizedReference(framework, module)
+
+
+def _open_framework(
+    settings: VerifySettings, model: ImportedModel, context: StageContext
+) -> AbstractContextManager[Reference]:
     scratch = context.work / "reference"
     scratch.mkdir(exist_ok=True)
     return FRONTENDS[settings.model["kind"]].reference(

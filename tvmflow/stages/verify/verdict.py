@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from tvmflow.core.types import Json
 
@@ -267,6 +267,8 @@ class Verdict(_Judged, total=False):
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
     verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
     of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run.
+    A library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is the
+    root mean square of what it differs by from the `reference`, which computes the float model, relative to that.
     """
 
     samples: int
@@ -285,6 +287,7 @@ class Verdict(_Judged, total=False):
     fallback: LevelVerdict
     accuracy: float
     reference_accuracy: float
+    float_error: float
     ran_on: str
     latency: dict[str, Latency]
     speedup: Speedup
@@ -331,3 +334,11 @@ def find_size_error(entry: SizeVerdict) -> float | None:
     """Return the largest absolute error at some sizes; None when it is not a finite number."""
     outputs = entry.get("outputs", {}).values()
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
+
+
+QUANTIZED_MODEL: Final = "the quantized model"
+
+
+def compared_with(verdict: Verdict) -> str:
+    """Return the name of what a library was compared with."""
+    return QUANTIZED_MODEL if "float_error" in verdict else verdict.get("reference", "")

@@ -25,6 +25,7 @@ from tvmflow.stages.verify.verdict import (
     SizeVerdict,
     Speedup,
     Verdict,
+    compared_with,
     find_fixed_latency,
     find_size_error,
     largest,
@@ -72,22 +73,29 @@ def _describe(facts: Verdict) -> list[str]:
     lines += [_describe_level(name, level) for name, level in facts.get("levels", {}).items()]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     if "vm" in facts:
-        lines.append(f"the library for TVM's virtual machine agrees with {facts['reference']}, too")
+        lines.append(
+            f"the library for TVM's virtual machine agrees with {compared_with(facts)}, too"
+        )
     if "random_inputs" in facts:
         lines.append(f"inputs are {facts['random_inputs']}: others did not reach every output")
     if "reference_note" in facts:
         lines.append(facts["reference_note"])
+    if "float_error" in facts:
+        lines.append(
+            f"differs from the float model ({facts['reference']}) by {facts['float_error']:.2%}"
+        )
     if "ran_on" in facts:
         lines.append(f"ran on {facts['ran_on']}")
     if "fallback" in facts:
-        lines.append(f"agrees with {facts['reference']} on {facts['fallback']['ran_on']}, too")
+        lines.append(f"agrees with {compared_with(facts)} on {facts['fallback']['ran_on']}, too")
     if "latency_not_measured" in facts:
         lines.append(f"latency is not measured: {facts['latency_not_measured']}")
     if facts["against"] == "none":
         lines.append("NOT VERIFIED against a reference (verify.against: none)")
     if "accuracy" in facts:
         reference = facts.get("reference_accuracy")
-        compared = f" (the reference: {reference:.2%})" if reference is not None else ""
+        name = "the float model" if "float_error" in facts else "the reference"
+        compared = f" ({name}: {reference:.2%})" if reference is not None else ""
         count = count_text(facts["samples"], "held-out sample")
         lines.append(f"accuracy {facts['accuracy']:.2%} on {count}{compared}")
     return lines + _describe_latency(facts)
@@ -95,7 +103,7 @@ def _describe(facts: Verdict) -> list[str]:
 
 def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -> list[str]:
     return [
-        f"{name} agrees with {facts['reference']} on {count_text(facts['samples'], 'sample')} "
+        f"{name} agrees with {compared_with(facts)} on {count_text(facts['samples'], 'sample')} "
         f"({', '.join(_describe_agreement(comparison))}; "
         f"allowed: atol {comparison['atol']:.2g}, rtol {comparison['rtol']:.2g})"
         for name, comparison in outputs.items()
@@ -178,7 +186,7 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
             else "in a library of the same kernels that returns it: this one computes it within a larger kernel"
         )
         yield (
-            f"{name}, which goes into an index, agrees with {facts['reference']} "
+            f"{name}, which goes into an index, agrees with {compared_with(facts)} "
             f"({', '.join(_describe_agreement(tensor))}); {where}"
         )
     for name, output in facts.get("outputs", {}).items():
