@@ -16,6 +16,7 @@ from tvmflow.stages.build import TUNED, BuildFacts
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
+from tvmflow.stages.quantize import QuantizeFacts
 from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,
@@ -233,7 +234,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     Stages are by name, those of a part by `NAME/PART`.
     """
     known = facts.of(stage for label, stage in stages.items() if "/" not in label)
-    imported = known.get(ImportFacts)
+    imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())
     built = facts.list_of(BuildFacts, stages.values())
     stopped = [stage.outcome == STOPPED for stage in stages.values()]
@@ -347,9 +348,14 @@ def list_kernel_shares(facts: KnownFacts) -> list[KernelShare]:
     ]
 
 
+def find_built_model(facts: KnownFacts) -> ImportFacts | QuantizeFacts | None:
+    """Return the facts of the model that a library is built from; None where they are not known."""
+    return facts.get(QuantizeFacts) or facts.get(ImportFacts)
+
+
 def list_kernel_calls(facts: KnownFacts) -> dict[str, tuple[KernelCall, ...]]:
     """Return the calls of each kernel of a build, with the nodes that they compute, as far as known."""
-    built, imported = facts.get(BuildFacts), facts.get(ImportFacts)
+    built, imported = facts.get(BuildFacts), find_built_model(facts)
     return find_kernel_nodes(
         built.kernel_nodes if built else {}, imported.nodes if imported else ()
     )

@@ -27,7 +27,7 @@ from tvmflow.engine.stage_execution import (
     report_error,
 )
 from tvmflow.planning.decisions import PlanState, input_digests
-from tvmflow.stages import STAGES, build, import_model, tune
+from tvmflow.stages import STAGES, build, import_model, quantize, tune
 from tvmflow.stages.base import find_facts, parse_settings
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.verify.verdict import PartVerdict, Verdict, list_compared
@@ -246,7 +246,9 @@ def make_payload(
         for role, digest in input_digests(stage, state.artifacts).items()
     }
     inputs = {role: state.store.blobs.verified_path(digest) for role, digest in digests.items()}
-    imported = find_facts(ImportFacts, state.artifacts[makers[import_model.NAME].id].facts)
+    model = makers.get(quantize.NAME) or makers[import_model.NAME]
+    # the facts of a quantized model have those of an imported one
+    imported = find_facts(ImportFacts, state.artifacts[model.id].facts)
     return {
         "verify": spec.settings,
         "build": built.settings if built else None,

@@ -88,6 +88,20 @@ class Layer(NamedTuple):
     axis: int
 
 
+    @property
+    def multiplies_bytes(self) -> bool:
+        """Return whether there are kernels of integers for the shape of its weights."""
+        if self.operator != "matmul":
+            return True
+        depth, columns = ir.known_shape(self.weights)
+        return depth % _TERMS == 0 and (columns > _LANES or columns % _TERMS == 0)
+
+
+# An instruction adds four products to each of at most 16 sums.
+_TERMS: Final = 4
+_LANES: Final = 16
+
+
 class Integers(NamedTuple):
     """The integers that instructions of a target multiply.
 

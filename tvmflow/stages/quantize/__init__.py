@@ -355,7 +355,9 @@ def _quantize(
     integers = Integers(settings.integers)
     data: dict[Any, DataScale] = {}
     if settings.quantize.activations == "int8":
-        sources = dict.fromkeys(layer.source for layer in chosen if layer.var in weights)
+        sources = dict.fromkeys(
+            layer.source for layer in chosen if layer.var in weights and layer.multiplies_bytes
+        )
         tensors = [*sources, *list_sums(model, chosen, sources)]
         data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
     return Quantization(integers, weights, data)
