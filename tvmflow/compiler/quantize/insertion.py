@@ -19,6 +19,7 @@ from tvmflow.compiler.quantize.points import (
     FloatModel,
     Integers,
     Layer,
+    list_sums,
     take_nodes,
 )
 
@@ -83,6 +84,20 @@ def round_weights(weights: Array, axis: int) -> LayerWeights:
 
 
 _LARGEST: Final = 127
+
+
+def keep_layers(
+    model: FloatModel, layers: Sequence[Layer], quantization: Quantization, chosen: Collection[int]
+) -> Quantization:
+    """Return what becomes integers where only some layers, by their places, do."""
+    kept = [layers[place] for place in chosen]
+    sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
+    tensors = {*sources, *list_sums(model, kept, sources)}
+    return Quantization(
+        integers=quantization.integers,
+        weights={layer.var: quantization.weights[layer.var] for layer in kept},
+        data={var: scale for var, scale in quantization.data.items() if var in tensors},
+    )
 
 
 def insert(

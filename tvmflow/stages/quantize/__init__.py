@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pydantic import Field
 
@@ -143,7 +144,8 @@ class LayerFacts(NamedTuple):
         weight_bits: The bits of its weights; 32 if they stay float.
         data_bits: The bits of its data; 32 if they stay float.
         reason: Why it stays float; empty for one of integers.
-        damage: The error of the outputs when it alone is of integers, relative to them; None where not measured.
+        damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
+            measured, or an output is no number.
         gain: The seconds of a call that it saves; None where not measured.
     """
 
@@ -215,7 +217,11 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     layers, skipped = _choose_layers(model, settings.quantize.skip)
     source = _describe_data(settings, signature, context.inputs)
     calibration = _load_calibration(settings, source, context.inputs)
-    quantization = _quantize(settings, model, layers, signature, calibration)
+    possible = _quantize(settings, model, layers, signature, calibration)
+    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
+    quantization, control = _control(
+        settings, model, layers, possible, signature, calibration, evaluated
+    )
     quantized = insert(model, layers, quantization)
     facts = import_model.write_model(
         context.out,
@@ -226,8 +232,6 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         document.get("bound", ()),
         signature.dimensions,
     )
-    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
-    comparison = _compare(model, quantized, signature, calibration, evaluated)
     return QuantizeFacts(
         weights=facts.weights,
         weight_bytes=facts.weight_bytes,
@@ -238,11 +242,14 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         bound=facts.bound,
         dimensions=facts.dimensions,
         float_bytes=sum(array.nbytes for array in model.params.values()),
-        layers=tuple(_describe_layer(layer, quantization, skipped) for layer in layers),
+        layers=tuple(
+            _describe_layer(place, layer, quantization, skipped, control)
+            for place, layer in enumerate(layers)
+        ),
         samples=len(calibration),
-        error=comparison.error,
-        float_accuracy=comparison.float_accuracy,
-        accuracy=comparison.accuracy,
+        error=control.error,
+        float_accuracy=control.float_accuracy,
+        accuracy=control.accuracy,
     )
 
 
@@ -389,72 +396,99 @@ def _find_scales(
     return scales
 
 
-class Comparison(NamedTuple):
-    """The cost of quantization: see `QuantizeFacts`."""
+class Control(NamedTuple):
+    """The cost of quantization, see `QuantizeFacts`, and what each layer costs."""
 
-    error: float | None
-    float_accuracy: float | None
-    accuracy: float | None
+    error: float | None = None
+    float_accuracy: float | None = None
+    accuracy: float | None = None
+    damage: Mapping[int, float] = {}
+    reasons: Mapping[int, str] = {}
 
 
-def _compare(
+def _control(
+    settings: QuantizeSettings,
     model: FloatModel,
-    quantized: FloatModel,
+    layers: Sequence[Layer],
+    possible: Quantization,
     signature: Signature,
     calibration: Sequence[Feed],
     evaluated: Samples | None,
-) -> Comparison:
-    """Compare a quantized model with the float one, on `verify.data` if there is some."""
-    import numpy as np
+) -> tuple[Quantization, Control]:
+    """Choose the layers by what they cost on `verify.data`, or on the calibration data.
 
-    from tvmflow.runtime.samples import join_outputs, top1_accuracy
+    Raises:
+        StageError: when no choice is within the limits.
+    """
+    from tvmflow.compiler.quantize.insertion import insert, keep_layers
+    from tvmflow.runtime.samples import Samples
+    from tvmflow.stages.quantize.calibration import SwitchedModel
+    from tvmflow.stages.quantize.control import Evaluation, Limits, choose_layers
 
-    batches = evaluated.batches if evaluated is not None else calibration
-    if not len(batches):
-        return Comparison(None, None, None)
-    libraries = [signature.compile(model), signature.compile(quantized)]
-    first = signature.outputs[0].name
-    kept: list[list[dict[str, Array]]] = [[], []]
-    errors = {spec.name: [0.0, 0.0] for spec in signature.outputs if spec.dtype == "float32"}
-    for place in range(len(batches)):
-        feed = dict(batches[place])
-        exact, rounded = (library.run(feed) for library in libraries)
-        for name, sums in errors.items():
-            wide = exact[name].astype(np.float64)
-            sums[0] += float(np.square(rounded[name] - wide).sum())
-            sums[1] += float(np.square(wide).sum())
-        for outputs, own in zip(kept, (exact, rounded), strict=True):
-            outputs.append({first: own[first]})
-    error = max(((e / s) ** 0.5 for e, s in errors.values() if s), default=None)
-    if evaluated is None or evaluated.labels is None:
-        return Comparison(error, None, None)
-    before, after = (
-        top1_accuracy(join_outputs(outputs, evaluated), first, evaluated.labels) for outputs in kept
-    )
-    return Comparison(error, before, after)
+    batches = cast("Sequence[dict[str, Array]]", calibration)
+    data = evaluated or Samples(batches, len(batches), None, 0)
+    limits = Limits(settings.quantize.max_accuracy_drop, settings.quantize.max_error)
+    if limits.accuracy_drop is not None and data.labels is None:
+        raise StageError(
+            f"quantize.max_accuracy_drop needs labels, and verify.data has no array {quoted(settings.label)}",
+            fix="add labels, or set quantize.max_error",
+        )
+    if not len(data.batches):
+        return possible, Control()
+    switched = SwitchedModel(model, layers, possible, signature)
+    evaluation = Evaluation(switched, data, signature.outputs[0].name)
+    names = {
+        place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
+    }
+    wanted = limits
+    for _ in range(_TRIES):
+        choice = choose_layers(evaluation, names, wanted)
+        quantization = keep_layers(model, layers, possible, choice.chosen)
+        # what shares a tensor with a layer reads integers too, which is not emulated
+        cost = evaluation.compare(signature.compile(insert(model, layers, quantization)).run)
+        if limits.hold(cost):
+            break
+        wanted = wanted.tighten(choice.cost, cost)
+    else:
+        raise StageError(
+            f"the limits cannot be held: the best choice of layers costs {cost.describe(limits)}",
+            fix="allow more, provide more and other calibration data, or leave `quantize` out",
+        )
+    before = evaluation.accuracy
+    after = None if before is None or cost.drop is None else before - cost.drop / 100
+    return quantization, Control(cost.error, before, after, choice.damage, choice.reasons)
+
+
+# How often layers are chosen with tighter limits, where the library costs more than its emulation.
+_TRIES: Final = 3
 
 
 def _describe_layer(
-    layer: Layer, quantization: Quantization, skipped: frozenset[str]
+    place: int,
+    layer: Layer,
+    quantization: Quantization,
+    skipped: frozenset[str],
+    control: Control,
 ) -> LayerFacts:
     is_integer = layer.var in quantization.weights
-    reason = (
-        ""
-        if is_integer
-        else "quantize.skip"
-        if layer.name in skipped
-        else "its weights are computed"
-    )
+    reason = control.reasons.get(place, "")
+    if not is_integer and not reason:
+        reason = "quantize.skip" if layer.name in skipped else "its weights are computed"
     return LayerFacts(
         name=layer.name,
         operator=layer.operator,
         weight_bits=8 if is_integer else 32,
         data_bits=8 if is_integer and layer.source in quantization.data else 32,
         reason=reason,
+        damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
     )
 
 
 # ---------------------------------------------------------------- reports
+
+
+# So many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
+_SHOWN: Final = 3
 
 
 def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
@@ -473,6 +507,12 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
     for layer in facts.layers:
         if layer.reason:
             by_reason.setdefault(layer.reason, []).append(layer.name)
+    measured = sorted(
+        (layer for layer in facts.layers if layer.damage), key=lambda layer: -(layer.damage or 0.0)
+    )
+    if measured:
+        shown = ", ".join(f"{layer.name} {layer.damage:.2%}" for layer in measured[:_SHOWN])
+        lines.append(f"largest error of one layer alone: {shown}")
     lines += [f"float: {name_some(names)} ({reason})" for reason, names in by_reason.items()]
     return lines
 
@@ -481,6 +521,7 @@ def explain(facts: QuantizeFacts) -> list[str]:
     """Return each layer with its bits and, where it stays float, the reason."""
     return [
         f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits, data {layer.data_bits} bits"
+        + (f", error {layer.damage:.3%}" if layer.damage is not None else "")
         + (f"; {layer.reason}" if layer.reason else "")
         for layer in facts.layers
     ]

@@ -1,0 +1,123 @@
+"""Control of the accuracy: few evaluations, the layers that are to blame go back, the others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvmflow.core.errors import StageError
+from tvmflow.runtime.samples import Samples
+from tvmflow.stages.quantize.control import (
+    NOT_FASTER,
+    TOO_HARMFUL,
+    Choice,
+    Evaluation,
+    Limits,
+    choose_layers,
+)
+
+_Array = np.ndarray[Any, Any]
+
+
+class _Products:
+    """Matrix products in a row whose results are rounded to steps where a layer has integers."""
+
+    def __init__(self, steps: Sequence[float]) -> None:
+        random = np.random.default_rng(0)
+        self._steps = steps
+        self._weights = [np.linalg.qr(random.standard_normal((8, 8)))[0] for _ in range(len(steps))]
+
+    def run(self, feed: Mapping[str, _Array], chosen: Collection[int]) -> dict[str, _Array]:
+        values = feed["x"]
+        for place, (weights, step) in enumerate(zip(self._weights, self._steps, strict=True)):
+            values = values @ weights
+            if place in chosen:
+                values = np.rint(values / step) * step if step else values * np.nan
+        return {"y": values.astype(np.float32)}
+
+
+def _make(steps: Sequence[float], *, labels: bool = True) -> tuple[Evaluation, dict[int, str]]:
+    model = _Products(steps)
+    random = np.random.default_rng(1)
+    batches = [{"x": random.standard_normal((1, 8)) * 3} for _ in range(200)]
+    classes = np.array([model.run(batch, ())["y"].argmax() for batch in batches])
+    data = Samples(batches, len(batches), classes if labels else None, 1)
+    return Evaluation(model, data, "y"), {place: f"product{place}" for place in range(len(steps))}
+
+
+def _choose(steps: Sequence[float], limits: Limits, gains: Sequence[float] = ()) -> Choice:
+    evaluation, names = _make(steps)
+    return choose_layers(evaluation, names, limits, dict(enumerate(gains)))
+
+
+def test_without_limits_all_layers_are_chosen_and_each_is_measured() -> None:
+    """The damage of each layer alone is known, in the order of the model."""
+    choice = _choose([0.01, 1.0, 0.1], Limits())
+    assert choice.chosen == (0, 1, 2) and not choice.reasons and choice.evaluations == 1
+    errors = list(choice.damage.values())
+    assert errors[0] < errors[2] < errors[1] < choice.everything.error * 1.5
+    assert choice.cost.drop is not None and choice.cost.drop > 1
+
+
+def test_the_layer_that_costs_the_accuracy_goes_back() -> None:
+    """One layer of 30 is harmful: it is found with few evaluations, and no other one goes back."""
+    steps = [0.001] * 30
+    steps[17] = 6.0
+    choice = _choose(steps, Limits(accuracy_drop=0.5))
+    assert choice.reasons == {17: TOO_HARMFUL}
+    assert choice.cost.drop is not None and choice.cost.drop <= 0.5 < 10 < (
+        choice.everything.drop or 0
+    )
+    assert choice.evaluations <= 7
+
+
+def test_a_layer_without_gain_stays_float() -> None:
+    """It costs nothing either; what the others cost is said without it."""
+    choice = _choose([0.01, 1.0, 0.1], Limits(error=0.1), [1.0, -0.1, 0.2])
+    assert choice.chosen == (0, 2) and choice.reasons == {1: NOT_FASTER}
+
+
+def test_an_innocent_layer_is_tried_again() -> None:
+    """Layers go back by damage for each gain; one that was not needed for the limits is quantized again."""
+    steps = [0.3, 1.5, 0.9, 0.01]
+    choice = _choose(steps, Limits(error=0.1), [1e-6, 1.0, 1.0, 1.0])
+    assert choice.reasons == {1: TOO_HARMFUL} and choice.evaluations == 4
+
+
+def test_a_layer_that_makes_nan_goes_back() -> None:
+    """Its damage is infinite, and the limits hold without it."""
+    choice = _choose([0.01, 0.0, 0.01], Limits(error=0.05))
+    assert choice.chosen == (0, 2) and choice.damage[1] == float("inf")
+
+
+def test_limits_that_no_layer_holds_are_refused() -> None:
+    """The message says by how much, and which layers are the most harmful."""
+    with pytest.raises(StageError) as caught:
+        _choose([2.0, 8.0], Limits(accuracy_drop=0.5, error=0.001))
+    assert (
+        "product1" in caught.value.message
+        and "points (max_accuracy_drop 0.5)" in caught.value.message
+    )
+    assert "(max_error 0.10%)" in caught.value.message
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.01, 0.1, 0.5, 2.0, 8.0]), min_size=1, max_size=8),
+    st.sampled_from([0.01, 0.1, 0.4]),
+)
+def test_a_choice_holds_its_limits(steps: list[float], error: float) -> None:
+    """Whatever the layers do, the choice is within the limits, or there is none."""
+    evaluation, names = _make(steps, labels=False)
+    limits = Limits(error=error)
+    try:
+        choice = choose_layers(evaluation, names, limits)
+    except StageError:
+        return
+    assert limits.hold(evaluation.measure(choice.chosen))
+    assert sorted([*choice.chosen, *choice.reasons]) == list(range(len(steps)))

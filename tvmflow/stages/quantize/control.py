@@ -1,0 +1,283 @@
+"""Chooses the layers that are computed with integers: what each one costs, and what a recipe allows.
+
+Everything is decided by outputs that are the same bits on every machine of an architecture, and by
+sums in a fixed order, so the choice is the same wherever it is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import count_text
+from tvmflow.runtime.samples import Samples, join_outputs, top1_accuracy
+
+_log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+Feed = Mapping[str, Array]
+
+# Each layer alone is measured with so many batches: what one layer does, it does to most of them.
+_ALONE_BATCHES: Final = 16
+# So many layers are tried again after enough of them were put back.
+_RETRIES: Final = 8
+# The outputs of the float model are kept up to this size, and otherwise computed again.
+_KEPT_BYTES: Final = 1 << 26
+# How many layers a message names.
+_NAMED: Final = 5
+
+TOO_HARMFUL: Final = "costs too much accuracy"
+"""Why a layer stays float that `max_accuracy_drop` or `max_error` does not allow."""
+NOT_FASTER: Final = "not faster with integers on the target"
+"""Why a layer stays float that would not make the library faster."""
+
+
+class Switched(Protocol):
+    """A model whose layers can each be computed with floats or with integers."""
+
+    def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
+        """Return the outputs where some layers, by their places, are computed with integers."""
+        ...
+
+
+class Limits(NamedTuple):
+    """What may be lost; None where the recipe gives no limit.
+
+    Attributes:
+        accuracy_drop: Percentage points of top-1 accuracy.
+        error: The largest root mean square of the error of an output, relative to that of the output.
+    """
+
+    accuracy_drop: float | None = None
+    error: float | None = None
+
+    def hold(self, cost: Cost) -> bool:
+        """Return whether something costs no more than is allowed."""
+        drop = self.accuracy_drop is None or (cost.drop or 0.0) <= self.accuracy_drop
+        return drop and (self.error is None or cost.error <= self.error)
+
+    def tighten(self, expected: Cost, actual: Cost) -> Limits:
+        """Return limits that leave room for what was not expected of a choice."""
+        drop, error = self.accuracy_drop, self.error
+        if drop is not None:
+            drop -= max((actual.drop or 0.0) - (expected.drop or 0.0), 0.0)
+        if error is not None and actual.error > expected.error:
+            error *= expected.error / actual.error
+        return Limits(drop, error)
+
+
+class Cost(NamedTuple):
+    """What integers cost.
+
+    Attributes:
+        error: The largest root mean square of the error of an output, relative to that of the output; infinite
+            where an output is no number.
+        drop: Percentage points of top-1 accuracy; None without labels.
+    """
+
+    error: float
+    drop: float | None = None
+
+    def describe(self, limits: Limits) -> str:
+        """Return what is above its limit, for people."""
+        parts = []
+        if limits.accuracy_drop is not None and self.drop is not None:
+            parts.append(
+                f"a drop of {self.drop:.2f} points (max_accuracy_drop {limits.accuracy_drop:g})"
+            )
+        if limits.error is not None:
+            parts.append(f"an error of {self.error:.2%} (max_error {limits.error:.2%})")
+        return " and ".join(parts)
+
+
+class Choice(NamedTuple):
+    """The layers that are computed with integers.
+
+    Attributes:
+        chosen: Their places.
+        damage: The error of the outputs that each layer makes alone; infinite where it makes an output no number.
+        reasons: Why layers stay float, by their places.
+        cost: What all of the chosen ones cost together.
+        everything: What all layers cost that could be chosen.
+        evaluations: How many choices were evaluated with all samples.
+    """
+
+    chosen: tuple[int, ...]
+    damage: Mapping[int, float]
+    reasons: Mapping[int, str]
+    cost: Cost
+    everything: Cost
+    evaluations: int
+
+
+class Evaluation:
+    """Compares choices of layers with the float model on samples.
+
+    Args:
+        switched: The model.
+        data: The samples; of several sizes they have no labels.
+        output: The name of the output that has scores of classes.
+    """
+
+    def __init__(self, switched: Switched, data: Samples, output: str) -> None:
+        self._switched = switched
+        self._data = data
+        self._output = output
+        self._exact: dict[int, Mapping[str, Array]] = {}
+        self._kept_bytes = 0
+        self._alone: dict[int, Cost] = {}
+        self.count = 0
+        """How many choices were evaluated with all samples."""
+        self.accuracy = self._score(map(self._read_exact, range(len(data.batches))))
+        """The accuracy of the float model; None without labels."""
+
+    def measure(self, chosen: Collection[int]) -> Cost:
+        """Return what a choice of layers, by their places, costs."""
+        self.count += 1
+        return self.compare(lambda feed: self._switched.run(feed, chosen))
+
+    def measure_alone(self, place: int) -> Cost:
+        """Return the error that one layer makes, by the first batches; accuracy needs all of them."""
+        if place not in self._alone:
+            self._alone[place] = Cost(
+                self._compare(lambda feed: self._switched.run(feed, [place]), _ALONE_BATCHES).error
+            )
+        return self._alone[place]
+
+    def compare(self, run: Callable[[Feed], Mapping[str, Array]]) -> Cost:
+        """Return what another way to compute the outputs costs."""
+        return self._compare(run, len(self._data.batches))
+
+    def _compare(self, run: Callable[[Feed], Mapping[str, Array]], batches: int) -> Cost:
+        sums: dict[str, list[float]] = {}
+        kept = []
+        for place in range(min(batches, len(self._data.batches))):
+            exact = self._read_exact(place)
+            rounded = run(self._data.batches[place])
+            for name, array in exact.items():
+                if array.dtype.kind == "f":
+                    own = sums.setdefault(name, [0.0, 0.0])
+                    own[0] += _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
+                    own[1] += _sum_squares(array.astype(np.float64))
+            kept.append(rounded)
+        error = max((_relate(*pair) for pair in sums.values()), default=0.0)
+        if self.accuracy is None or batches < len(self._data.batches):
+            return Cost(error)
+        # one sample of 200 is 0.5 points and no more
+        return Cost(error, round(100 * (self.accuracy - (self._score(kept) or 0.0)), 9))
+
+    def _read_exact(self, place: int) -> Mapping[str, Array]:
+        if place in self._exact:
+            return self._exact[place]
+        outputs = self._switched.run(self._data.batches[place], ())
+        size = sum(array.nbytes for array in outputs.values())
+        if self._kept_bytes + size <= _KEPT_BYTES:
+            self._kept_bytes += size
+            self._exact[place] = outputs
+        return outputs
+
+    def _score(self, results: Any) -> float | None:
+        if self._data.labels is None:
+            return None
+        scores = [{self._output: outputs[self._output]} for outputs in results]
+        return top1_accuracy(join_outputs(scores, self._data), self._output, self._data.labels)
+
+
+def choose_layers(
+    evaluation: Evaluation,
+    names: Mapping[int, str],
+    limits: Limits,
+    gains: Mapping[int, float] = MappingProxyType({}),
+) -> Choice:
+    """Return as many layers as the limits allow, and what each costs.
+
+    Layers go back to float in the order of their damage, as many as it takes: their number is found by
+    bisection, because more layers with integers cost more. Those that were put back although they are not to
+    blame are then tried once more, one by one.
+
+    Args:
+        evaluation: What measures a choice.
+        names: The names of the layers that can be chosen, by their places.
+        limits: What may be lost.
+        gains: The share of the library's time that a layer saves with integers, where it is known. A layer that saves
+            nothing stays float.
+
+    Raises:
+        StageError: when the limits allow no layer.
+    """
+    damage = {place: evaluation.measure_alone(place).error for place in names}
+    reasons = {place: NOT_FASTER for place in names if gains.get(place, 1.0) <= 0}
+    useful = [place for place in names if place not in reasons]
+    everything = evaluation.measure(useful)
+    _log.debug("all %s: %s", count_text(len(useful), "layer"), _describe(everything))
+    order = sorted(useful, key=lambda place: (-_weigh(damage[place], gains.get(place)), place))
+    back, cost = _put_back(evaluation, order, everything, limits)
+    chosen = [place for place in useful if place not in back]
+    if back and not chosen:
+        worst = ", ".join(f"{names[place]} ({damage[place]:.1%})" for place in order[:_NAMED])
+        raise StageError(
+            f"no layer can be computed with integers within the limits: all of them cost "
+            f"{everything.describe(limits)}. The error of the outputs is largest with {worst}",
+            fix="allow more, provide more and other calibration data, or leave `quantize` out",
+        )
+    reasons |= dict.fromkeys(back, TOO_HARMFUL)
+    return Choice(tuple(chosen), damage, reasons, cost, everything, evaluation.count)
+
+
+def _put_back(
+    evaluation: Evaluation,
+    order: Sequence[int],
+    everything: Cost,
+    limits: Limits,
+) -> tuple[list[int], Cost]:
+    """Return the layers that have to stay float, of all in the order of their damage, and what the others cost."""
+    if limits.hold(everything):
+        return [], everything
+    # so many are too few, and so many are enough
+    few, enough, cost = 0, len(order), Cost(0.0)
+    while enough - few > 1:
+        middle = (few + enough) // 2
+        tried = evaluation.measure(order[middle:])
+        _log.debug("%s in float: %s", count_text(middle, "layer"), _describe(tried))
+        if limits.hold(tried):
+            enough, cost = middle, tried
+        else:
+            few = middle
+    back = list(order[:enough])
+    # the last one is what was missing; of the others the least harmful ones may be innocent
+    for place in list(reversed(back[:-1]))[:_RETRIES]:
+        tried = evaluation.measure(
+            [other for other in order if other not in back or other == place]
+        )
+        if limits.hold(tried):
+            back.remove(place)
+            cost = tried
+    return back, cost
+
+
+def _weigh(damage: float, gain: float | None) -> float:
+    """Return the order in which layers go back to float: errors add up as squares, and time as it is."""
+    return damage * damage / gain if gain else damage * damage
+
+
+def _relate(error: float, size: float) -> float:
+    if not math.isfinite(error):
+        return math.inf
+    return math.sqrt(error / size) if size else (math.inf if error else 0.0)
+
+
+def _sum_squares(values: Array) -> float:
+    """Return the sum of squares, added in order: `numpy.sum` may add in another order on another CPU."""
+    flat = np.square(values).reshape(-1)
+    return float(np.add.accumulate(flat)[-1]) if flat.size else 0.0
+
+
+def _describe(cost: Cost) -> str:
+    drop = "" if cost.drop is None else f", {cost.drop:.2f} points of accuracy lost"
+    return f"error of outputs {cost.error:.2%}{drop}"
