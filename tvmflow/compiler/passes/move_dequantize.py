@@ -49,7 +49,25 @@ class _DequantizeMover(MainRewriter):
                 relax.Call(call.op, [source.args[0], *rewritten.args[1:]], call.attrs)
             )
             return relax.Call(source.op, [selected, *source.args[1:]], source.attrs)
+        if name == "relax.concat" and (joined := self._join(rewritten)) is not None:
+            return joined
         return self._with_own_conversions(rewritten)
+
+    def _join(self, concat: Any) -> Any:
+        """Return a conversion of joined bytes; None where parts have other scales, or are none of bytes."""
+        parts = ir.resolve_alias(concat.args[0], self.lookup_binding)
+        parts = self.lookup_binding(parts) if isinstance(parts, relax.Var) else parts
+        sources = [self._find_conversion(part) for part in parts.fields]
+        first = sources[0]
+        if first is None or not all(
+            source is not None
+            and _is_inverse(source, first.args[1], first.args[2], ir.dtype_of(first.args[0]))
+            for source in sources
+        ):
+            return None
+        integers = relax.Tuple([source.args[0] for source in sources])
+        joined = self.emit(relax.Call(concat.op, [integers], concat.attrs))
+        return relax.Call(first.op, [joined, *first.args[1:]], first.attrs)
 
     def _quantize(self, call: Any, rewritten: Any) -> Any:
         dtype, axis = self._dtype_of(call), int(call.attrs.axis)

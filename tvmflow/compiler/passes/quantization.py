@@ -459,8 +459,13 @@ class _RequantizeFuser(MainRewriter):
         data = [value for value in readers[0].args if not self.flow.is_weight(value)]
         if len(data) == 1:
             return True
-        pairs = [self._find_pair(self.flow.value_if_used_once(value)) for value in data]
-        computed = [other for other in pairs if other is not None]
+        values = [self.flow.value_if_used_once(value) for value in data]
+        # floats that end a kernel are computed there, as roundings are
+        computed = []
+        for value in values:
+            other = self._find_pair(value)
+            if other is not None or ir.operator_name(value) in _EPILOGUE:
+                computed.append(value if other is None else other)
         first = min(computed, key=self._positions.__getitem__, default=None)
         return ir.operator_name(readers[0]) == "relax.add" and pair.same_as(first)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from tvmflow.compiler.quantize.points import (
     FloatModel,
     Integers,
     Layer,
+    list_joined,
     list_sums,
     take_nodes,
 )
@@ -54,11 +55,17 @@ class Quantization:
         integers: The integers of data.
         weights: The weights of the layers that have integers, by the variable of the layer.
         data: The scales of the tensors that are integers; those of layers that are not among them stay float.
+        dynamic: Whether each call computes the scale of a layer's data instead.
     """
 
     integers: Integers
     weights: Mapping[Any, LayerWeights]
     data: Mapping[Any, DataScale]
+    dynamic: bool = False
+
+    def has_integer_data(self, layer: Layer) -> bool:
+        """Return whether a layer multiplies integers with integers."""
+        return layer.var in self.weights and (self.dynamic or layer.source in self.data)
 
 
 def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]:
@@ -84,6 +91,7 @@ def round_weights(weights: Array, axis: int) -> LayerWeights:
 
 
 _LARGEST: Final = 127
+_SMALLEST_NORMAL: Final = 2.0**-126
 
 
 def keep_layers(
@@ -92,9 +100,9 @@ def keep_layers(
     """Return what becomes integers where only some layers, by their places, do."""
     kept = [layers[place] for place in chosen]
     sources = dict.fromkeys(layer.source for layer in kept if layer.source in quantization.data)
-    tensors = {*sources, *list_sums(model, kept, sources)}
-    return Quantization(
-        integers=quantization.integers,
+    tensors = {*sources, *list_sums(model, kept, sources), *list_joined(model, sources)}
+    return replace(
+        quantization,
         weights={layer.var: quantization.weights[layer.var] for layer in kept},
         data={var: scale for var, scale in quantization.data.items() if var in tensors},
     )
@@ -202,6 +210,7 @@ class _Inserter(MainRewriter):
         self._places, self._switches = places, switches
         self._converted: dict[Any, Any] = {}
         self._moved: dict[Any, Any] = {}
+        self._dynamic: dict[Any, tuple[Any, Any]] = {}
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
@@ -225,8 +234,10 @@ class _Inserter(MainRewriter):
         return self._convert(var) if is_data else argument
 
     def _rewrite_layer(self, call: Any, rewritten: Any, layer: Layer) -> Any:
-        data = rewritten.args[0]
-        if layer.source in self._quantization.data:
+        data, factor = rewritten.args[0], None
+        if self._quantization.dynamic:
+            data, factor = self._convert_dynamically(layer.data)
+        elif layer.source in self._quantization.data:
             is_direct = layer.source.same_as(layer.data)
             # what moves the data follows their source where there are no switches
             data = self._move(layer.data) if is_direct or self._switches is not None else data
@@ -237,6 +248,8 @@ class _Inserter(MainRewriter):
             relax.op.dequantize(self._params[layer.var], scales, zeros, axis=layer.axis)
         )
         product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
+        if factor is not None:
+            product = relax.op.multiply(self.emit(product), factor)
         if self._switches is None:
             return product
         place = self._places[layer.var]
@@ -255,6 +268,27 @@ class _Inserter(MainRewriter):
             moved = relax.Call(call.op, [self._move(source), *rest], call.attrs, call.ty_args)
             self._moved[var] = self.emit(moved)
         return self._moved[var]
+
+    def _convert_dynamically(self, var: Any) -> tuple[Any, Any]:
+        """Emit data as integers minus their zero point, by the range of each call, and their scale.
+
+        So does `DynamicQuantizeLinear` of ONNX.
+        """
+        if var not in self._dynamic:
+            op, emit = relax.op, self.emit
+            zero, steps = relax.const(0.0, "float32"), relax.const(255.0, "float32")
+            data = self.visit_expr(var)
+            high = emit(op.maximum(zero, emit(op.max(data))))
+            low = emit(op.minimum(zero, emit(op.min(data))))
+            scale = emit(op.divide(emit(op.subtract(high, low)), steps))
+            # all numbers may be 0
+            scale = emit(op.maximum(scale, relax.const(_SMALLEST_NORMAL, "float32")))
+            middle = emit(op.subtract(zero, emit(op.divide(low, scale))))
+            middle = self.cast(emit(op.round(emit(op.clip(middle, 0, 255)))), "uint8")
+            integers = emit(op.quantize(data, scale, middle, axis=0, out_dtype="uint8"))
+            real = op.dequantize(integers, relax.const(1.0, "float32"), middle, axis=0)
+            self._dynamic[var] = emit(real), scale
+        return self._dynamic[var]
 
     def _convert(self, var: Any) -> Any:
         """Emit what the integers of a tensor stand for, once."""

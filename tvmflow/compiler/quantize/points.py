@@ -87,7 +87,6 @@ class Layer(NamedTuple):
     weights: Any
     axis: int
 
-
     @property
     def multiplies_bytes(self) -> bool:
         """Return whether there are kernels of integers for the shape of its weights."""
@@ -216,7 +215,7 @@ def _find_source(data: Any, flow: ir.DataFlow) -> Any:
 def list_sums(
     model: FloatModel, layers: Sequence[Layer], integers: Collection[Any]
 ) -> tuple[Any, ...]:
-    """Return the tensors that sums and joins read, and that are better kept as integers.
+    """Return the tensors that sums read, and that are better kept as integers.
 
     Of two results of layers that are added, fusion keeps the one that comes first in registers and stores the other.
 
@@ -229,22 +228,6 @@ def list_sums(
     positions = {var: place for place, var in enumerate(flow.values)}
     computed = {layer.var for layer in layers}
     found: list[Any] = []
-
-    def is_result(var: Any) -> bool:
-        """Return whether a tensor ends the kernel of a layer."""
-        while True:
-            if var in computed:
-                return True
-            value: Any = flow.values.get(var)
-            if ir.operator_name(value) not in _EPILOGUES:
-                return False
-            data = [
-                arg for arg in value.args if isinstance(arg, relax.Var) and not flow.is_weight(arg)
-            ]
-            if len(data) != 1:
-                return False
-            var = ir.resolve_alias(data[0], flow.values.get)
-
     for value in flow.values.values():
         if ir.operator_name(value) != "relax.add" or not ir.is_float32(value):
             continue
@@ -252,9 +235,43 @@ def list_sums(
         left, right = map(sizes_of, operands)
         if left is None or right is None or not same_sizes(left, right):
             continue
-        if any(map(flow.is_weight, operands)):
+        if any(var in integers or var in found for var in operands):
             continue
-        known = [var in integers or var in found for var in operands]
-        if not any(known) and all(map(is_result, operands)):
+        if all(_is_result(var, flow, computed) for var in operands):
             found.append(max(operands, key=positions.__getitem__))
     return tuple(found)
+
+
+def list_joined(model: FloatModel, integers: Collection[Any]) -> dict[Any, Any]:
+    """Return tensors that are joined to one that is of integers, and nothing else, with that one.
+
+    They are rounded to its scale, so that their integers are joined.
+    """
+    flow = ir.DataFlow(model.main)
+    joined = {}
+    for var, value in flow.values.items():
+        if ir.operator_name(value) != "relax.concat" or var not in integers:
+            continue
+        parts = value.args[0]
+        parts = parts if isinstance(parts, relax.Tuple) else flow.values.get(parts)
+        if not isinstance(parts, relax.Tuple):
+            continue
+        fields = [ir.resolve_alias(field, flow.values.get) for field in parts.fields]
+        if all(flow.value_if_used_once(part) is not None for part in fields) and not any(
+            part in integers or flow.is_weight(part) for part in fields
+        ):
+            joined.update(dict.fromkeys(fields, var))
+    return joined
+
+
+def _is_result(var: Any, flow: ir.DataFlow, computed: Collection[Any]) -> bool:
+    """Return whether a tensor ends the kernel of a layer."""
+    while var not in computed:
+        value: Any = flow.values.get(var)
+        if ir.operator_name(value) not in _EPILOGUES:
+            return False
+        data = [arg for arg in value.args if isinstance(arg, relax.Var) and not flow.is_weight(arg)]
+        if len(data) != 1:
+            return False
+        var = ir.resolve_alias(data[0], flow.values.get)
+    return True

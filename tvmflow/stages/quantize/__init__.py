@@ -347,7 +347,7 @@ def _quantize(
         StageError: when a tensor has no range.
     """
     from tvmflow.compiler.quantize.insertion import Quantization, read_weights, round_weights
-    from tvmflow.compiler.quantize.points import Integers, list_sums
+    from tvmflow.compiler.quantize.points import Integers, list_joined, list_sums
 
     chosen = [
         layer
@@ -356,8 +356,9 @@ def _quantize(
     ]
     weights: dict[Any, LayerWeights] = {}
     floats = read_weights(model, chosen)
+    is_dynamic = settings.quantize.activations == "dynamic"
     for layer in chosen:
-        if layer.var in floats:
+        if layer.var in floats and (not is_dynamic or _multiplies_dynamically(layer)):
             weights[layer.var] = round_weights(floats[layer.var], layer.axis)
     integers = Integers(settings.integers)
     data: dict[Any, DataScale] = {}
@@ -367,7 +368,13 @@ def _quantize(
         )
         tensors = [*sources, *list_sums(model, chosen, sources)]
         data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
-    return Quantization(integers, weights, data)
+        data |= {part: data[whole] for part, whole in list_joined(model, data).items()}
+    return Quantization(integers, weights, data, is_dynamic)
+
+
+def _multiplies_dynamically(layer: Layer) -> bool:
+    """Return whether a layer reads data whose range each call computes: matrix products do."""
+    return layer.operator == "matmul" and layer.multiplies_bytes
 
 
 def _find_scales(
@@ -473,15 +480,24 @@ def _describe_layer(
     is_integer = layer.var in quantization.weights
     reason = control.reasons.get(place, "")
     if not is_integer and not reason:
-        reason = "quantize.skip" if layer.name in skipped else "its weights are computed"
+        reason = _find_reason(layer, quantization, skipped)
     return LayerFacts(
         name=layer.name,
         operator=layer.operator,
         weight_bits=8 if is_integer else 32,
-        data_bits=8 if is_integer and layer.source in quantization.data else 32,
+        data_bits=8 if quantization.has_integer_data(layer) else 32,
         reason=reason,
         damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
     )
+
+
+def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[str]) -> str:
+    """Return why a layer was not chosen, whatever it costs."""
+    if layer.name in skipped:
+        return "quantize.skip"
+    if quantization.dynamic and not _multiplies_dynamically(layer):
+        return "no matrix product whose range a call computes"
+    return "its weights are computed"
 
 
 # ---------------------------------------------------------------- reports

@@ -81,8 +81,8 @@ class LayoutRewriter(MainRewriter):
         if handler is None or shape is None or self.numbers.shape(call) is None or is_weight:
             return rewritten
         arguments = [ir.resolve_alias(argument, self.lookup_binding) for argument in rewritten.args]
-        # Maxima of quantized data are those of their bytes.
-        if not is_float and self.blocked_form(arguments[0]) is None:
+        # Maxima of quantized data are those of their bytes, and so are the parts that are joined.
+        if not is_float and not self._is_blocked(call, arguments[0]):
             return rewritten
         result = handler(self, call, *arguments)
         if result is None:
@@ -90,6 +90,12 @@ class LayoutRewriter(MainRewriter):
             return rewritten
         is_plain = same_sizes(known_sizes(result), shape)
         return result if is_plain else self.unpack(result, shape[1])
+
+    def _is_blocked(self, call: relax.Call, data: Any) -> bool:
+        """Return whether data, or one of those that are joined, have a blocked form."""
+        is_join = ir.operator_name(call) == "relax.concat"
+        tensors = self.list_fields(data) if is_join else [data]
+        return any(self.blocked_form(tensor) is not None for tensor in tensors)
 
     def is_float(self, expr: Any) -> bool:
         """Return whether an expression is a tensor of floats that may be blocked."""

@@ -1,0 +1,208 @@
+"""`quantize`: a float model on calibration data becomes one of integers, whatever it came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import helper, numpy_helper
+
+from tests.support.onnx_models import model, save, value
+from tvmflow.compiler import ir, lowering
+from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
+from tvmflow.recipe import ModelSource, Recipe
+from tvmflow.recipe.quantize import Quantize
+from tvmflow.recipe.verify import Verify
+from tvmflow.stages import import_model, quantize
+from tvmflow.stages.base import StageContext, parse_settings
+from tvmflow.stages.quantize import QuantizeFacts, calibration
+from tvmflow.targets.resolve import ResolvedTarget
+
+VNNI = ResolvedTarget(
+    name="host",
+    tvm={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "icelake-server"},
+    threads=1,
+    features=("avx512_vnni", "avx512vl"),
+    device={},
+    unrunnable_reason="",
+)
+RNG = np.random.default_rng(0)
+
+
+def small_network() -> onnx.ModelProto:
+    """Two convolutions with a norm and a residual sum, joined parts, and a dense layer."""
+    shapes = {"w0": (16, 3, 3, 3), "w1": (16, 16, 3, 3), "w2": (16, 16, 1, 1), "d": (32, 20)}
+    weights = {name: RNG.normal(0, 0.2, shape) for name, shape in shapes.items()}
+    weights |= {f"n{place}": np.abs(RNG.normal(1, 0.1, 16)) for place in range(4)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "first", pads=[1] * 4),
+        helper.make_node("BatchNormalization", ["a", "n0", "n1", "n2", "n3"], ["b"], "norm"),
+        helper.make_node("Relu", ["b"], ["c"], "relu"),
+        helper.make_node("Conv", ["c", "w1"], ["e"], "second", pads=[1] * 4),
+        helper.make_node("Conv", ["c", "w2"], ["f"], "shortcut"),
+        helper.make_node("Add", ["e", "f"], ["g"], "sum"),
+        helper.make_node("Concat", ["g", "c"], ["h"], "join", axis=1),
+        helper.make_node("GlobalAveragePool", ["h"], ["i"], "pool"),
+        helper.make_node("Flatten", ["i"], ["j"], "flat"),
+        helper.make_node("MatMul", ["j", "d"], ["y"], "head"),
+    ]
+    made = model(nodes, [value("x", [1, 3, 8, 8])], [value("y", [1, 20])])
+    made.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return made
+
+
+def settings_of(**fields: Any) -> Json:
+    """Return the settings of a recipe with this quantization."""
+    recipe = Recipe(
+        recipe=1,
+        name="net",
+        model=ModelSource(onnx="m.onnx"),
+        verify=Verify(data="test.npz"),
+        quantize=Quantize(**fields),
+    )
+    return quantize.settings(recipe, VNNI).to_json()
+
+
+def import_files(
+    model_files: dict[str, Path], folder: Path, kind: str = "onnx", **inputs: Any
+) -> dict[str, Path]:
+    """Import a model, and return the files that `quantize` reads."""
+    folder.mkdir()
+    settings = {"model": {"kind": kind}, "inputs": inputs}
+    context = StageContext(model_files, folder, folder, folder, folder, lambda _: None)
+    import_model.run(parse_settings(import_model.run, settings), context)
+    names = (import_model.MODEL, import_model.PARAMS, import_model.SIGNATURE, import_model.NODES)
+    return {f"import/{name}": folder / name for name in names}
+
+
+def run(settings: Json, files: dict[str, Path], folder: Path) -> QuantizeFacts:
+    """Quantize a model into a folder."""
+    folder.mkdir()
+    context = StageContext(files, folder, folder, folder, folder, lambda _: None)
+    return quantize.run(parse_settings(quantize.run, settings), context)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The small network, imported, with eight samples."""
+    folder = tmp_path_factory.mktemp("network")
+    data = folder / "data.npz"
+    np.savez(data, x=RNG.normal(size=(8, 3, 8, 8)).astype(np.float32))
+    return {**import_files(save(small_network(), folder), folder / "import"), "data": data}
+
+
+def list_kernels(folder: Path) -> list[str]:
+    """Return the kernels of a quantized model on a CPU with VNNI, in the order of their calls."""
+    mod = lowering.load_ir(folder / "model.json")
+    lowered = lowering.lower(mod, tvm.target.Target(VNNI.tvm), LoweringOptions()).mod
+    return [
+        f"{call.args[0].name_hint!s} -> {ir.dtype_of(binding.var)}"
+        for binding in ir.list_bindings(lowered["main"].body)
+        if ir.operator_name(call := binding.value) == "relax.call_tir"
+    ]
+
+
+def test_layers_become_integers(files: dict[str, Path], tmp_path: Path) -> None:
+    """Convolutions and the dense layer multiply bytes, and what lies between them stays bytes."""
+    facts = run(settings_of(), files, tmp_path / "once")
+    assert [(layer.name, layer.weight_bits, layer.data_bits) for layer in facts.layers] == [
+        ("first", 8, 8),
+        ("second", 8, 8),
+        ("shortcut", 8, 8),
+        ("head", 8, 8),
+    ]
+    assert facts.samples == 8
+    assert 0 < (facts.error or 0) < 0.03
+    assert facts.weight_bytes is not None and facts.weight_bytes < facts.float_bytes / 2
+    kernels = list_kernels(tmp_path / "once")
+    products = [name for name in kernels if "quantized_" in name]
+    assert len(products) == 4
+    assert [name.rpartition(" ")[2] for name in products] == ["uint8"] * 2 + ["float32"] * 2
+
+
+@pytest.mark.slow
+def test_threads_do_not_matter(
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread and several give the same bytes."""
+    for threads in (1, 3):
+        monkeypatch.setattr(calibration, "count_usable_cpus", lambda own=threads: own)
+        run(settings_of(), files, tmp_path / f"of{threads}")
+    for name in (import_model.MODEL, import_model.PARAMS):
+        once, again = (tmp_path / f"of{threads}" / name for threads in (1, 3))
+        assert once.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.slow
+def test_weights_alone(files: dict[str, Path], tmp_path: Path) -> None:
+    """Without integers of data no data are read, and the error is that of the weights."""
+    facts = run(settings_of(activations="none"), files, tmp_path / "weights")
+    assert {(layer.weight_bits, layer.data_bits) for layer in facts.layers} == {(8, 32)}
+    assert (facts.error or 1) < 0.02
+
+
+@pytest.mark.slow
+def test_ranges_of_each_call(files: dict[str, Path], tmp_path: Path) -> None:
+    """Matrix products read data whose range a call computes; convolutions stay float, which is said."""
+    facts = run(settings_of(activations="dynamic"), files, tmp_path / "dynamic")
+    assert [layer.data_bits for layer in facts.layers] == [32, 32, 32, 8]
+    assert facts.layers[0].reason == "no matrix product whose range a call computes"
+    assert (facts.error or 1) < 0.02
+    assert any("quantized_dense" in name for name in list_kernels(tmp_path / "dynamic"))
+
+
+@pytest.mark.slow
+def test_skipped_nodes(files: dict[str, Path], tmp_path: Path) -> None:
+    """Patterns of names keep nodes float; one that matches none is a mistake."""
+    facts = run(settings_of(skip=["head", "s*"]), files, tmp_path / "skipped")
+    assert [layer.reason for layer in facts.layers] == ["", *["quantize.skip"] * 3]
+    with pytest.raises(StageError, match=r"quantize.skip: no layer has a name like 'haed\*'"):
+        run(settings_of(skip=["haed*"]), files, tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fields", "text"),
+    [
+        ({"x": np.full((2, 3, 8, 8), np.nan, np.float32)}, {}, "'x' has NaN or infinity in batch 0"),
+        ({"x": np.zeros((2, 3, 9, 8), np.float32)}, {}, r"has shape \(2, 3, 9, 8\)"),
+        ({"x": np.zeros((2, 3, 8, 8), np.uint8)}, {}, "'x' is uint8, the model takes float32"),
+        ({"z": np.zeros((2, 3, 8, 8), np.float32)}, {}, "there is no array 'x'"),
+        ({"x": np.zeros((2, 3, 8, 8), np.float32)}, {"samples": 9}, "has 2 samples, and quantize.samples asks for 9"),
+    ],
+)  # fmt: skip
+def test_data_that_do_not_fit(
+    files: dict[str, Path], tmp_path: Path, arrays: Any, fields: Any, text: str
+) -> None:
+    """Data with other names, shapes or dtypes, with NaN, or too few, are named as what the recipe calls them."""
+    np.savez(tmp_path / "wrong.npz", **arrays)
+    settings = settings_of(data="wrong.npz", **fields)
+    with pytest.raises(StageError, match=text) as raised:
+        run(settings, {**files, "calibration": tmp_path / "wrong.npz"}, tmp_path / "out")
+    assert "quantize" in raised.value.message
+
+
+@pytest.mark.slow
+def test_constant_data(files: dict[str, Path], tmp_path: Path) -> None:
+    """One sample of zeros gives scales that are numbers."""
+    np.savez(tmp_path / "zeros.npz", x=np.zeros((1, 3, 8, 8), np.float32))
+    own = {**files, "calibration": tmp_path / "zeros.npz"}
+    assert run(settings_of(data="zeros.npz"), own, tmp_path / "out").samples == 1
+
+
+def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> None:
+    """A folded norm does not give its own name to the convolution before it."""
+    nodes = json.loads(files["import/nodes.json"].read_text())
+    params = lowering.load_weights(files["import/params.safetensors"])
+    folded = fold_model(FloatModel(lowering.load_ir(files["import/model.json"]), params, nodes))
+    assert list_layers(folded)[0].name == "first"
+    assert not ir.calls_operator(folded.mod, "relax.nn.batch_norm")
