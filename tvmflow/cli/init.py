@@ -99,6 +99,8 @@ class InitOptions(Options):
         tvmflow init model.onnx --shape data=1,3,224,224 --target host --target cortex-a72
         # one library for all sizes that the model leaves open
         tvmflow init model.onnx --open
+        # int8 in place of float32
+        tvmflow init model.onnx --quantize
         # to look at it
         tvmflow init model.onnx --stdout
         # a PyTorch model: runs `make` of nets/small.py, which returns (module, example inputs)
@@ -113,6 +115,7 @@ class InitOptions(Options):
         "whose code runs and returns (module, example inputs)",
     )
     open: bool = flag("keep the sizes open that the model leaves open: one library for all of them")
+    quantize: bool = flag("make a float model one of int8: adds the section `quantize`")
     stdout: bool = flag("print the recipe, and write no file")
     force: bool = flag("replace a recipe that exists")
     store: StoreOption = store_option()
@@ -150,7 +153,9 @@ def init(options: InitOptions) -> int:
     is_downloaded = is_address(chosen.model)
     store = options.store.open() if is_downloaded else options.store.locate()
     model = read_model(chosen, folder, store)
-    recipe = write_recipe(model, choices(chosen)._replace(is_open=options.open))
+    recipe = write_recipe(
+        model, choices(chosen)._replace(is_open=options.open, is_quantized=options.quantize)
+    )
     if options.stdout:
         sys.stdout.write(recipe.text)
         return EXIT_OK

@@ -79,12 +79,14 @@ class Choices(NamedTuple):
         shapes: The shapes of inputs by name.
         minutes: The tuning budget; None for one that fits the model.
         is_open: Whether sizes that the model leaves open stay so, as dimensions.
+        is_quantized: Whether the model becomes one of integers.
     """
 
     targets: tuple[str, ...] = ()
     shapes: Mapping[str, tuple[int, ...]] = {}
     minutes: float | None = None
     is_open: bool = False
+    is_quantized: bool = False
 
 
 class NewRecipe(NamedTuple):
@@ -259,6 +261,7 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
         *_describe_inputs(model, inputs),
         *_describe_targets(choices.targets),
         *_describe_budget(model, choices.minutes),
+        *(_QUANTIZE if choices.is_quantized else ()),
         "outputs: [bundle]         # also c-library, wheel, cpp, shared-library, …",
         "verify:",
         f"  against: reference      # {FRONTENDS[model.kind].REFERENCE.name}, on random inputs",
@@ -278,6 +281,16 @@ def write_recipe(model: Model, choices: Choices) -> NewRecipe:
     text = "\n".join(lines) + "\n"
     _check_readable(text, open_lines)
     return NewRecipe(text, open_lines, open_shapes, batches)
+
+
+_QUANTIZE: Final = (
+    "quantize:",
+    "  data: calibration.npz    # about 100 samples, an array for each input; or a folder of images",
+    "  weights: int8            # with a scale for each channel",
+    "  activations: int8        # dynamic: ranges of each call, for matrix products; none: weights alone",
+    "  max_error: 0.05          # of the outputs: layers stay float until it holds; of labelled data max_accuracy_drop",
+    "  skip: []                 # nodes that stay float, by patterns of their names, such as head/*",
+)
 
 
 def _check_readable(text: str, open_lines: Sequence[int]) -> None:
