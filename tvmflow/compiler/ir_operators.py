@@ -225,6 +225,53 @@ class BoxNms(ModelOperator):
         return operands[0].ty
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupedWeights(ModelOperator):
+    """Weights (rows, depth) as float32, of integers of 4 or 8 bits: scale · (integer − zero point).
+
+    Groups of integers of a row share a scale. Its operands are `GroupedOperands`.
+
+    Attributes:
+        bits: The bits of an integer, 4 or 8.
+        group: The integers of a group.
+        depth: The length of a row; the last group may be longer than what is left of it.
+        zero: The zero point of all integers, where groups have none of their own.
+        rounds_data: Whether products with the weights may round the data to int8, a group at a time.
+    """
+
+    NAME = "tvmflow.grouped_weights"
+
+    bits: int
+    group: int
+    depth: int
+    zero: int
+    rounds_data: bool
+
+    @property
+    def groups(self) -> int:
+        """The groups of a row."""
+        return -(-self.depth // self.group)
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the type of the weights."""
+        return relax.TensorType([ir.known_shape(operands[0])[0], self.depth], "float32")
+
+
+class GroupedOperands(NamedTuple):
+    """The operands of grouped weights.
+
+    Attributes:
+        packed: The integers, not negative, as uint8 (rows, groups, bytes of a group); of 4 bits, the first
+            of two is in the lower half of a byte.
+        scales: The scales, as many as rows times groups: float32, float16, or the bits of bfloat16 as uint16.
+        zeros: The zero points (rows, groups), uint8 or float32; `NOTHING` if all are one.
+    """
+
+    packed: Any
+    scales: Any
+    zeros: Any = NOTHING
+
+
 def _register(operator: type[ModelOperator]) -> None:
     _ffi_api.RegisterOp(operator.NAME, str(operator.__doc__))
     register_op_attr(
@@ -233,5 +280,5 @@ def _register(operator: type[ModelOperator]) -> None:
     register_op_attr(operator.NAME, "FPurity", True)
 
 
-for _operator in (Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms):
+for _operator in (Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, GroupedWeights):
     _register(_operator)

@@ -25,6 +25,7 @@ from tvmflow.compiler.passes.dynamic_quantization import convert_integer_product
 from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
+from tvmflow.compiler.passes.grouped_weights import lower_grouped_weights
 from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
 from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
@@ -84,6 +85,7 @@ GRAPH_PHASES: Final[Phases] = {
     "operators": (
         LoweringPass("recurrent", lower_recurrent),
         LoweringPass("suppression", lower_suppression),
+        LoweringPass("grouped_weights", lower_grouped_weights),
     ),
     "inference form": (
         _pass("fold_norms", fold_norms),

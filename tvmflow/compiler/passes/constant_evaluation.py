@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -275,12 +276,14 @@ def _astype(call: Any, arrays: Sequence[_Array]) -> _Array | None:
 
 
 def _view(call: Any, arrays: Sequence[_Array]) -> _Array | None:
-    """Return the same bits as numbers of another dtype of as many bytes."""
-    dtype = ir.dtype_of(call)
-    is_same = (
-        ir.shape_of(call) == arrays[0].shape and arrays[0].itemsize == np.dtype(dtype).itemsize
-    )
-    return np.ascontiguousarray(arrays[0]).view(dtype) if is_same else None
+    """Return the same bits as numbers of another dtype, as many bytes along the last axis."""
+    shape, dtype = ir.shape_of(call), np.dtype(ir.dtype_of(call))
+    array = np.ascontiguousarray(arrays[0])
+    if shape is None or not array.ndim or array.nbytes != dtype.itemsize * math.prod(shape):
+        return None
+    if array.dtype.itemsize == dtype.itemsize or shape[:-1] == array.shape[:-1]:
+        return array.view(dtype).reshape(shape)
+    return None
 
 
 def _dequantize(call: Any, arrays: Sequence[_Array]) -> _Array | None:

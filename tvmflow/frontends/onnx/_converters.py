@@ -11,11 +11,17 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from tvmflow.compiler.ir_operators import SELECTED_COLUMNS, NonMaxSuppression
+from tvmflow.compiler.ir_operators import (
+    SELECTED_COLUMNS,
+    GroupedOperands,
+    GroupedWeights,
+    NonMaxSuppression,
+)
 from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx.graph import dtype_of
 
 
@@ -567,6 +573,13 @@ def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
     return np.asarray(expr.value.numpy())
 
 
+def _grouped_weights(node: NodeToConvert) -> Any:
+    """Return weights of 4 or 8 bits, groups of which share a scale."""
+    attributes = {name: int(node.attributes[name]) for name in ("bits", "group", "depth", "zero")}
+    operator = GroupedWeights(**attributes, rounds_data=bool(node.attributes["rounds_data"]))
+    return operator.call(*GroupedOperands(*node.inputs))
+
+
 CONVERTERS: Final[Mapping[str, Converter]] = {
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
@@ -577,6 +590,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "CumProd": _cum_prod,
     "DFT": _dft,
     "Elu": _elu,
+    GROUPED_WEIGHTS: _grouped_weights,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, operator=relax.op.maximum),

@@ -9,6 +9,7 @@ from typing import Final
 from onnx import NodeProto
 
 from tvmflow.core.formatting import excerpt
+from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._header import NARROW_TYPES, name_of
 from tvmflow.frontends.onnx._loops import MAX_UNROLLED_NODES
 from tvmflow.frontends.onnx.graph import OWN_DOMAIN, KnownValues, attributes_of, is_standard
@@ -143,7 +144,7 @@ def supported_operators() -> frozenset[str]:
 
 def unsupported_reason(node: NodeProto, known: KnownValues) -> str:
     """Return why TVM's importer cannot import this node correctly, or an empty string."""
-    if node.domain == OWN_DOMAIN:
+    if node.domain in (OWN_DOMAIN, GROUPED_DOMAIN):
         return ""
     if is_standard(node) and node.op_type in _UNROLLED:
         return f"{node.op_type} is unrolled, which needs {_UNROLLED[node.op_type]}"

@@ -23,6 +23,7 @@ from onnx import (
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt
 from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.onnx._grouped_weights import DOMAIN as GROUPED_DOMAIN
 from tvmflow.frontends.onnx._large_tensors import place_of, with_data
 from tvmflow.frontends.onnx._operators import MISCOMPUTED, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
@@ -277,7 +278,7 @@ def fold_constants(model: ModelProto) -> ModelProto:
 def _is_foldable(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     has_body = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
     is_constant = all(name in constants for name in node.input if name)
-    is_work = has_body or node.op_type in _NOT_FOLDED
+    is_work = has_body or node.op_type in _NOT_FOLDED or node.domain == GROUPED_DOMAIN
     return is_constant and not is_work and not _are_weights(node, constants)
 
 

@@ -19,6 +19,7 @@ from tvmflow.core.types import Size, TensorSpec
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
 from tvmflow.frontends.onnx._loops import (
     inline_known_branches,
@@ -49,6 +50,7 @@ _Pass = Callable[[ModelProto], ModelProto]
 
 _CONVERSIONS: Final[tuple[_Pass, ...]] = (
     inline_functions,
+    convert_grouped_weights,
     convert_opset,
     name_branch_values,
     convert_constants_to_initializers,

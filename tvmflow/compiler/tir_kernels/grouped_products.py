@@ -1,0 +1,524 @@
+"""Products of data with weights of 4 or 8 bits, groups of which share a scale and a zero point.
+
+A tile has some columns. Its weights are one piece of memory, which is read from its beginning to its
+end: words of 32 bits, one for each column, with neighboring terms of a sum. They become numbers in
+registers. Zero points are subtracted from the sums of a group, so that weights stay as they are.
+
+The data are arranged first. For sums of float32, each number is divided by the power of two by which its weight is
+too large: a weight is masked within its word, and not moved. For sums of integers, the numbers of a row that meet
+one group of weights are rounded to int8 with a scale of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.ir_operators import GroupedWeights
+from tvmflow.compiler.open_sizes import IrSize, is_open
+from tvmflow.compiler.tir_kernels import bfloat16
+from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel
+
+WORD_BITS: Final = 32
+"""The bits of the words in which weights are read."""
+TILE_COLUMNS: Final = 64
+"""The most columns of a tile: so many words are next to each other."""
+
+_FLOAT: Final = "float32"
+# Where words are masked, numbers of the lower and the upper half of a word are computed alike.
+_HALF_BITS: Final = 16
+# The most rows that are multiplied with a weight while it is in a register.
+_MAX_POINTS: Final = 6
+# The terms of a dot product of bytes.
+_TERMS: Final = 4
+_BYTE: Final = 8
+_LOW_HALVES: Final = 0x0F0F0F0F
+# The largest number that data are rounded to; of several digits, the largest first one.
+_LARGEST: Final = 127
+_LARGEST_DIGIT: Final = 63
+# The digits of data whose sums are as exact as those of float32.
+_DIGITS: Final = 3
+# Added to a number below 2²², it leaves the nearest integer in the lowest bits.
+_ROUNDING: Final = float(3 << 22)
+_ROUNDING_BITS: Final = 0x4B400000
+
+
+class GroupedProduct(NamedTuple):
+    """A product of a matrix (rows, depth) and weights (depth, columns).
+
+    Attributes:
+        rows: The number of rows, which may be open.
+        depth: The length of a sum.
+        columns: The number of columns.
+        bits: The bits of a weight, 4 or 8.
+        group: The terms of a sum whose weights share a scale.
+        zero: The zero point of all weights; None where each group has its own.
+        scales_dtype: The dtype of scales: float32, float16, or bfloat16 as uint16.
+        zeros_dtype: The dtype of zero points of groups.
+    """
+
+    rows: IrSize
+    depth: int
+    columns: int
+    bits: int
+    group: int
+    zero: int | None
+    scales_dtype: str = "float32"
+    zeros_dtype: str = "uint8"
+
+    @property
+    def groups(self) -> int:
+        """The groups of a column."""
+        return -(-self.depth // self.group)
+
+    @property
+    def terms(self) -> int:
+        """The weights of a word."""
+        return WORD_BITS // self.bits
+
+    @property
+    def words(self) -> int:
+        """The words of a group of a column."""
+        return self.group // self.terms
+
+    @property
+    def padded_depth(self) -> int:
+        """The length of a sum in whole groups."""
+        return self.groups * self.group
+
+    @property
+    def width(self) -> int:
+        """The columns of a tile."""
+        return min(TILE_COLUMNS, -(-self.columns // 16) * 16)
+
+    @property
+    def tiles(self) -> int:
+        """The number of tiles."""
+        return -(-self.columns // self.width)
+
+
+class Machine(NamedTuple):
+    """The CPU of a kernel.
+
+    Attributes:
+        lanes: The float32 values of a vector.
+        registers: The number of vector registers.
+        dot_dtype: The dtype of data in dot products of bytes, whose weights are int8; None without them.
+    """
+
+    lanes: int
+    registers: int
+    dot_dtype: str | None
+
+    @classmethod
+    def of(cls, cpu: CpuModel) -> Machine:
+        """Return what kernels know of a CPU."""
+        is_supported = (cpu.dot_dtype, cpu.lanes) in DOT_INSTRUCTIONS and cpu.has_quads
+        return cls(cpu.lanes, cpu.registers, cpu.dot_dtype if is_supported else None)
+
+
+def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool) -> tirx.PrimFunc:
+    """Return the kernel.
+
+    Its parameters are data, words, scales, zero points if each group has one, and the result.
+
+    Args:
+        product: The product.
+        machine: The CPU.
+        rounds_data: Whether data are rounded to int8.
+    """
+    with define_kernel("grouped_matmul") as builder:
+        tiled = (product.tiles, product.groups, product.width)
+        words = (product.tiles, product.groups * product.words, product.width)
+        buffers = [
+            T.arg("data", declare_buffer((product.rows, product.depth), _FLOAT)),
+            T.arg("words", declare_buffer(words, "int32")),
+            T.arg("scales", declare_buffer(tiled, product.scales_dtype)),
+        ]
+        if product.zero is None:
+            buffers.append(T.arg("zeros", declare_buffer(tiled, product.zeros_dtype)))
+        out = T.arg("out", declare_buffer((product.rows, product.columns), _FLOAT))
+        has_dot_products = machine.dot_dtype is not None
+        digits = (1 if rounds_data else _DIGITS) if has_dot_products else 1
+        (_IntegerSums if has_dot_products else _FloatSums)(
+            product, machine, digits, buffers, out
+        ).emit()
+    return builder.get()
+
+
+class _Sums:
+    """Emits a kernel. Subclasses know how data are arranged, and how the sums of a group are computed."""
+
+    _dtype: str
+    """The dtype of the sums of a group."""
+
+    def __init__(
+        self, product: GroupedProduct, machine: Machine, digits: int, buffers: Any, out: Any
+    ) -> None:
+        self._product, self._machine, self._digits = product, machine, digits
+        self._data, self._words, self._scales, *zeros = map(T.buffer_proxy, buffers)
+        self._zeros = zeros[0] if zeros else None
+        self._out = T.buffer_proxy(out)
+
+    def emit(self) -> None:
+        """Emit the kernel."""
+        rows = self._product.rows
+        self._arrange()
+        with T.parallel(self._product.tiles) as tile:
+            for first, points in _iterate_rows(rows, self._most_points()):
+                self._emit_tile(tile, first, points)
+
+    def _most_points(self) -> int:
+        """Return the most rows whose sums, with those of a vector of columns, fit into registers."""
+        return max(1, min(_MAX_POINTS, self._machine.registers * 3 // 4 // self._digits // 2))
+
+    def _count_vectors(self, points: int) -> int:
+        """Return the vectors of columns whose sums are computed together."""
+        most = self._product.width // self._machine.lanes
+        room = self._machine.registers * 3 // 4 // (points * self._digits)
+        return max(n for n in range(1, most + 1) if most % n == 0 and n <= max(1, room))
+
+    def _emit_tile(self, tile: Any, first: Any, points: int) -> None:
+        """Emit the sums of some rows of a tile."""
+        product, lanes = self._product, self._machine.lanes
+        self._points = points
+        vectors = self._count_vectors(points)
+        totals = _allocate((points, product.width), _FLOAT)
+        for point in range(points):
+            for column in self._columns():
+                totals[point, column] = T.float32(0)
+        parts = product.width // lanes // vectors
+        with T.serial(product.groups) as group, T.serial(parts) as part:
+            sums = _allocate((points * self._digits, vectors, lanes), self._dtype)
+            places = [(part * vectors + vector) * lanes for vector in range(vectors)]
+            for vector, place in enumerate(places):
+                self._start(sums, tile, first, group, vector, place)
+            with T.serial(product.words) as index:
+                for vector, place in enumerate(places):
+                    self._add(sums, vector, tile, first, group, index, place)
+            for vector, place in enumerate(places):
+                for point in range(points):
+                    with T.vectorized(lanes) as lane:
+                        scale = _to_float(self._scales[tile, group, place + lane])
+                        value = self._finish(sums, point, vector, lane, tile, first, group, place)
+                        totals[point, place + lane] = totals[point, place + lane] + scale * value
+        columns = tile * product.width
+        for point in range(points):
+            for column in self._columns(product.columns % product.width != 0):
+                with ExitStack() as guard:
+                    if product.columns % product.width:
+                        guard.enter_context(T.If(columns + column < product.columns))
+                        guard.enter_context(T.Then())
+                    self._out[first + point, columns + column] = totals[point, column]
+
+    def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
+        """Emit loops over the columns of a tile; yield the column."""
+        width, lanes = self._product.width, self._machine.lanes
+        if is_ragged:
+            with T.serial(width) as column:
+                yield column
+        else:
+            with T.serial(width // lanes) as vector, T.vectorized(lanes) as lane:
+                yield vector * lanes + lane
+
+    def _zero(self, tile: Any, group: Any, column: Any) -> Any:
+        """Return the zero point of a column, as float32."""
+        if self._zeros is None:
+            return T.float32(self._product.zero)
+        return _to_float(self._zeros[tile, group, column])
+
+    def _read(self, row: Any, term: Any) -> Any:
+        """Return a number of the data, 0 beyond the end of a sum."""
+        if self._product.padded_depth == self._product.depth:
+            return self._data[row, term]
+        inside = term < self._product.depth
+        return tirx.if_then_else(
+            inside, self._data[row, tirx.min(term, self._product.depth - 1)], T.float32(0)
+        )
+
+    def _arrange(self) -> None:
+        raise NotImplementedError
+
+    def _start(self, *place: Any) -> None:
+        raise NotImplementedError
+
+    def _add(self, *place: Any) -> None:
+        raise NotImplementedError
+
+    def _finish(self, *place: Any) -> Any:
+        raise NotImplementedError
+
+
+class _FloatSums(_Sums):
+    """Sums of float32."""
+
+    _dtype = _FLOAT
+
+    def _arrange(self) -> None:
+        """Emit the division of data by powers of two, and the sums of the groups."""
+        product = self._product
+        self._arranged = _allocate((product.rows, product.padded_depth), _FLOAT, scope="global")
+        self._totals = _allocate((product.rows, product.groups), _FLOAT, scope="global")
+        with T.serial(product.rows) as row, T.serial(product.groups) as group:
+            total = _allocate((product.terms,), _FLOAT)
+            with T.vectorized(product.terms) as lane:
+                total[lane] = T.float32(0)
+            with T.serial(product.words) as index:
+                for term in range(product.terms):
+                    place = group * product.group + index * product.terms + term
+                    value = self._read(row, place)
+                    total[term] = total[term] + value
+                    power = 2.0 ** -(term * product.bits % _HALF_BITS)
+                    self._arranged[row, place] = value * T.float32(power)
+            size = product.terms
+            while size > 1:
+                size //= 2
+                for term in range(size):
+                    total[term] = total[term] + total[term + size]
+            self._totals[row, group] = total[0]
+
+    def _start(self, sums: Any, tile: Any, first: Any, group: Any, vector: int, place: Any) -> None:
+        for point in range(self._points):
+            with T.vectorized(self._machine.lanes) as lane:
+                sums[point, vector, lane] = T.float32(0)
+
+    def _add(
+        self, sums: Any, vector: int, tile: Any, first: Any, group: Any, index: Any, place: Any
+    ) -> None:
+        product, lanes = self._product, self._machine.lanes
+        for term in range(product.terms):
+            shift = term * product.bits
+            mask = ((1 << product.bits) - 1) << (shift % _HALF_BITS)
+            with T.vectorized(lanes) as lane:
+                word = self._words[tile, group * product.words + index, place + lane]
+                if shift >= _HALF_BITS:
+                    word = word >> T.int32(_HALF_BITS)
+                weight = tirx.Cast(_FLOAT, tirx.bitwise_and(word, T.int32(mask)))
+                for point in range(self._points):
+                    number = self._arranged[
+                        first + point, group * product.group + index * product.terms + term
+                    ]
+                    sums[point, vector, lane] = sums[point, vector, lane] + number * weight
+
+    def _finish(
+        self,
+        sums: Any,
+        point: int,
+        vector: int,
+        lane: Any,
+        tile: Any,
+        first: Any,
+        group: Any,
+        place: Any,
+    ) -> Any:
+        total = self._totals[first + point, group]
+        return sums[point, vector, lane] - self._zero(tile, group, place + lane) * total
+
+
+class _IntegerSums(_Sums):
+    """Sums of int32, of data that are rounded to integers whose digits are bytes."""
+
+    _dtype = "int32"
+
+    def _arrange(self) -> None:
+        """Emit the rounding of data, the scales of groups, and the sums of their digits."""
+        product, digits = self._product, self._digits
+        self._arranged = _allocate((product.rows, digits, product.padded_depth), "int8", "global")
+        self._totals = _allocate((product.rows, product.groups, digits), "int32", "global")
+        self._data_scales = _allocate((product.rows, product.groups), _FLOAT, "global")
+        with T.serial(product.rows) as row, T.serial(product.groups) as group:
+            self._round_group(row, group)
+
+    def _round_group(self, row: Any, group: Any) -> None:
+        product, digits = self._product, self._digits
+        limit = _LARGEST if digits == 1 else _LARGEST_DIGIT << _BYTE * (digits - 1)
+        largest, plain = (_allocate((product.terms,), _FLOAT) for _ in range(2))
+        with T.vectorized(product.terms) as lane:
+            largest[lane] = T.float32(0)
+            plain[lane] = T.float32(0)
+        with T.serial(product.words) as index, T.vectorized(product.terms) as lane:
+            value = self._read(row, group * product.group + index * product.terms + lane)
+            largest[lane] = tirx.max(largest[lane], tirx.abs(value))
+            plain[lane] = plain[lane] + value
+        size = product.terms
+        while size > 1:
+            size //= 2
+            for term in range(size):
+                largest[term] = tirx.max(largest[term], largest[term + size])
+                plain[term] = plain[term] + plain[term + size]
+        factor = _allocate((1,), _FLOAT)
+        is_zero = largest[0] <= T.float32(limit * 2.0**-126)
+        factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / largest[0])
+        # no maximum has a NaN; 0 times the sum is NaN where the data have one, or an infinity
+        scale = largest[0] * T.float32(1 / limit) + plain[0] * T.float32(0)
+        self._data_scales[row, group] = scale
+        totals = _allocate((digits,), "int32")
+        for digit in range(digits):
+            totals[digit] = T.int32(0)
+        number = _allocate((1,), "int32")
+        with T.serial(product.words) as index:
+            for place in range(product.terms):
+                start = group * product.group + index * product.terms
+                value = self._read(row, start + self._term_at(place)) * factor[0]
+                bits = tirx.reinterpret("int32", value + T.float32(_ROUNDING))
+                number[0] = bits - T.int32(_ROUNDING_BITS)
+                for digit in reversed(range(digits)):
+                    low = tirx.Cast("int8", number[0]) if digit else number[0]
+                    totals[digit] = totals[digit] + tirx.Cast("int32", low)
+                    self._arranged[row, digit, start + place] = tirx.Cast("int8", low)
+                    if digit:
+                        number[0] = (number[0] - tirx.Cast("int32", low)) >> T.int32(_BYTE)
+        for digit in range(digits):
+            self._totals[row, group, digit] = totals[digit]
+
+    def _term_at(self, place: int) -> int:
+        """Return the term of a word whose number is at a place: those of one mask are neighbors."""
+        halves = self._product.terms // _TERMS
+        return place % _TERMS * halves + place // _TERMS
+
+    def _start(self, sums: Any, tile: Any, first: Any, group: Any, vector: int, place: Any) -> None:
+        for point, digit in self._iterate_sums():
+            with T.vectorized(self._machine.lanes) as lane:
+                start = T.int32(0)
+                if self._zeros is None or self._product.zeros_dtype != _FLOAT:
+                    total = self._totals[first + point, group, digit]
+                    start = T.int32(0) - self._integer_zero(tile, group, place + lane) * total
+                sums[point * self._digits + digit, vector, lane] = start
+
+    def _iterate_sums(self) -> Iterator[tuple[int, int]]:
+        return itertools.product(range(self._points), range(self._digits))
+
+    def _integer_zero(self, tile: Any, group: Any, column: Any) -> Any:
+        if self._zeros is None:
+            return T.int32(self._product.zero)
+        return tirx.Cast("int32", self._zeros[tile, group, column])
+
+    def _add(
+        self, sums: Any, vector: int, tile: Any, first: Any, group: Any, index: Any, place: Any
+    ) -> None:
+        product, lanes = self._product, self._machine.lanes
+        for half in range(product.terms // _TERMS):
+            word = self._words[tile, group * product.words + index, tirx.Ramp(place, 1, lanes)]
+            if half:
+                word = word >> tirx.Broadcast(T.int32(product.bits), lanes)
+            if product.bits < _BYTE:
+                word = tirx.bitwise_and(word, tirx.Broadcast(T.int32(_LOW_HALVES), lanes))
+            begin = group * product.group + index * product.terms + half * _TERMS
+            for point, digit in self._iterate_sums():
+                numbers = self._arranged[first + point, digit, tirx.Ramp(begin, 1, _TERMS)]
+                numbers = tirx.Broadcast(tirx.reinterpret("int32", numbers), lanes)
+                row, all_lanes = point * self._digits + digit, tirx.Ramp(T.int32(0), 1, lanes)
+                sums[row, vector, all_lanes] = self._dot(
+                    sums[row, vector, all_lanes], word, numbers
+                )
+
+    def _dot(self, sums: Any, weights: Any, data: Any) -> Any:
+        """Return sums plus products of bytes; those of the weights are positive."""
+        lanes, dtype = self._machine.lanes, self._machine.dot_dtype
+        assert dtype is not None, "there is an instruction for dot products"
+        return T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[dtype, lanes]),
+            sums,
+            tirx.reinterpret(f"{dtype}x{lanes * _TERMS}", weights),
+            tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
+            dtype=f"int32x{lanes}",
+        )
+
+    def _finish(
+        self,
+        sums: Any,
+        point: int,
+        vector: int,
+        lane: Any,
+        tile: Any,
+        first: Any,
+        group: Any,
+        place: Any,
+    ) -> Any:
+        row = first + point
+        real: Any = None
+        total: Any = None
+        for digit in range(self._digits):
+            own = tirx.Cast(_FLOAT, sums[point * self._digits + digit, vector, lane])
+            all_own = tirx.Cast(_FLOAT, self._totals[row, group, digit])
+            weight = T.float32(float(1 << _BYTE))
+            real = own if real is None else real * weight + own
+            total = all_own if total is None else total * weight + all_own
+        if self._zeros is not None and self._product.zeros_dtype == _FLOAT:
+            real = real - self._zeros[tile, group, place + lane] * total
+        return real * self._data_scales[row, group]
+
+
+def make_row_kernel(
+    operator: GroupedWeights, rows: int, count: IrSize, dtypes: Sequence[str]
+) -> tirx.PrimFunc:
+    """Return the kernel that converts some rows.
+
+    Its parameters are the numbers of the rows, the operands, and the result.
+
+    Args:
+        operator: The weights.
+        rows: How many rows they have.
+        count: How many rows are converted.
+        dtypes: The dtypes of the operands, and of the numbers of rows.
+    """
+    per_byte, groups = _BYTE // operator.bits, operator.groups
+    *operands, index_dtype = dtypes
+    sizes = [(rows, groups, operator.group // per_byte), *[(rows, groups)] * (len(operands) - 1)]
+    with define_kernel("grouped_take") as builder:
+        indices = T.buffer_proxy(T.arg("indices", declare_buffer((count,), index_dtype)))
+        packed, scales, *zeros = (
+            T.buffer_proxy(T.arg(f"operand{place}", declare_buffer(size, dtype)))
+            for place, (size, dtype) in enumerate(zip(sizes, operands, strict=True))
+        )
+        out = T.buffer_proxy(T.arg("out", declare_buffer((count, operator.depth), _FLOAT)))
+        with T.parallel(count) as place:
+            # a negative number counts from the end; others are limited, as those of other lookups are
+            index = tirx.Cast("int64", indices[place])
+            index = tirx.Select(index < 0, index + rows, index)
+            row = tirx.max(tirx.min(index, T.int64(rows - 1)), T.int64(0))
+            with T.serial(operator.depth) as column:
+                group, term = column // operator.group, column % operator.group
+                number = tirx.Cast("int32", packed[row, group, term // per_byte])
+                if per_byte > 1:
+                    number = (number >> (term % per_byte * operator.bits)) & (
+                        (1 << operator.bits) - 1
+                    )
+                zero = _to_float(zeros[0][row, group]) if zeros else T.float32(operator.zero)
+                real = (tirx.Cast(_FLOAT, number) - zero) * _to_float(scales[row, group])
+                out[place, column] = real
+    return builder.get()
+
+
+def _to_float(value: Any) -> Any:
+    """Return a scale or a zero point as float32."""
+    dtype = str(value.ty.dtype)
+    if dtype.startswith(bfloat16.DTYPE):
+        return bfloat16.to_float32(value)
+    return value if dtype == _FLOAT else tirx.Cast(_FLOAT, value)
+
+
+def _allocate(shape: Any, dtype: str, scope: str = "local") -> Any:
+    return T.buffer_proxy(T.alloc_buffer(shape, dtype, scope=scope))
+
+
+def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
+    """Emit loops over all rows; yield the first of some that are computed together, and how many they are."""
+    first: Any = 0
+    for points in (most >> shift for shift in range(most.bit_length())):
+        if is_open(rows):
+            count = (rows - first) // points
+        else:
+            count = int(rows - first) // points
+        if is_open(count) or count > 1:
+            with T.serial(count) as index:
+                yield first + index * points, points
+        elif count:
+            yield first, points
+        first = first + count * points

@@ -1,0 +1,390 @@
+"""Converts weights of 4 bits, and of blocks with a scale each, to nodes of an operator of tvmflow's.
+
+ONNX has them in `DequantizeLinear`, and ONNX Runtime in `MatMulNBits`. TVM has no tensors of 4 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import excerpt
+from tvmflow.frontends.onnx._header import name_of
+from tvmflow.frontends.onnx._large_tensors import array_of
+from tvmflow.frontends.onnx.graph import (
+    Replacement,
+    all_graphs,
+    attributes_of,
+    node_name,
+)
+
+OPERATOR: Final = "GroupedWeights"
+"""The operator of the nodes, whose result is float32 (rows, depth)."""
+DOMAIN: Final = "tvmflow.weights"
+"""The domain of the nodes."""
+
+_Array = np.ndarray[Any, Any]
+
+_CONVERTED: Final = {
+    ("com.microsoft", "MatMulNBits"),
+    ("com.microsoft", "DequantizeLinear"),
+    ("", "DequantizeLinear"),
+    ("ai.onnx", "DequantizeLinear"),
+}
+_HALVES: Final = (TensorProto.UINT4, TensorProto.INT4)
+_INTEGERS: Final = {
+    TensorProto.UINT4: (4, 0),
+    TensorProto.INT4: (4, 8),
+    TensorProto.UINT8: (8, 0),
+    TensorProto.INT8: (8, 128),
+}
+"""Element type -> the bits, and what is added so that no integer is negative."""
+_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_BYTE: Final = 8
+_MATRIX_RANK: Final = 2
+_MAX_SIZE: Final = (1 << 31) - 1
+# A row that is one group has whole words.
+_ROW_MULTIPLE: Final = 8
+_MIN_BLOCK: Final = 16
+_INT8_LEVEL: Final = 4
+"""The `accuracy_level` of MatMulNBits from which data may be rounded to int8."""
+_FIX: Final = (
+    "export the model again, or quantize it with onnxruntime.quantization.matmul_nbits_quantizer"
+)
+
+
+def convert_grouped_weights(model: ModelProto) -> ModelProto:
+    """Replace the nodes that read weights of 4 bits, or of blocks, as far as these are constant.
+
+    Raises:
+        ImportFailed: when operands do not fit each other, or are none that a library can hold.
+    """
+    constants: dict[str, TensorProto] = {}
+    has_converted = False
+    for graph in all_graphs(model.graph):
+        constants |= _list_constants(graph)
+        nodes: list[NodeProto] = []
+        for node in graph.node:
+            is_candidate = (node.domain, node.op_type) in _CONVERTED and bool(node.output)
+            converted = _Conversion(model, node, constants).convert() if is_candidate else None
+            has_converted |= converted is not None
+            nodes += [node] if converted is None else converted
+        copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        if has_converted:
+            del graph.node[:]
+            graph.node.extend(copies)
+    if has_converted:
+        _drop_unread(model)
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return model
+
+
+def _list_constants(graph: GraphProto) -> dict[str, TensorProto]:
+    """Return the constants of a graph by name."""
+    values = {
+        node.output[0]: attribute.t
+        for node in graph.node
+        for attribute in node.attribute
+        if node.op_type == "Constant" and attribute.name == "value" and node.output
+    }
+    return values | {tensor.name: tensor for tensor in graph.initializer}
+
+
+def _drop_unread(model: ModelProto) -> None:
+    """Remove weights that nothing reads any more: TVM has no type for some."""
+    graphs = list(all_graphs(model.graph))
+    read = {name for graph in graphs for node in graph.node for name in node.input}
+    read |= {value.name for graph in graphs for value in graph.output}
+    for graph in graphs:
+        unread = _list_constants(graph).keys() - read
+        for field in (graph.initializer, graph.node):
+            names = [getattr(entry, "name", "") for entry in graph.initializer]
+            if field is graph.node:
+                names = [next(iter(node.output), "") for node in graph.node]
+            for place in reversed(range(len(names))):
+                if names[place] in unread:
+                    del field[place]
+
+
+class _Conversion:
+    """The conversion of one node."""
+
+    def __init__(
+        self, model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+    ) -> None:
+        self._model, self._node, self._constants = model, node, constants
+        self._attributes = attributes_of(node)
+        self._new = Replacement(node)
+
+    def convert(self) -> list[NodeProto] | None:
+        """Return the nodes that replace the node; None where it stays."""
+        if self._node.op_type == "MatMulNBits":
+            return self._convert_product()
+        tensor = self._constants.get(self._name(0))
+        is_blocked = self._integer("block_size", 0) != 0
+        if tensor is None:
+            if is_blocked:
+                raise self._refuse("its integers are computed, and only constants can be in blocks")
+            return None
+        is_small = tensor.data_type in _HALVES
+        if not is_blocked and not is_small:
+            return None
+        if tensor.data_type not in _INTEGERS:
+            raise self._refuse(f"blocks of {name_of(tensor.data_type)} are not supported")
+        return self._convert_dequantize(tensor, is_blocked=is_blocked)
+
+    # ------------------------------------------------------------ MatMulNBits
+
+    def _convert_product(self) -> list[NodeProto]:
+        columns, depth = self._size("N"), self._size("K")
+        block, bits = self._size("block_size"), self._integer("bits", 4)
+        if bits not in (4, _BYTE):
+            raise self._refuse(f"weights of {bits} bits are not supported, only of 4 and 8")
+        if block < _MIN_BLOCK or block & (block - 1):
+            raise self._refuse(
+                f"block_size is {block}, and must be a power of two from {_MIN_BLOCK}"
+            )
+        if self._name(4):
+            raise self._refuse("g_idx, an order of its own for the weights, is not supported")
+        if self._integer("weight_prepacked", 0):
+            raise self._refuse("its weights are packed for one machine (weight_prepacked)")
+        groups, size = -(-depth // block), block * bits // _BYTE
+        packed, scales = self._constant(1, "B"), self._constant(2, "scales")
+        self._check("B", packed, (TensorProto.UINT8,), columns * groups * size)
+        integers = self._name(1)
+        if tuple(packed.dims) != (columns, groups, size):
+            array = array_of(packed).reshape(columns, groups, size)
+            integers = self._add_weight("B", array, integers)
+        self._check("scales", scales, _FLOATS, columns * groups)
+        zeros = self._read_zeros(columns, groups, bits, scales.data_type)
+        attributes = {
+            "bits": bits,
+            "group": block,
+            "depth": depth,
+            "zero": 1 << (bits - 1),
+            "rounds_data": int(self._integer("accuracy_level", 0) >= _INT8_LEVEL),
+        }
+        operands = [integers, self._name(2), *([zeros] if zeros else [])]
+        weights = self._add_node(operands, columns, attributes)
+        transposed = self._new.add("Transpose", weights, perm=[1, 0])
+        is_half = scales.data_type == TensorProto.FLOAT16
+        data = self._name(0)
+        data = self._new.add("Cast", data, to=TensorProto.FLOAT) if is_half else data
+        bias, result = self._name(5), self._node.output[0]
+        product = self._new.add(
+            "MatMul", data, transposed, output="" if bias or is_half else result
+        )
+        if bias:
+            wide = self._new.add("Cast", bias, to=TensorProto.FLOAT) if is_half else bias
+            product = self._new.add("Add", product, wide, output="" if is_half else result)
+        if is_half:
+            self._new.add("Cast", product, output=result, to=TensorProto.FLOAT16)
+        return self._new.nodes
+
+    def _read_zeros(self, columns: int, groups: int, bits: int, scale_type: int) -> str:
+        """Return the name of the zero points, one for each group; empty where there are none."""
+        if not self._name(3):
+            return ""
+        tensor = self._constant(3, "zero_points")
+        if tensor.data_type in _FLOATS:
+            self._check("zero_points", tensor, (scale_type,), columns * groups)
+            real = array_of(tensor).astype(np.float32)
+            return self._add_weight("zero_points", real.reshape(columns, groups), self._name(3))
+        size = -(-groups * bits // _BYTE)
+        self._check("zero_points", tensor, (TensorProto.UINT8,), columns * size)
+        array = array_of(tensor).reshape(columns, size)
+        if bits < _BYTE:
+            array = np.stack([array & 15, array >> 4], -1).reshape(columns, 2 * size)[:, :groups]
+        return self._add_weight("zero_points", array, self._name(3))
+
+    # ------------------------------------------------------------ DequantizeLinear
+
+    def _convert_dequantize(self, tensor: TensorProto, *, is_blocked: bool) -> list[NodeProto]:
+        scale = self._constant(1, "x_scale")
+        output_type = self._integer("output_dtype", 0) or scale.data_type
+        for what, element_type in (("scales", scale.data_type), ("a result", output_type)):
+            if element_type not in _FLOATS:
+                raise self._refuse(f"{what} of {name_of(element_type)} cannot be used here")
+        bits, shift = _INTEGERS[tensor.data_type]
+        integers = array_of(tensor).astype(np.int16) + shift
+        scales: _Array = array_of(scale).astype(np.float32)
+        zeros: _Array = np.full(scales.shape, shift, np.int16)
+        if self._name(2):
+            zero_point = self._constant(2, "x_zero_point")
+            self._check("x_zero_point", zero_point, (tensor.data_type,), scales.size)
+            zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
+        axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
+        along = self._choose_axis() if axis is None else axis if is_blocked else 1 - axis
+        if integers.ndim != _MATRIX_RANK:
+            group = 0
+        elif is_blocked:
+            group = self._size("block_size")
+        else:
+            group = -(-integers.shape[along] // _ROW_MULTIPLE) * _ROW_MULTIPLE
+            scales, zeros = (
+                array.reshape(1, 1) if axis is None else np.expand_dims(array.ravel(), along)
+                for array in (scales, zeros)
+            )
+        if not group or group * bits % _BYTE or not integers.size:
+            return self._add_real(integers, scales, zeros, axis, output_type)
+        if along == 0:
+            integers, scales, zeros = integers.T, scales.T, zeros.T
+        value = self._add_groups(integers, scales, zeros, bits, group)
+        if along == 0:
+            value = self._new.add("Transpose", value, perm=[1, 0])
+        self._new.add("Cast", value, output=self._node.output[0], to=output_type)
+        return self._new.nodes
+
+    def _find_axis(self, shape: tuple[int, ...], scales: _Array, *, is_blocked: bool) -> int | None:
+        """Return the axis along which scales differ; None if there is only one."""
+        if not is_blocked and scales.size == 1:
+            return None
+        axis = self._integer("axis", 1)
+        if not -len(shape) <= axis < len(shape):
+            raise self._refuse(f"it has no axis {axis}")
+        axis %= len(shape)
+        expected = [shape[axis]]
+        if is_blocked:
+            expected = [*shape]
+            expected[axis] = -(-shape[axis] // self._size("block_size"))
+        if list(scales.shape) != expected:
+            raise self._refuse(
+                f"a tensor {list(shape)} needs scales {expected} here, and it has {list(scales.shape)}"
+            )
+        return axis
+
+    def _choose_axis(self) -> int:
+        """Return the axis of a matrix with one scale along which its readers add up products."""
+        result = self._node.output[0]
+        readers = [node for node in self._model.graph.node if result in node.input]
+        is_right = any(
+            reader.op_type == "MatMul"
+            or (reader.op_type == "Gemm" and not attributes_of(reader).get("transB", 0))
+            for reader in readers
+        )
+        return 0 if is_right else 1
+
+    def _add_groups(
+        self, integers: _Array, scales: _Array, zeros: _Array, bits: int, group: int
+    ) -> str:
+        """Add a node for integers (rows, depth) with scales and zero points (rows, groups)."""
+        rows, depth = integers.shape
+        groups = -(-depth // group)
+        filled: _Array = np.zeros((rows, groups * group), np.uint8)
+        filled[:, :depth] = integers
+        if bits < _BYTE:
+            filled = filled[:, 0::2] | filled[:, 1::2] << 4
+        packed = self._add_weight("packed", filled.reshape(rows, groups, -1))
+        full_scales = np.broadcast_to(scales, (rows, groups))
+        operands = [packed, self._add_weight("scales", full_scales)]
+        values = np.unique(zeros)
+        if values.size > 1:
+            full_zeros = np.broadcast_to(zeros, (rows, groups)).astype(np.uint8)
+            operands.append(self._add_weight("zeros", full_zeros))
+        attributes = {
+            "bits": bits,
+            "group": group,
+            "depth": depth,
+            "zero": int(values[0]),
+            "rounds_data": 0,
+        }
+        return self._add_node(operands, rows, attributes)
+
+    def _add_real(
+        self,
+        integers: _Array,
+        scales: _Array,
+        zeros: _Array,
+        axis: int | None,
+        output_type: int,
+    ) -> list[NodeProto]:
+        """Add the numbers that integers stand for: no kernel reads these integers as they are."""
+        if scales.ndim == integers.ndim and axis is not None and scales.ndim > 0:
+            block = self._integer("block_size", 0)
+            if block:
+                kept = slice(integers.shape[axis])
+                index = tuple(kept if n == axis else slice(None) for n in range(integers.ndim))
+                scales, zeros = (np.repeat(array, block, axis)[index] for array in (scales, zeros))
+        elif axis is not None:
+            shape = [1] * integers.ndim
+            shape[axis] = -1
+            scales, zeros = scales.reshape(shape), zeros.reshape(shape)
+        real = (integers - zeros).astype(np.float32) * scales
+        dtype = helper.tensor_dtype_to_np_dtype(output_type)
+        weight = self._add_weight("real", real.reshape(integers.shape).astype(dtype))
+        self._new.add("Identity", weight, output=self._node.output[0])
+        return self._new.nodes
+
+    # ------------------------------------------------------------ operands
+
+    def _name(self, position: int) -> str:
+        return self._node.input[position] if position < len(self._node.input) else ""
+
+    def _integer(self, name: str, default: int) -> int:
+        value = self._attributes.get(name, default)
+        if not isinstance(value, int):
+            raise self._refuse(f"its attribute {name} is no integer")
+        return value
+
+    def _size(self, name: str) -> int:
+        """Return an attribute that is a size."""
+        value = self._integer(name, 0)
+        if not 0 < value <= _MAX_SIZE:
+            raise self._refuse(f"{name} is {value}, and must be from 1 to {_MAX_SIZE:,}")
+        return value
+
+    def _constant(self, position: int, what: str) -> TensorProto:
+        tensor = self._constants.get(self._name(position))
+        if tensor is None:
+            raise self._refuse(f"its {what} must be a constant of the model")
+        return tensor
+
+    def _check(
+        self, what: str, tensor: TensorProto, element_types: tuple[int, ...], elements: int
+    ) -> None:
+        """Check the type of an operand, and how many elements it has."""
+        if tensor.data_type not in element_types:
+            names = " or ".join(map(name_of, element_types))
+            raise self._refuse(f"{what} is {name_of(tensor.data_type)}, and must be {names}")
+        if math.prod(tensor.dims) != elements:
+            raise self._refuse(
+                f"{what} has {math.prod(tensor.dims):,} elements, and the other sizes need {elements:,}"
+            )
+
+    def _refuse(self, reason: str) -> ImportFailed:
+        name = f"{excerpt(self._node.op_type)} (node {node_name(self._node)})"
+        return ImportFailed(f"{name} cannot be imported: {reason}", fix=_FIX)
+
+    # ------------------------------------------------------------ what is added
+
+    def _add_weight(self, what: str, array: _Array, source: str = "") -> str:
+        """Add a constant to the model, and return its name.
+
+        Args:
+            what: The name of the operand.
+            array: The values.
+            source: The constant that it is another form of, by whose name others with the same shape find it.
+        """
+        size = "x".join(map(str, array.shape))
+        name = f"{source or self._node.output[0]}/{what}-{size}"
+        if not source or all(tensor.name != name for tensor in self._model.graph.initializer):
+            tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+            self._model.graph.initializer.append(tensor)
+        return name
+
+    def _add_node(self, operands: list[str], rows: int, attributes: Mapping[str, int]) -> str:
+        """Add the node of the weights, and declare its result, of which ONNX knows nothing."""
+        name = f"{self._node.output[0]}/weights"
+        self._new.nodes.append(
+            helper.make_node(OPERATOR, operands, [name], domain=DOMAIN, **attributes)
+        )
+        shape = [rows, attributes["depth"]]
+        self._model.graph.value_info.append(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        )
+        return name
