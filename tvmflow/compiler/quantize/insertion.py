@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from tvmflow.compiler.quantize.points import (
     list_sums,
     take_nodes,
 )
+from tvmflow.compiler.quantize.weights import GroupedIntegers
 
 SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""
@@ -38,6 +40,15 @@ class LayerWeights(NamedTuple):
 
     integers: Array
     scales: Array
+
+    @property
+    def bits(self) -> int:
+        """The bits of an integer."""
+        return 8 * self.integers.itemsize
+
+    def pack(self) -> dict[str, Array]:
+        """Return what the model holds, by name."""
+        return {"int8": self.integers}
 
 
 class DataScale(NamedTuple):
@@ -56,16 +67,21 @@ class Quantization:
         weights: The weights of the layers that have integers, by the variable of the layer.
         data: The scales of the tensors that are integers; those of layers that are not among them stay float.
         dynamic: Whether each call computes the scale of a layer's data instead.
+        errors: The error of weights in groups, by the variable of the layer.
     """
 
     integers: Integers
-    weights: Mapping[Any, LayerWeights]
+    weights: Mapping[Any, LayerWeights | GroupedIntegers]
     data: Mapping[Any, DataScale]
     dynamic: bool = False
+    errors: Mapping[Any, float] = field(default_factory=dict)
 
     def has_integer_data(self, layer: Layer) -> bool:
         """Return whether a layer multiplies integers with integers."""
-        return layer.var in self.weights and (self.dynamic or layer.source in self.data)
+        weights = self.weights.get(layer.var)
+        if weights is None or isinstance(weights, GroupedIntegers):
+            return weights is not None and self.dynamic
+        return self.dynamic or layer.source in self.data
 
 
 def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]:
@@ -125,15 +141,19 @@ def insert(
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
     names = {str(var.name) for var in model.main.params}
-    params = {
-        layer.var: relax.Var(
-            _free_name(f"{layer.name}.int8", names),
-            relax.TensorType(quantization.weights[layer.var].integers.shape, "int8"),
-        )
-        for layer in changed
-    }
+    own: dict[str, Array] = {}
+    params: dict[Any, list[relax.Var]] = {}
+    for layer in changed:
+        params[layer.var] = []
+        for what, array in quantization.weights[layer.var].pack().items():
+            kind = relax.TensorType(array.shape, str(array.dtype))
+            var = relax.Var(_free_name(f"{layer.name}.{what}", names), kind)
+            params[layer.var].append(var)
+            own[str(var.name)] = array
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
-    mod = _add_parameters(model.mod, [switches] if with_switches else [], [*params.values()])
+    mod = _add_parameters(
+        model.mod, [switches] if with_switches else [], list(chain(*params.values()))
+    )
     marks.mark_bindings(mod)
     places = {layer.var: place for place, layer in enumerate(layers)}
     mod = rewrite_main(
@@ -142,11 +162,6 @@ def insert(
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)
-    own = {
-        str(params[var].name): weights.integers
-        for var, weights in quantization.weights.items()
-        if var in params
-    }
     known = {**model.params, **own}
     kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}
     return FloatModel(mod, kept, nodes)
@@ -235,18 +250,14 @@ class _Inserter(MainRewriter):
 
     def _rewrite_layer(self, call: Any, rewritten: Any, layer: Layer) -> Any:
         data, factor = rewritten.args[0], None
-        if self._quantization.dynamic:
+        is_grouped = isinstance(self._quantization.weights[layer.var], GroupedIntegers)
+        if self._quantization.dynamic and not is_grouped:
             data, factor = self._convert_dynamically(layer.data)
         elif layer.source in self._quantization.data:
             is_direct = layer.source.same_as(layer.data)
             # what moves the data follows their source where there are no switches
             data = self._move(layer.data) if is_direct or self._switches is not None else data
-        weights = self._quantization.weights[layer.var]
-        scales = relax.const(weights.scales, "float32")
-        zeros = relax.const(np.zeros(weights.scales.shape, np.int8), "int8")
-        real = self.emit(
-            relax.op.dequantize(self._params[layer.var], scales, zeros, axis=layer.axis)
-        )
+        real = self._convert_weights(layer)
         product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
         if factor is not None:
             product = relax.op.multiply(self.emit(product), factor)
@@ -256,6 +267,16 @@ class _Inserter(MainRewriter):
         own = self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
         difference = relax.op.subtract(self.emit(product), exact := self.emit(rewritten))
         return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
+
+    def _convert_weights(self, layer: Layer) -> Any:
+        """Emit what the integers of a layer's weights stand for."""
+        weights, params = self._quantization.weights[layer.var], self._params[layer.var]
+        if isinstance(weights, GroupedIntegers):
+            operator = replace(weights.operator, rounds_data=self._quantization.dynamic)
+            return self.emit(relax.op.permute_dims(self.emit(operator.call(*params))))
+        scales = relax.const(weights.scales, "float32")
+        zeros = relax.const(np.zeros(weights.scales.shape, np.int8), "int8")
+        return self.emit(relax.op.dequantize(params[0], scales, zeros, axis=layer.axis))
 
     def _move(self, var: Any) -> Any:
         """Emit data, which were moved from integers, as what these stand for."""

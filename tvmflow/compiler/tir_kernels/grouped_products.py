@@ -47,6 +47,8 @@ _DIGITS: Final = 3
 # Added to a number below 2²², it leaves the nearest integer in the lowest bits.
 _ROUNDING: Final = float(3 << 22)
 _ROUNDING_BITS: Final = 0x4B400000
+# The bits of a float32 but its sign.
+_ABSOLUTE: Final = 0x7FFFFFFF
 
 
 class GroupedProduct(NamedTuple):
@@ -338,26 +340,24 @@ class _IntegerSums(_Sums):
     def _round_group(self, row: Any, group: Any) -> None:
         product, digits = self._product, self._digits
         limit = _LARGEST if digits == 1 else _LARGEST_DIGIT << _BYTE * (digits - 1)
-        largest, plain = (_allocate((product.terms,), _FLOAT) for _ in range(2))
+        # as integers, the bits of a NaN or an infinity are larger than those of all numbers
+        largest = _allocate((product.terms,), "int32")
         with T.vectorized(product.terms) as lane:
-            largest[lane] = T.float32(0)
-            plain[lane] = T.float32(0)
+            largest[lane] = T.int32(0)
         with T.serial(product.words) as index, T.vectorized(product.terms) as lane:
             value = self._read(row, group * product.group + index * product.terms + lane)
-            largest[lane] = tirx.max(largest[lane], tirx.abs(value))
-            plain[lane] = plain[lane] + value
+            bits = tirx.bitwise_and(tirx.reinterpret("int32", value), T.int32(_ABSOLUTE))
+            largest[lane] = tirx.max(largest[lane], bits)
         size = product.terms
         while size > 1:
             size //= 2
             for term in range(size):
                 largest[term] = tirx.max(largest[term], largest[term + size])
-                plain[term] = plain[term] + plain[term + size]
-        factor = _allocate((1,), _FLOAT)
-        is_zero = largest[0] <= T.float32(limit * 2.0**-126)
-        factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / largest[0])
-        # no maximum has a NaN; 0 times the sum is NaN where the data have one, or an infinity
-        scale = largest[0] * T.float32(1 / limit) + plain[0] * T.float32(0)
-        self._data_scales[row, group] = scale
+        extreme, factor = _allocate((1,), _FLOAT), _allocate((1,), _FLOAT)
+        extreme[0] = tirx.reinterpret(_FLOAT, largest[0])
+        is_zero = extreme[0] <= T.float32(limit * 2.0**-126)
+        factor[0] = tirx.Select(is_zero, T.float32(0), T.float32(limit) / extreme[0])
+        self._data_scales[row, group] = extreme[0] * T.float32(1 / limit)
         totals = _allocate((digits,), "int32")
         for digit in range(digits):
             totals[digit] = T.int32(0)

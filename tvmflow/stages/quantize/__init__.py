@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Layer
+    from tvmflow.compiler.quantize.weights import GroupedIntegers
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import Signature
     from tvmflow.stages.quantize.data import DataSource
@@ -147,6 +148,7 @@ class LayerFacts(NamedTuple):
         damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
             measured, or an output is no number.
         gain: The seconds of a call that it saves; None where not measured.
+        weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for others.
     """
 
     name: str
@@ -156,10 +158,11 @@ class LayerFacts(NamedTuple):
     reason: str = ""
     damage: float | None = None
     gain: float | None = None
+    weight_error: float | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("reason", "damage", "gain"))
+        return without_empty(self._asdict(), ("reason", "damage", "gain", "weight_error"))
 
 
 class QuantizeFacts(NamedTuple):
@@ -346,35 +349,70 @@ def _quantize(
     Raises:
         StageError: when a tensor has no range.
     """
-    from tvmflow.compiler.quantize.insertion import Quantization, read_weights, round_weights
+    from tvmflow.compiler.quantize.insertion import (
+        LayerWeights,
+        Quantization,
+        read_weights,
+        round_weights,
+    )
     from tvmflow.compiler.quantize.points import Integers, list_joined, list_sums
+    from tvmflow.compiler.quantize.weights import error_of
 
     chosen = [
         layer
         for layer in layers
         if not any(fnmatchcase(layer.name, pattern) for pattern in settings.quantize.skip)
     ]
-    weights: dict[Any, LayerWeights] = {}
+    weights: dict[Any, LayerWeights | GroupedIntegers] = {}
+    errors: dict[Any, float] = {}
     floats = read_weights(model, chosen)
     is_dynamic = settings.quantize.activations == "dynamic"
+    if settings.quantize.weights == "int4":
+        products = [layer for layer in chosen if layer.operator == "matmul" and layer.var in floats]
+        grouped = _round_groups(model, products, floats, signature, batches)
+        errors = {var: error_of(floats[var].T, groups) for var, groups in grouped.items()}
+        weights |= grouped
     for layer in chosen:
-        if layer.var in floats and (not is_dynamic or _multiplies_dynamically(layer)):
+        is_possible = layer.var in floats and layer.var not in weights
+        if is_possible and (not is_dynamic or _multiplies_dynamically(layer)):
             weights[layer.var] = round_weights(floats[layer.var], layer.axis)
     integers = Integers(settings.integers)
     data: dict[Any, DataScale] = {}
     if settings.quantize.activations == "int8":
         sources = dict.fromkeys(
-            layer.source for layer in chosen if layer.var in weights and layer.multiplies_bytes
+            layer.source
+            for layer in chosen
+            if isinstance(weights.get(layer.var), LayerWeights) and layer.multiplies_bytes
         )
         tensors = [*sources, *list_sums(model, chosen, sources)]
         data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
         data |= {part: data[whole] for part, whole in list_joined(model, data).items()}
-    return Quantization(integers, weights, data, is_dynamic)
+    return Quantization(integers, weights, data, is_dynamic, errors)
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:
     """Return whether a layer reads data whose range each call computes: matrix products do."""
     return layer.operator == "matmul" and layer.multiplies_bytes
+
+
+def _round_groups(
+    model: FloatModel,
+    layers: Sequence[Layer],
+    floats: Mapping[Any, Array],
+    signature: Signature,
+    batches: Sequence[Feed],
+) -> dict[Any, GroupedIntegers]:
+    """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
+    from tvmflow.compiler.quantize.weights import Groups, round_groups
+    from tvmflow.stages.quantize.calibration import collect_products
+
+    groups = Groups()
+    sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
+    products = collect_products(model, list(sources), signature, batches, groups.size)
+    return {
+        layer.var: round_groups(floats[layer.var].T, groups, products.get(layer.data))
+        for layer in layers
+    }
 
 
 def _find_scales(
@@ -479,15 +517,17 @@ def _describe_layer(
 ) -> LayerFacts:
     is_integer = layer.var in quantization.weights
     reason = control.reasons.get(place, "")
+    own = quantization.weights.get(layer.var)
     if not is_integer and not reason:
         reason = _find_reason(layer, quantization, skipped)
     return LayerFacts(
         name=layer.name,
         operator=layer.operator,
-        weight_bits=8 if is_integer else 32,
+        weight_bits=own.bits if own is not None else 32,
         data_bits=8 if quantization.has_integer_data(layer) else 32,
         reason=reason,
         damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
+        weight_error=quantization.errors.get(layer.var),
     )
 
 
@@ -536,7 +576,9 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
 def explain(facts: QuantizeFacts) -> list[str]:
     """Return each layer with its bits and, where it stays float, the reason."""
     return [
-        f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits, data {layer.data_bits} bits"
+        f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits"
+        + (f" (error {layer.weight_error:.1%})" if layer.weight_error is not None else "")
+        + f", data {layer.data_bits} bits"
         + (f", error {layer.damage:.3%}" if layer.damage is not None else "")
         + (f"; {layer.reason}" if layer.reason else "")
         for layer in facts.layers

@@ -12,10 +12,12 @@ from tvm import relax
 from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.c_program.program import UnsupportedProgram
+from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.quantize.insertion import SWITCHES, Quantization, insert
 from tvmflow.compiler.quantize.points import FloatModel, Layer
 from tvmflow.compiler.quantize.ranges import Histogram
+from tvmflow.compiler.quantize.weights import InputProducts
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, Json, TensorSpec
 from tvmflow.runtime.module import Module
@@ -100,11 +102,35 @@ def collect_histograms(
         batches: Its inputs; one at a time is in memory where they are made when they are asked for.
     """
     histograms = {var: Histogram() for var in tensors}
+    for var, values in _iterate_values(model, tensors, signature, batches):
+        histograms[var].add(values)
+    return histograms
+
+
+def collect_products(
+    model: FloatModel,
+    tensors: Sequence[Any],
+    signature: Signature,
+    batches: Sequence[Feed],
+    size: int,
+) -> dict[Any, InputProducts]:
+    """Return the products of the last axis of each tensor over all batches; `size` is that of a group of weights."""
+    depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
+    products = {var: InputProducts(int(depth), size) for var, depth in depths.items()}
+    for var, values in _iterate_values(model, list(products), signature, batches):
+        products[var].add(values)
+    return products
+
+
+def _iterate_values(
+    model: FloatModel, tensors: Sequence[Any], signature: Signature, batches: Sequence[Feed]
+) -> Iterator[tuple[Any, Array]]:
+    """Give the values of each tensor for each batch."""
     inputs = {var: str(var.name) for var in model.main.params}
     for var in tensors:
         if (name := inputs.get(var)) is not None:
             for index in range(len(batches)):
-                histograms[var].add(batches[index][_input_name(model, name, signature)])
+                yield var, batches[index][_input_name(model, name, signature)]
     for group in _divide([var for var in tensors if var not in inputs]):
         names = {f"{_TAPPED}{place}": var for place, var in enumerate(group)}
         specs = [_spec_of(name, var) for name, var in names.items()]
@@ -112,8 +138,7 @@ def collect_histograms(
         for index in range(len(batches)):
             results = tapped.run(dict(batches[index]))
             for name, var in names.items():
-                histograms[var].add(results[name])
-    return histograms
+                yield var, results[name]
 
 
 def _input_name(model: FloatModel, name: str, signature: Signature) -> str:

@@ -1,0 +1,283 @@
+"""Rounds the weights of matrix products to integers of 4 or 8 bits, groups of which share a scale.
+
+numpy adds and multiplies elements here and sums no products by a library, so that any machine gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tvmflow.compiler.ir_operators import GroupedWeights
+from tvmflow.compiler.tir_kernels import bfloat16
+
+Array = np.ndarray[Any, Any]
+
+# By these factors the largest number of a group is clipped, of which the best is taken.
+_FACTORS: Final = tuple(1 - step / 32 for step in range(14))
+# The rows whose candidates are compared at a time.
+_ROWS: Final = 256
+# So many columns take part in making up for the error of one.
+_BLOCK: Final = 512
+# This share of the mean is added to the diagonal of a Hessian, which may have no inverse.
+_DAMPING: Final = 0.01
+# Data are rounded to so many values, so that sums of their products are whole numbers, and exact.
+_DATA_STEPS: Final = 2047
+_BITS: Final = 4
+_BYTE: Final = 8
+
+
+class Groups(NamedTuple):
+    """How weights are divided and rounded.
+
+    Attributes:
+        bits: The bits of an integer, 4 or 8.
+        size: The neighboring weights of a row that share a scale.
+        is_symmetric: Whether the zero point of all groups is the middle one; else each group has its own.
+    """
+
+    bits: int = _BITS
+    size: int = 32
+    is_symmetric: bool = True
+
+    @property
+    def largest(self) -> int:
+        """The largest integer."""
+        return (1 << self.bits) - 1
+
+    @property
+    def middle(self) -> int:
+        """The zero point of symmetric groups."""
+        return 1 << (self.bits - 1)
+
+
+_DEFAULT: Final = Groups()
+
+
+class GroupedIntegers(NamedTuple):
+    """Weights (rows, depth) as integers.
+
+    Attributes:
+        integers: The integers, uint8, as long as whole groups.
+        scales: The scales (rows, groups), of bfloat16, as float32.
+        zeros: The zero points (rows, groups), uint8; None where all are the middle one.
+        groups: How they are divided.
+        depth: The length of a row.
+    """
+
+    integers: Array
+    scales: Array
+    zeros: Array | None
+    groups: Groups
+    depth: int
+
+    @property
+    def bits(self) -> int:
+        """The bits of an integer."""
+        return self.groups.bits
+
+    @property
+    def operator(self) -> GroupedWeights:
+        """The operator that converts them."""
+        bits, size = self.groups.bits, self.groups.size
+        zero = self.groups.middle
+        return GroupedWeights(bits=bits, group=size, depth=self.depth, zero=zero, rounds_data=False)
+
+    def pack(self) -> dict[str, Array]:
+        """Return the operands of the operator by name, in their order."""
+        rows, count = self.scales.shape
+        packed = self.integers
+        if self.groups.bits < _BYTE:
+            packed = packed[:, 0::2] | packed[:, 1::2] << 4
+        bits = self.scales.view(np.uint32) >> bfloat16.BITS
+        operands = {
+            f"int{self.groups.bits}": packed.reshape(rows, count, -1),
+            "scales": bits.astype(bfloat16.DTYPE),
+        }
+        return operands if self.zeros is None else {**operands, "zeros": self.zeros}
+
+    def to_float(self) -> Array:
+        """Return the numbers that the integers stand for, as float32."""
+        zeros = self.groups.middle if self.zeros is None else self._spread(self.zeros)
+        difference = self.integers.astype(np.float32) - np.asarray(zeros, np.float32)
+        return (difference * self._spread(self.scales))[:, : self.depth]
+
+    def _spread(self, parameters: Array) -> Array:
+        return np.repeat(parameters, self.groups.size, axis=1)
+
+
+def error_of(weights: Array, rounded: GroupedIntegers) -> float:
+    """Return the root of the mean squared error of rounded weights, relative to that of 0."""
+    exact = weights.astype(np.float64)
+    power = float(np.square(exact).sum())
+    lost = float(np.square(rounded.to_float() - exact).sum())
+    return float(np.sqrt(lost / power)) if power else 0.0
+
+
+class InputProducts:
+    """The sums of products of a layer's inputs with each other: the Hessian of its squared error.
+
+    Only those of inputs of one block are kept, so that memory grows with the inputs. Inputs become whole numbers, whose
+    sums are exact in any order.
+
+    Args:
+        depth: The inputs of a result.
+        size: The inputs of a group of weights.
+    """
+
+    def __init__(self, depth: int, size: int) -> None:
+        self._depth = depth
+        self.blocks = [np.zeros((width, width)) for _, width in _list_blocks(depth, size)]
+        self._width = len(self.blocks[0])
+        self._factor = 0.0
+
+    def add(self, data: Array) -> None:
+        """Add data (…, depth); rows with a NaN or an infinity are left out."""
+        rows = data.reshape(-1, self._depth).astype(np.float64)
+        rows = rows[np.isfinite(rows).all(axis=1)]
+        if not self._factor:
+            # later data may have twice the range of the first, and are limited beyond
+            largest = float(np.abs(rows).max(initial=0.0))
+            self._factor = _DATA_STEPS / (2 * largest) if largest else 0.0
+        whole = np.clip(np.rint(rows * self._factor), -_DATA_STEPS, _DATA_STEPS)
+        for place, block in enumerate(self.blocks):
+            part = whole[:, place * self._width : (place + 1) * self._width]
+            width = part.shape[1]
+            block[:width, :width] += part.T @ part
+
+
+def _list_blocks(depth: int, size: int) -> list[tuple[int, int]]:
+    """Return the first column and the width of each block of whole groups."""
+    padded = -(-depth // size) * size
+    width = max(_BLOCK // size, 1) * size
+    return [(start, min(width, padded - start)) for start in range(0, padded, width)]
+
+
+def round_groups(
+    weights: Array, groups: Groups = _DEFAULT, products: InputProducts | None = None
+) -> GroupedIntegers:
+    """Return weights (rows, depth) rounded in groups.
+
+    The scale of each group is the one of several with the least squared error. With the products of inputs, the columns
+    after a rounded one make up for its error, within a block (Frantar et al., GPTQ, 2022).
+
+    Args:
+        weights: The weights.
+        groups: How they are divided.
+        products: The products of calibration data; None to round to nearest.
+    """
+    rows, depth = weights.shape
+    count = -(-depth // groups.size)
+    padded = np.zeros((rows, count * groups.size))
+    padded[:, :depth] = np.where(np.isfinite(weights), weights, 0)
+    integers = np.zeros(padded.shape, np.uint8)
+    scales, zeros = np.ones((rows, count)), np.full((rows, count), groups.middle, np.int64)
+    for place, (start, width) in enumerate(_list_blocks(depth, groups.size)):
+        importance, inverse = np.ones(width), None
+        if products is not None:
+            hessian = _dampen(products.blocks[place])
+            importance, inverse = np.diagonal(hessian).copy(), _invert(hessian)
+        for first in range(start, start + width, groups.size):
+            group, last = first // groups.size, first + groups.size
+            scale, zero = _choose_scales(
+                padded[:, first:last], importance[first - start : last - start], groups
+            )
+            scales[:, group], zeros[:, group] = scale, zero
+            for column in range(first, last):
+                exact = padded[:, column].copy()
+                integer = np.clip(np.rint(exact / scale) + zero, 0, groups.largest)
+                integers[:, column] = integer
+                if inverse is not None:
+                    error = exact - (integer - zero) * scale
+                    _make_up(padded[:, start : start + width], error, inverse, column - start)
+    return GroupedIntegers(
+        integers=integers,
+        scales=scales.astype(np.float32),
+        zeros=None if groups.is_symmetric else zeros.astype(np.uint8),
+        groups=groups,
+        depth=depth,
+    )
+
+
+def _dampen(hessian: Array) -> Array:
+    """Return a Hessian with a larger diagonal, so that it has an inverse."""
+    changed = hessian.copy()
+    diagonal = np.diagonal(hessian)
+    mean = float(diagonal.mean()) or 1.0
+    places = np.arange(len(changed))
+    changed[places, places] = np.where(diagonal > 0, diagonal, mean) + _DAMPING * mean
+    return changed
+
+
+def _invert(matrix: Array) -> Array:
+    """Return the inverse of a positive definite matrix, by elimination column by column."""
+    inverse = matrix.astype(np.float64).copy()
+    for pivot in range(len(inverse)):
+        column = inverse[:, pivot].copy()
+        row = inverse[pivot] / column[pivot]
+        row[pivot] = 1 / column[pivot]
+        column[pivot] = 0
+        inverse[:, pivot] = 0
+        inverse -= column[:, None] * row
+        inverse[pivot] = row
+    return inverse
+
+
+def _make_up(block: Array, error: Array, inverse: Array, place: int) -> None:
+    """Change the columns of a block after one that was rounded, and remove that one from the inverse."""
+    rest = inverse[place, place + 1 :] / inverse[place, place]
+    block[:, place + 1 :] -= error[:, None] * rest
+    inverse[place + 1 :, place + 1 :] -= inverse[place + 1 :, place, None] * rest
+
+
+def _choose_scales(weights: Array, importance: Array, groups: Groups) -> tuple[Array, Array]:
+    """Return the scale and the zero point of each row of a group."""
+    parts = [
+        _choose_scales_of_rows(weights[first : first + _ROWS], importance, groups)
+        for first in range(0, len(weights), _ROWS)
+    ]
+    scales, zeros = zip(*parts, strict=True)
+    return np.concatenate(scales), np.concatenate(zeros)
+
+
+def _choose_scales_of_rows(
+    weights: Array, importance: Array, groups: Groups
+) -> tuple[Array, Array]:
+    candidates = list(_list_candidates(weights, groups))
+    scales, zeros = (np.stack(values) for values in zip(*candidates, strict=True))
+    scales = _to_bfloat16(scales)
+    integers = np.rint(weights / scales[:, :, None]) + zeros[:, :, None]
+    integers = np.clip(integers, 0, groups.largest) - zeros[:, :, None]
+    errors = np.square(integers * scales[:, :, None] - weights) * importance
+    best = errors.sum(axis=2).argmin(axis=0)
+    rows = np.arange(len(weights))
+    return scales[best, rows], zeros[best, rows]
+
+
+def _list_candidates(weights: Array, groups: Groups) -> Iterator[tuple[Array, Array]]:
+    """Give scales, and zero points for them."""
+    low, high = np.minimum(weights.min(axis=1), 0), np.maximum(weights.max(axis=1), 0)
+    if groups.is_symmetric:
+        middle = np.full(len(weights), groups.middle)
+        # the number with the largest absolute value becomes the lowest integer, which has no opposite
+        extreme = np.where(-low > high, low, high)
+        for factor in _FACTORS:
+            yield extreme * (-factor / groups.middle), middle
+            yield extreme * (factor / (groups.middle - 1)), middle
+        return
+    for factor in _FACTORS:
+        scales = (high - low) * (factor / groups.largest)
+        known = np.where(scales > 0, scales, 1)
+        yield scales, np.clip(np.rint(-low * factor / known), 0, groups.largest).astype(np.int64)
+
+
+def _to_bfloat16(scales: Array) -> Array:
+    """Return scales rounded to bfloat16; 1 in place of those that are 0."""
+    bits = scales.astype(np.float32).view(np.uint32)
+    even = bits >> np.uint32(bfloat16.BITS) & np.uint32(1)
+    bits = (bits + np.uint32(bfloat16.ROUNDING_BIAS) + even) & np.uint32(0xFFFF0000)
+    rounded = bits.view(np.float32).astype(np.float64)
+    is_usable = np.abs(rounded) >= np.finfo(np.float32).tiny
+    return np.where(is_usable & np.isfinite(rounded), rounded, 1)
