@@ -30,7 +30,7 @@ _BYTE: Final = 8
 
 
 class Groups(NamedTuple):
-    """How weights are divided and rounded.
+    """The groups of weights, and their integers.
 
     Attributes:
         bits: The bits of an integer, 4 or 8.

@@ -387,7 +387,9 @@ def _quantize(
         tensors = [*sources, *list_sums(model, chosen, sources)]
         data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
         data |= {part: data[whole] for part, whole in list_joined(model, data).items()}
-    return Quantization(integers, weights, data, is_dynamic, errors)
+    return Quantization(
+        integers=integers, weights=weights, data=data, dynamic=is_dynamic, errors=errors
+    )
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:

@@ -114,7 +114,7 @@ def collect_products(
     batches: Sequence[Feed],
     size: int,
 ) -> dict[Any, InputProducts]:
-    """Return the products of the last axis of each tensor over all batches; `size` is that of a group of weights."""
+    """Return the products of each tensor's last axis over all batches, for groups of some size."""
     depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
     products = {var: InputProducts(int(depth), size) for var, depth in depths.items()}
     for var, values in _iterate_values(model, list(products), signature, batches):
