@@ -33,6 +33,7 @@ from tvmflow.pages.content import (
     LibraryKernels,
     Page,
     Progress,
+    QuantizedModel,
     RecipeText,
     StageEntry,
 )
@@ -40,6 +41,7 @@ from tvmflow.stages import STAGES, extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
+from tvmflow.stages.quantize import QuantizeFacts
 from tvmflow.stages.tune import TuneFacts, WorkloadFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict
@@ -123,6 +125,20 @@ def list_kernels(
         for label, stages in _group_by_library(reports).items()
     )
     return tuple(library for library in libraries if library.kernels)
+
+
+def list_quantized(reports: Sequence[StageReport]) -> tuple[QuantizedModel, ...]:
+    """Return the layers of each library whose model was quantized."""
+    reported = ReportedFacts(reports)
+    known = (
+        (label, reported.of(stages.values()).get(QuantizeFacts))
+        for label, stages in _group_by_library(reports).items()
+    )
+    return tuple(
+        QuantizedModel(label, facts.layers, facts.error, facts.float_accuracy, facts.accuracy)
+        for label, facts in known
+        if facts is not None and facts.layers
+    )
 
 
 def _read_kernels(
@@ -385,6 +401,7 @@ def describe_run(record: RunRecord, store: LocalStore) -> Page:
         libraries=tuple(Library(build, _recipe_name(build)) for build in record.builds),
         notes=tuple(_list_notes(record)),
         kernels=list_kernels(record.stages, store),
+        quantized=list_quantized(record.stages),
         stages=list_stages(record.stages, store),
         recipes=tuple(map(_describe_source, record.sources)),
         provenance=tuple(_list_provenance(record, store)),

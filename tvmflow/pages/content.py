@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build, Speedup
+from tvmflow.stages.quantize import LayerFacts
 
 
 class Library(NamedTuple):
@@ -165,6 +166,24 @@ class LibraryKernels(NamedTuple):
     speedup: Speedup | None = None
 
 
+class QuantizedModel(NamedTuple):
+    """The layers of a model that was quantized for a library, and what it lost.
+
+    Attributes:
+        label: The library as `RECIPE/TARGET`.
+        layers: Its layers, in the order of the model.
+        error: The largest root mean square of the error of an output, relative to that of the output.
+        float_accuracy: The accuracy of the float model.
+        accuracy: That of the quantized model.
+    """
+
+    label: str
+    layers: tuple[LayerFacts, ...]
+    error: float | None = None
+    float_accuracy: float | None = None
+    accuracy: float | None = None
+
+
 class StageEntry(NamedTuple):
     """A stage of a run.
 
@@ -227,6 +246,7 @@ class Page(NamedTuple):
     kernel_changes: tuple[KernelChange, ...] = ()
     changes: tuple[OtherChange, ...] = ()
     kernels: tuple[LibraryKernels, ...] = ()
+    quantized: tuple[QuantizedModel, ...] = ()
     stages: tuple[StageEntry, ...] = ()
     recipes: tuple[RecipeText, ...] = ()
     provenance: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

@@ -18,6 +18,7 @@ from tvmflow.core.version import VERSION
 from tvmflow.engine.builds import Peer, SizeResult, Speedup
 from tvmflow.pages.content import Gate, KernelChange, Library, OtherChange, Page
 from tvmflow.pages.kernels import draw_kernels, draw_search
+from tvmflow.pages.layers import draw_layers
 from tvmflow.pages.plot import draw_pareto
 from tvmflow.pages.summary import (
     describe_lead,
@@ -164,6 +165,8 @@ def list_sections(page: Page) -> Iterator[tuple[str, str, Child]]:
     yield "files", "Files", _list_files(page)
     yield "tuning", "Tuning", list(draw_search(page.kernels))
     yield "kernels", "Kernels", list(_list_kernels(page))
+    quantized = [list(draw_layers(model)) for model in page.quantized[:_MAX_DETAILED]]
+    yield "layers", "Quantized layers", quantized
     times = draw_times(page.stages)
     yield "time", "Time", times
     yield "stages", "Stages", list(draw_graph(page.stages)) if page.stages else None
