@@ -1,0 +1,306 @@
+"""Quantization to int8 beside onnxruntime.quantization and NNCF: accuracy, latency, size, time and memory.
+
+    python benchmarks/quantize.py [--model NAME ...] [--drop POINTS] [--rounds N] [--json FILE]
+
+Networks are trained on the spot (see `_trained.py`, which needs scikit-learn and PyTorch). Each is quantized
+with the same 128 samples by tvmflow (`quantize: {max_accuracy_drop: …}`), by onnxruntime.quantization (static,
+QDQ, its defaults), and by NNCF for OpenVINO (`quantize_with_accuracy_control` with the same limit), each in a
+process of its own whose time and peak memory are measured: of tvmflow the time of the stage, of the others that
+of the function that quantizes. Each int8 model is then run by its own runtime with one thread, in turns, on
+other samples. Peers that are not installed are skipped and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from _runtimes import ROOT, compare
+from _trained import NETS, Trained, accuracy_of, train
+
+_NAMES: Final = {"tvmflow": "tvmflow", "ort": "ONNX Runtime", "nncf": "NNCF + OpenVINO"}
+_NEEDS: Final = {"tvmflow": (), "ort": ("onnxruntime",), "nncf": ("nncf", "openvino")}
+_RECIPE: Final = """\
+recipe: 1
+name: net
+model: {{onnx: {model}}}
+quantize: {{data: {calibration}, max_accuracy_drop: {drop}}}
+tune: {{trials: 0}}
+verify: {{data: {test}, rtol: 1, atol: 1}}
+"""
+# Attention is quantized in another way by NNCF.
+_TRANSFORMERS: Final = ("vit", "bert")
+_TIMEOUT_S: Final = 1800
+
+
+class Quantized(NamedTuple):
+    """An int8 model.
+
+    Attributes:
+        library: What its runtime loads: a bundle, an ONNX file or an IR of OpenVINO.
+        bytes: The size of its weights' file, or of the library.
+        seconds: How long quantizing took.
+        peak_bytes: The peak memory of the process that quantized.
+        outputs: The first output on all test samples.
+        note: What the peer says of it.
+    """
+
+    library: str
+    bytes: int
+    seconds: float
+    peak_bytes: int
+    outputs: Any
+    note: str = ""
+
+
+# ---------------------------------------------------------------- in the child
+
+
+def _read(path: str, name: str = "x") -> Any:
+    with np.load(path) as arrays:
+        return arrays[name]
+
+
+def quantize_tvmflow(files: Trained, folder: Path, drop: float, name: str) -> dict[str, Any]:
+    """Build with `tvmflow run`, and return the bundle and the time of the stage."""
+    recipe = folder / "net.yaml"
+    recipe.write_text(_RECIPE.format(**files._asdict(), drop=drop))
+    words = ["run", recipe.name, "--store", str(folder / "store"), "--dist", str(folder / "dist")]
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow", *words, "--json"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit((done.stdout + done.stderr)[-1500:])
+    stages = json.loads(done.stdout.splitlines()[-1])["stages"]
+    (stage,) = (entry for entry in stages if entry["stage_id"].startswith("quantize"))
+    (bundle,) = (folder / "dist").rglob("*.tvmflow")
+    layers = stage["facts"]["layers"]
+    kept = [layer["name"] for layer in layers if layer.get("reason")]
+    note = f"{len(layers) - len(kept)} of {len(layers)} layers"
+    return {"library": str(bundle), "seconds": stage["seconds"], "note": note}
+
+
+def quantize_ort(files: Trained, folder: Path, drop: float, name: str) -> dict[str, Any]:
+    """Quantize with ONNX Runtime's defaults."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._rows: Iterator[Any] = iter(_read(str(files.calibration)))
+
+        def get_next(self) -> Any:
+            row = next(self._rows, None)
+            return None if row is None else {"x": row[None]}
+
+    out = folder / "ort.onnx"
+    started = time.monotonic()
+    quant_pre_process(str(files.model), str(folder / "pre.onnx"))
+    quantize_static(str(folder / "pre.onnx"), str(out), Reader(), quant_format=QuantFormat.QDQ)
+    return {"library": str(out), "seconds": time.monotonic() - started}
+
+
+def quantize_nncf(files: Trained, folder: Path, drop: float, name: str) -> dict[str, Any]:
+    """Quantize with NNCF's accuracy control."""
+    import nncf
+    import openvino
+
+    model = openvino.Core().read_model(str(files.model))
+    rows, labels = _read(str(files.test)), _read(str(files.test), "label")
+    started = time.monotonic()
+
+    def validate(compiled: Any, _: Any) -> float:
+        request = compiled.create_infer_request()
+        scores = [next(iter(request.infer({"x": row[None]}).values()))[0] for row in rows]
+        return accuracy_of(np.array(scores), labels) / 100
+
+    kind = nncf.ModelType.TRANSFORMER if name in _TRANSFORMERS else None
+    quantized = nncf.quantize_with_accuracy_control(
+        model,
+        nncf.Dataset(list(_read(str(files.calibration))), lambda row: {"x": row[None]}),
+        nncf.Dataset(list(rows)),
+        validate,
+        max_drop=drop / 100,
+        model_type=kind,
+        subset_size=128,
+    )
+    seconds = time.monotonic() - started
+    openvino.save_model(quantized, str(folder / "nncf.xml"), compress_to_fp16=False)
+    return {"library": str(folder / "nncf.xml"), "seconds": seconds}
+
+
+_QUANTIZERS: Final = {
+    "tvmflow": quantize_tvmflow,
+    "ort": quantize_ort,
+    "nncf": quantize_nncf,
+}
+
+
+def run_child(tool: str, name: str, folder: str, drop: str) -> None:
+    """Quantize, and print what was made, the time and the peak memory of this process and its children."""
+    result = _QUANTIZERS[tool](train(name), Path(folder), float(drop), name)
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    result["peak_bytes"] = max(resource.getrusage(kind).ru_maxrss for kind in kinds) << 10
+    print(json.dumps(result))
+
+
+# ---------------------------------------------------------------- in the parent
+
+
+def quantize(tool: str, name: str, folder: Path, drop: float) -> Quantized | str:
+    """Quantize in a child; return what was made, or why it failed."""
+    words = [sys.executable, __file__, "--child", tool, name, str(folder), str(drop)]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"not finished after {_TIMEOUT_S} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or ["no message"])[-1][:300]
+    result = json.loads(done.stdout.splitlines()[-1])
+    library = Path(result["library"])
+    weights = library.with_suffix(".bin")
+    size = library.stat().st_size + (weights.stat().st_size if weights.exists() else 0)
+    outputs = run_all(tool, str(library), _read(str(train(name).test)))
+    return Quantized(bytes=size, outputs=outputs, **result)
+
+
+def run_all(tool: str, library: str, rows: Any) -> Any:
+    """Return the first output of a library for each sample."""
+    if tool == "tvmflow":
+        from tvmflow.runtime import loading
+
+        module = loading.load(library)
+        return np.array([next(iter(module.run({"x": row[None]}).values()))[0] for row in rows])
+    if tool == "ort":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(library, providers=["CPUExecutionProvider"])
+        return np.array([session.run(None, {"x": row[None]})[0][0] for row in rows])
+    import openvino
+
+    request = openvino.Core().compile_model(library, "CPU").create_infer_request()
+    return np.array([next(iter(request.infer({"x": row[None]}).values()))[0] for row in rows])
+
+
+def measure(name: str, tools: list[str], folder: Path, drop: float, rounds: int) -> dict[str, Any]:
+    """Return the figures of one network."""
+    files = train(name)
+    rows, labels = _read(str(files.test)), _read(str(files.test), "label")
+    exact = run_all("ort", str(files.model), rows)
+    result: dict[str, Any] = {"accuracy": accuracy_of(exact, labels), "tools": {}}
+    result["bytes"] = files.model.stat().st_size
+    pairs = {
+        "float ort": (str(files.model), "ort"),
+        "float openvino": (str(files.model), "openvino"),
+    }
+    for tool in tools:
+        own = folder / tool
+        own.mkdir()
+        made = quantize(tool, name, own, drop)
+        if isinstance(made, str):
+            result["tools"][tool] = {"failed": made}
+            continue
+        figures = made._asdict()
+        outputs = figures.pop("outputs")
+        figures["drop"] = result["accuracy"] - accuracy_of(outputs, labels)
+        figures["error"] = float(np.sqrt(np.square(outputs - exact).sum() / np.square(exact).sum()))
+        result["tools"][tool] = figures
+        runtimes = {"tvmflow": (str(files.model), made.library), "ort": (made.library, "ort")}
+        pairs[tool] = runtimes.get(tool, (made.library, "openvino"))
+    if "nncf" not in tools:
+        del pairs["float openvino"]
+    compared = compare(pairs, {"x": rows[:1]}, rounds, threads=1)
+    result["ms"], result["failed"] = compared["ms"], compared["failed"]
+    return result
+
+
+def show(name: str, result: dict[str, Any]) -> None:
+    """Print the rows of a network."""
+    ms = result["ms"]
+    floats = ", ".join(f"{ms[key]:.3f} ms {key}" for key in ms if key.startswith("float"))
+    print(f"{name}: float {result['accuracy']:.2f} %, {result['bytes'] / 1e6:.2f} MB, {floats}")
+    peers = [ms[tool] for tool in ("ort", "nncf") if tool in ms]
+    for tool, figures in result["tools"].items():
+        if "failed" in figures:
+            print(f"    {_NAMES[tool]:<16} failed: {figures['failed']}")
+            continue
+        latency = f"{ms[tool]:8.3f} ms" if tool in ms else "   fails"
+        against = ""
+        if tool == "tvmflow" and peers and tool in ms:
+            against = f"  {ms[tool] / min(peers):.2f} of the faster peer's"
+        print(
+            f"    {_NAMES[tool]:<16} drop {figures['drop']:6.2f}  error {figures['error']:6.1%}  {latency}"
+            f"  {figures['bytes'] / 1e6:6.2f} MB  {figures['seconds']:6.1f} s"
+            f"  {figures['peak_bytes'] / 1e6:6.0f} MB{against}  {figures['note']}"
+        )
+    sys.stdout.flush()
+
+
+def summarize(results: dict[str, dict[str, Any]]) -> None:
+    """Print geometric means of what tvmflow takes relative to its peers."""
+
+    def mean(ratios: list[float]) -> str:
+        return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else "–"
+
+    ratios: dict[str, list[float]] = {"latency": [], "time": [], "memory": []}
+    for result in results.values():
+        own, ms = result["tools"].get("tvmflow", {}), result["ms"]
+        peers = [ms[tool] for tool in ("ort", "nncf") if tool in ms]
+        if "tvmflow" in ms and peers:
+            ratios["latency"].append(ms["tvmflow"] / min(peers))
+        nncf = result["tools"].get("nncf", {})
+        if "seconds" in own and "seconds" in nncf:
+            ratios["time"].append(own["seconds"] / nncf["seconds"])
+            ratios["memory"].append(own["peak_bytes"] / nncf["peak_bytes"])
+    print(
+        f"tvmflow's latency relative to the faster int8 peer: {mean(ratios['latency'])}; its time and peak memory of "
+        f"quantizing relative to NNCF: {mean(ratios['time'])} and {mean(ratios['memory'])} (geometric means)"
+    )
+
+
+def main() -> None:
+    """Measure all networks and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--model", nargs="*", default=[*NETS], metavar="NAME")
+    parser.add_argument("--drop", type=float, default=0.5, metavar="POINTS")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    tools = [tool for tool in _NEEDS if all(map(importlib.util.find_spec, _NEEDS[tool]))]
+    for tool in _NEEDS.keys() - set(tools):
+        print(f"{_NAMES[tool]}: not installed, skipped")
+    results = {}
+    for name in args.model:
+        with tempfile.TemporaryDirectory() as folder:
+            results[name] = measure(name, tools, Path(folder), args.drop, args.rounds)
+        show(name, results[name])
+    summarize(results)
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        run_child(*sys.argv[2:])
+    else:
+        main()
