@@ -34,9 +34,11 @@ _FLOAT: Final = "float32"
 # Where words are masked, numbers of the lower and the upper half of a word are computed alike.
 _HALF_BITS: Final = 16
 # The most rows that are multiplied with a weight while it is in a register.
-_MAX_POINTS: Final = 6
+_MAX_POINTS: Final = 4
 # The terms of a dot product of bytes.
 _TERMS: Final = 4
+# Rows of data that are apart by a power of two would share sets of the cache: a line is between them.
+_LINE_QUADS: Final = 16
 _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F
 # The largest number that data are rounded to; of several digits, the largest first one.
@@ -171,20 +173,40 @@ class _Sums:
     def emit(self) -> None:
         """Emit the kernel."""
         rows = self._product.rows
+        self._allocate_data()
         self._arrange()
         with T.parallel(self._product.tiles) as tile:
             for first, points in _iterate_rows(rows, self._most_points()):
                 self._emit_tile(tile, first, points)
 
     def _most_points(self) -> int:
-        """Return the most rows whose sums, with those of a vector of columns, fit into registers."""
-        return max(1, min(_MAX_POINTS, self._machine.registers * 3 // 4 // self._digits // 2))
+        """Return the most rows that are multiplied with a weight while it is in a register."""
+        room = self._machine.registers // 2 // self._digits
+        return next(n for n in (4, 2, 1) if n <= room)
 
     def _count_vectors(self, points: int) -> int:
-        """Return the vectors of columns whose sums are computed together."""
+        """Return the vectors of columns whose sums are computed together.
+
+        LLVM keeps words of the data in registers, which all vectors share: half of these are sums.
+        """
         most = self._product.width // self._machine.lanes
-        room = self._machine.registers * 3 // 4 // (points * self._digits)
+        room = self._machine.registers // 2 // (points * self._digits)
         return max(n for n in range(1, most + 1) if most % n == 0 and n <= max(1, room))
+
+    def _arrange(self) -> None:
+        """Emit the arrangement of the data, several rows of them on all cores."""
+        rows = self._product.rows
+        has_many: Any = rows > _MAX_POINTS
+        if is_open(rows):
+            for condition, loop in ((has_many, T.parallel), (tirx.Not(has_many), T.serial)):
+                with T.If(condition), T.Then():
+                    self._arrange_rows(loop)
+        else:
+            self._arrange_rows(T.parallel if has_many else T.serial)
+
+    def _arrange_rows(self, loop: Any) -> None:
+        with loop(self._product.rows) as row, T.serial(self._product.groups) as group:
+            self._arrange_group(row, group)
 
     def _emit_tile(self, tile: Any, first: Any, points: int) -> None:
         """Emit the sums of some rows of a tile."""
@@ -244,7 +266,10 @@ class _Sums:
             inside, self._data[row, tirx.min(term, self._product.depth - 1)], T.float32(0)
         )
 
-    def _arrange(self) -> None:
+    def _allocate_data(self) -> None:
+        raise NotImplementedError
+
+    def _arrange_group(self, row: Any, group: Any) -> None:
         raise NotImplementedError
 
     def _start(self, *place: Any) -> None:
@@ -262,28 +287,30 @@ class _FloatSums(_Sums):
 
     _dtype = _FLOAT
 
-    def _arrange(self) -> None:
-        """Emit the division of data by powers of two, and the sums of the groups."""
+    def _allocate_data(self) -> None:
         product = self._product
-        self._arranged = _allocate((product.rows, product.padded_depth), _FLOAT, scope="global")
-        self._totals = _allocate((product.rows, product.groups), _FLOAT, scope="global")
-        with T.serial(product.rows) as row, T.serial(product.groups) as group:
-            total = _allocate((product.terms,), _FLOAT)
-            with T.vectorized(product.terms) as lane:
-                total[lane] = T.float32(0)
-            with T.serial(product.words) as index:
-                for term in range(product.terms):
-                    place = group * product.group + index * product.terms + term
-                    value = self._read(row, place)
-                    total[term] = total[term] + value
-                    power = 2.0 ** -(term * product.bits % _HALF_BITS)
-                    self._arranged[row, place] = value * T.float32(power)
-            size = product.terms
-            while size > 1:
-                size //= 2
-                for term in range(size):
-                    total[term] = total[term] + total[term + size]
-            self._totals[row, group] = total[0]
+        self._arranged = _allocate_rows(product.rows, (product.padded_depth,), _FLOAT)
+        self._totals = _allocate_rows(product.rows, (product.groups,), _FLOAT)
+
+    def _arrange_group(self, row: Any, group: Any) -> None:
+        """Emit the division of data by powers of two, and the sum of a group."""
+        product = self._product
+        total = _allocate((product.terms,), _FLOAT)
+        with T.vectorized(product.terms) as lane:
+            total[lane] = T.float32(0)
+        with T.serial(product.words) as index:
+            for term in range(product.terms):
+                place = group * product.group + index * product.terms + term
+                value = self._read(row, place)
+                total[term] = total[term] + value
+                power = 2.0 ** -(term * product.bits % _HALF_BITS)
+                self._arranged[row, place] = value * T.float32(power)
+        size = product.terms
+        while size > 1:
+            size //= 2
+            for term in range(size):
+                total[term] = total[term] + total[term + size]
+        self._totals[row, group] = total[0]
 
     def _start(self, sums: Any, tile: Any, first: Any, group: Any, vector: int, place: Any) -> None:
         for point in range(self._points):
@@ -328,16 +355,15 @@ class _IntegerSums(_Sums):
 
     _dtype = "int32"
 
-    def _arrange(self) -> None:
-        """Emit the rounding of data, the scales of groups, and the sums of their digits."""
+    def _allocate_data(self) -> None:
         product, digits = self._product, self._digits
-        self._arranged = _allocate((product.rows, digits, product.padded_depth), "int8", "global")
-        self._totals = _allocate((product.rows, product.groups, digits), "int32", "global")
-        self._data_scales = _allocate((product.rows, product.groups), _FLOAT, "global")
-        with T.serial(product.rows) as row, T.serial(product.groups) as group:
-            self._round_group(row, group)
+        quads = product.padded_depth // _TERMS + _LINE_QUADS
+        self._arranged = _allocate_rows(product.rows, (quads, digits, _TERMS), "int8")
+        self._totals = _allocate_rows(product.rows, (product.groups, digits), "int32")
+        self._data_scales = _allocate_rows(product.rows, (product.groups,), _FLOAT)
 
-    def _round_group(self, row: Any, group: Any) -> None:
+    def _arrange_group(self, row: Any, group: Any) -> None:
+        """Emit the rounding of a group of the data, its scale, and the sums of its digits."""
         product, digits = self._product, self._digits
         limit = _LARGEST if digits == 1 else _LARGEST_DIGIT << _BYTE * (digits - 1)
         # as integers, the bits of a NaN or an infinity are larger than those of all numbers
@@ -371,7 +397,8 @@ class _IntegerSums(_Sums):
                 for digit in reversed(range(digits)):
                     low = tirx.Cast("int8", number[0]) if digit else number[0]
                     totals[digit] = totals[digit] + tirx.Cast("int32", low)
-                    self._arranged[row, digit, start + place] = tirx.Cast("int8", low)
+                    quad = tirx.floordiv(start, _TERMS) + place // _TERMS
+                    self._arranged[row, quad, digit, place % _TERMS] = tirx.Cast("int8", low)
                     if digit:
                         number[0] = (number[0] - tirx.Cast("int32", low)) >> T.int32(_BYTE)
         for digit in range(digits):
@@ -409,9 +436,10 @@ class _IntegerSums(_Sums):
                 word = word >> tirx.Broadcast(T.int32(product.bits), lanes)
             if product.bits < _BYTE:
                 word = tirx.bitwise_and(word, tirx.Broadcast(T.int32(_LOW_HALVES), lanes))
-            begin = group * product.group + index * product.terms + half * _TERMS
+            begin = group * product.group + index * product.terms
+            quad, terms = tirx.floordiv(begin, _TERMS) + half, tirx.Ramp(T.int32(0), 1, _TERMS)
             for point, digit in self._iterate_sums():
-                numbers = self._arranged[first + point, digit, tirx.Ramp(begin, 1, _TERMS)]
+                numbers = self._arranged[first + point, quad, digit, terms]
                 numbers = tirx.Broadcast(tirx.reinterpret("int32", numbers), lanes)
                 row, all_lanes = point * self._digits + digit, tirx.Ramp(T.int32(0), 1, lanes)
                 sums[row, vector, all_lanes] = self._dot(
@@ -504,8 +532,18 @@ def _to_float(value: Any) -> Any:
     return value if dtype == _FLOAT else tirx.Cast(_FLOAT, value)
 
 
-def _allocate(shape: Any, dtype: str, scope: str = "local") -> Any:
-    return T.buffer_proxy(T.alloc_buffer(shape, dtype, scope=scope))
+def _allocate(shape: Sequence[int], dtype: str) -> Any:
+    """Emit an allocation in registers."""
+    return T.buffer_proxy(T.alloc_buffer(tuple(shape), dtype, scope="local"))
+
+
+def _allocate_rows(rows: IrSize, shape: Sequence[int], dtype: str) -> Any:
+    """Emit an allocation of something for each row."""
+    buffer = T.alloc_buffer((rows, *shape), dtype)
+    if is_open(rows):
+        # by another name, or TVM would replace the size by a formula of all accesses (apache-tvm 0.27)
+        buffer = T.decl_buffer((rows, *shape), dtype, data=buffer.data)
+    return T.buffer_proxy(buffer)
 
 
 def _iterate_rows(rows: IrSize, most: int) -> Iterator[tuple[Any, int]]:
