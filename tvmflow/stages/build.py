@@ -59,7 +59,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 
 TRAITS: Final = StageTraits(
-    version=14,
+    version=15,
     scope="level",
     needs={
         "import": ("params.safetensors",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -171,6 +172,22 @@ def test_a_mobile_network_runs_in_chromium(tmp_path: Path) -> None:
     network = compile_network(made, tmp_path / "mobile", feed)
     assert len([buffer for buffer in network.program["buffers"] if buffer[0] == "tensor"]) <= 4
     check_outputs(network, run_all({"mobile": network}, tmp_path)["mobile"])
+
+
+def test_code_is_compiled_quickly(tmp_path: Path) -> None:
+    """SwiftShader takes twice as long for each branch more in a loop: a padded convolution has none there."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    weights = {"w": draw(32, 16, 3, 3), "b": draw(32)}
+    made = model(nodes, [value("x", [1, 16, 8, 8])], [value("y", [1, 32, 8, 8])], weights)
+    network = compile_network(made, tmp_path / "net", {"x": draw(1, 16, 8, 8)})
+    source = (network.folder / "kernels.wgsl").read_text()
+    assert "workgroupBarrier" in source and "select(" in source
+    assert not re.search(r"&&|\|\||else", source)
+    for name in re.findall(r"let (\w+)", source):
+        assert len(re.findall(rf"\b{name}\b", source)) > 1, name
 
 
 @pytest.mark.gpu

@@ -9,12 +9,14 @@ import json
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler.c_program.device_kernels import (
@@ -35,6 +37,7 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
@@ -70,6 +73,10 @@ _BINDING: Final = re.compile(
 _FIELDS: Final = re.compile(r"struct PODArgs \{([^}]*)\}")
 _ENABLED: Final = re.compile(r"^enable (\w+);", re.MULTILINE)
 _SHARED: Final = re.compile(r"var<workgroup> \w+ : array<(vec(\d)<)?\w(\d+)>?, (\d+)>;")
+_SPLAT: Final = re.compile(r"(vec4<\w+>)\(([^,]+)(?:, \2){3}\)")
+# what follows a dot is a member
+_NAME: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
+_VALUE: Final = re.compile(r"let (\w+) : .*;")
 _DECLARED: Final = re.compile(r"\b(?:let|var(?:<[\w, ]+>)?|fn)\s+([A-Za-z_]\w*)")
 
 
@@ -164,13 +171,48 @@ def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> di
     functions, generate = {}, tvm.get_global_func(f"target.build.{webgpu.KIND}")
     for var, function in program.functions.functions_items():
         name = str(var.name_hint)
-        alone = tvm.IRModule({var: function})
+        alone = tvm.IRModule({var: _shorten_code(function)})
         try:
             source = str(generate(alone, target).inspect_source())
         except Exception as error:
             raise UnsupportedKernel(name, f"there is no WGSL for it: {last_line(error)}") from error
         functions[name] = _read_function(name, source)
     return dict(sorted(functions.items()))
+
+
+def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function with fewer branches and expressions: browsers compile slowly.
+
+    All parts of a condition are tested, and a number may be loaded that is not needed: WGSL defines what
+    any load and any division gives. SwiftShader takes twice as long for each branch more within a loop,
+    and copies of padded tensors had five for each number.
+    """
+    callbacks = [
+        (tirx.And, lambda both: tirx.BitwiseAnd(both.a, both.b)),
+        (tirx.Or, lambda either: tirx.BitwiseOr(either.a, either.b)),
+        (tvm.ir.Call, _select),
+        (tirx.BufferStore, _name_vector),
+    ]
+    return function.with_body(tvm_ffi.structural_map(function.body, callbacks))
+
+
+def _select(call: Any) -> Any:
+    """Return a choice between values as one without a branch, where it has a single load."""
+    if getattr(call.op, "name", "") != IF_THEN_ELSE or find_nodes(call, tvm.ir.Call) != [call]:
+        return call
+    condition, *values = call.args
+    is_short = sum(len(find_nodes(value, tvm.ir.TensorLoad)) for value in values) <= 1
+    return tirx.Select(condition, *values) if is_short else call
+
+
+def _name_vector(store: Any) -> Any:
+    """Return a store of a vector whose value has a name: the code has it once for each element."""
+    if store.value.ty.dtype.lanes == 1 or isinstance(store.value, tirx.Broadcast):
+        return store
+    name = tirx.Var("vector", str(store.value.ty.dtype))
+    return tirx.SeqStmt(
+        [tirx.Bind(name, store.value), tirx.BufferStore(store.buffer, name, store.indices)]
+    )
 
 
 def _read_function(name: str, source: str) -> _Function:
@@ -198,7 +240,7 @@ def _read_function(name: str, source: str) -> _Function:
 
 
 def shorten_source(source: str) -> str:
-    r"""Return a module of WGSL without comments and indentation, and with short names.
+    r"""Return a module of WGSL without comments, indentation and unused values, and with short names.
 
     Names of kernels and tensors come from the model, so that none of them is left.
 
@@ -208,10 +250,25 @@ def shorten_source(source: str) -> str:
     """
     lines = (line.strip() for line in source.splitlines())
     text = "\n".join(line for line in lines if line and not line.startswith("//"))
+    text = _without_unused(_SPLAT.sub(r"\1(\2)", text))
     names = dict.fromkeys(_DECLARED.findall(text))
     short = {name: f"v{number}" for number, name in enumerate(names) if name != "podArgs"}
-    # what follows a dot is a member
-    return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda match: short.get(match[0], match[0]), text)
+    return _NAME.sub(lambda match: short.get(match[0], match[0]), text)
+
+
+def _without_unused(text: str) -> str:
+    """Return code without values that are not used, such as indices of loads that all are spelled out."""
+    lines = text.splitlines()
+    uses = Counter(_NAME.findall(text))
+    kept = []
+    # a value is used after its line, if at all
+    for line in reversed(lines):
+        value = _VALUE.match(line)
+        if value and uses[value[1]] == 1:
+            uses -= Counter(_NAME.findall(line))
+        else:
+            kept.append(line)
+    return "\n".join(reversed(kept))
 
 
 # ---------------------------------------------------------------- steps
