@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -20,7 +19,14 @@ from onnx import helper, numpy_helper, version_converter
 from tests.support.binaries import read_elf
 from tests.support.detectors import constants
 from tests.support.devices import TARGET, Array, DeviceLibrary, run_program
-from tests.support.onnx_models import draw, load, model, open_session, value
+from tests.support.onnx_models import (
+    draw,
+    load,
+    load_benchmark_networks,
+    model,
+    open_session,
+    value,
+)
 from tests.support.project import Project
 from tests.support.recipes import ROOT
 from tvmflow.targets.backends import opencl
@@ -323,16 +329,6 @@ def test_a_program_has_its_own_queue_and_memory(digits: DeviceLibrary, tmp_path:
 # ---------------------------------------------------------------- networks
 
 
-def net(name: str) -> onnx.ModelProto:
-    """Return a net of the benchmarks."""
-    spec = importlib.util.spec_from_file_location("_nets", ROOT / "benchmarks/_nets.py")
-    assert spec is not None and spec.loader is not None
-    nets = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(nets)
-    made: onnx.ModelProto = NETS[name](nets)
-    return made
-
-
 def add_suppression(made: onnx.ModelProto) -> onnx.ModelProto:
     """Return UltraFace with a selection of its boxes: the scores of faces are the second ones."""
     made = version_converter.convert_version(made, 11)
@@ -392,7 +388,7 @@ def test_networks_agree_with_onnx_runtime(name: str, tmp_path: Path) -> None:
     """Convolutions, attention, recurrent layers, transposed convolutions, and a detector with its boxes."""
     if name == "ultraface" and not MODELS:
         pytest.skip("TVMFLOW_TEST_MODELS names no folder of models")
-    made = net(name)
+    made = NETS[name](load_benchmark_networks())
     session = open_session(made)
     feed = {entry.name: draw(*entry.shape, seed=1) for entry in session.get_inputs()}
     built = DeviceLibrary.build(load(made, tmp_path), tmp_path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tvmflow.targets import browser
+from tvmflow.exporters import web
+from tvmflow.targets import browser, c_runtime
 
 _PAGE: Final = """<!doctype html><title>test</title><script type="module">
 const post = (value) => fetch("/done", { method: "POST", body: JSON.stringify(value) });
@@ -20,6 +22,14 @@ try {
   await post({ failed: String(error.stack ?? error) });
 }
 </script>"""
+
+
+def read_modules() -> dict[str, str]:
+    """Return the modules that every package with WebGPU has, by their names; the loader is that of no model."""
+    modules = {name: web._FOLDER / name for name in ("images.js", "runtime.js", "webgpu.js")}
+    loader = (c_runtime._FOLDER / "library.js").read_text()
+    texts = {name: path.read_text() for name, path in modules.items()}
+    return {**texts, "wasm.js": re.sub(r"%\(\w+\)s", "", loader)}
 
 
 def run_script(folder: Path, script: str) -> Any:

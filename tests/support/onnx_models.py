@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.mxnet_runs import compute
+from tests.support.recipes import ROOT
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -30,6 +32,15 @@ _TYPES = {
     "uint8": TensorProto.UINT8,
     "bool": TensorProto.BOOL,
 }
+
+
+def load_benchmark_networks() -> Any:
+    """Return the module with the networks of the benchmarks."""
+    spec = importlib.util.spec_from_file_location("_nets", ROOT / "benchmarks/_nets.py")
+    assert spec is not None and spec.loader is not None
+    networks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(networks)
+    return networks
 
 
 def value(name: str, shape: Shape | None, dtype: str = "float32") -> onnx.ValueInfoProto:

@@ -66,6 +66,8 @@ export class Model {
   readonly name: string;
   readonly version: string;
   readonly backend: Backend;
+  /** Where it runs: the GPU, as far as the browser tells it, or `the CPU`. */
+  readonly device: string;
   /** Why it does not run on the backend that is tried first. */
   readonly fallbackReason: string | undefined;
   readonly inputs: readonly Tensor[];

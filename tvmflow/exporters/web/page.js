@@ -28,6 +28,7 @@ function fail(error) {
 }
 
 const sizeOf = (shape) => shape.reduce((product, size) => product * size, 1);
+const whereOf = ({ backend, device }) => `by ${BACKENDS[backend]} on ${device}`;
 const describe = ({ dtype, shape }) => `${dtype} [${shape.join(", ")}]`;
 
 async function start() {
@@ -72,7 +73,7 @@ async function open(load, backend) {
   const model = await load({ backend, onprogress });
   state.model = model;
   const reason = model.fallbackReason ? ` (${model.fallbackReason})` : "";
-  say(`Ready. The model runs by ${BACKENDS[model.backend]}${reason}.`);
+  say(`Ready. The model runs ${whereOf(model)}${reason}.`);
   document.body.dataset.ready = model.backend;
 }
 
@@ -169,7 +170,7 @@ async function run() {
     const time = performance.now() - begin;
     state.outputs = outputs;
     showOutputs(outputs, time);
-    say(`Done. The model runs by ${BACKENDS[model.backend]}.`);
+    say("Done.");
   } finally {
     busy(false);
   }
@@ -177,7 +178,7 @@ async function run() {
 
 function showOutputs(outputs, time) {
   const { model } = state;
-  byId("time").textContent = `${time < 10 ? time.toFixed(1) : Math.round(time)} ms`;
+  byId("time").textContent = `${time < 10 ? time.toFixed(1) : Math.round(time)} ms ${whereOf(model)}`;
   const shown = [];
   if (model.labels.length) {
     const ranked = model.rank(outputs);

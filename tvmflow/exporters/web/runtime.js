@@ -1,21 +1,9 @@
 /* Models of tvmflow in browsers and Node: what chooses how a model runs, and runs it. */
 import { preprocess, readPixels } from "./images.js";
+import { ARRAYS } from "./wasm.js";
 
-export const ARRAYS = {
-  bool: Uint8Array,
-  uint8: Uint8Array,
-  int8: Int8Array,
-  uint16: Uint16Array,
-  int16: Int16Array,
-  float16: Uint16Array, // the bits of each number
-  bfloat16: Uint16Array,
-  uint32: Uint32Array,
-  int32: Int32Array,
-  float32: Float32Array,
-  uint64: BigUint64Array,
-  int64: BigInt64Array,
-  float64: Float64Array,
-};
+export { ARRAYS };
+
 const BEST = 5;
 
 /** An error with a code for programs: `fetch`, `no-webgpu`, `no-adapter`, `limit`, `kernel`, `memory`, `lost`, `destroyed`. */
@@ -125,6 +113,10 @@ export class Model {
 
   get version() {
     return this.#description.version;
+  }
+
+  get device() {
+    return this.#program.device ?? "the CPU";
   }
 
   get inputs() {

@@ -21,6 +21,7 @@ export async function open(files, description, options = {}) {
   ]);
   const device = options.device ?? (await requestDevice(adapter, program));
   const opened = new Program(device, program, description, !options.device);
+  opened.device = describeDevice(device.adapterInfo ?? adapter?.info);
   try {
     await opened.build(new TextDecoder().decode(sources).split(SEPARATOR), weights);
   } catch (error) {
@@ -53,6 +54,11 @@ async function requestDevice(adapter, { features, limits }) {
   } catch (error) {
     throw new ModelError("no-adapter", `the GPU cannot be used: ${error.message}`, { cause: error });
   }
+}
+
+/* Browsers tell few pages more than the maker of a GPU. */
+function describeDevice({ description, vendor, architecture } = {}) {
+  return description || [vendor, architecture].filter(Boolean).join(" ") || "the GPU";
 }
 
 const padded = (bytes) => Math.max(4, Math.ceil(bytes / 4) * 4);

@@ -6,7 +6,8 @@
  *   const model = await load();
  *   const outputs = model.run({ name: values, ... }); // typed arrays by name
  */
-const ARRAYS = {
+/** The arrays of JavaScript for the elements of tensors. */
+export const ARRAYS = {
   bool: Uint8Array,
   uint8: Uint8Array,
   int8: Int8Array,
