@@ -108,3 +108,28 @@ def test_digits_are_read_with_the_driver_alone(project: Project, tmp_path: Path)
         ({"STAND_IN_GPU": "53"}, "the kernels are not for this GPU, which is sm_53"),
     ):
         assert message in call(bundle, {**environment, **change})
+
+
+@pytest.mark.slow
+def test_kernels_are_tuned_by_the_driver_alone(project: Project, tmp_path: Path) -> None:
+    """For a GPU that TVM's runtime does not know; a launch that fails is a failed trial with the driver's words."""
+    gpu.make_driver(tmp_path)
+    project.environment.update(gpu.environment(tmp_path, 61))
+    project.write_recipe(targets=["cuda-sm61"], trials=2)
+    project.edit_recipe("{trials: 2", "{trials: 2, only: [conv2d], cost_model: random")
+    project.edit_recipe("shared-library", "c-library")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    tuned, picked, verdict = (
+        ran.stages[f"{stage}/cuda-sm61"]["facts"] for stage in ("tune", "pick_best", "verify")
+    )
+    assert (tuned["measured"], tuned["failed"]) == (2, 0)
+    assert picked["kernels"][0]["name"] == "fused_conv2d_add_relu" and not picked["errors"]
+    assert verdict["outputs"]["scores"]["passed"]
+
+    project.environment["STAND_IN_LAUNCHES"] = "3"
+    project.edit_recipe("only: [conv2d]", "only: [matmul]")
+    failed = project.run().stages["tune/cuda-sm61"]
+    assert failed["outcome"] == "failed"
+    assert "run: the device was lost" in failed["message"]
+    assert "NVIDIA's driver cannot start a kernel" in failed["message"]

@@ -233,20 +233,14 @@ def test_branches_choose_what_is_launched(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_a_recipe_for_opencl_is_built_verified_and_delivered(project: Project) -> None:
-    """All forms of a C library; the wheel needs numpy alone, tuning is left out, and a second run does nothing."""
-    project.write_recipe(targets=["opencl"], trials=4)
+    """All forms of a C library; the wheel needs numpy alone, and a second run does nothing."""
+    project.write_recipe(targets=["opencl"])
     project.edit_recipe("outputs: [", "outputs: [c-library, c-library-weights, cpp, wheel, ")
     text = (project.folder / "tiny.yaml").read_text()
     (project.folder / "tiny.yaml").write_text(re.sub(r"shared-library,? ?", "", text))
-    planned = project.tvmflow("plan", "tiny.yaml").out
-    assert "tiny/opencl: kernels for opencl are not tuned yet" in planned
     ran = project.run()
     assert ran.code == 0, ran.out
-    facts = {name: ran.stages[f"{name}/opencl"]["facts"] for name in ("extract_tasks", "verify")}
-    assert facts["extract_tasks"]["tunable"] == 0
-    reasons = set(facts["extract_tasks"]["not_tunable"].values())
-    assert reasons == {"kernels for opencl are not tuned yet"}
-    assert facts["verify"]["outputs"]["scores"]["passed"]
+    assert ran.stages["verify/opencl"]["facts"]["outputs"]["scores"]["passed"]
     assert project.run().ran == []
     dist = project.folder / "dist/tiny/opencl"
     header = (dist / "tiny-c-library/tiny.h").read_text()
@@ -261,6 +255,41 @@ def test_a_recipe_for_opencl_is_built_verified_and_delivered(project: Project) -
         check=True,
     )
     assert done.stdout == "(1, 5) False\n"
+
+
+@pytest.mark.gpu
+def test_kernels_are_tuned_on_the_device(project: Project, tmp_path: Path) -> None:
+    """The ledger resumes a search, the whole libraries are compared, and a lock file gives the same bytes elsewhere."""
+    project.write_recipe(targets=["opencl"], trials=2)
+    project.edit_recipe("{trials: 2", "{trials: 2, only: [conv2d], cost_model: random")
+    project.edit_recipe("shared-library", "c-library")
+    assert project.run("--until", "tune").stages["tune/opencl"]["facts"]["measured"] == 2
+    project.edit_recipe("trials: 2", "trials: 3")
+    ran = project.run()
+    assert ran.code == 0, ran.out
+    tuned, picked, verdict = (
+        ran.stages[f"{stage}/opencl"]["facts"] for stage in ("tune", "pick_best", "verify")
+    )
+    assert (tuned["measured"], tuned["reused"], tuned["failed"]) == (1, 2, 0)
+    assert len(project.trials()) == 3
+    # the rule's tiles are too large for 64 pixels; which library is faster depends on what else runs here
+    assert picked["kernels"][0]["name"] == "fused_conv2d_add_relu" and not picked["errors"]
+    assert not picked["library"] or picked["library"]["pairs"] > 0
+    assert verdict["outputs"]["scores"]["passed"]
+    assert project.run().ran == []
+    assert "setting  by_driver" in project.tvmflow("explain", "tiny.yaml", "tune/opencl").out
+
+    locked = project.tvmflow("lock", "tiny.yaml")
+    assert locked.code == 0, locked.err
+    folder = tmp_path / "other"
+    folder.mkdir()
+    other = Project(folder)
+    for file in project.folder.glob("tiny*"):
+        shutil.copy(file, folder)
+    again = other.run("--locked")
+    assert "tune/opencl" not in again.ran and "build/opencl" in again.ran
+    library = "dist/tiny/opencl/tiny-c-library/libtiny.so"
+    assert (folder / library).read_bytes() == (project.folder / library).read_bytes()
 
 
 # A program with a context, a queue and memory of its own.

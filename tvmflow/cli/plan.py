@@ -111,7 +111,7 @@ def show_plan(
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.stage_graph import make_graph, to_dot, to_mermaid, to_svg
     from tvmflow.engine.up_to_date import list_delivered, list_files_to_write, save_answer
-    from tvmflow.planning.checks import describe_runtimes, describe_untuned
+    from tvmflow.planning.checks import describe_runtimes
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.prepare import prepare_run
 
@@ -131,7 +131,6 @@ def show_plan(
         kept = find_hits_with_new_weights(prepared.plan, state)
         lines = format_plan(decisions, estimate_stages(prepared.plan, state), store.root, kept)
         lines += describe_runtimes(prepared.recipes, prepared.plan, state.artifacts)
-        lines += describe_untuned(prepared.recipes)
         lines += _describe_delivery(unwritten)
         text = "".join(f"{printable(line)}\n" for line in lines)
     if output is not None:

@@ -75,7 +75,6 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason
 from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
-from tvmflow.targets.tvm_target import gpu_arch
 from tvmflow.tuning.roofline import render_roofline
 
 _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of its kind), or verify.against: none (no check)"
@@ -284,19 +283,7 @@ def _check_execution(planned: PlannedRecipe, target: Target) -> Iterator[str]:
 
 def _is_tuned(planned: PlannedRecipe, target: ResolvedTarget) -> bool:
     """Tell whether a search measures kernels for a target."""
-    is_asked = tune.NAME in planned.stages and planned.recipe_for(target).tune.trials > 0
-    return is_asked and not backend_for(target.tvm).no_tvm_runtime_reason(target.tvm)
-
-
-def describe_untuned(recipes: Iterable[PlannedRecipe]) -> Iterator[str]:
-    """Yield a line for each target whose kernels are not tuned although its recipe asks for it."""
-    for planned in recipes:
-        for target in planned.targets if tune.NAME in planned.stages else ():
-            for part in resolved_targets(target):
-                if planned.recipe_for(part).tune.trials and not _is_tuned(planned, part):
-                    name = f"{planned.recipe.name}/{part.name}"
-                    device = gpu_arch(part.tvm) or part.tvm["kind"]
-                    yield f"{name}: kernels for {device} are not tuned yet: tune.trials does nothing for them"
+    return tune.NAME in planned.stages and planned.recipe_for(target).tune.trials > 0
 
 
 def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:

@@ -98,6 +98,7 @@ def measure_workload(
         rules_version=settings.schedules,
         # shorter samples than in the search, but more of them, and spread over time
         timing=Timing(tune.number, 1, max(10, tune.min_repeat_ms // 5), tune.flush_cache),
+        by_driver=settings.by_driver,
         rounds=_ROUNDS,
     )
     return read_or_measure(

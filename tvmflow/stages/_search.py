@@ -39,7 +39,9 @@ def search(
     _describe_workloads(ledger, tasks)
     measure_context = _make_measure_context(settings, context, tvm_build)
     # both before the search starts its threads: what the children need, and the server they fork from
-    measure.load_compiler(settings.target, runs=settings.remote is None)
+    measure.load_compiler(
+        settings.target, runs=settings.remote is None, by_driver=settings.by_driver
+    )
     with ForkServer.fork() as fork_server:
         options = _make_options(settings.tune)
         remote: measurer.Measurer | None = None
@@ -89,6 +91,7 @@ def _make_measure_context(
         },
         log=context.work / "trials.log",
         clock=WorkClock(),
+        by_driver=settings.by_driver,
     )
 
 

@@ -26,9 +26,7 @@ from tvmflow.stages.runtime_choice import (
     describe_runtime,
     requires_c_library,
 )
-from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
-from tvmflow.targets.tvm_target import gpu_arch, target_kind
 
 NAME: Final = "extract_tasks"
 TRAITS: Final = StageTraits(
@@ -46,11 +44,10 @@ WORKLOADS: Final = "workloads.json"
 
 
 class ExtractTasksSettings(StageSettings):
-    """The runtime, whether there must be a C library, and the kind of a target that is not measured."""
+    """The runtime, and whether there must be a C library."""
 
     runtime: str
     c_library: bool = False
-    unmeasured_kind: str = ""
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
@@ -58,9 +55,6 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> ExtractTasksSettings:
     return ExtractTasksSettings(
         runtime=choose_runtime(recipe, target),
         c_library=requires_c_library(recipe, target),
-        unmeasured_kind=gpu_arch(target.tvm) or target_kind(target.tvm)
-        if backend_for(target.tvm).no_tvm_runtime_reason(target.tvm)
-        else "",
     )
 
 
@@ -101,9 +95,6 @@ def run(settings: ExtractTasksSettings, context: StageContext) -> ExtractTasksFa
         check_program(mod)
     runtime, reason = find_runtime(mod, settings.runtime)
     workloads = extract_workloads(mod)
-    if settings.unmeasured_kind:
-        reason = f"kernels for {settings.unmeasured_kind} are not tuned yet"
-        workloads = [workload._replace(untunable_reason=reason) for workload in workloads]
     dimensions = read_dimensions(mod["main"])
     sizes = [sizes_text(chosen) for chosen in list_sizes_to_tune_at(dimensions)]
     tasks = [

@@ -38,10 +38,12 @@ from tvmflow.stages.tune_settings import (
     FinalistSettings,
     NoSearchSettings,
     PickBestSettings,
+    is_measured_by_driver,
     measured_threads,
 )
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
+from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.tuning.roofline import MeasuredKernel, gflops, gflops_text, render_roofline
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> PickBestSettings | NoSea
         threads=measured_threads(target),
         device=target.device,
         remote=target.remote or None,
+        by_driver=is_measured_by_driver(recipe, target),
     )
 
 
@@ -216,7 +219,9 @@ def _measure(
     ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
     modules = _read_json(context.inputs, "workloads.json")
     judgements: dict[str, Judgement] = {}
-    measure.load_compiler(settings.target, runs=settings.remote is None)
+    measure.load_compiler(
+        settings.target, runs=settings.remote is None, by_driver=settings.by_driver
+    )
     with ForkServer.fork() as fork_server:
         peak = _finalists.measure_peak(settings, context, fork_server)
         for done, task in enumerate(tasks, 1):
@@ -225,7 +230,7 @@ def _measure(
                 settings, context, fork_server, modules[key], trials, ledger.workload(key)
             )
             judgements[key] = _finalists.judge_finalists(task, measured, trials)
-            bans = ledger.workload(key).bans if task.get("sizes") else {}
+            bans = ledger.workload(key).bans if task.get("sizes") or settings.by_driver else {}
             if wrong := [bans[trial["id"]].reason for trial in trials if trial["id"] in bans]:
                 judgements[key]["wrong"] = wrong
             context.emit(
@@ -428,9 +433,9 @@ def compare_libraries(
     """Return the tuned library compared with the untuned one; None where it cannot be timed here."""
     from tvmflow.tuning.untuned_comparison import LibraryRequest, read_or_compare
 
-    if not chosen or settings.remote or not backend_for(settings.target).RUNS_ON_HOST_CPU:
+    is_in_process = backend_for(settings.target).RUNS_ON_HOST_CPU or settings.by_driver
+    if not chosen or settings.remote or not is_in_process:
         return None
-    assert settings.threads is not None
     request = LibraryRequest(
         lowered=str(context.inputs[LOWERED_ROLE]),
         workloads=str(context.inputs["extract_tasks/workloads.json"]),
@@ -438,7 +443,8 @@ def compare_libraries(
         names={task["key"]: task["names"] for task in tasks if task["key"] in chosen},
         chosen=chosen,
         target=settings.target,
-        threads=settings.threads,
+        # those of steps on the CPU, where kernels run on a device
+        threads=settings.threads or count_usable_cpus(),
         runtime=settings.runtime,
         rules_version=settings.schedules,
     )

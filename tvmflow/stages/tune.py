@@ -23,6 +23,7 @@ from tvmflow.stages.tune_settings import (
     NoSearchSettings,
     SearchSettings,
     TuneSettings,
+    is_measured_by_driver,
     measured_threads,
 )
 from tvmflow.targets.resolve import ResolvedTarget
@@ -106,6 +107,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> TuneSettings | NoSearchS
         device=target.device,
         unmeasurable_reason=target.unmeasurable_reason,
         remote=target.remote or None,
+        by_driver=is_measured_by_driver(recipe, target),
     )
 
 

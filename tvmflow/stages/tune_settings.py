@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from tvmflow.core.types import Json
+from tvmflow.recipe import Recipe
+from tvmflow.runtime.bundles import VM
 from tvmflow.stages.base import Settings, StageSettings
+from tvmflow.stages.runtime_choice import choose_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import with_threads
@@ -17,7 +20,8 @@ from tvmflow.tuning.ledger import target_key
 class TrialSettings(StageSettings):
     """The machine that measures trials; `remote` is how to reach its devices where they are behind RPC.
 
-    `threads` are those that kernels run with; none for code that uses no threads of the CPU.
+    `threads` are those that kernels run with; none for code that uses no threads of the CPU. `by_driver` tells that
+    kernels are measured in C libraries, which launch them by the driver of their device.
     """
 
     schedules: int
@@ -25,6 +29,7 @@ class TrialSettings(StageSettings):
     threads: int | None = None
     device: dict[str, str]
     remote: dict[str, Json] | None = None
+    by_driver: bool = False
 
     @property
     def measured_target(self) -> dict[str, Json]:
@@ -121,6 +126,12 @@ NO_SEARCH: Final = NoSearchSettings(tune=NoTrials(trials=0))
 def measured_threads(target: ResolvedTarget) -> int | None:
     """Return the number of threads that a target's kernels are measured with; None for a GPU."""
     return target.threads if backend_for(target.tvm).RUNS_ON_HOST_CPU else None
+
+
+def is_measured_by_driver(recipe: Recipe, target: ResolvedTarget) -> bool:
+    """Return whether kernels are launched by a driver on this machine, without TVM's runtime."""
+    has_executor = bool(backend_for(target.tvm).EXECUTOR)
+    return has_executor and not target.remote and choose_runtime(recipe, target) != VM
 
 
 def find_ledger_key(preimage: Mapping[str, Json]) -> str:

@@ -6,15 +6,19 @@ trial and nothing else.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from tvmflow.core.errors import StageError
+from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for
@@ -43,7 +47,7 @@ _Request = TypeVar("_Request", bound="KernelRequest")
 
 
 class Timing(NamedTuple):
-    """The options for timing a kernel with TVM's `time_evaluator`, whose first call is a warm-up.
+    """The options for timing a kernel, whose first call is a warm-up.
 
     Attributes:
         number: Calls in one repeat, more where they take less than `min_repeat_ms`; 0 means 1.
@@ -61,10 +65,17 @@ class Timing(NamedTuple):
 # ---------------------------------------------------------------- building
 
 
-def load_compiler(target: Mapping[str, Json], *, runs: bool = True) -> None:
+def load_compiler(
+    target: Mapping[str, Json], *, runs: bool = True, by_driver: bool = False
+) -> None:
     """Load what this process needs to build kernels for `target` and, with `runs`, to run them.
 
     The process may be forked until the first kernel has run on a GPU.
+
+    Args:
+        target: TVM's mapping of the target.
+        runs: Whether kernels run in this process.
+        by_driver: Whether they are in C libraries, which load the driver themselves.
 
     Raises:
         EnvironmentProblem: The GPU or its tools cannot be used.
@@ -72,7 +83,8 @@ def load_compiler(target: Mapping[str, Json], *, runs: bool = True) -> None:
     from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 
     load_intrinsics(target)
-    backend_for(target).load_compiler(runs=runs)
+    if not by_driver:
+        backend_for(target).load_compiler(runs=runs)
 
 
 def trace_json(trace: Any) -> Json:
@@ -128,12 +140,15 @@ class KernelRequest:
         target: TVM's mapping of the target.
         rules_version: The version of the schedule rules for untuned kernels; 0 for none.
         timing: How to time a kernel.
+        by_driver: Kernels are in C libraries, which launch them by the driver of a device; otherwise TVM's
+            runtime calls them.
     """
 
     mod: str
     target: Mapping[str, Json]
     rules_version: int
     timing: Timing
+    by_driver: bool = False
 
     @classmethod
     def from_json(cls: type[_Request], value: Mapping[str, Json]) -> _Request:
@@ -160,6 +175,73 @@ class KernelRequest:
             return apply_trace(mod, trace).mod, "tuned"
         scheduled, rules = schedules.schedule_untuned(mod, self.target, self.rules_version)
         return scheduled, rules["main"]
+
+    def load_compiler(self) -> None:
+        """Load what this process needs to build and run the kernels."""
+        load_compiler(self.target, by_driver=self.by_driver)
+
+    def build(self, scheduled: tvm.IRModule) -> Any:
+        """Return a scheduled kernel that `time_kernel` takes."""
+        make = LibraryKernel if self.by_driver else build
+        return make(scheduled, self.target)
+
+    def make_arguments(self) -> list[list[Any]]:
+        """Return the arguments of each measurement; a library has its own."""
+        import tvm
+
+        return [[]] if self.by_driver else make_measured_arguments(tvm.ir.load_json(self.mod))
+
+    def place_arguments(self, argument_lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Return arguments where kernels take them on this machine; a broken device raises here."""
+        backend = backend_for(self.target)
+        if not self.by_driver:
+            return [backend.place_arguments(arguments) for arguments in argument_lists]
+        if reason := backend.unrunnable_reason(self.target, in_this_process=True):
+            raise EnvironmentProblem(reason)
+        return list(map(list, argument_lists))
+
+
+class LibraryKernel:
+    """A kernel in a C library of its own, timed by the events of the device that it runs on."""
+
+    def __init__(self, mod: tvm.IRModule, target: Mapping[str, Json]) -> None:
+        """Compile a scheduled kernel with arguments of its own for a target; no device is used yet."""
+        from tvmflow.compiler import lowering
+        from tvmflow.compiler.c_program import link_kernel
+
+        arguments = [argument.numpy() for argument in make_arguments(mod)]
+        self._folder = tempfile.TemporaryDirectory(prefix="tvmflow-")
+        folder = Path(self._folder.name)
+        self._library = link_kernel(mod["main"], arguments, lowering.make_target(target), folder)
+        self._seconds: list[float] = []
+
+    @functools.cached_property
+    def _call(self) -> Callable[[], list[np.ndarray[Any, Any]]]:
+        """A call; the driver builds the kernel before the first one."""
+        program = self._library.load()
+        self._folder.cleanup()
+        return program.profiled_main(lambda _, seconds: self._seconds.append(seconds))
+
+    def compute(self) -> list[np.ndarray[Any, Any]]:
+        """Return what the kernel computes of its own arguments."""
+        return self._call()
+
+    def time(self, timing: Timing) -> list[float]:
+        """Return the seconds of a call on the device, one number for each repeat."""
+        self._call()
+        return [self._time_repeat(timing) for _ in range(timing.repeat)]
+
+    def _time_repeat(self, timing: Timing) -> float:
+        self._seconds.clear()
+        calls, deadline = 0, time.monotonic() + timing.min_repeat_ms / 1e3
+        # what a call takes besides its kernel counts for the end of a repeat, and not for the kernel
+        while calls < timing.number or time.monotonic() < deadline or not calls:
+            self._call()
+            calls += 1
+        seconds = sum(self._seconds) / calls
+        if not seconds:
+            raise StageError("the driver of the device reports no times of kernels")
+        return seconds
 
 
 # ---------------------------------------------------------------- arguments
@@ -203,11 +285,6 @@ def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: str
     raise ValueError(f"arguments of type {dtype} cannot be generated")
 
 
-def copy_to_device(arguments: Sequence[Any], target: Mapping[str, Json]) -> list[Any]:
-    """Return arguments on this machine's device for a target; a broken GPU raises here."""
-    return backend_for(target).place_arguments(arguments)
-
-
 # ---------------------------------------------------------------- timing
 
 
@@ -218,6 +295,8 @@ def use_threads(target: Mapping[str, Json]) -> None:
 
 def time_kernel(kernel: Any, arguments: list[Any], timing: Timing) -> list[float]:
     """Return the seconds of a call, one number for each repeat, on the device of the arguments."""
+    if isinstance(kernel, LibraryKernel):
+        return kernel.time(timing)
     import tvm
     from tvm.rpc.base import RPC_SESS_MASK
 
@@ -253,11 +332,14 @@ def time_candidate(
     looks = [time_kernel(kernel, arguments, first_look) for arguments in argument_lists]
     if best_s is not None and geometric_means(looks)[0] > _HOPELESS_RATIO * best_s:
         return looks
-    # The number of calls that fill a repeat is known now: TVM need not find it out again.
-    numbers = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
-    steady = [
-        timing._replace(number=max(timing.number, number), min_repeat_ms=0) for number in numbers
-    ]
+    steady = [timing] * len(looks)
+    if not isinstance(kernel, LibraryKernel):
+        # The number of calls that fill a repeat is known now: TVM need not find it out again.
+        numbers = [math.ceil(timing.min_repeat_ms / 1e3 / look[0]) for look in looks]
+        steady = [
+            timing._replace(number=max(timing.number, number), min_repeat_ms=0)
+            for number in numbers
+        ]
     rows: list[list[float]] = [[] for _ in looks]
     for _ in range(_MAX_ROUNDS):
         for row, arguments, own_timing in zip(rows, argument_lists, steady, strict=True):

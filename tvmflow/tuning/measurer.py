@@ -43,6 +43,7 @@ class MeasureContext(NamedTuple):
         host: The machine, for the record of a trial.
         log: The file for what children print; None for none.
         clock: The clock of the tuning.
+        by_driver: Whether kernels are in C libraries; see `KernelRequest`.
     """
 
     target: Mapping[str, Json]
@@ -53,6 +54,7 @@ class MeasureContext(NamedTuple):
     host: Mapping[str, Json]
     log: Path | None
     clock: WorkClock
+    by_driver: bool = False
 
 
 class MeasureJob(NamedTuple):
@@ -135,6 +137,7 @@ class Measurer:
             target=self._context.target,
             rules_version=self._context.rules_version,
             timing=self._timing,
+            by_driver=self._context.by_driver,
             best_s=job.best_s,
             library=library,
         )
@@ -363,19 +366,17 @@ def measure_trial(payload: Json, emit: Emit) -> Json:
         The times of a `TrialResult`, or `failure`; and `phase_secs`.
     """
     request = TrialRequest.from_json(payload)
-    measure.load_compiler(request.target)
+    request.load_compiler()
 
     def work(phases: PhaseReporter) -> Json:
         with phases.phase("apply"):
             mod, _ = request.schedule(request.trace)
         with phases.phase("build"):
-            kernel = measure.build(mod, request.target)
-            argument_lists = measure.make_measured_arguments(mod)
+            kernel = request.build(mod)
+            argument_lists = request.make_arguments()
         with phases.phase(DEVICE_PHASE, ask=True):
             measure.use_threads(request.target)
-            argument_lists = [
-                measure.copy_to_device(arguments, request.target) for arguments in argument_lists
-            ]
+            argument_lists = request.place_arguments(argument_lists)
         with phases.phase("run"):
             return time_trial(request, kernel, argument_lists)
 

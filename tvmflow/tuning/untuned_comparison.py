@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.dimensions import evaluate_shape, list_sizes_to_tune_at, specs_at
+from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, geometric_means, measure_in_turns
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
+from tvmflow.targets.backends import backend_for
 from tvmflow.tuning.trials import LibraryRecord, timestamp
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
@@ -218,12 +220,15 @@ class _Libraries:
         from tvmflow.compiler.open_sizes import read_dimensions
         from tvmflow.tuning import measure
 
-        measure.load_compiler(request.target)
-        measure.use_threads({**request.target, "num-cores": request.threads})
         self._request = request
         self._target = lowering.make_target(request.target)
         self._lowered = lowering.LoweredModel.read(Path(request.lowered)).mod
-        self._runtime, _ = find_runtime(self._lowered, request.runtime)
+        self._runtime, reason = find_runtime(self._lowered, request.runtime)
+        by_driver = not backend_for(request.target).RUNS_ON_HOST_CPU
+        if by_driver and self._runtime != C_RUNTIME:
+            raise StageError(f"it needs TVM's virtual machine for {reason}")
+        measure.load_compiler(request.target, by_driver=by_driver)
+        measure.use_threads({**request.target, "num-cores": request.threads})
         self._workloads = json.loads(Path(request.workloads).read_text())
         main = self._lowered["main"]
         weights = ir.list_weights(main)

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, s_tir, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program.c_kernels import (
@@ -50,6 +51,7 @@ from tvmflow.compiler.c_program.program import (
 from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, share_weights
 from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.cpu_model import is_cpu
+from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.open_sizes import NoSize, list_symbols
 from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
@@ -67,9 +69,6 @@ from tvmflow.targets.linking import ALIGNMENT, compile_c, padded, pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
 from tvmflow.targets.tvm_target import cpu_triple
-
-if TYPE_CHECKING:
-    from tvmflow.compiler.lowering import ScheduledModel
 
 Array = np.ndarray[Any, Any]
 
@@ -186,10 +185,7 @@ def _compile_for_device(
     if on_host:
         _write_kernels(lowered, host, prefix, folder)
     else:
-        # other objects get the format of this one
-        (folder / "empty.c").write_text("typedef int tf_nothing;\n")
-        compile_c(folder, "empty.c", "kernels0.o", cpu_triple(target.export()))
-        (folder / "empty.c").unlink()
+        _write_empty_object(target, folder)
     _write_constants(program, prefix, folder)
     content = generate_device_code(device, target)
     code = DeviceCode(device.kernels, tensors, f"{prefix}device_code", len(content))
@@ -198,6 +194,15 @@ def _compile_for_device(
     write_data(folder / DEVICE_CODE, some, code.symbol, pieces)
     text = write_device_program(program, traits, prefix, code)
     (folder / PROGRAM).write_text("\n".join((*_define_symbols(prefix), text)))
+
+
+def _write_empty_object(target: tvm.target.Target, folder: Path) -> None:
+    """Write the object whose format the others get, where there are no kernels for the CPU."""
+    # aside: the compiler leaves files of its own
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "empty.c").write_text("typedef int tf_nothing;\n")
+        compile_c(Path(scratch), "empty.c", "empty.o", cpu_triple(target.export()))
+        shutil.move(Path(scratch) / "empty.o", folder / "kernels0.o")
 
 
 def _define_symbols(prefix: str) -> list[str]:
@@ -310,6 +315,70 @@ def _digest(array: Array) -> str:
 _NAME: Final = "variant"
 
 
+class LinkedLibrary(NamedTuple):
+    """A library for this process that is not loaded yet; a device is first used when it is.
+
+    Attributes:
+        path: The library.
+        signature: Its inputs and outputs.
+        threads: The threads of a call.
+    """
+
+    path: Path
+    signature: Mapping[str, Json]
+    threads: int
+
+    def load(self) -> NativeProgram:
+        """Return the library, loaded; the file is not needed any more."""
+        return NativeProgram(self.path, _NAME, self.threads, self.signature)
+
+
+def link_kernel(
+    kernel: tirx.PrimFunc, arguments: Sequence[Array], target: tvm.target.Target, folder: Path
+) -> LinkedLibrary:
+    """Compile a scheduled kernel for this machine, as a library without inputs.
+
+    What the kernel reads are weights of the library, so that a call copies none of it to a device.
+
+    Args:
+        kernel: The kernel; its sizes are fixed.
+        arguments: An array for each of its parameters.
+        target: The target.
+        folder: An empty folder to write into.
+
+    Raises:
+        UnsupportedKernel: The kernel cannot become launches on a device.
+        UnsupportedProgram: It writes to a parameter before its last ones.
+    """
+    written = {
+        region.source
+        for block in ir.find_nodes(kernel.body, s_tir.SBlock)
+        for region in block.writes
+    }
+    params = list(kernel.params)
+    first = next((place for place, param in enumerate(params) if param in written), len(params))
+    if not all(param in written for param in params[first:]):
+        raise UnsupportedProgram("a kernel that writes to what it reads")
+    shapes = [(list(map(int, param.ty.shape)), str(param.ty.dtype.dtype)) for param in params]
+    types = [relax.TensorType(*shape) for shape in shapes]
+    builder = relax.BlockBuilder()
+    var = builder.add_func(kernel, "kernel")
+    weights = [relax.Var(f"w{index}", ty) for index, ty in enumerate(types[:first])]
+    with builder.function("main", weights):
+        with builder.dataflow():
+            output = builder.emit_output(relax.call_tir(var, weights, types[first:]))
+        builder.emit_func_output(output)
+    signature = {
+        "inputs": [],
+        "outputs": [
+            {"name": f"y{index}", "shape": shape, "dtype": dtype}
+            for index, (shape, dtype) in enumerate(shapes[first:])
+        ],
+    }
+    model = ScheduledModel(builder.get(), arguments[:first], target)
+    return _link(model, signature, count_usable_cpus(), folder)
+
+
 def load_c_library(
     model: ScheduledModel, signature: Mapping[str, Json], threads: int
 ) -> NativeProgram:
@@ -323,13 +392,19 @@ def load_c_library(
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
     """
-    triple = cpu_triple(model.target.export())
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
-        folder, library = Path(scratch), Path(scratch, "library.so")
-        prefix = symbol_prefix(_NAME)
-        compile_program(model.mod, model.weights, model.target, prefix, folder)
-        compiled = {path.name: path for path in folder.iterdir()}
-        executor = backend_for(model.target.export()).EXECUTOR
-        described = DescribedModel(_NAME, signature, (), triple, executor=executor)
-        c_runtime.link(described, compiled, library)
-        return NativeProgram(library, _NAME, threads, signature)
+        return _link(model, signature, threads, Path(scratch)).load()
+
+
+def _link(
+    model: ScheduledModel, signature: Mapping[str, Json], threads: int, folder: Path
+) -> LinkedLibrary:
+    """Compile and link a model; arguments and errors as of `load_c_library`, besides an empty folder."""
+    library = folder / "library.so"
+    compile_program(model.mod, model.weights, model.target, symbol_prefix(_NAME), folder)
+    compiled = {path.name: path for path in folder.iterdir()}
+    target = model.target.export()
+    executor = backend_for(target).EXECUTOR
+    described = DescribedModel(_NAME, signature, (), cpu_triple(target), executor=executor)
+    c_runtime.link(described, compiled, library)
+    return LinkedLibrary(library, signature, threads)

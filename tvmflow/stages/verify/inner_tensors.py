@@ -21,6 +21,7 @@ from tvmflow.compiler.counts import read_counts
 from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
+from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.core.errors import StageError
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
@@ -30,7 +31,6 @@ from tvmflow.stages.build import BuildSettings, schedule_kernels
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify_settings import VerifySettings
-from tvmflow.tuning.measure import load_compiler
 from tvmflow.tuning.workloads import normalize, workload_key
 
 _log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class InnerLibrary:
         """Lower and schedule a model with the settings and the chosen schedules of `build`."""
         machine = settings.machines[""].tvm
         assert settings.lowering is not None and settings.schedules is not None
-        load_compiler(machine)
+        load_intrinsics(machine)
         target = lowering.make_target(machine)
         build = BuildSettings(
             target=machine,

@@ -306,11 +306,11 @@ def _schedule_by_rules(
 ) -> Iterator[ScheduledModel]:
     """Give models with schedules; their weights are read once."""
     from tvmflow.compiler import lowering
-    from tvmflow.tuning.measure import load_compiler
+    from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 
     params = lowering.load_weights(context.inputs["import/params.safetensors"])
     target = settings.machines[""].tvm
     assert settings.schedules is not None
-    load_compiler(target, runs=settings.run_on == LOCAL)
+    load_intrinsics(target)
     for model in models:
         yield model.schedule_untuned(params, target, settings.schedules)

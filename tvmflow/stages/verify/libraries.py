@@ -156,7 +156,9 @@ def _load_on_vm(
     from tvmflow.compiler.lowering import compile_with_weights
     from tvmflow.runtime.virtual_machine import VirtualMachine, load_library
     from tvmflow.targets.linking import export_library
+    from tvmflow.tuning.measure import load_compiler
 
+    load_compiler(model.target.export())
     built = compile_with_weights(*model)
     if like.device.is_host:
         library = built.jit()

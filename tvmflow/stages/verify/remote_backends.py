@@ -25,6 +25,7 @@ from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
 from tvmflow.targets.tvm_target import with_threads
+from tvmflow.tuning.measure import load_compiler
 from tvmflow.tuning.rpc_device import DevicePool, RpcDevice, RpcEndpoint
 from tvmflow.tuning.tuning_job import PhaseReporter, report_failure
 
@@ -200,6 +201,7 @@ class DeviceLibrary(_RemoteLibrary):
     def load_variant(self, model: ScheduledModel) -> DeviceLibrary:
         """Return the same model with other schedules, on the same devices."""
         library = self.scratch / "variant.so"
+        load_compiler(self.machine.tvm, runs=False)
         export_library(compile_with_weights(*model), library, self.machine.tvm)
         return replace(self, library=library)
 
