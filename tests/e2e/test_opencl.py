@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -156,6 +157,57 @@ def test_what_a_driver_refuses_is_a_code_with_its_words(
     assert large.stdout.startswith("8 there is not enough memory: OpenCL: the device has no memory")
 
 
+# Makes a context with a folder for what the driver builds, and says how many seconds that took.
+CREATE = """
+import ctypes, sys, time
+class Device(ctypes.Structure):
+    _fields_ = [("number", ctypes.c_uint32), *((name, ctypes.c_void_p) for name in ("context", "device", "queue")),
+                ("cache", ctypes.c_char_p)]
+library, handle = ctypes.CDLL(sys.argv[1]), ctypes.c_void_p()
+folder = sys.argv[2].encode() if len(sys.argv) > 2 else None
+started = time.monotonic()
+assert library.net_create_on(None, ctypes.byref(Device(cache=folder)), ctypes.byref(handle)) == 0
+print(time.monotonic() - started)
+library.net_destroy(handle)
+"""
+
+
+@pytest.mark.gpu
+def test_what_the_driver_built_is_kept_and_checked(digits: DeviceLibrary, tmp_path: Path) -> None:
+    """In a folder that the program or the environment names; a damaged file, or one of others, is replaced."""
+    kept, number = tmp_path / "kept", itertools.count()
+    kept.mkdir()
+
+    def create(*arguments: str, **environment: str) -> float:
+        # the driver's own cache is empty
+        environment["POCL_CACHE_DIR"] = str(tmp_path / f"pocl{next(number)}")
+        command = [sys.executable, "-c", CREATE, str(digits.library), *arguments]
+        env = {**os.environ, **environment}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    def check_replaced(content: bytes) -> None:
+        file.write_bytes(content)
+        before = file.stat().st_ino
+        create(str(kept))
+        assert list(kept.iterdir()) == [file]
+        assert file.stat().st_ino != before and file.read_bytes()[:8] == good[:8]
+
+    built_s = create(str(kept))
+    (file,) = kept.iterdir()
+    good, inode = file.read_bytes(), file.stat().st_ino
+    assert create(NET_DEVICE_CACHE=str(kept)) < built_s / 2
+    assert (file.read_bytes(), file.stat().st_ino) == (good, inode)
+    check_replaced(good[:-1] + bytes([good[-1] ^ 1]))
+    check_replaced(b"")
+    # the size of the identity, which then would be longer than any
+    check_replaced(good[:8] + b"\xff" * 8 + good[16:])
+    file.chmod(0o666)
+    create(str(kept))
+    assert file.stat().st_ino != inode and file.stat().st_mode & 0o777 == 0o600
+    create(str(tmp_path / "nowhere"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("sanitizer", ["address", "undefined"])
 def test_sanitizers_are_silent(digits: DeviceLibrary, tmp_path: Path, sanitizer: str) -> None:
@@ -166,7 +218,7 @@ def test_sanitizers_are_silent(digits: DeviceLibrary, tmp_path: Path, sanitizer:
     program = digits.compile_program(tmp_path / "sanitized", MAIN, {}, *flags)
     (tmp_path / "suppressed").write_text(SUPPRESSED)
     options = f"suppressions={tmp_path}/suppressed:print_suppressions=0"
-    done = run_program(program, LSAN_OPTIONS=options)
+    done = run_program(program, LSAN_OPTIONS=options, NET_DEVICE_CACHE=str(tmp_path))
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     failed = run_program(program, "99", LSAN_OPTIONS=options)
     assert (failed.returncode, failed.stderr) == (1, "")

@@ -188,7 +188,13 @@ def _compile_for_device(
         _write_empty_object(target, folder)
     _write_constants(program, prefix, folder)
     content = generate_device_code(device, target)
-    code = DeviceCode(device.kernels, tensors, f"{prefix}device_code", len(content))
+    code = DeviceCode(
+        kernels=device.kernels,
+        tensors=tensors,
+        symbol=f"{prefix}device_code",
+        bytes=len(content),
+        digest=hashlib.sha256(content).hexdigest(),
+    )
     some = min(folder.glob("kernels*.o"))
     pieces = [content, bytes(1 + -(len(content) + 1) % ALIGNMENT)]
     write_data(folder / DEVICE_CODE, some, code.symbol, pieces)

@@ -185,12 +185,14 @@ class DeviceCode(NamedTuple):
         tensors: The tensors on the device of inputs and outputs.
         symbol: The name of the code in C.
         bytes: Its size.
+        digest: Its digest.
     """
 
     kernels: Mapping[str, DeviceKernel]
     tensors: TensorsOnDevice
     symbol: str
     bytes: int
+    digest: str
 
 
 def write_device_program(
@@ -257,6 +259,7 @@ class _DeviceWriter(Writer):
         lines = [
             f"#define TF_DEVICE_CODE {device.symbol}",
             f"#define TF_DEVICE_CODE_BYTES {device.bytes}u",
+            f"#define TF_DEVICE_CODE_DIGEST {c_string(device.digest)}",
             f"#define TF_DEVICE_FUNCTIONS {len(self._functions)}",
             f"#define TF_DEVICE_ARENA UINT64_C({self._program.device_arena})",
             f"#define TF_DEVICE_WEIGHTS UINT64_C({self._weight_bytes})",

@@ -10,8 +10,12 @@ void *memcpy(void *target, const void *source, size_t bytes);
 void *memset(void *target, int value, size_t bytes);
 int strcmp(const char *left, const char *right);
 int strncmp(const char *left, const char *right, size_t bytes);
+int memcmp(const void *left, const void *right, size_t bytes);
+size_t strlen(const char *text);
+char *getenv(const char *name);
 int posix_memalign(void **memory, size_t alignment, size_t bytes);
 void *calloc(size_t count, size_t bytes);
+void *malloc(size_t bytes);
 void free(void *memory);
 _Noreturn void abort(void);
 
@@ -92,12 +96,21 @@ void *dlsym(void *library, const char *name);
 #define RTLD_NOW TF_LP64(2, 0)
 #define RTLD_LOCAL 0
 
-/* A file of weights. Linux for ARM and x86 has the same numbers. */
+/* Files of weights and of code. Linux for ARM and x86 has the same numbers. */
 #define O_RDONLY 0
+#define O_WRONLY 1
+#define O_CREAT 0100
+#define O_EXCL 0200
 #define O_NONBLOCK 04000
 #define O_CLOEXEC 02000000
 int open(const char *path, int flags, ...);
 int close(int file);
+typedef long ssize_t;
+ssize_t read(int file, void *target, size_t bytes);
+ssize_t write(int file, const void *source, size_t bytes);
+int rename(const char *before, const char *after);
+int unlink(const char *path);
+unsigned geteuid(void);
 struct stat {
 #if defined(__x86_64__)
   uint64_t st_dev, st_ino, st_nlink;

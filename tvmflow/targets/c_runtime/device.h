@@ -59,6 +59,7 @@ typedef TF(device) tf_choice;
 /* What generated code (`program.c`) defines besides:
  *
  *   #define TF_DEVICE_CODE_BYTES …      the size of the code, without a 0 that follows it
+ *   #define TF_DEVICE_CODE_DIGEST …     the digest of the code, as text
  *   #define TF_DEVICE_FUNCTIONS …       how many functions it has
  *   #define TF_DEVICE_ARENA …           the bytes of a context's arena on the device
  *   #define TF_DEVICE_WEIGHTS …         the bytes of the weights there

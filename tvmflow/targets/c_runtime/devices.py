@@ -57,6 +57,7 @@ _MEMBERS: Final[Mapping[str, str]] = {
   void *context; /* a cl_context, which the library retains */
   void *device;  /* a cl_device_id of it */
   void *queue;   /* a cl_command_queue of both, in order, that all is done on; NULL for one of the library's own */
+  const char *cache; /* a folder of your own for what the driver builds; NULL for that in %(NAME)s_DEVICE_CACHE, if any */
 """,
     "cuda.c": """\
   void *context; /* a CUcontext */
@@ -76,5 +77,5 @@ def header_values(values: Mapping[str, str], executor: str) -> dict[str, str]:
     """Return what the header's template has besides for a device; empty texts for no executor."""
     if not executor:
         return {"dimension_statuses": "", "dimension_functions": ""}
-    named = {**values, "members": _MEMBERS[executor], "memory": _MEMORY[executor]}
+    named = {**values, "members": _MEMBERS[executor] % values, "memory": _MEMORY[executor]}
     return {"dimension_statuses": STATUSES % named, "dimension_functions": _FUNCTIONS % named}

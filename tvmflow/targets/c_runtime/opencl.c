@@ -4,6 +4,10 @@
 #else
 #ifndef __ANDROID__
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #endif
 #define TF_CL
 #endif
@@ -24,6 +28,13 @@ enum {
   TF_CL_READ_WRITE = 1 << 0,
   TF_CL_REGION = 0x1220,
   TF_CL_DEVICE_ALIGNMENT = 0x1019,
+  TF_CL_DEVICE_NAME = 0x102B,
+  TF_CL_DEVICE_VENDOR = 0x102C,
+  TF_CL_DRIVER_VERSION = 0x102D,
+  TF_CL_DEVICE_VERSION = 0x102F,
+  TF_CL_PROGRAM_DEVICES = 0x1162,
+  TF_CL_BINARY_SIZES = 0x1165,
+  TF_CL_BINARIES = 0x1166,
   TF_CL_BUILD_LOG = 0x1183,
   TF_CL_WORK_GROUP_SIZE = 0x11B0,
   TF_CL_COMMAND_START = 0x1282,
@@ -33,6 +44,9 @@ enum {
 typedef struct {
   size_t origin, size;
 } tf_cl_region;
+
+#define TF_CL_TEXT_OF(name) #name
+#define TF_CL_TEXT(name) TF_CL_TEXT_OF(name)
 
 /* The functions of the library: result, name, arguments. */
 #define TF_CL_FUNCTIONS(F)                                                                                              \
@@ -46,6 +60,10 @@ typedef struct {
   F(tf_cl_int, RetainCommandQueue, (tf_cl_object))                                                                      \
   F(tf_cl_int, ReleaseCommandQueue, (tf_cl_object))                                                                     \
   F(tf_cl_object, CreateProgramWithSource, (tf_cl_object, tf_cl_uint, const char **, const size_t *, tf_cl_int *))      \
+  F(tf_cl_object, CreateProgramWithBinary,                                                                              \
+    (tf_cl_object, tf_cl_uint, const tf_cl_object *, const size_t *, const unsigned char *const *, tf_cl_int *,         \
+     tf_cl_int *))                                                                                                      \
+  F(tf_cl_int, GetProgramInfo, (tf_cl_object, tf_cl_uint, size_t, void *, size_t *))                                    \
   F(tf_cl_int, BuildProgram, (tf_cl_object, tf_cl_uint, const tf_cl_object *, const char *, void *, void *))            \
   F(tf_cl_int, GetProgramBuildInfo, (tf_cl_object, tf_cl_object, tf_cl_uint, size_t, void *, size_t *))                 \
   F(tf_cl_int, ReleaseProgram, (tf_cl_object))                                                                          \
@@ -196,14 +214,195 @@ static int tf_refuse_program(const tf_device *device, tf_cl_int code) {
   return code == TF_CL_OUT_OF_HOST_MEMORY ? TF_STATUS(NO_MEMORY) : TF_STATUS(KERNEL_REFUSED);
 }
 
-static int tf_build_program(tf_device *device) {
+/* ------------------------------------------------------------------ binaries */
+
+/* The program may be kept as the driver built it, in a folder that the program of the caller names, or the variable
+ * NAME_DEVICE_CACHE. A file has a head, the identity of code, device and driver, and the binary. Whatever is not as it
+ * should be is no error: the code is built from its source, and the file written again. On Windows, where drivers keep
+ * what they built, there is none. */
+#ifdef _WIN32
+
+static bool tf_load_binary(tf_device *device, const tf_choice *choice) {
+  (void)device, (void)choice;
+  return false;
+}
+
+static void tf_keep_binary(const tf_device *device, const tf_choice *choice) { (void)device, (void)choice; }
+
+#else
+
+enum { TF_CL_IDENTITY = 1024, TF_CL_PATH = 4096 };
+
+typedef struct {
+  char magic[8];
+  uint64_t identity_bytes, binary_bytes, checksum;
+} tf_binary_head;
+
+static const char tf_binary_magic[8] = {'t', 'f', 'c', 'l', 'b', 'i', 'n', '1'};
+
+/* What a binary is for, and the file that it is kept in. */
+typedef struct {
+  char identity[TF_CL_IDENTITY], path[TF_CL_PATH];
+  size_t identity_bytes, path_bytes;
+} tf_binary_place;
+
+/* FNV-1a: it finds damage, not intent, which the owner of the file is trusted not to have. */
+static uint64_t tf_add_checksum(uint64_t checksum, const void *data, size_t bytes) {
+  for (const unsigned char *byte = data, *end = byte + bytes; byte < end; ++byte)
+    checksum = (checksum ^ *byte) * UINT64_C(0x100000001b3);
+  return checksum;
+}
+
+static uint64_t tf_checksum_of(const tf_binary_place *place, const void *binary, size_t bytes) {
+  const uint64_t checksum = tf_add_checksum(UINT64_C(0xcbf29ce484222325), place->identity, place->identity_bytes);
+  return tf_add_checksum(checksum, binary, bytes);
+}
+
+static bool tf_add_text(char *target, size_t room, size_t *length, const char *text) {
+  const size_t bytes = strlen(text);
+  if (bytes >= room - *length) return false;
+  memcpy(target + *length, text, bytes + 1);
+  *length += bytes;
+  return true;
+}
+
+/* Find the place; false where none is asked for, or what the driver says does not fit. */
+static bool tf_find_binary(const tf_device *device, const tf_choice *choice, tf_binary_place *place) {
+  static const tf_cl_uint parts[] = {TF_CL_DEVICE_NAME, TF_CL_DEVICE_VENDOR, TF_CL_DEVICE_VERSION, TF_CL_DRIVER_VERSION};
+  const char *folder = choice->cache ? choice->cache : getenv(TF_CL_TEXT(TF_STATUS(DEVICE_CACHE)));
+  if (!folder || !*folder) return false;
+  place->identity_bytes = place->path_bytes = 0;
+  if (!tf_add_text(place->identity, TF_CL_IDENTITY, &place->identity_bytes, TF_DEVICE_CODE_DIGEST)) return false;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; ++i) {
+    size_t bytes = 0;
+    const size_t room = TF_CL_IDENTITY - place->identity_bytes;
+    if (device->cl.GetDeviceInfo(device->id, parts[i], room, place->identity + place->identity_bytes, &bytes) != 0) return false;
+    /* With the 0 at its end, so that no two lists of texts are the same. */
+    place->identity_bytes += bytes;
+  }
+  uint64_t digest = tf_checksum_of(place, NULL, 0);
+  char name[] = "/0000000000000000.clbin";
+  for (size_t i = 16; i > 0; --i, digest >>= 4) name[i] = "0123456789abcdef"[digest & 15];
+  return tf_add_text(place->path, TF_CL_PATH, &place->path_bytes, folder) &&
+         tf_add_text(place->path, TF_CL_PATH, &place->path_bytes, name);
+}
+
+static bool tf_read_all(int file, void *target, size_t bytes) {
+  for (char *place = target; bytes;) {
+    const ssize_t count = read(file, place, bytes);
+    if (count <= 0) return false;
+    place += count;
+    bytes -= (size_t)count;
+  }
+  return true;
+}
+
+static bool tf_write_all(int file, const void *source, size_t bytes) {
+  for (const char *place = source; bytes;) {
+    const ssize_t count = write(file, place, bytes);
+    if (count <= 0) return false;
+    place += count;
+    bytes -= (size_t)count;
+  }
+  return true;
+}
+
+/* A driver runs what is in a file: nobody else may write to it. */
+static bool tf_is_own_file(const struct stat *found) {
+  const unsigned others_write = 022;
+  return S_ISREG(found->st_mode) && found->st_uid == geteuid() && (found->st_mode & others_write) == 0;
+}
+
+/* Return the binary in an open file, or NULL. */
+static unsigned char *tf_read_binary(int file, const tf_binary_place *place, size_t *bytes) {
+  tf_binary_head head;
+  char identity[TF_CL_IDENTITY];
+  struct stat found;
+  if (fstat(file, &found) != 0 || !tf_is_own_file(&found) || (uint64_t)found.st_size < sizeof head) return NULL;
+  if (!tf_read_all(file, &head, sizeof head)) return NULL;
+  const uint64_t rest = (uint64_t)found.st_size - sizeof head;
+  if (memcmp(head.magic, tf_binary_magic, sizeof head.magic) != 0 || head.identity_bytes != place->identity_bytes ||
+      rest <= head.identity_bytes || head.binary_bytes != rest - head.identity_bytes || head.binary_bytes > SIZE_MAX ||
+      !tf_read_all(file, identity, place->identity_bytes) ||
+      memcmp(identity, place->identity, place->identity_bytes) != 0)
+    return NULL;
+  *bytes = (size_t)head.binary_bytes;
+  unsigned char *binary = malloc(*bytes);
+  if (binary && tf_read_all(file, binary, *bytes) && tf_checksum_of(place, binary, *bytes) == head.checksum) return binary;
+  free(binary);
+  return NULL;
+}
+
+/* Build the program of a binary that was kept; false where there is none that the driver takes. */
+static bool tf_load_binary(tf_device *device, const tf_choice *choice) {
+  tf_binary_place place;
+  if (!tf_find_binary(device, choice, &place)) return false;
+  const int file = open(place.path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) return false;
+  size_t bytes = 0;
+  unsigned char *binary = tf_read_binary(file, &place, &bytes);
+  close(file);
+  if (!binary) return false;
+  const unsigned char *const binaries[] = {binary};
+  tf_cl_int status = 0, error = 0;
+  device->program =
+      device->cl.CreateProgramWithBinary(device->context, 1, &device->id, &bytes, binaries, &status, &error);
+  free(binary);
+  if (!device->program) return false;
+  if (status == 0 && device->cl.BuildProgram(device->program, 1, &device->id, "", NULL, NULL) == 0) return true;
+  device->cl.ReleaseProgram(device->program);
+  device->program = NULL;
+  return false;
+}
+
+/* Write a file aside, and give it its name at once: another process may read it. */
+static void tf_write_binary(tf_binary_place *place, const unsigned char *binary, size_t bytes) {
+  tf_binary_head head = {.identity_bytes = place->identity_bytes, .binary_bytes = bytes};
+  char aside[TF_CL_PATH + 32];
+  size_t length = 0;
+  memcpy(head.magic, tf_binary_magic, sizeof head.magic);
+  head.checksum = tf_checksum_of(place, binary, bytes);
+  uint64_t number = (uint64_t)getpid();
+  char name[] = ".0000000000000000";
+  for (size_t i = 16; i > 0; --i, number >>= 4) name[i] = "0123456789abcdef"[number & 15];
+  if (!tf_add_text(aside, sizeof aside, &length, place->path) || !tf_add_text(aside, sizeof aside, &length, name)) return;
+  const int file = open(aside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) return;
+  const bool is_written = tf_write_all(file, &head, sizeof head) &&
+                          tf_write_all(file, place->identity, place->identity_bytes) &&
+                          tf_write_all(file, binary, bytes);
+  if (close(file) != 0 || !is_written || rename(aside, place->path) != 0) unlink(aside);
+}
+
+/* Keep the binary of a program that was built for one device. */
+static void tf_keep_binary(const tf_device *device, const tf_choice *choice) {
+  tf_binary_place place;
+  tf_cl_uint devices = 0;
+  size_t bytes = 0;
+  if (!tf_find_binary(device, choice, &place)) return;
+  const tf_opencl *cl = &device->cl;
+  if (cl->GetProgramInfo(device->program, TF_CL_PROGRAM_DEVICES, sizeof devices, &devices, NULL) != 0 || devices != 1) return;
+  if (cl->GetProgramInfo(device->program, TF_CL_BINARY_SIZES, sizeof bytes, &bytes, NULL) != 0 || !bytes) return;
+  unsigned char *binary = malloc(bytes);
+  if (!binary) return;
+  if (cl->GetProgramInfo(device->program, TF_CL_BINARIES, sizeof binary, &binary, NULL) == 0)
+    tf_write_binary(&place, binary, bytes);
+  free(binary);
+}
+
+#endif
+
+static int tf_build_program(tf_device *device, const tf_choice *choice) {
+  if (tf_load_binary(device, choice)) return TF_STATUS(OK);
   const char *code = (const char *)TF_DEVICE_CODE;
   const size_t bytes = TF_DEVICE_CODE_BYTES;
   tf_cl_int error = 0;
   device->program = device->cl.CreateProgramWithSource(device->context, 1, &code, &bytes, &error);
   if (!device->program) return tf_fail_cl("CreateProgramWithSource", error);
   error = device->cl.BuildProgram(device->program, 1, &device->id, "", NULL, NULL);
-  return error == 0 ? TF_STATUS(OK) : tf_refuse_program(device, error);
+  if (error != 0) return tf_refuse_program(device, error);
+  tf_keep_binary(device, choice);
+  return TF_STATUS(OK);
 }
 
 /* Check that the device starts all functions with as many threads as they are launched with. */
@@ -264,7 +463,7 @@ static int tf_open_device(const tf_choice *choice, tf_device **result) {
   int status = tf_load_driver(&device->cl);
   if (status == TF_STATUS(OK)) status = tf_open_context(device, choice);
   if (status == TF_STATUS(OK)) status = tf_check_alignment(device);
-  if (status == TF_STATUS(OK)) status = tf_build_program(device);
+  if (status == TF_STATUS(OK)) status = tf_build_program(device, choice);
   if (status == TF_STATUS(OK)) status = tf_check_functions(device);
   if (status == TF_STATUS(OK)) *result = device;
   else tf_close_device(device);
