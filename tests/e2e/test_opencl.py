@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,9 @@ from tests.support.onnx_models import (
 )
 from tests.support.project import Project
 from tests.support.recipes import ROOT
+from tvmflow.exporters.cpp._header import Library
+from tvmflow.exporters.cpp._header import write_header as cpp_header
+from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import opencl
 
 MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
@@ -102,6 +105,38 @@ import sys, numpy, tiny_model
 scores = tiny_model.run({"data": numpy.ones((1, 3, 8, 8), "float32")})["scores"]
 print(scores.shape, "tvm" in sys.modules)
 """
+# Each model of a process in a thread of its own, again and again.
+USE_TWO = """
+import threading
+from pathlib import Path
+import numpy as np
+from tvmflow.runtime.c_loader import NativeProgram
+
+def call(path, signature):
+    program = NativeProgram(Path(path), "net", 2, signature)
+    data = np.ones(signature["inputs"][0]["shape"], "float32")
+    results.append([program.main(data)[0] for _ in range(50)])
+
+results = []
+threads = [threading.Thread(target=call, args=model) for model in MODELS]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert [len(result) for result in results] == [50, 50]
+for result in results: np.testing.assert_array_equal(result, [result[0]] * 50)
+assert not np.array_equal(results[0][0], results[1][0])
+"""
+CPP_MAIN = """
+#include "net.hpp"
+#include <cstdio>
+
+int main() {
+  try {
+    net::Model model;
+  } catch (const net::Error& error) {
+    std::puts(error.what());
+  }
+}
+"""
 # What drivers keep until their process ends.
 SUPPRESSED = (
     "leak:libpocl\nleak:libOpenCL\nleak:libLLVM\nleak:clang\nleak:lt_\nleak:libhwloc\nleak:dlopen\n"
@@ -142,6 +177,15 @@ def test_what_a_driver_refuses_is_a_code_with_its_words(
     (tmp_path / "empty").mkdir()
     absent = run_program(program, OCL_ICD_VENDORS=f"{tmp_path}/empty/")
     assert absent.stdout.startswith("20 the driver of the device is not installed"), absent.stdout
+    (tmp_path / "net.h").write_text(c_runtime.write_header(digits.described))
+    (tmp_path / "net.hpp").write_text(cpp_header(digits.described, [Library(digits.described)]))
+    (tmp_path / "main.cpp").write_text(CPP_MAIN)
+    command = ["c++", "-std=c++17", "main.cpp", str(digits.library), "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    environment = {"OCL_ICD_VENDORS": f"{tmp_path}/empty/"}
+    environment["LD_LIBRARY_PATH"] = str(digits.library.parent)
+    thrown = run_program(tmp_path / "main", **environment)
+    assert re.search(r"the driver of the device is not installed.*: OpenCL has no", thrown.stdout)
     other = run_program(program, "99")
     assert re.match(r"21 there is no such device.*: OpenCL has \d+ devices", other.stdout)
 
@@ -208,20 +252,57 @@ def test_what_the_driver_built_is_kept_and_checked(digits: DeviceLibrary, tmp_pa
     create(str(tmp_path / "nowhere"))
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
-def test_sanitizers_are_silent(digits: DeviceLibrary, tmp_path: Path, sanitizer: str) -> None:
-    """Two threads with two contexts each, made three times, and a child that cannot use its parent's; nothing is leaked."""
+def run_sanitized(
+    digits: DeviceLibrary, folder: Path, main: str, arguments: Sequence[str], *flags: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the sanitizers of memory and of undefined behavior."""
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler of the system")
-    flags = (f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-    program = digits.compile_program(tmp_path / "sanitized", MAIN, {}, *flags)
-    (tmp_path / "suppressed").write_text(SUPPRESSED)
-    options = f"suppressions={tmp_path}/suppressed:print_suppressions=0"
-    done = run_program(program, LSAN_OPTIONS=options, NET_DEVICE_CACHE=str(tmp_path))
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
-    failed = run_program(program, "99", LSAN_OPTIONS=options)
-    assert (failed.returncode, failed.stderr) == (1, "")
+    flags += ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    program = digits.compile_program(folder / "sanitized", main, {}, *flags)
+    (folder / "suppressed").write_text(SUPPRESSED)
+    options = f"suppressions={folder}/suppressed:print_suppressions=0"
+    return run_program(program, *arguments, LSAN_OPTIONS=options, NET_DEVICE_CACHE=str(folder))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("arguments", "code"), [((), 0), (("99",), 1)])
+def test_sanitizers_are_silent(
+    digits: DeviceLibrary, tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    """Two threads with two contexts each, made three times, and a child that cannot use its parent's; nothing is leaked."""
+    done = run_sanitized(digits, tmp_path, MAIN, arguments)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert (done.stdout == "") == (code == 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("-5", "0"), id="one call has no resources", marks=pytest.mark.slow),
+        pytest.param(("-36", "1"), id="the device is lost from then on", marks=pytest.mark.gpu),
+    ],
+)
+def test_each_call_of_a_driver_may_fail(
+    digits: DeviceLibrary, tmp_path: Path, arguments: tuple[str, str]
+) -> None:
+    """An error is a code with a text; nothing of hundreds of contexts is left, and another one works afterwards."""
+    faults = (ROOT / "tests/support/gpu/opencl_faults.c").read_text()
+    done = run_sanitized(digits, tmp_path, faults, arguments, "-Wl,--wrap=dlsym")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    failed, passed = map(int, re.findall(r"\d+", done.stdout))
+    assert failed > passed > 0
+
+
+@pytest.mark.gpu
+def test_two_models_share_a_process(digits: DeviceLibrary, tmp_path: Path) -> None:
+    """In a thread each, on one device."""
+    node = helper.make_node("MatMul", ["data", "w"], ["y"])
+    made = model([node], [value("data", [1, 64])], [value("y", [1, 10])], {"w": draw(64, 10)})
+    other = DeviceLibrary.build(load(made, tmp_path), tmp_path)
+    models = [(str(built.library), built.described.signature) for built in (digits, other)]
+    done = run_program(Path(sys.executable), "-c", USE_TWO.replace("MODELS", repr(models)))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.gpu

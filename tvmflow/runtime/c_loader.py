@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -49,6 +50,8 @@ ABI: Final = 1
 # Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
 # wrong with a device.
 _MACHINE_CODES: Final = (8, 9, 10, 19, 20, 21, 22, 23)
+# PoCL is not ready yet when it is started by a second library while the first one starts it.
+_driver_lock = threading.Lock()
 LOWER_LEVEL: Final = (
     "build the recipe for this machine (`host`), for a lower CPU level, or for all CPUs of the architecture "
     "in one library (the preset x86-64-any or aarch64-any)"
@@ -449,7 +452,9 @@ class _Context:
         if memory is not None:
             options.allocate = ctypes.cast(memory.allocate, ctypes.c_void_p)
             options.release = ctypes.cast(memory.release, ctypes.c_void_p)
-        self._check(functions["create"](options, self._handle))
+        is_on_device = "device_error" in functions
+        with _driver_lock if is_on_device else contextlib.nullcontext():
+            self._check(functions["create"](options, self._handle))
         # it keeps the library: garbage is finalized in any order
         self._finalizer = weakref.finalize(self, _destroy, loaded, self._handle, memory)
         self._finalizer.atexit = False

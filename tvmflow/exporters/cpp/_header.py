@@ -200,7 +200,16 @@ def _write_libraries(libraries: Sequence[Library], tensors: _Tensors) -> Iterato
             "RESULT_COUNT": str(len(results)),
             "RESULTS": ", ".join(map(str, results)),
         }
+        values["EXPLANATION"] = "".join(_write_explanation(library.model))
         yield render_template("library.hpp", values, has_dimensions=bool(library.model.dimensions))
+
+
+def _write_explanation(model: DescribedModel) -> Iterator[str]:
+    """Yield the lines of C++ that return what is behind a status."""
+    prefix, name = model.prefix, model.prefix.upper()
+    if model.executor:
+        yield f"    if (status == {name}_NO_MEMORY || status >= {name}_NO_DRIVER) return {prefix}_device_error();\n"
+    yield f"    return status == {name}_MISSING_FEATURE ? {prefix}_missing_feature() : nullptr;\n"
 
 
 def _write_table(tensors: _Tensors) -> dict[str, str]:

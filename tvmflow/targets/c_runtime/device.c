@@ -55,6 +55,7 @@ struct tf_shared {
   tf_handle weights;
   tf_handle *views; /* of weights, by the number of their tensor */
   uint32_t users;
+  atomic_bool is_lost; /* only contexts that there are already stay with it */
 };
 
 static struct tf_shared tf_all_shared[TF_MOST_DEVICES];
@@ -97,11 +98,16 @@ static void tf_close_shared(struct tf_shared *shared) {
   free(shared->views);
   if (shared->weights) tf_release_on_device(shared->device, shared->weights);
   if (shared->device) tf_close_device(shared->device);
-  *shared = (struct tf_shared){.users = 0};
+  shared->device = NULL;
+  shared->weights = 0;
+  shared->views = NULL;
+  shared->users = 0;
 }
 
 static int tf_open_shared(struct tf_shared *shared, const tf_choice *choice, const unsigned char *weights) {
-  *shared = (struct tf_shared){.choice = *choice, .users = 1};
+  shared->choice = *choice;
+  shared->users = 1;
+  atomic_store_explicit(&shared->is_lost, false, memory_order_relaxed);
   shared->views = calloc(TF_DEVICE_PLACES + 1, sizeof *shared->views);
   int status = shared->views ? tf_open_device(choice, &shared->device) : TF_STATUS(NO_MEMORY);
   if (status == TF_STATUS(OK) && TF_DEVICE_WEIGHTS != 0) {
@@ -124,7 +130,8 @@ static int tf_share_device(const tf_choice *choice, const unsigned char *weights
   pthread_mutex_lock(&tf_shared_mutex);
   for (size_t i = 0; i < TF_MOST_DEVICES; ++i) {
     struct tf_shared *shared = &tf_all_shared[i];
-    if (shared->users && tf_is_same_device(&shared->choice, choice)) {
+    const bool is_lost = atomic_load_explicit(&shared->is_lost, memory_order_relaxed);
+    if (shared->users && !is_lost && tf_is_same_device(&shared->choice, choice)) {
       found = shared;
       break;
     }
@@ -187,10 +194,16 @@ static int tf_enter_device(tf_context *context, const tf_choice *choice) {
 
 /* A device that was lost, and a process that was forked from the one that opened it, cannot be used. */
 static int tf_check_device(tf_context *context) {
-  if (context->is_lost) return TF_STATUS(DEVICE_LOST);
-  if (!tf_is_forked(context)) return TF_STATUS(OK);
-  tf_explain("the context was made before fork(): make one in this process");
+  if (!context->is_lost && !tf_is_forked(context)) return TF_STATUS(OK);
+  if (context->is_lost) tf_explain("an earlier call lost the device: make another context");
+  else tf_explain("the context was made before fork(): make one in this process");
   return TF_STATUS(DEVICE_LOST);
+}
+
+/* Let contexts that are made from now on open the device again. */
+static void tf_lose_device(tf_context *context) {
+  context->is_lost = true;
+  atomic_store_explicit(&context->shared->is_lost, true, memory_order_relaxed);
 }
 
 /* Bring the inputs that the program has on the device to the host, where steps read them there. */
@@ -216,9 +229,15 @@ static int tf_end_steps(tf_context *context, int status, unsigned char *const *o
     status = tf_copy_in(context->stream, bound, out[i], bytes);
   }
   if (context->returns_early && status == TF_STATUS(OK)) return status;
-  const int waited = status == TF_STATUS(DEVICE_LOST) ? status : tf_wait(context->stream);
-  if (status == TF_STATUS(OK)) status = waited;
-  if (status == TF_STATUS(DEVICE_LOST)) context->is_lost = true;
+  if (status == TF_STATUS(OK)) {
+    status = tf_wait(context->stream);
+  } else if (!context->is_lost && !tf_is_forked(context)) {
+    char explanation[TF_EXPLANATION];
+    memcpy(explanation, tf_explanation, sizeof explanation);
+    (void)tf_wait(context->stream);
+    memcpy(tf_explanation, explanation, sizeof explanation);
+  }
+  if (status == TF_STATUS(DEVICE_LOST) && !tf_is_forked(context)) tf_lose_device(context);
   return status;
 }
 
@@ -261,7 +280,7 @@ static void tf_stage(const tf_context *context, size_t first, const tf_buffer *b
 }
 
 static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
-                  size_t output_count);
+                  size_t output_count, bool returns_early);
 
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
@@ -272,7 +291,7 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
   unsigned char *staging = context->arena + TF_ARENA;
   tf_stage(context, 0, inputs, input_count, TF(inputs)(), &staging, in);
   tf_stage(context, input_count, outputs, output_count, TF(outputs)(), &staging, out);
-  return tf_run(context, in, input_count, out, output_count);
+  return tf_run(context, in, input_count, out, output_count, false);
 }
 
 int TF(enqueue)(tf_context *context) {
@@ -283,18 +302,17 @@ int TF(enqueue)(tf_context *context) {
   unsigned char *staging = context->arena + TF_ARENA;
   tf_stage(context, 0, NULL, TF_STATUS(INPUTS), TF(inputs)(), &staging, in);
   tf_stage(context, TF_STATUS(INPUTS), NULL, TF_STATUS(OUTPUTS), TF(outputs)(), &staging, out);
-  context->returns_early = true;
-  const int status = tf_run(context, in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS));
-  context->returns_early = false;
-  return status;
+  return tf_run(context, in, TF_STATUS(INPUTS), out, TF_STATUS(OUTPUTS), true);
 }
 
 int TF(wait)(tf_context *context) {
   if (!context) return TF_STATUS(NULL_ARGUMENT);
   if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
   int status = tf_check_device(context);
-  if (status == TF_STATUS(OK)) status = tf_wait(context->stream);
-  if (status == TF_STATUS(DEVICE_LOST)) context->is_lost = true;
+  if (status == TF_STATUS(OK)) {
+    status = tf_wait(context->stream);
+    if (status == TF_STATUS(DEVICE_LOST)) tf_lose_device(context);
+  }
   atomic_flag_clear_explicit(&context->is_busy, memory_order_release);
   return status;
 }

@@ -8,7 +8,7 @@
  *   NO_MEMORY       memory of the host or of the device is exhausted
  *   KERNEL_REFUSED  the driver does not build the code, or does not start a function as it is to be started
  *   DEVICE_LOST     anything else that a driver reports: the device or its state cannot be used any more
- * and have called `tf_explain` with what the driver said. After an error of a stream, only its end is still called.
+ * and have called `tf_explain` with what the driver said. After an error of a stream, only `tf_wait` and its end are still called.
  *
  * A device is opened and closed by one thread at a time. A stream is used by one thread at a time, and several streams of
  * a device at the same time by several threads. */

@@ -22,6 +22,9 @@ enum {
   TF_CL_OUT_OF_RESOURCES = -5,
   TF_CL_OUT_OF_HOST_MEMORY = -6,
   TF_CL_BUILD_FAILURE = -11,
+  TF_CL_INVALID_PROGRAM = -44, /* from here to the next one, errors are about a kernel and how it is started */
+  TF_CL_INVALID_OFFSET = -56,
+  TF_CL_INVALID_GLOBAL_SIZE = -63,
   TF_CL_INVALID_BUFFER_SIZE = -61,
   TF_CL_NO_PLATFORM = -1001,
   TF_CL_PROFILING = 1 << 1,
@@ -518,9 +521,11 @@ static void tf_close_stream(tf_stream *stream) {
 static int tf_open_queue(tf_stream *stream, tf_cl_flags flags) {
   const tf_device *device = stream->device;
   tf_cl_int error = 0;
-  stream->queue = device->cl.CreateCommandQueue(device->context, device->id, flags, &error);
+  const tf_cl_object queue = device->cl.CreateCommandQueue(device->context, device->id, flags, &error);
+  if (!queue) return tf_fail_cl("CreateCommandQueue", error);
+  stream->queue = queue;
   stream->is_timed = flags != 0;
-  return stream->queue ? TF_STATUS(OK) : tf_fail_cl("CreateCommandQueue", error);
+  return TF_STATUS(OK);
 }
 
 static int tf_open_stream(tf_device *device, const tf_choice *choice, tf_stream **result) {
@@ -593,10 +598,7 @@ static int tf_start(tf_stream *stream, const tf_device_launch *launch, const tf_
     const tf_cl_object before = stream->queue;
     int status = tf_wait(stream);
     if (status == TF_STATUS(OK)) status = tf_open_queue(stream, TF_CL_PROFILING);
-    if (status != TF_STATUS(OK)) {
-      stream->queue = before;
-      return status;
-    }
+    if (status != TF_STATUS(OK)) return status;
     cl->ReleaseCommandQueue(before);
   }
   for (uint32_t i = 0; i < launch->count && error == 0; ++i) {
@@ -612,9 +614,11 @@ static int tf_start(tf_stream *stream, const tf_device_launch *launch, const tf_
   }
   error = cl->EnqueueNDRangeKernel(stream->queue, kernel, 3, NULL, global, local, 0, NULL, nanoseconds ? &event : NULL);
   if (error != 0) {
+    const int status = tf_fail_cl("EnqueueNDRangeKernel", error);
+    const bool is_refused = error == TF_CL_OUT_OF_RESOURCES || (error <= TF_CL_INVALID_PROGRAM && error >= TF_CL_INVALID_OFFSET) ||
+                            error == TF_CL_INVALID_GLOBAL_SIZE;
     tf_explain("OpenCL: the driver does not start %s: error %d", tf_device_functions[launch->function], (int)error);
-    return error == TF_CL_MEMORY_FAILURE || error == TF_CL_OUT_OF_HOST_MEMORY ? TF_STATUS(NO_MEMORY)
-                                                                              : TF_STATUS(KERNEL_REFUSED);
+    return is_refused ? TF_STATUS(KERNEL_REFUSED) : status;
   }
   if (!nanoseconds) return TF_STATUS(OK);
   const int status = tf_read_time(cl, event, nanoseconds);

@@ -617,7 +617,7 @@ static void tf_end_call(tf_context *context) {
 
 #ifdef TF_DEVICE
 static int tf_run(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
-                  size_t output_count) {
+                  size_t output_count, bool returns_early) {
 #else
 int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, const tf_buffer *outputs,
             size_t output_count) {
@@ -636,6 +636,9 @@ int TF(run)(tf_context *context, const tf_buffer *inputs, size_t input_count, co
   int status = tf_check_call(inputs, input_count, outputs, output_count);
   if (status != TF_STATUS(OK)) return status;
   if (!tf_begin_call(context)) return TF_STATUS(BUSY);
+#endif
+#ifdef TF_DEVICE
+  context->returns_early = returns_early;
 #endif
   const tf_thread before = tf_here;
   tf_here = (tf_thread){context, context->scratch, 0, context->threads == 1};

@@ -31,7 +31,9 @@ struct @PREFIX@_library {
 //@all
   static int destroy(Context* context) { return @PREFIX@_destroy(context); }
   static const char* message(int status) { return @PREFIX@_message(status); }
-  static const char* missing_feature() { return @PREFIX@_missing_feature(); }
+  // What the machine lacks, or its driver says; may be null or empty.
+  static const char* explain(int status) {
+@EXPLANATION@  }
   static std::uint32_t threads(const Context* context) { return @PREFIX@_threads(context); }
   static std::size_t kernel_count() { return @PREFIX@_kernel_count(); }
   static const char* kernel_name(std::size_t kernel) { return @PREFIX@_kernel_name(kernel); }

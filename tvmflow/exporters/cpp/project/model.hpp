@@ -462,10 +462,9 @@ class Context {
 
   static void check(int status) {
     if (status == static_cast<int>(Status::ok)) return;
-    const char* feature = Library::missing_feature();
-    const bool is_named = status == static_cast<int>(Status::missing_feature) && feature;
+    const char* explanation = Library::explain(status);
     throw Error(Status(status), std::string(Library::name) + Library::message(status) +
-                                    (is_named ? ": " + std::string(feature) : ""));
+                                    (explanation && *explanation ? ": " + std::string(explanation) : ""));
   }
 
   static void* allocate(void* user, std::size_t bytes, std::size_t alignment_bytes) noexcept {
