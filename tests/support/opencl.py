@@ -74,7 +74,13 @@ def _name_parameters(function: tirx.PrimFunc) -> tirx.PrimFunc:
         param: tvm.ir.Var(f"argument{position}", param.ty)
         for position, param in enumerate(function.params)
     }
-    body = ir.replace_variables(function.body, renamed)
+    # a kernel that is written with its schedule has other names for them
+    aliases = {}
+    for declared in ir.find_nodes(function.body, tirx.DeclBuffer):
+        source = declared.data.args[0] if isinstance(declared.data, tvm.ir.Call) else declared.data
+        if source in renamed:
+            aliases[declared.buffer] = tvm.ir.Var(renamed[source].name, declared.buffer.ty)
+    body = ir.replace_variables(function.body, {**renamed, **aliases})
     return tirx.PrimFunc(list(renamed.values()), body, function.ret_type, function.attrs)
 
 

@@ -118,6 +118,10 @@ class LoweringContext:
         """Return whether weights keep the precision of the model."""
         return self.options.precision == "model"
 
+    def fuses_attention(self) -> bool:
+        """Return whether attention is one kernel: of float32, for a CPU with a model or for a GPU."""
+        return self.has_cpu_model() or not (self.is_cpu() or self.has_mixed_data())
+
     def has_mixed_data(self) -> bool:
         """Return whether data become float16 like the weights: where there is no CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"

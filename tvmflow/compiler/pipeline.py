@@ -98,7 +98,7 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("convert_integer_products", convert_integer_products, LoweringContext.has_cpu_model),
         _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
         LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
-        LoweringPass("fuse_attention", fuse_attention, LoweringContext.has_cpu_model),
+        LoweringPass("fuse_attention", fuse_attention, LoweringContext.fuses_attention),
         _pass("narrow_data", narrow_data, LoweringContext.computes_float16),
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.open_sizes import (
     IrSize,
     count_elements,
@@ -25,6 +26,12 @@ from tvmflow.compiler.open_sizes import (
 )
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
+from tvmflow.compiler.tir_kernels.attention import (
+    Attention,
+    ScoreStep,
+    Typical,
+    make_gpu_kernel,
+)
 from tvmflow.compiler.tir_kernels.batches import (
     Batches,
     Operand,
@@ -60,10 +67,15 @@ _STEPS: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
-    """Replace softmax(q·kᵀ)·v, with masks and scales, by a kernel that keeps the scores in the cache."""
-    if context.cpu is None or context.is_plain("attention"):
+    """Replace softmax(q·kᵀ)·v, with masks and scales, by one kernel.
+
+    It keeps the scores in the cache of a CPU, or in the registers of a GPU.
+    """
+    if context.is_plain("attention"):
         return mod
-    return rewrite_main(mod, _AttentionFuser, context.cpu)
+    if context.cpu is not None:
+        return rewrite_main(mod, _AttentionFuser, context.cpu)
+    return rewrite_main(mod, _AttentionFuser, Device.from_target(context.target))
 
 
 class _Step(NamedTuple):
@@ -93,9 +105,9 @@ class _Match(NamedTuple):
 class _AttentionFuser(MainRewriter):
     """Rewrites the last product of attention, or the transpose behind it."""
 
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: CpuModel | Device) -> None:
         super().__init__(mod)
-        self._cpu = cpu
+        self._machine = machine
         transposed = (
             self.flow.value_if_used_once(value.args[0])
             for value in self.flow.values.values()
@@ -128,8 +140,14 @@ class _AttentionFuser(MainRewriter):
         if fused is None:
             return None
         kernel, views = fused
+        function: tvm.tirx.PrimFunc | None
+        if isinstance(self._machine, CpuModel):
+            function = make_kernel(kernel, self._machine)
+        else:
+            function = make_gpu_kernel(kernel, self._machine)
+        if function is None:
+            return None
         _log.debug("attention of %s with %d operands", shape, len(views))
-        function = make_kernel(kernel, self._cpu)
         arguments = [self.visit_expr(view.tensor) for view in views]
         return self.call_function(function, "attention", arguments, kernel.out_shape)
 
@@ -307,58 +325,6 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
 # Keys and values are packed for the tiles of `tir_kernels.tiles`. All keys of a row are scored
 # before their softmax, so nothing must be rescaled: at lengths of a few thousand this is faster
 # than an online softmax over blocks of keys.
-
-
-class ScoreStep(NamedTuple):
-    """An elementwise operation on the scores.
-
-    Attributes:
-        function: The operation.
-        operands: The positions of its operands among the kernel's; None for the scores.
-    """
-
-    function: Callable[..., Any]
-    operands: tuple[int | None, ...]
-
-
-class Typical(NamedTuple):
-    """The sizes for which a kernel is divided: the sizes themselves, or numbers in place of open ones."""
-
-    batch: int
-    queries: int
-    keys: int
-
-
-class Attention(NamedTuple):
-    """The computation of an attention kernel.
-
-    Attributes:
-        batch: The number of pairs of query and key matrices, which may be open.
-        queries: The number of queries, N, which may be open.
-        keys: The number of keys, M, which may be open.
-        typical: The same as numbers.
-        depth: The length of a query, D.
-        values: The length of a value, E.
-        operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
-        factors: The positions of factors, of one element each, and whether the scores are divided by it.
-        steps: Operations on the scores before softmax.
-        replacement: The position of the scalar that replaces weights that are NaN; None if they stay.
-        out_shape: The shape of the result.
-        out: Its matrices (N, E).
-    """
-
-    batch: IrSize
-    queries: IrSize
-    keys: IrSize
-    typical: Typical
-    depth: int
-    values: int
-    operands: tuple[Operand, ...]
-    factors: tuple[tuple[int, bool], ...]
-    steps: tuple[ScoreStep, ...]
-    replacement: int | None
-    out_shape: tuple[IrSize, ...]
-    out: StridedMatrices
 
 
 def make_kernel(attention: Attention, cpu: CpuModel) -> tvm.tirx.PrimFunc:

@@ -14,6 +14,7 @@ from tvm import te
 
 from tests.support import opencl
 from tests.support.onnx_models import draw, load, model, open_session, value
+from tests.unit.compiler.passes.test_fuse_attention import attention
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.c_program.program import read_program
 from tvmflow.compiler.options import LoweringOptions
@@ -282,6 +283,31 @@ def test_kernels_compute_what_onnx_runtime_does(name: str, tmp_path: Path) -> No
     made, rule = QUICK[name]
     rules = check(made, tmp_path)
     assert rule in rules.values(), rules
+
+
+@pytest.mark.parametrize(
+    "seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 5, 6, 10, 12, 13, 18))]
+)
+def test_attention_is_one_launch(seed: int, tmp_path: Path) -> None:
+    """Masks, factors, shared keys and transposed results, with tiles for the limits of several GPUs."""
+    device = opencl.find_device()
+    if device is None:
+        pytest.skip("this machine has no OpenCL (install PoCL: pocl-opencl-icd)")
+    threads, shared = ((1024, 32768), (256, 32768), (256, 16384))[seed % 3]
+    limits = {"max_threads_per_block": threads, "max_shared_memory_per_block": shared}
+    target = lowering.make_target({**opencl.TARGET, **limits})
+    made, feed = attention(seed)
+    loaded = load(made, tmp_path, feed)
+    lowered = lowering.lower(loaded.mod, target, LoweringOptions())
+    scheduled = gpu.schedule_for_gpu(lowered.mod, target)
+    program = read_program(scheduled.mod, lowered.compute_weights(loaded.params))
+    (expected,) = open_session(made).run(None, feed)
+    actual = np.empty_like(expected)
+    ran = opencl.Model(device, scheduled.mod, program, target)
+    ran.run([feed[spec.name] for spec in loaded.inputs], [actual])
+    ran.close()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=2e-5)
+    assert "attention" in ran.functions
 
 
 def test_blocks_write_only_results_of_their_own_group(tmp_path: Path) -> None:

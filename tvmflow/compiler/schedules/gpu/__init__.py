@@ -10,8 +10,8 @@ import tvm
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.schedules.gpu import maps, products, reductions, windows
-from tvmflow.compiler.schedules.gpu.device import Device
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (
     NO_RULE,

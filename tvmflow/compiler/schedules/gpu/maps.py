@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
 from tvmflow.compiler.schedules.blocks import depends_on, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
@@ -22,7 +23,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     list_loads,
     unroll,
 )
-from tvmflow.compiler.schedules.gpu.device import Device
 
 _THREADS: Final = 128
 # A square of so many numbers is read along one axis and written along another.

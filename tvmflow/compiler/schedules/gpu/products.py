@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.ir import find_nodes
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
 from tvmflow.compiler.schedules.gpu.accesses import (
@@ -34,7 +35,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     unroll,
     vectorize,
 )
-from tvmflow.compiler.schedules.gpu.device import Device
 
 # Rows or columns below this are left to rules without tiles.
 _MIN_SIDE: Final = 4

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
@@ -24,7 +25,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     list_loads,
     unroll,
 )
-from tvmflow.compiler.schedules.gpu.device import Device
 
 _THREADS: Final = 128
 # A thread adds up at least so many numbers by itself.

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.s_tir import Schedule
 
+from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
@@ -26,7 +27,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     list_loads,
     unroll,
 )
-from tvmflow.compiler.schedules.gpu.device import Device
 
 # Larger windows are reductions: they do not fit into registers.
 _MAX_TAPS: Final = 128

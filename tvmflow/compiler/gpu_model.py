@@ -1,4 +1,4 @@
-"""What the schedules of a GPU depend on: its limits."""
+"""What kernels for a GPU depend on: its limits."""
 
 from __future__ import annotations
 

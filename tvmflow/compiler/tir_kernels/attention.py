@@ -1,0 +1,468 @@
+"""Attention: what a kernel for it computes, and the kernel for GPUs.
+
+On a GPU, a block of threads computes some queries. It goes through the keys tile by tile: keys, then
+their values, are in shared memory, and scores and results in registers. What was added up is scaled
+where a larger score is found (online softmax; Dao et al., FlashAttention, 2022), so that no scores are
+in the memory of the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.open_sizes import IrSize, is_open
+from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices
+from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.tiles import FLOAT
+
+
+class ScoreStep(NamedTuple):
+    """An elementwise operation on the scores.
+
+    Attributes:
+        function: The operation.
+        operands: The positions of its operands among the kernel's; None for the scores.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int | None, ...]
+
+
+class Typical(NamedTuple):
+    """The sizes for which a kernel is divided: the sizes themselves, or numbers in place of open ones."""
+
+    batch: int
+    queries: int
+    keys: int
+
+
+class Attention(NamedTuple):
+    """The computation of an attention kernel.
+
+    Attributes:
+        batch: The number of pairs of query and key matrices, which may be open.
+        queries: The number of queries, N, which may be open.
+        keys: The number of keys, M, which may be open.
+        typical: The same as numbers.
+        depth: The length of a query, D.
+        values: The length of a value, E.
+        operands: q (N, D), kᵀ (D, M), v (M, E), the factors of the scores, and the operands of `steps`.
+        factors: The positions of factors, of one element each, and whether the scores are divided by it.
+        steps: Operations on the scores before softmax.
+        replacement: The position of the scalar that replaces weights that are NaN; None if they stay.
+        out_shape: The shape of the result.
+        out: Its matrices (N, E).
+    """
+
+    batch: IrSize
+    queries: IrSize
+    keys: IrSize
+    typical: Typical
+    depth: int
+    values: int
+    operands: tuple[Operand, ...]
+    factors: tuple[tuple[int, bool], ...]
+    steps: tuple[ScoreStep, ...]
+    replacement: int | None
+    out_shape: tuple[IrSize, ...]
+    out: StridedMatrices
+
+
+def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
+    """Return the kernel for a GPU, whose parameters are the operands and the result.
+
+    Args:
+        attention: What it computes.
+        device: The GPU.
+
+    Returns:
+        None where sizes are open, queries are few, or no tile fits.
+    """
+    sizes = (attention.batch, attention.queries, attention.keys)
+    if any(map(is_open, sizes)) or attention.queries < _MIN_QUERIES:
+        return None
+    tile = _choose_tile(attention, device)
+    return None if tile is None else _Emitter(attention, tile).emit()
+
+
+# With fewer, most of a tile is empty.
+_MIN_QUERIES: Final = 8
+_VECTOR: Final = 4
+# What a thread needs besides sums and operands, such as addresses.
+_MORE_REGISTERS: Final = 20
+# A number that is copied to shared memory takes as long as so many products, an exponential as long as others.
+_LOAD_COST: Final = 8
+_EXPONENTIAL_COST: Final = 16
+# Where all threads wait for each other.
+_WAIT_COST: Final = 100
+_UNROLLED: Final = 4
+
+
+class _Tile(NamedTuple):
+    """The division of a block of threads.
+
+    Attributes:
+        rows: The queries of a thread.
+        columns: The keys whose scores a thread computes at once.
+        values: The numbers of a result that a thread computes.
+        down: The threads along queries.
+        across: The threads along keys, and along the numbers of a result.
+    """
+
+    rows: int
+    columns: int
+    values: int
+    down: int
+    across: int
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return self.down * self.across
+
+    @property
+    def queries(self) -> int:
+        """The queries of a block."""
+        return self.rows * self.down
+
+    @property
+    def keys(self) -> int:
+        """The keys whose scores a block computes at once."""
+        return self.columns * self.across
+
+    @property
+    def query_stride(self) -> int:
+        """The distance of rows in shared memory that have a number for each query, in few banks."""
+        return self.queries + _VECTOR
+
+    @property
+    def key_stride(self) -> int:
+        """The same for each key."""
+        return self.keys + _VECTOR
+
+    @property
+    def value_stride(self) -> int:
+        """The distance of values in shared memory."""
+        return self.values * self.across
+
+    def shared_sizes(self, depth: int) -> tuple[int, int, int, int]:
+        """Return the numbers in shared memory: queries, keys or values, weights, and parts of sums."""
+        return (
+            depth * self.query_stride,
+            max(depth * self.key_stride, self.keys * self.value_stride),
+            self.keys * self.query_stride,
+            self.queries * self.across,
+        )
+
+
+def _choose_tile(attention: Attention, device: Device) -> _Tile | None:
+    """Return the tile with the least estimated time; None if none fits the GPU."""
+
+    def estimate(tile: _Tile) -> float:
+        blocks = attention.typical.batch * -(-attention.typical.queries // tile.queries)
+        scores, results = tile.rows * tile.columns, tile.rows * tile.values
+        products = attention.depth * (scores + tile.rows + tile.columns)
+        products += tile.keys * (results + tile.rows + tile.values)
+        copied = tile.keys * (attention.depth + attention.values) / tile.threads
+        work = products + _EXPONENTIAL_COST * scores + _LOAD_COST * copied + 3 * _WAIT_COST
+        steps = -(-attention.typical.keys // tile.keys)
+        return device.estimate_time(blocks, tile.threads, steps * work, results)
+
+    return min(_list_fitting(attention, device), key=estimate, default=None)
+
+
+def _list_fitting(attention: Attention, device: Device) -> Iterator[_Tile]:
+    """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
+    for across in (4, 8, 16, 32):
+        values = -(-attention.values // across)
+        values = values if values in (1, 2) else -(-values // _VECTOR) * _VECTOR
+        for down in (4, 8, 16):
+            for rows in (2, 4):
+                for columns in (1, 2, 4):
+                    tile = _Tile(rows, columns, values, down, across)
+                    sums = rows * (columns + values + 2)
+                    registers = sums + 2 * _VECTOR + _MORE_REGISTERS
+                    if (
+                        tile.threads >= device.lanes
+                        and 4 * tile.threads <= device.threads
+                        and registers <= device.registers
+                        and 4 * sum(tile.shared_sizes(attention.depth)) <= device.shared_bytes
+                    ):
+                        yield tile
+
+
+class _Emitter:
+    """Emits the launch of one kernel."""
+
+    def __init__(self, attention: Attention, tile: _Tile) -> None:
+        self._attention = attention
+        self._tile = tile
+
+    def emit(self) -> tvm.tirx.PrimFunc:
+        a, tile = self._attention, self._tile
+        blocks = -(-a.typical.queries // tile.queries)
+        with define_kernel("attention") as builder:
+            buffers = [
+                T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
+                for position, operand in enumerate(a.operands)
+            ]
+            out = T.arg("out", declare_buffer(a.out_shape, FLOAT))
+            self._inputs = [
+                flatten(buffer, operand.shape, operand.dtype)
+                for buffer, operand in zip(buffers, a.operands, strict=True)
+            ]
+            self._out = flatten(out, a.out_shape, FLOAT)
+            with (
+                T.thread_binding(a.typical.batch * blocks, thread="blockIdx.x") as block,
+                T.thread_binding(tile.down, thread="threadIdx.y") as down,
+                T.thread_binding(tile.across, thread="threadIdx.x") as across,
+            ):
+                self._matrix = block // blocks
+                self._first = block % blocks * tile.queries
+                self._down, self._across = down, across
+                self._allocate()
+                self._attend()
+        return builder.get()
+
+    def _allocate(self) -> None:
+        tile = self._tile
+        sizes = tile.shared_sizes(self._attention.depth)
+        self._queries, self._others, self._weights, self._parts = (
+            _Memory(size, "shared") for size in sizes
+        )
+        self._scores = _Memory(tile.rows * tile.columns, "local")
+        self._results = _Memory(tile.rows * tile.values, "local")
+        self._largest, self._totals, self._scales, self._left = (
+            _Memory(tile.rows, "local") for _ in range(4)
+        )
+        self._right = _Memory(max(tile.columns, tile.values), "local")
+
+    def _attend(self) -> None:
+        a, tile = self._attention, self._tile
+        for memory, size, first in (
+            (self._results, tile.rows * tile.values, T.float32(0)),
+            (self._largest, tile.rows, tirx.min_value(FLOAT)),
+            (self._totals, tile.rows, T.float32(0)),
+        ):
+            with T.unroll(size) as place:
+                memory[place] = first
+        self._copy_queries()
+        with T.serial(-(-a.typical.keys // tile.keys)) as step:
+            first = step * tile.keys
+            self._copy_keys(first)
+            self._score(first)
+            self._write_parts(self._scales)
+            self._copy_values(first)
+            self._weigh(first)
+            weights = (self._weights, tile.query_stride)
+            values = (self._others, tile.value_stride)
+            self._multiply(tile.keys, weights, values, self._results, tile.values)
+        self._write_parts(self._totals)
+        self._write()
+
+    def _load(self, position: int, row: Any, column: Any) -> Any:
+        """Return an element of the matrix of an operand."""
+        place = self._attention.operands[position].matrices.place(self._matrix, row, column)
+        return tirx.BufferLoad(self._inputs[position], [place])
+
+    def _copy(
+        self, lengths: tuple[int, int], slow_first: bool, store: Callable[[Any, Any], None]
+    ) -> None:
+        """Emit a copy by all threads: neighbors copy along the second axis, or along the first one."""
+        tile, (rows, columns) = self._tile, lengths
+        count = rows * columns
+        with T.serial(-(-count // tile.threads)) as step:
+            place = step * tile.threads + self._down * tile.across + self._across
+            if count % tile.threads:
+                # what is left is copied by several threads, so that none has to be left out
+                place = tirx.min(place, count - 1)
+            if slow_first:
+                store(place // columns, place % columns)
+            else:
+                store(place % rows, place // rows)
+
+    def _copy_queries(self) -> None:
+        """Emit the copy of the queries of the block, multiplied with the factors of the scores."""
+        a, tile = self._attention, self._tile
+
+        def store(row: Any, place: Any) -> None:
+            value = self._load(0, self._clamp_query(self._first + row), place)
+            for position, divides in a.factors:
+                factor = self._load(position, 0, 0)
+                value = value / factor if divides else value * factor
+            self._queries[place * tile.query_stride + row] = value
+
+        self._copy((tile.queries, a.depth), a.operands[0].matrices.row != 1, store)
+
+    def _copy_keys(self, first: Any) -> None:
+        a, tile = self._attention, self._tile
+
+        def store(place: Any, key: Any) -> None:
+            value = self._load(1, place, self._clamp_key(first + key))
+            self._others[place * tile.key_stride + key] = value
+
+        self._copy((a.depth, tile.keys), a.operands[1].matrices.row != 1, store)
+
+    def _copy_values(self, first: Any) -> None:
+        a, tile = self._attention, self._tile
+
+        def store(key: Any, place: Any) -> None:
+            value = self._load(2, self._clamp_key(first + key), place)
+            self._others[key * tile.value_stride + place] = value
+
+        self._copy((tile.keys, a.values), a.operands[2].matrices.row != 1, store)
+
+    def _clamp_query(self, query: Any) -> Any:
+        """Return a query that exists: those beyond the end are computed, but not written."""
+        a, tile = self._attention, self._tile
+        return tirx.min(query, a.queries - 1) if a.typical.queries % tile.queries else query
+
+    def _clamp_key(self, key: Any) -> Any:
+        """Return a key that exists: the weights of those beyond the end are 0."""
+        a, tile = self._attention, self._tile
+        return tirx.min(key, a.keys - 1) if a.typical.keys % tile.keys else key
+
+    def _exists(self, key: Any, value: Any, other: Any) -> Any:
+        """Return a value for a key that exists, and another one for others."""
+        a, tile = self._attention, self._tile
+        return tirx.Select(key < a.keys, value, other) if a.typical.keys % tile.keys else value
+
+    def _key(self, first: Any, column: Any) -> Any:
+        return first + self._across * self._tile.columns + column
+
+    def _multiply(
+        self,
+        depth: int,
+        left: tuple[_Memory, int],
+        right: tuple[_Memory, int],
+        sums: _Memory,
+        columns: int,
+    ) -> None:
+        """Emit the addition of a product of matrices, each with the distance of its rows."""
+        tile = self._tile
+        ((left_memory, left_stride), (right_memory, right_stride)) = left, right
+        inner = _UNROLLED if depth % _UNROLLED == 0 else 1
+        with T.serial(depth // inner) as outer, T.unroll(inner) as one:
+            place = outer * inner + one
+            first = place * left_stride + self._down * tile.rows
+            self._left.read(left_memory, first, tile.rows)
+            self._right.read(right_memory, place * right_stride + self._across * columns, columns)
+            with T.unroll(tile.rows) as row, T.unroll(columns) as column:
+                result = row * columns + column
+                sums[result] = sums[result] + self._left[row] * self._right[column]
+
+    def _score(self, first: Any) -> None:
+        """Emit the scores of a tile of keys, and the largest of each query in this thread."""
+        a, tile = self._attention, self._tile
+        with T.unroll(tile.rows * tile.columns) as place:
+            self._scores[place] = T.float32(0)
+        keys = (self._others, tile.key_stride)
+        queries = (self._queries, tile.query_stride)
+        self._multiply(a.depth, queries, keys, self._scores, tile.columns)
+        with T.unroll(tile.rows) as row:
+            self._scales[row] = tirx.min_value(FLOAT)
+        with T.unroll(tile.rows) as row, T.unroll(tile.columns) as column:
+            place = row * tile.columns + column
+            query = self._clamp_query(self._first + self._down * tile.rows + row)
+            key = self._key(first, column)
+            if a.steps:
+                self._scores[place] = self._apply_steps(query, key, self._scores[place])
+            score = self._exists(key, self._scores[place], tirx.min_value(FLOAT))
+            self._scales[row] = tirx.max(self._scales[row], score)
+
+    def _apply_steps(self, query: Any, key: Any, value: Any) -> Any:
+        for step in self._attention.steps:
+            operands = [
+                value if position is None else self._load(position, query, self._clamp_key(key))
+                for position in step.operands
+            ]
+            value = step.function(*operands)
+        return value
+
+    def _weigh(self, first: Any) -> None:
+        """Emit the weights of a tile of keys, and scale what was added up for those before."""
+        tile = self._tile
+        with T.unroll(tile.rows) as row:
+            self._scales[row] = self._largest[row]
+            with T.serial(tile.across) as part:
+                self._largest[row] = tirx.max(self._largest[row], self._part(row, part))
+            self._scales[row] = tirx.exp(self._scales[row] - self._largest[row])
+            self._totals[row] = self._totals[row] * self._scales[row]
+            with T.unroll(tile.values) as place:
+                result = row * tile.values + place
+                self._results[result] = self._results[result] * self._scales[row]
+        with T.unroll(tile.rows) as row, T.unroll(tile.columns) as column:
+            score = self._scores[row * tile.columns + column] - self._largest[row]
+            key = self._key(first, column)
+            self._right[0] = self._exists(key, tirx.exp(score), T.float32(0))
+            self._totals[row] = self._totals[row] + self._right[0]
+            place = (self._across * tile.columns + column) * tile.query_stride
+            self._weights[place + self._down * tile.rows + row] = self._right[0]
+
+    def _part(self, row: Any, part: Any) -> Any:
+        """Return what a thread wrote for a query."""
+        tile = self._tile
+        return self._parts[(self._down * tile.rows + row) * tile.across + part]
+
+    def _write_parts(self, parts: _Memory) -> None:
+        """Emit what each thread has for its queries."""
+        tile = self._tile
+        with T.unroll(tile.rows) as row:
+            place = (self._down * tile.rows + row) * tile.across + self._across
+            self._parts[place] = parts[row]
+
+    def _write(self) -> None:
+        """Emit the results: sums of weighted values, divided by the sums of the weights."""
+        a, tile = self._attention, self._tile
+        with T.unroll(tile.rows) as row:
+            self._totals[row] = T.float32(0)
+            with T.serial(tile.across) as part:
+                self._totals[row] = self._totals[row] + self._part(row, part)
+            if a.replacement is not None:
+                # the sum is NaN, or 0 where all scores are -∞
+                with T.If(tirx.Not(self._totals[row] > 0)), T.Then():
+                    self._replace_weights(a.replacement, row)
+        with T.unroll(tile.rows) as row, T.unroll(tile.values) as place:
+            query = self._first + self._down * tile.rows + row
+            column = self._across * tile.values + place
+            value = self._results[row * tile.values + place] / self._totals[row]
+            with T.If(tirx.all(query < a.queries, column < a.values)), T.Then():
+                T.buffer_store(self._out, value, [a.out.place(self._matrix, query, column)])
+
+    def _replace_weights(self, replacement: int, row: Any) -> None:
+        """Emit the result of a query all of whose weights are replaced."""
+        a, tile = self._attention, self._tile
+        with T.unroll(tile.values) as place:
+            result = row * tile.values + place
+            column = tirx.min(self._across * tile.values + place, a.values - 1)
+            self._results[result] = T.float32(0)
+            with T.serial(a.keys) as key:
+                self._results[result] = self._results[result] + self._load(2, key, column)
+            self._results[result] = self._results[result] * self._load(replacement, 0, 0)
+        self._totals[row] = T.float32(1)
+
+
+class _Memory:
+    """Numbers in registers, or in memory that a block of threads shares."""
+
+    def __init__(self, size: int, scope: str) -> None:
+        self._buffer = T.alloc_buffer((size,), FLOAT, scope=scope)
+
+    def __getitem__(self, place: Any) -> Any:
+        return tirx.BufferLoad(self._buffer, [place])
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        T.buffer_store(self._buffer, value, [place])
+
+    def read(self, source: _Memory, first: Any, count: int) -> None:
+        """Emit loads of neighbors, in vectors."""
+        lanes = min(count, _VECTOR)
+        for start in range(0, count, lanes):
+            with T.vectorized(lanes) as lane:
+                self[start + lane] = source[first + start + lane]
