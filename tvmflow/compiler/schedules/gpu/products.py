@@ -337,7 +337,8 @@ def _apply_tile(schedule: Schedule, product: _Product, tile: Tile, depth: int) -
     schedule.bind(block_x, "blockIdx.x")
     schedule.bind(thread_y, "threadIdx.y")
     schedule.bind(thread_x, "threadIdx.x")
-    unroll(schedule, thread_x, max(64, tile.results * VECTOR))
+    # with the loads of a step of the depth: registers cannot be indexed by the variable of a loop
+    unroll(schedule, thread_x, max(64, 2 * tile.results * VECTOR))
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
 
