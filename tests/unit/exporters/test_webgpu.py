@@ -23,6 +23,7 @@ from tests.support.onnx_models import (
     open_session,
     value,
 )
+from tests.unit.compiler.passes.test_fuse_attention import attention
 from tests.unit.frontends.onnx.test_onnx_recurrent import layer
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import web_program
@@ -125,6 +126,15 @@ def test_a_recurrent_layer_runs_in_chromium(tmp_path: Path) -> None:
     ]
     assert network.program["limits"] == {} and network.program["features"] == []
     check_outputs(network, run_all({"lstm": network}, tmp_path)["lstm"])
+
+
+@pytest.mark.gpu
+def test_attention_runs_in_chromium(tmp_path: Path) -> None:
+    """In one launch, whose threads wait for each other; 33 queries and keys fill no tile."""
+    made, feed = attention(18)
+    network = compile_network(made, tmp_path / "attention", feed)
+    assert len(network.program["steps"]) == 1
+    check_outputs(network, run_all({"attention": network}, tmp_path)["attention"])
 
 
 @pytest.mark.gpu
