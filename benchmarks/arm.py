@@ -1,19 +1,22 @@
 """64-bit ARM without an ARM machine: executed instructions, and the cycles that llvm-mca gives them.
 
     python benchmarks/arm.py --tools FOLDER [--fetch] [--net NAME ...] [--cpu CPU ...] [--precision PRECISION]
-                             [--against FOLDER] [--json FILE]
+                             [--tflite FILE ...] [--against FOLDER] [--json FILE]
 
 Each network is built untuned for the CPU, and called once under qemu-aarch64, whose plugin counts how
-often each block of instructions runs; so is ONNX Runtime from its wheel for ARM. llvm-mca of LLVM 22
-turns blocks into cycles: it knows registers, ports and latencies of a CPU, but no caches and no wrong
-predictions of branches. The table has millions of instructions and of cycles, the share of the
-multiplications that the CPU could do in that time, and the ratio of cycles to ONNX Runtime's.
+often each block of instructions runs; so are ONNX Runtime and ncnn from their wheels for ARM, and
+LiteRT for the files of `--tflite`. llvm-mca of LLVM 22 turns blocks into cycles: it knows registers,
+ports and latencies of a CPU, but no caches and no wrong predictions of branches. The table has millions
+of instructions and of cycles, the share of the multiplications that the CPU could do in that time, the
+ratio of tvmflow's cycles to the library's, and the largest error beside ONNX Runtime on this machine,
+of the largest output. A peer that was not fetched, or that cannot run a network, is skipped by name.
 
 A CPU that qemu 7.2 does not emulate is one with its instructions: a Cortex-A55 runs as a Neoverse N1, a Neoverse V1
 as qemu's `max` with vectors of 256 bits.
 
 `--tools` is a folder with Debian's packages unpacked; `--fetch` fills it by apt-get and pip, without
-root. `--against` names another checkout of tvmflow, whose libraries are counted, too.
+root. `--against` names another checkout of tvmflow, whose libraries are counted, too. `--json` is
+written as results come; peers that it has for a network and a CPU are not counted again.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -29,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,13 +44,25 @@ import onnxruntime
 from _runtimes import ROOT
 from precision import quantize
 
+from tvmflow.frontends import tflite
+from tvmflow.frontends.tflite._conversion import convert
+from tvmflow.frontends.tflite._model import read_model
+
 _SOURCES: Final = ROOT / "benchmarks" / "arm"
 _PACKAGES: Final = (
     *("qemu-user", "libcapstone4", "libfdt1", "liburing2"),
     *("llvm-22", "libllvm22", "libz3-4", "libpfm4", "libedit2"),
     *("libc6-arm64-cross", "libgcc-s1-arm64-cross", "libstdc++6-arm64-cross"),
 )
-_PLATFORM: Final = "manylinux_2_28_aarch64"
+# Of arm64: a Python for the wheels of peers, and the libraries that it needs.
+_PYTHON: Final = (
+    *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
+    *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libffi8"),
+)
+_PLATFORMS: Final = (
+    *("manylinux_2_28_aarch64", "manylinux_2_27_aarch64"),
+    *("manylinux_2_17_aarch64", "manylinux2014_aarch64"),
+)
 # llvm-mca has one model for Cortex-A57, A72 and A76; the limit is in multiplications of 4 float32 a cycle
 CPUS: Final[Mapping[str, float]] = {
     "cortex-a55": 1,
@@ -125,6 +141,7 @@ NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
 """The networks; all have seeded weights, one input and one output."""
 
 
+PEERS: Final = ("ONNX Runtime", "ncnn", "LiteRT")
 PRECISIONS: Final = ("model", "mixed", "float16", "bfloat16")
 
 
@@ -164,6 +181,10 @@ class Tools:
         self.system = usr / "aarch64-linux-gnu"
         self.counter = self.folder / "counter.so"
         self.runtime = self.folder / "onnxruntime"
+        self.python = self.folder / "arm64/usr/bin/python3.11"
+        self.ncnn = self.folder / "ncnn"
+        self.pnnx = self.folder / "pnnx/pnnx/pnnx"
+        self.litert = self.folder / "litert"
 
     def find_missing(self) -> list[str]:
         """Return the programs that are not there."""
@@ -171,25 +192,53 @@ class Tools:
         return [str(path) for path in needed if not path.exists()]
 
     def fetch(self) -> None:
-        """Download Debian's packages and ONNX Runtime's wheel for ARM, and unpack them."""
+        """Download Debian's packages and the wheels of peers for ARM, and unpack them."""
         packages = self.folder / "packages"
         packages.mkdir(parents=True, exist_ok=True)
         for name in _PACKAGES:
             subprocess.run(["apt-get", "download", name], cwd=packages, check=True)
         for package in packages.glob("*.deb"):
             subprocess.run(["dpkg", "-x", str(package), str(self.folder)], check=True)
-        version = importlib.metadata.version("onnxruntime")
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"),
-                *("--only-binary", ":all:", "--platform", _PLATFORM, "--dest", str(packages)),
-                f"onnxruntime=={version}",
-            ],
-            check=True,
-        )
-        (wheel,) = packages.glob("onnxruntime-*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(self.runtime)
+        self._fetch_wheel(f"onnxruntime=={importlib.metadata.version('onnxruntime')}", self.runtime)
+        self._fetch_python()
+        self._fetch_wheel("ncnn", self.ncnn)
+        self._fetch_wheel("pnnx", self.folder / "pnnx", platforms=())
+        self.pnnx.chmod(0o755)
+        self._fetch_wheel("ai-edge-litert", self.litert)
+        self._fetch_wheel("numpy", self.litert)
+
+    def _fetch_wheel(self, name: str, folder: Path, platforms: Sequence[str] = _PLATFORMS) -> None:
+        """Unpack a wheel of Python 3.11 for ARM, or one for this machine."""
+        words = [f"--platform={platform}" for platform in platforms]
+        words += ["--python-version=3.11"] if platforms else []
+        with tempfile.TemporaryDirectory() as downloads:
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"),
+                    *("--only-binary", ":all:", *words, "--dest", downloads, name),
+                ],
+                check=True,
+            )
+            (wheel,) = Path(downloads).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+
+    def _fetch_python(self) -> None:
+        """Unpack Debian's Python for arm64, whose packages this machine's apt-get need not know."""
+        apt, packages = self.folder / "apt", self.folder / "packages-arm64"
+        for folder in (apt / "lists/partial", apt / "cache/archives/partial", packages):
+            folder.mkdir(parents=True, exist_ok=True)
+        (apt / "status").touch()
+        options = {
+            **{"APT::Architecture": "arm64", "APT::Architectures::": "arm64"},
+            **{"Dir::State": str(apt), "Dir::State::status": str(apt / "status")},
+            "Dir::Cache": str(apt / "cache"),
+        }
+        apt_get = ["apt-get", *(f"-o{name}={value}" for name, value in options.items())]
+        subprocess.run([*apt_get, "-qq", "update"], check=True)
+        subprocess.run([*apt_get, "download", *_PYTHON], cwd=packages, check=True)
+        for package in packages.glob("*.deb"):
+            subprocess.run(["dpkg", "-x", str(package), str(self.folder / "arm64")], check=True)
 
     def make(self) -> None:
         """Compile the plugin."""
@@ -200,10 +249,32 @@ class Tools:
         """Return the library of ONNX Runtime; None where it was not fetched."""
         return next(iter(self.runtime.glob("onnxruntime/capi/libonnxruntime.so*")), None)
 
-    def run(self, cpu: str, words: Sequence[str], folder: Path, **environment: str) -> list[Block]:
+    def find_peers(self, net: Net | None) -> list[str]:
+        """Return the libraries that were fetched, and that have a form of a network."""
+        python = self.python.exists()
+        fetched = {
+            "ONNX Runtime": self.find_runtime() is not None,
+            "ncnn": python and self.ncnn.exists() and self.pnnx.exists(),
+            "LiteRT": python and self.litert.exists(),
+        }
+        # the converter of ncnn knows no quantized ONNX models
+        is_for = {
+            "ncnn": net is None or not net.name.endswith("int8"),
+            "LiteRT": net is None or net.tflite is not None,
+        }
+        return [peer for peer in PEERS if fetched[peer] and is_for.get(peer, True)]
+
+    def run(
+        self,
+        cpu: str,
+        words: Sequence[str],
+        folder: Path,
+        system: Path | None = None,
+        **environment: str,
+    ) -> list[Block]:
         """Run a program under emulation, and return the blocks that its counted call has run."""
         counts = folder / "counts"
-        system = self._make_system(cpu)
+        system = system or self._make_system(cpu, self.system)
         command = [str(self.qemu), "-cpu", _EMULATED.get(cpu, cpu), "-L", str(system)]
         plugin = ["-plugin", f"{self.counter},out={counts}"]
         subprocess.run(
@@ -212,9 +283,9 @@ class Tools:
         lines = map(str.split, counts.read_text().splitlines())
         return [Block(int(count), tuple(words)) for count, *words in lines]
 
-    def _make_system(self, cpu: str) -> Path:
+    def _make_system(self, cpu: str, origin: Path) -> Path:
         """Return the root of a system with this CPU, which libraries read in its files."""
-        system = self.folder / f"system-{cpu}"
+        system = self.folder / f"system-{origin.name}-{cpu}"
         if not system.exists():
             part, features = _CPU_PARTS[cpu]
             (system / "proc").mkdir(parents=True)
@@ -223,8 +294,16 @@ class Tools:
             cpus.mkdir(parents=True)
             for name in ("possible", "present", "online"):
                 (cpus / name).write_text("0\n")
-            (system / "lib").symlink_to(self.system / "lib")
+            for folder in ("lib", "usr"):
+                if (origin / folder).exists():
+                    (system / folder).symlink_to(origin / folder)
         return system
+
+    def run_python(self, cpu: str, words: Sequence[str], folder: Path) -> list[Block]:
+        """Count a program of the Python for ARM, with the system's libraries that it came with."""
+        system = self._make_system(cpu, self.folder / "arm64")
+        program = [str(self.python), "-S", str(_SOURCES / "peers.py")]
+        return self.run(cpu, [*program, *words], folder, system, PYTHONHOME="/usr")
 
     def disassemble(self, words: Sequence[str]) -> list[str]:
         """Return the text of instructions; those that no ARM CPU has are left empty."""
@@ -299,11 +378,12 @@ def count_tvmflow(
     tools: Tools, checkout: Path, model: Path, cpu: str, precision: str, feed: Path, output: Path
 ) -> list[Block]:
     """Build a model's C library with a checkout of tvmflow, and count a call."""
-    folder = output.parent / f"{checkout.name}-{cpu}"
+    folder = output.parent / f"{output.name}-{checkout.name}"
     folder.mkdir()
     recipe = folder / f"{model.stem}.yaml"
     recipe.write_text(
-        f"recipe: 1\nname: {model.stem}\nmodel: {{onnx: {json.dumps(str(model))}}}\ntargets: [{cpu}]\n"
+        f"recipe: 1\nname: {model.stem}\nmodel: {{{model.suffix[1:]}: {json.dumps(str(model))}}}\n"
+        f"targets: [{cpu}]\n"
         "outputs: [c-library]\ntune: {trials: 0}\nverify: {against: none}\n"
         f"kernels: {{precision: {precision}}}\n"
     )
@@ -343,36 +423,104 @@ def count_onnxruntime(
     return tools.run(cpu, words, output.parent, OUTPUT_BYTES=str(size))
 
 
-def measure(tools: Tools, name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Give the counts of a network by CPU and library."""
-    model = NETS[name]()
-    shape = [axis.dim_value for axis in model.graph.input[0].type.tensor_type.shape.dim]
+def count_ncnn(
+    tools: Tools,
+    model: onnx.ModelProto,
+    path: Path,
+    cpu: str,
+    precision: str,
+    feed: Path,
+    output: Path,
+) -> list[Block]:
+    """Count a call of ncnn on the model that its converter makes."""
+    folder = output.parent / f"{output.name}-model"
+    folder.mkdir()
+    (folder / "net.onnx").symlink_to(path)
+    command = [str(tools.pnnx), "net.onnx", "fp16=0"]
+    subprocess.run(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True
+    )
+    shape = [str(axis.dim_value) for axis in model.graph.input[0].type.tensor_type.shape.dim]
+    # its tensors have no axis of images
+    shape.remove("1")
+    files = [folder / "net.ncnn.param", folder / "net.ncnn.bin", feed, output]
+    words = ["ncnn", str(tools.ncnn / "ncnn"), *map(str, files), precision, *shape]
+    return tools.run_python(cpu, words, folder)
+
+
+def count_litert(tools: Tools, path: Path, cpu: str, feed: Path, output: Path) -> list[Block]:
+    """Count a call of LiteRT, with the kernels of XNNPACK."""
+    words = ["litert", str(tools.litert), *map(str, (path, feed, output))]
+    return tools.run_python(cpu, words, output.parent)
+
+
+class Net(NamedTuple):
+    """A network: its model, and the file of LiteRT that it was converted from."""
+
+    name: str
+    model: onnx.ModelProto
+    tflite: Path | None = None
+
+
+def _load_tflite(path: Path) -> Net:
+    """Convert a TFLite file as tvmflow imports it."""
+    data, files = path.read_bytes(), {tflite.MODEL: path}
+    model, _ = convert(read_model(data), data, tflite.TFLITE.read_inputs(files))
+    return Net(path.stem, model, path)
+
+
+def measure(
+    tools: Tools, net: Net, args: argparse.Namespace, known: Collection[tuple[str, str, str]]
+) -> Iterator[dict[str, Any]]:
+    """Give the counts of a network by CPU and library, without the peers that are known."""
+    value, name_of_output = net.model.graph.input[0], net.model.graph.output[0].name
+    shape = [axis.dim_value for axis in value.type.tensor_type.shape.dim]
     checkouts = {"tvmflow": ROOT, **({"before": args.against.resolve()} if args.against else {})}
-    for cpu in args.cpu:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            path, feed = folder / "net.onnx", folder / "feed"
-            onnx.save(model, path)
-            data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-            feed.write_bytes(data.tobytes())
-            outputs, counts = {}, {}
-            for label, checkout in checkouts.items():
-                output = folder / f"{label}.out"
-                counts[label] = tools.count(
-                    count_tvmflow(tools, checkout, path, cpu, args.precision, feed, output), [cpu]
-                )
-                outputs[label] = np.frombuffer(output.read_bytes(), np.float32)
-            if tools.find_runtime() is not None:
-                output, size = folder / "ort.out", outputs["tvmflow"].nbytes
-                blocks = count_onnxruntime(tools, model, path, cpu, feed, output, size)
-                counts["ONNX Runtime"] = tools.count(blocks, [cpu])
-                expected = np.frombuffer(output.read_bytes(), np.float32)
-                scale = float(np.abs(expected).max())
-                error = float(np.abs(outputs["tvmflow"] - expected).max()) / scale
-            else:
-                error = math.nan
-            for label, own in counts.items():
-                yield {"net": name, "cpu": cpu, "library": label, "error": error, **own._asdict()}
+    with tempfile.TemporaryDirectory() as temporary:
+        path, feed = Path(temporary, "net.onnx"), Path(temporary, "feed")
+        onnx.save(net.model, path)
+        data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        feed.write_bytes(data.tobytes())
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(path), options)
+        expected = session.run([name_of_output], {value.name: data})[0].ravel()
+        for cpu, label in itertools.product(args.cpu, [*checkouts, *tools.find_peers(net)]):
+            if (net.name, cpu, label) in known:
+                continue
+            output = Path(temporary, f"{label}-{cpu}")
+            try:
+                if label == "ONNX Runtime":
+                    size = expected.nbytes
+                    blocks = count_onnxruntime(tools, net.model, path, cpu, feed, output, size)
+                elif label == "ncnn":
+                    blocks = count_ncnn(tools, net.model, path, cpu, args.precision, feed, output)
+                elif label == "LiteRT":
+                    blocks = count_litert(tools, net.tflite, cpu, feed, output)
+                else:
+                    source, precision = net.tflite or path, args.precision
+                    blocks = count_tvmflow(
+                        tools, checkouts[label], source, cpu, precision, feed, output
+                    )
+            except subprocess.CalledProcessError as failed:
+                if label in checkouts:
+                    raise
+                print(f"{net.name:<14} {cpu:<12} {label:<14} skipped: {failed}", flush=True)
+                continue
+            numbers = np.fromfile(output, np.float32)
+            error = math.nan
+            if numbers.size == expected.size:
+                error = float(np.abs(numbers - expected).max() / np.abs(expected).max())
+            counts = tools.count(blocks, [cpu])
+            yield {
+                **{"net": net.name, "cpu": cpu, "library": label, "error": error},
+                **counts._asdict(),
+            }
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return what a row is about."""
+    return row["net"], row["cpu"], row["library"]
 
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -387,9 +535,34 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             busy = row["products"] / cycles / CPUS[cpu]
             ratio = f"{own / cycles:>8.2f}" if label != "tvmflow" else f"{'':>8}"
             print(
-                f"{row['net']:<12} {cpu:<12} {label:<14} {row['instructions'] / 1e6:>9.1f}"
+                f"{row['net']:<14} {cpu:<12} {label:<14} {row['instructions'] / 1e6:>9.1f}"
                 f" {cycles / 1e6:>9.1f} {busy:>7.0%} {ratio}   {row['error']:.1e}",
                 flush=True,
+            )
+
+
+def _summarize(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print geometric means of ratios by CPU, to each library and to the fastest peer."""
+    for cpu in dict.fromkeys(row["cpu"] for row in rows):
+        ratios = collections.defaultdict(list)
+        for net in dict.fromkeys(row["net"] for row in rows):
+            cycles = {
+                row["library"]: row["cycles"][cpu]
+                for row in rows
+                if (row["cpu"], row["net"]) == (cpu, net)
+            }
+            own = cycles.pop("tvmflow", None)
+            if own is None:
+                continue
+            for label, others in cycles.items():
+                ratios[label].append(own / others)
+            if peers := [count for label, count in cycles.items() if label != "before"]:
+                ratios["the fastest peer"].append(own / min(peers))
+        for label, found in ratios.items():
+            mean = math.exp(sum(map(math.log, found)) / len(found))
+            print(
+                f"{cpu}: tvmflow takes {mean:.2f} of the cycles of {label}"
+                f" (geometric mean of {len(found)}), at most {max(found):.2f}"
             )
 
 
@@ -400,7 +573,8 @@ def main() -> None:
     )
     parser.add_argument("--tools", type=Path, required=True)
     parser.add_argument("--fetch", action="store_true")
-    parser.add_argument("--net", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--net", nargs="*", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--tflite", nargs="+", type=Path, default=[])
     parser.add_argument("--cpu", nargs="+", choices=list(CPUS), default=list(CPUS))
     parser.add_argument("--against", type=Path)
     parser.add_argument("--precision", choices=PRECISIONS, default="model")
@@ -413,31 +587,23 @@ def main() -> None:
         print(f"skipped: {', '.join(missing)} not found; --fetch downloads what is needed")
         return
     tools.make()
+    for peer in set(PEERS) - set(tools.find_peers(None)):
+        print(f"{peer} is skipped: it was not fetched")
     print(
-        f"{'':<12} {'CPU':<12} {'library':<14} {'M instr.':>9} {'M cycles':>9} {'busy':>7} {'tvmflow/':>8}   error"
+        f"{'':<14} {'CPU':<12} {'library':<14} {'M instr.':>9} {'M cycles':>9} {'busy':>7} {'tvmflow/':>8}   error"
     )
-    everything = []
-    for name in args.net:
-        rows = list(measure(tools, name, args))
-        everything += rows
-        _show(rows)
-    for cpu in args.cpu:
-        for peer in ("ONNX Runtime", "before"):
-            found = {
-                (row["net"], row["library"]): row["cycles"][cpu]
-                for row in everything
-                if row["cpu"] == cpu
-            }
-            ratios = [
-                found[net, "tvmflow"] / found[net, peer] for net in args.net if (net, peer) in found
-            ]
-            if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                print(
-                    f"{cpu}: tvmflow takes {mean:.2f} of the cycles of {peer} (geometric mean of {len(ratios)})"
-                )
-    if args.json:
-        args.json.write_text(json.dumps(everything, indent=1))
+    rows: list[dict[str, Any]] = []
+    if args.json and args.json.exists():
+        rows = json.loads(args.json.read_text())
+    known = {_key(row) for row in rows if row["library"] in PEERS}
+    nets = (Net(name, NETS[name]()) for name in args.net)
+    for net in itertools.chain(nets, map(_load_tflite, args.tflite)):
+        for row in measure(tools, net, args, known):
+            rows = [*(other for other in rows if _key(other) != _key(row)), row]
+            if args.json:
+                args.json.write_text(json.dumps(rows, indent=1))
+        _show([row for row in rows if row["net"] == net.name and row["cpu"] in args.cpu])
+    _summarize(rows)
 
 
 if __name__ == "__main__":
