@@ -195,12 +195,14 @@ def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
 
 _VECTOR_BYTES: Final = 16
 _WORD_BYTES: Final = (2, 4)
+_FLOAT_BYTES: Final = 4
+_FLOAT_LANES: Final = 4
 _BYTE_BITS: Final = 8
 _REINTERPRET: Final = "tirx.reinterpret"
 
 
 class _Word(NamedTuple):
-    """Bytes that are loaded and moved to all lanes of a vector.
+    """Bytes, or one float32, that are loaded and moved to all lanes of a vector.
 
     Attributes:
         load: The load.
@@ -214,13 +216,22 @@ class _Word(NamedTuple):
     size: int
     element: int
 
+    @property
+    def is_float(self) -> bool:
+        """Whether it is one float32; there are vectors of several such, or none."""
+        return str(self.load.ty.dtype) == "float32"
+
     @classmethod
     def read(cls, factor: tirx.Broadcast) -> _Word | None:
         """Return the word in all lanes of a vector; None for other vectors."""
-        load = factor.value.args[0] if operator_name(factor.value) == _REINTERPRET else None
+        is_word = operator_name(factor.value) == _REINTERPRET
+        load = factor.value.args[0] if is_word else factor.value
         if not isinstance(load, tvm.ir.TensorLoad):
             return None
         dtype, index = load.ty.dtype, load.indices[-1]
+        if not is_word:
+            is_float = str(dtype) == "float32" and _as_number(factor.lanes) == _FLOAT_LANES
+            return cls(load, index, _FLOAT_BYTES, _FLOAT_BYTES) if is_float else None
         if dtype.bits != _BYTE_BITS or dtype.lanes not in _WORD_BYTES:
             return None
         if not isinstance(index, tirx.Ramp):
@@ -237,26 +248,35 @@ class _Word(NamedTuple):
 
 
 def _take_words_from_lanes(loop: tirx.For) -> tirx.For:
-    """Return an innermost loop in which words of bytes, factors of dot products, come from whole vectors.
+    """Return an innermost loop in which words of bytes, and single float32, come from whole vectors.
 
     Words of one tensor at known distances are loaded together, from the first to the last of them.
     """
     if find_nodes(loop.body, tirx.For, tirx.IfThenElse):
         return loop
     found = [(factor, _Word.read(factor)) for factor in find_nodes(loop.body, tirx.Broadcast)]
-    words = {factor: word for factor, word in found if word is not None}
+    # numbers that a condition guards are not read without it
+    is_guarded = any(operator_name(c) == IF_THEN_ELSE for c in find_nodes(loop.body, tvm.ir.Call))
+    words = {
+        factor: word
+        for factor, word in found
+        if word is not None and not (is_guarded and word.is_float)
+    }
     analyzer, lanes = tvm.sym.Analyzer(), {}
     for group in _group_words(words, analyzer):
         first = min(group, key=group.__getitem__)
         places = _place_vectors(sorted(set(group.values())), words[first].size)
+        if words[first].is_float and len(set(places.values())) == len(places):
+            continue
         for factor, offset in group.items() if places else ():
             word, start = words[factor], places[offset]
             index = analyzer.simplify(words[first].index + start // word.element)
             ramp = tirx.Ramp(index, 1, _VECTOR_BYTES // word.element)
-            vector = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
-            dtype = f"{factor.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
+            whole = tirx.BufferLoad(word.load.source, [*word.load.indices[:-1], ramp])
             lane = (offset - start) // word.size
-            whole = tirx.reinterpret(dtype, vector)
+            if operator_name(factor.value) == _REINTERPRET:
+                dtype = f"{factor.value.ty.dtype}x{_VECTOR_BYTES // word.size}"
+                whole = tirx.reinterpret(dtype, whole)
             lanes[factor] = tirx.Shuffle([whole], [lane] * _as_number(factor.lanes))
     if not lanes:
         return loop

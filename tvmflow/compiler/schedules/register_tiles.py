@@ -51,6 +51,9 @@ from tvmflow.compiler.schedules.elementwise import (
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
 
 _MAX_UNROLLED: Final = 160
+# Rows of few channels are unrolled whole.
+_LONG_REDUCTION: Final = 7
+_MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
 # The points of which an instruction multiplies the bytes as rows of a matrix.
 _MATRIX_POINTS: Final = 2
@@ -507,8 +510,11 @@ def _schedule_reduction(
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
-    longest = max(SHORT_REDUCTION, cpu.factor_lanes)
-    _unroll_short(schedule, reduction_loops, extents, tile.vectors * tile.points, longest)
+    longest, limit = max(SHORT_REDUCTION, cpu.factor_lanes), _MAX_UNROLLED
+    if _reads_rows(block, extents, cpu):
+        longest, limit = _LONG_REDUCTION, _MAX_ROW
+    sums = tile.vectors * tile.points
+    _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
         *_, outer, lanes = schedule.get_loops(initial)
@@ -537,16 +543,40 @@ def _reads_whole_vectors(block: Block, extents: Sequence[int], lanes: int) -> bo
     return bool(scalars) and all(element_stride(load, block, axis) == step for load in scalars)
 
 
+def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
+    """Return whether the last two axes of a reduction read factors that lie together, as few channels do.
+
+    They become lanes of vectors where all of them are unrolled.
+    """
+    if not cpu.factor_lanes or len(extents) < _PARTS or extents[-1] >= cpu.factor_lanes:
+        return False
+    first = len(block.spatial_extents) + len(extents) - _PARTS
+    pixel, channel = block.axes[first : first + _PARTS]
+    last = block.spatial_axes[-1]
+    scalars = [load for load in list_loads(block) if not depends_on(load, last)]
+    return bool(scalars) and all(
+        element_stride(load, block, channel) == 1
+        # a block of channels that are not all there
+        and element_stride(load, block, pixel) in (extents[-1], cpu.factor_lanes)
+        for load in scalars
+    )
+
+
 def _unroll_short(
-    schedule: Schedule, loops: Sequence[Any], extents: Sequence[int], unrolled: int, longest: int
+    schedule: Schedule,
+    loops: Sequence[Any],
+    extents: Sequence[int],
+    unrolled: int,
+    longest: int,
+    limit: int,
 ) -> None:
     """Unroll the innermost loops of a reduction up to a length.
 
-    Stop before `unrolled` statements become too many.
+    Stop before `unrolled` statements become more than a limit.
     """
     for loop, extent in zip(reversed(loops), reversed(extents), strict=True):
         unrolled *= extent
-        if extent > longest or unrolled > _MAX_UNROLLED:
+        if extent > longest or unrolled > limit:
             break
         schedule.unroll(loop)
 

@@ -28,6 +28,7 @@ from tvmflow.compiler.schedules.blocks import (
     find_loads,
     list_intermediate_buffers,
     list_loads,
+    loop_length,
 )
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
@@ -37,16 +38,26 @@ _FLOAT_BYTES: Final = 4
 # Weights are read once for so many tiles; with fewer, reading them takes longer than multiplying.
 _MIN_TILES: Final = 96
 _MAX_SCHEDULES: Final = 12
+_COLUMNS: Final = (winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS)
+_NAMES: Final = (
+    *("pad", winograd.DATA_COLUMNS, winograd.DATA),
+    *(winograd.PRODUCT, winograd.IMAGE_COLUMNS, winograd.IMAGE),
+)
 # Images, blocks of channels, height, width, lanes.
 _IMAGE_RANK: Final = 5
 
 
 class _Blocks(NamedTuple):
-    """The blocks of a Winograd convolution in their order; `epilogue` has all that follow."""
+    """The blocks of a Winograd convolution in their order; `epilogue` has all that follow.
+
+    Those of columns are there where transforms are separate.
+    """
 
     pad: Block
+    data_columns: Block | None
     data: Block
     product: Block
+    image_columns: Block | None
     image: Block
     epilogue: Sequence[Block]
 
@@ -118,14 +129,28 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
     The epilogue is one block where the number of tiles is fixed.
     """
     blocks = analyze_blocks(schedule) or []
-    names = [str(block.stmt.name_hint) for block in blocks]
-    first = ["pad", winograd.DATA, winograd.PRODUCT, winograd.IMAGE]
-    if names[:4] != first or len(blocks) < 5 or any(block.is_reduction for block in blocks[4:]):
+    own = {
+        str(block.stmt.name_hint): block
+        for block in blocks[: len(_NAMES)]
+        if str(block.stmt.name_hint) in _NAMES
+    }
+    epilogue = blocks[len(own) :]
+    if (
+        list(own) not in (list(_NAMES), [name for name in _NAMES if name not in _COLUMNS])
+        or not epilogue
+        or any(block.is_reduction for block in epilogue)
+        or len(epilogue[-1].spatial_extents) not in (5, 6)
+    ):
         return None
-    if len(blocks[-1].spatial_extents) not in (5, 6):
-        return None
-    pad, data, product, image, *epilogue = blocks
-    found = _Blocks(pad=pad, data=data, product=product, image=image, epilogue=epilogue)
+    found = _Blocks(
+        pad=own["pad"],
+        data_columns=own.get(winograd.DATA_COLUMNS),
+        data=own[winograd.DATA],
+        product=own[winograd.PRODUCT],
+        image_columns=own.get(winograd.IMAGE_COLUMNS),
+        image=own[winograd.IMAGE],
+        epilogue=epilogue,
+    )
     # TVM inlines nothing of kernels where it does not know that all of an image is computed
     for block in () if found.has_open_tiles else epilogue[:-1]:
         schedule.compute_inline(block.handle)
@@ -204,11 +229,15 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) ->
     for loop in (p, q):
         schedule.unroll(loop)
     schedule.vectorize(lane)
-    _schedule_image(schedule, blocks.image, tile_column)
+    if blocks.image_columns is None:
+        _schedule_image(schedule, blocks.image, tile_column)
+    else:
+        for block_of_tile in (blocks.image, blocks.image_columns):
+            _keep_in_registers(schedule, block_of_tile, tile_column)
     schedule.compute_at(blocks.product.handle, group, preserve_unit_loops=True)
     _schedule_product(schedule, blocks.product, split, takes_lanes=cpu.factor_lanes > 0)
     schedule.compute_at(blocks.data.handle, around, preserve_unit_loops=True)
-    channel = _schedule_data(schedule, blocks.data, cpu.cores > 1 and not split.in_strips)
+    channel = _schedule_data(schedule, blocks, cpu.cores > 1 and not split.in_strips)
     schedule.compute_at(blocks.pad.handle, channel, preserve_unit_loops=True)
     schedule.vectorize(schedule.get_loops(blocks.pad.handle)[-1])
 
@@ -251,22 +280,42 @@ def _schedule_product(
     schedule.decompose_reduction(block.handle, tap)
 
 
-def _schedule_data(schedule: Schedule, block: Block, is_parallel: bool) -> Any:
+def _keep_in_registers(schedule: Schedule, block: Block, tile: Any) -> None:
+    """Compute one axis of a transform into registers, for a tile at a time."""
+    schedule.compute_at(block.handle, tile, preserve_unit_loops=True)
+    schedule.set_scope(block.handle, 0, "local")
+    loops = schedule.get_loops(block.handle)[-len(block.spatial_extents) :]
+    row, column, lane = (loop for loop in loops if loop_length(schedule, loop) > 1)
+    for loop in (row, column):
+        schedule.unroll(loop)
+    schedule.vectorize(lane)
+
+
+def _schedule_data(schedule: Schedule, blocks: _Blocks, is_parallel: bool) -> Any:
     """Transform the data of a tile in registers.
 
     Return the loop over blocks of channels, which may be parallel.
     """
-    *_, i, j, channel, image, depth, tile, lane, row, column = schedule.get_loops(block.handle)
-    schedule.reorder(channel, image, depth, tile, i, j, row, column, lane)
-    store = schedule.cache_write(block.handle, 0, "local")
-    schedule.reverse_compute_at(store, tile)
+    handle = blocks.data.handle
+    first = len(schedule.get_loops(handle)) - len(blocks.data.stmt.iter_vars)
+    i, j, channel, image, depth, tile, lane, *sums = schedule.get_loops(handle)[first:]
+    schedule.reorder(channel, image, depth, tile, i, j, *sums, lane)
+    unrolled, vectors = [i, j, *sums], [lane]
+    if sums:
+        store = schedule.cache_write(handle, 0, "local")
+        schedule.reverse_compute_at(store, tile)
+        stored = schedule.get_loops(store)
+        unrolled, vectors = [*unrolled, *stored[-3:-1]], [lane, stored[-1]]
     if is_parallel:
         schedule.parallel(channel)
-    for loop in (i, j, row, column, *schedule.get_loops(store)[-3:-1]):
+    for loop in unrolled:
         schedule.unroll(loop)
-    for loop in (lane, schedule.get_loops(store)[-1]):
+    for loop in vectors:
         schedule.vectorize(loop)
-    schedule.decompose_reduction(block.handle, row)
+    if sums:
+        schedule.decompose_reduction(handle, sums[0])
+    elif blocks.data_columns is not None:
+        _keep_in_registers(schedule, blocks.data_columns, tile)
     return channel
 
 

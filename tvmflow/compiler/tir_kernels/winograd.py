@@ -26,10 +26,14 @@ from tvmflow.compiler.tir_kernels.tiles import FLOAT, Workspace
 
 DATA: Final = "winograd_data"
 """The name of the block that transforms data."""
+DATA_COLUMNS: Final = "winograd_data_columns"
+"""The name of the block that transforms columns of data first, where transforms are separate."""
 PRODUCT: Final = "winograd_product"
 """The name of the block that multiplies transformed data and weights."""
 IMAGE: Final = "winograd_image"
 """The name of the block that transforms the product into tiles of the result."""
+IMAGE_COLUMNS: Final = "winograd_image_columns"
+"""The name of the block that transforms columns of the product first, where transforms are separate."""
 
 _KERNEL: Final = 3
 
@@ -91,6 +95,8 @@ class Geometry(NamedTuple):
         stride: The stride down the depth.
         dilation: The dilation down the depth.
         tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
+        is_separate: Whether tiles are transformed along one axis and then along the other. This takes fewer
+            sums, and registers for all elements of a tile.
     """
 
     tile: int
@@ -100,6 +106,7 @@ class Geometry(NamedTuple):
     stride: int = 1
     dilation: int = 1
     tile_columns: int = 1
+    is_separate: bool = False
 
     @property
     def edge(self) -> int:
@@ -211,15 +218,30 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
     size = (geometry.slices, rows * tile + edge - tile, columns * tile + edge - tile)
     data = te.compute((n, blocks, *size, lanes), padded, name="pad")
-    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
     matrix = TRANSFORMS[tile].data
+    shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
+    if geometry.is_separate:
+        # of each pair of rows that differ in signs, the same number is first
+        groups = [range(edge - 2, -1, -2), range(edge - 1, 0, -2)]
+
+        def down(i: Any, z: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
+            y, z = p // columns * tile, p % columns * tile + z
+            column = [data(image, c, d, y + step, z, lane) for step in range(edge)]
+            return _select_row(matrix, groups, column, i)
+
+        half = te.compute(shape, down, name=DATA_COLUMNS)
+
+        def across(i: Any, j: Any, *place: Any) -> Any:
+            return _select_row(matrix, groups, [half(i, z, *place) for z in range(edge)], j)
+
+        return te.compute(shape, across, name=DATA)
+    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
 
     def transformed(i: Any, j: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
         y, z = p // columns * tile + row, p % columns * tile + column
         factor = _entry(matrix, i, row, x.dtype) * _entry(matrix, j, column, x.dtype)
         return te.sum(factor * data[image, c, d, y, z, lane], axis=[row, column])
 
-    shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
     return te.compute(shape, transformed, name=DATA)
 
 
@@ -247,6 +269,14 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     (rows, columns), tile = geometry.tiles, geometry.tile
     row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
     matrix = TRANSFORMS[tile].image
+    groups = [(0,), *((first, first + 1) for first in range(1, edge - 1, 2)), (edge - 1,)]
+
+    def down(p: Any, z: Any, *place: Any) -> Any:
+        return _select_row(matrix, groups, [x(y, z, *place) for y in range(edge)], p)
+
+    def across(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
+        values = [half(p, step, o, i, d, y * columns + z, lane) for step in range(edge)]
+        return _select_row(matrix, groups, values, q)
 
     def element(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
         factor = _entry(matrix, p, row, x.dtype) * _entry(matrix, q, column, x.dtype)
@@ -254,7 +284,9 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
         return te.sum(factor * value, axis=[row, column])
 
     shape = (n, blocks, depth, rows, columns, tile, tile, lanes)
-    image = te.compute(shape, element, name=IMAGE)
+    if geometry.is_separate:
+        half = te.compute((tile, *map(plain, x.shape[1:])), down, name=IMAGE_COLUMNS)
+    image = te.compute(shape, across if geometry.is_separate else element, name=IMAGE)
 
     def cropped(i: Any, o: Any, *point: Any) -> Any:
         *d, y, z, lane = point
@@ -272,6 +304,44 @@ def _entry(matrix: np.ndarray[Any, Any], i: Any, j: Any, dtype: str) -> Any:
             is_entry = tirx.all(i == row, j == column)
             entry = tirx.Select(is_entry, tirx.const(float(value), dtype), entry)
     return entry
+
+
+def _select_row(
+    matrix: np.ndarray[Any, Any], groups: Sequence[Sequence[int]], values: Sequence[Any], i: Any
+) -> Any:
+    """Return the product of row `i` and some values: one sum, once the loop over `i` is unrolled."""
+    *others, last = (_sum_row(row, groups, values) for row in matrix)
+    for number, product in reversed(list(enumerate(others))):
+        last = tirx.Select(tirx.EQ(i, number), product, last)
+    return last
+
+
+def _sum_row(row: Sequence[Any], groups: Sequence[Sequence[int]], values: Sequence[Any]) -> Any:
+    """Return the product of a row of a matrix and some values, added up in groups.
+
+    Rows that differ in the factor of a group have its sum as the same expression, which LLVM computes once. Each
+    sum begins with a value that has no factor, so that each other one takes an addition, or one with a product.
+    """
+    parts = []
+    for group in groups:
+        used = [index for index in group if row[index]]
+        if used:
+            base = min(used, key=lambda index: abs(row[index]))
+            scaled = [(float(row[index] / row[base]), values[index]) for index in used]
+            parts.append((float(row[base]), sorted(scaled, key=lambda term: term[0] != 1)))
+    parts.sort(key=lambda part: part[0] != 1)
+    if parts[0][0] < 0:
+        (factor, terms), *others = parts
+        negative = sorted(((-scale, value) for scale, value in terms), key=lambda t: t[0] != 1)
+        parts = [(-factor, negative), *others]
+    return _sum_terms([(factor, _sum_terms(terms)) for factor, terms in parts])
+
+
+def _sum_terms(terms: Sequence[tuple[float, Any]]) -> Any:
+    total: Any = None
+    for factor, value in terms:
+        total = _add(total, factor, value)
+    return total
 
 
 # ---------------------------------------------------------------- open images
@@ -538,9 +608,10 @@ def _multiply_row(
 
 def _add(total: Any, factor: float, value: Any) -> Any:
     """Return a sum of what there is already, if anything, and a value times a factor."""
-    term = value if abs(factor) == 1 else value * tirx.const(abs(factor), FLOAT)
+    dtype = str(value.ty.dtype)
+    term = value if abs(factor) == 1 else value * tirx.const(abs(factor), dtype)
     if total is None:
-        return term if factor > 0 else tirx.const(0, FLOAT) - term
+        return term if factor > 0 else tirx.const(0, dtype) - term
     return total + term if factor > 0 else total - term
 
 

@@ -32,6 +32,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd
+from tvmflow.compiler.tir_kernels.winograd import Geometry
 from tvmflow.core.types import Dimension, TensorSpec
 
 # The tolerance for each tile, relative to the largest number.
@@ -44,6 +45,17 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winograd, "choose_tile", lambda tiles, *_: tiles[-1])
 
 
+@pytest.fixture(params=["at once", "separate"])
+def transforms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transform tiles along both axes at once, and along one after the other, as on ARM."""
+    pad_columns = winograd.pad_columns
+
+    def pad(geometry: Geometry, *sizes: Any) -> Geometry:
+        return pad_columns(geometry, *sizes)._replace(is_separate=request.param == "separate")
+
+    monkeypatch.setattr(winograd, "pad_columns", pad)
+
+
 def check(mod: Any, tile: Literal[2, 4], target: dict[str, Any]) -> None:
     """Check that a model computes what TVM's own kernels do."""
     shape = [int(n) for n in mod["main"].params[0].ty.shape]
@@ -54,7 +66,7 @@ def check(mod: Any, tile: Literal[2, 4], target: dict[str, Any]) -> None:
         np.testing.assert_allclose(fast / largest, plain / largest, rtol=0, atol=ERRORS[tile])
 
 
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("always", "transforms")
 @pytest.mark.parametrize("tile", winograd.TRANSFORMS)
 @pytest.mark.parametrize(
     ("shape", "out", "padding"),
@@ -83,7 +95,7 @@ def test_winograd_convolutions_compute_what_direct_ones_do(
     check(mod, tile, host_level())
 
 
-@pytest.mark.usefixtures("always")
+@pytest.mark.usefixtures("always", "transforms")
 @pytest.mark.parametrize(
     ("shape", "out", "kernel", "options"),
     [

@@ -271,6 +271,25 @@ def test_factors_that_lie_together_are_one_load_on_arm(depth: int) -> None:
     assert bool(re.search(r"\bld(p|r|ur|1r)\s+(s\d|\{)", code)) != is_whole
 
 
+def test_factors_of_few_channels_are_lanes_on_arm() -> None:
+    """All taps of a row of a first layer are unrolled: their factors lie together, in vectors that begin anywhere."""
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
+    data = te.placeholder((1, 1, 24, 24, 4), "float32", "data")
+    weights = te.placeholder((4, 1, 7, 7, 3, 4), "float32", "weights")
+    groups = Groups(inputs=3, outputs=16, lanes=3, block=4, number=1)
+    result = blocked.conv(data, weights, (2, 2), (3, 3, 3, 3), (1, 1), groups)
+    choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
+    assert choice is not None and choice.rule == "register_tiles"
+    code = make_assembly(
+        choice.schedule.mod["main"].with_attr("global_symbol", "first"),
+        tvm.target.Target(mapping),
+        is_plain_c=True,
+    )
+    from_lanes = re.findall(r"fmla.*\.4s.*\.s\[\d\]", code)
+    singles = re.findall(r"\bld(?:p|r|ur|1r)\s+(?:s\d|\{)", code)
+    assert len(singles) * 20 < len(from_lanes)
+
+
 def test_no_vector_has_an_unknown_length() -> None:
     """On RISC-V a padded image is filled lane by lane and by vectors: TVM's own vectorizer fails on it."""
     mapping: dict[str, Any] = {

@@ -222,8 +222,17 @@ def _find_winograd(
     n, _, *size = shape
     depth, height, width = [1, *size][-3:]
     front, top, left = [0, *window.padding[: len(size)]][-3:]
-    down = [[1, *values][-3] for values in (edges, window.strides, window.dilation)]
-    geometry = Geometry(tiles[0], (n, depth, height, width), (front, top, left), *down)
+    taps, stride, dilation = (
+        [1, *values][-3] for values in (edges, window.strides, window.dilation)
+    )
+    geometry = Geometry(
+        tile=tiles[0],
+        shape=(n, depth, height, width),
+        padding=(front, top, left),
+        taps=taps,
+        stride=stride,
+        dilation=dilation,
+    )
     # levels that share weights choose alike
     lanes = SHARED_LANES if rewriter.context.options.shares_weights else rewriter.block
     tile = winograd.choose_tile(
@@ -238,6 +247,7 @@ def _find_winograd(
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
     if any(map(is_open, sizes)):
         return geometry
+    geometry = geometry._replace(is_separate=cpu.factor_lanes > 0)
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
 
