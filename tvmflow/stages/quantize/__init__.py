@@ -93,6 +93,7 @@ class QuantizeSettings(StageSettings):
 
     quantize: MethodSettings
     integers: str
+    target: dict[str, Json]
     label: str
     own_data: bool
     images: dict[str, ImageInput] = Field(default={})
@@ -104,6 +105,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> QuantizeSettings:
     return QuantizeSettings(
         quantize=MethodSettings.model_validate(recipe.quantize),
         integers=find_data_dtype(target) or "",
+        target=target.tvm,
         label=recipe.verify.label,
         own_data=recipe.quantize.data is not None,
         images=image_inputs(recipe),
@@ -147,7 +149,7 @@ class LayerFacts(NamedTuple):
         reason: Why it stays float; empty for one of integers.
         damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
             measured, or an output is no number.
-        gain: The seconds of a call that it saves; None where not measured.
+        gain: The part of the time of all layers that it saves, by the model of the CPU; None where it is not known.
         weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for others.
     """
 
@@ -217,9 +219,9 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
     model, signature = _load(context.inputs), Signature(document)
-    layers, skipped = _choose_layers(model, settings.quantize.skip)
     source = _describe_data(settings, signature, context.inputs)
     calibration = _load_calibration(settings, source, context.inputs)
+    layers, skipped = _choose_layers(model, settings.quantize.skip)
     possible = _quantize(settings, model, layers, signature, calibration)
     evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
     quantization, control = _control(
@@ -451,6 +453,7 @@ class Control(NamedTuple):
     accuracy: float | None = None
     damage: Mapping[int, float] = {}
     reasons: Mapping[int, str] = {}
+    gains: Mapping[int, float] = {}
 
 
 def _control(
@@ -487,9 +490,10 @@ def _control(
     names = {
         place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
     }
+    gains = _estimate_gains(settings, model, layers)
     wanted = limits
     for _ in range(_TRIES):
-        choice = choose_layers(evaluation, names, wanted)
+        choice = choose_layers(evaluation, names, wanted, gains)
         quantization = keep_layers(model, layers, possible, choice.chosen)
         # what shares a tensor with a layer reads integers too, which is not emulated
         cost = evaluation.compare(signature.compile(insert(model, layers, quantization)).run)
@@ -503,7 +507,30 @@ def _control(
         )
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
-    return quantization, Control(cost.error, before, after, choice.damage, choice.reasons)
+    control = Control(
+        error=cost.error,
+        float_accuracy=before,
+        accuracy=after,
+        damage=choice.damage,
+        reasons=choice.reasons,
+        gains=gains,
+    )
+    return quantization, control
+
+
+def _estimate_gains(
+    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
+) -> dict[int, float]:
+    """Return the part of the time that each layer saves on the target, where integers multiply integers."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.options import SCHEDULES_VERSION
+    from tvmflow.compiler.quantize.gains import estimate_gains
+
+    cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
+    if cpu is None or settings.quantize.activations != "int8":
+        return {}
+    return dict(enumerate(estimate_gains(layers, ir.DataFlow(model.main), cpu)))
 
 
 # How often layers are chosen with tighter limits, where the library costs more than its emulation.
@@ -528,6 +555,7 @@ def _describe_layer(
         weight_bits=own.bits if own is not None else 32,
         data_bits=8 if quantization.has_integer_data(layer) else 32,
         reason=reason,
+        gain=control.gains.get(place),
         damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
         weight_error=quantization.errors.get(layer.var),
     )
@@ -582,6 +610,7 @@ def explain(facts: QuantizeFacts) -> list[str]:
         + (f" (error {layer.weight_error:.1%})" if layer.weight_error is not None else "")
         + f", data {layer.data_bits} bits"
         + (f", error {layer.damage:.3%}" if layer.damage is not None else "")
+        + (f", saves {layer.gain:.1%}" if layer.gain is not None and not layer.reason else "")
         + (f"; {layer.reason}" if layer.reason else "")
         for layer in facts.layers
     ]

@@ -1,0 +1,77 @@
+"""The part of a model's time that each layer saves with integers, by the model of a CPU.
+
+An estimate, and not a measurement, because the same recipe must give the same bytes wherever it is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.quantize.points import Layer
+
+# How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse V1
+# (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two): see benchmarks/RESULTS.md.
+_MATRICES: Final = 6.0
+_QUADS: Final = 3.6
+_PAIRS: Final = 1.9
+_DEPTHWISE: Final = 1.5
+# How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
+_WINOGRAD: Final = 1.8
+_WINOGRAD_KERNEL: Final = (3, 3)
+_WINOGRAD_CHANNELS: Final = 16
+# Two pipelines multiply, at this part of their peak.
+_UTILIZATION: Final = 0.7
+_PIPELINES: Final = 2
+# What a core reads from memory in a cycle where weights do not stay in its cache.
+_BYTES_PER_CYCLE: Final = 4.0
+_FLOAT_BYTES: Final = 4
+
+
+def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) -> list[float]:
+    """Return the part of the time of all layers that each one saves; less than 0 where integers are slower.
+
+    Args:
+        layers: The layers.
+        flow: The data flow of their model.
+        cpu: The CPU.
+    """
+    floats, integers = [], []
+    for layer in layers:
+        weights = ir.known_shape(layer.weights)
+        depth = math.prod(weights) // weights[layer.axis]
+        products = math.prod(ir.known_shape(layer.var)) * depth
+        cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
+        size = math.prod(weights)
+        exact = cycles / (_WINOGRAD if _is_winograd(layer, weights, flow) else 1.0)
+        floats.append(max(exact, _read_cycles(size * _FLOAT_BYTES, cpu)))
+        integers.append(max(cycles / _speedup(layer, cpu), _read_cycles(size, cpu)))
+    total = sum(floats)
+    return [(exact - rounded) / total for exact, rounded in zip(floats, integers, strict=True)]
+
+
+def _speedup(layer: Layer, cpu: CpuModel) -> float:
+    if not layer.multiplies_bytes:
+        return 1.0
+    if layer.operator.startswith("depthwise"):
+        return _DEPTHWISE
+    if cpu.has_matrices:
+        return _MATRICES
+    return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS
+
+
+def _is_winograd(layer: Layer, weights: Sequence[int], flow: ir.DataFlow) -> bool:
+    return (
+        layer.operator == "conv2d"
+        and all(int(stride) == 1 for stride in flow.values[layer.var].attrs.strides)
+        and tuple(weights[2:]) == _WINOGRAD_KERNEL
+        and min(weights[:2]) >= _WINOGRAD_CHANNELS
+    )
+
+
+def _read_cycles(size: int, cpu: CpuModel) -> float:
+    """Return the cycles that reading weights takes, where they do not stay in the cache."""
+    return size / _BYTES_PER_CYCLE if size > cpu.cached_weight_bytes else 0.0
