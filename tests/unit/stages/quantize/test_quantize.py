@@ -13,6 +13,7 @@ import tvm
 from onnx import helper, numpy_helper
 
 from tests.support.onnx_models import model, save, value
+from tests.support.tflite_cases import make
 from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.quantize.points import FloatModel, fold_model, list_layers
@@ -34,6 +35,7 @@ VNNI = ResolvedTarget(
     device={},
     unrunnable_reason="",
 )
+DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"
 RNG = np.random.default_rng(0)
 
 
@@ -206,3 +208,45 @@ def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> No
     folded = fold_model(FloatModel(lowering.load_ir(files["import/model.json"]), params, nodes))
     assert list_layers(folded)[0].name == "first"
     assert not ir.calls_operator(folded.mod, "relax.nn.batch_norm")
+
+
+def mxnet_files(folder: Path) -> dict[str, Path]:
+    """The digits network as a checkpoint of MXNet."""
+    return {"symbol": DIGITS / "digits-symbol.json", "params": DIGITS / "digits-0010.params"}
+
+
+def tflite_files(folder: Path) -> dict[str, Path]:
+    """A convolution of TFLite."""
+    path = folder / "net.tflite"
+    path.write_bytes(make("CONV_2D", 0).data)
+    return {"model": path}
+
+
+def pytorch_files(folder: Path) -> dict[str, Path]:
+    """Two layers of PyTorch."""
+    torch = pytest.importorskip("torch")
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    path = folder / "net.pt2"
+    torch.export.save(torch.export.export(layers.eval(), (torch.ones(1, 32),)), path)
+    return {"model": path}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "make_files", "count"),
+    [("mxnet", mxnet_files, 3), ("tflite", tflite_files, 1), ("pytorch", pytorch_files, 2)],
+)
+def test_every_frontend(kind: str, make_files: Any, count: int, tmp_path: Path) -> None:
+    """A model of each framework is quantized alike: what is rounded is its imported form."""
+    inputs: dict[str, Any] = {"data": {"shape": [1, 1, 8, 8]}} if kind == "mxnet" else {}
+    imported = import_files(make_files(tmp_path), tmp_path / "import", kind, **inputs)
+    signature = json.loads(imported["import/signature.json"].read_text())
+    arrays = {
+        entry["name"]: RNG.normal(size=(4, *entry["shape"][1:])).astype(entry["dtype"])
+        for entry in signature["inputs"]
+    }
+    np.savez(tmp_path / "data.npz", **arrays)
+    facts = run(settings_of(), {**imported, "data": tmp_path / "data.npz"}, tmp_path / "out")
+    assert [layer.data_bits for layer in facts.layers if layer.weight_bits == 8][:1] == [8]
+    assert len(facts.layers) == count
+    assert (facts.error or 1) < 0.05
