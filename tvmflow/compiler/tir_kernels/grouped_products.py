@@ -41,6 +41,8 @@ _TERMS: Final = 4
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
 _LOW_HALVES: Final = 0x0F0F0F0F
+# The highest bits of four bytes, as a signed number.
+_SIGNS: Final = 0x80808080 - (1 << WORD_BITS)
 # The largest number that data are rounded to; of several digits, the largest first one.
 _LARGEST: Final = 127
 _LARGEST_DIGIT: Final = 63
@@ -418,13 +420,19 @@ class _IntegerSums(_Sums):
                     start = T.int32(0) - self._integer_zero(tile, group, place + lane) * total
                 sums[point * self._digits + digit, vector, lane] = start
 
+    @property
+    def _shift(self) -> int:
+        """What is subtracted from weights, where an instruction takes all bytes as signed."""
+        is_signed = self._machine.dot_dtype == "int8" and self._product.bits == _BYTE
+        return 1 << (_BYTE - 1) if is_signed else 0
+
     def _iterate_sums(self) -> Iterator[tuple[int, int]]:
         return itertools.product(range(self._points), range(self._digits))
 
     def _integer_zero(self, tile: Any, group: Any, column: Any) -> Any:
         if self._zeros is None:
-            return T.int32(self._product.zero)
-        return tirx.Cast("int32", self._zeros[tile, group, column])
+            return T.int32(self._product.zero - self._shift)
+        return tirx.Cast("int32", self._zeros[tile, group, column]) - T.int32(self._shift)
 
     def _add(
         self, sums: Any, vector: int, tile: Any, first: Any, group: Any, index: Any, place: Any
@@ -436,6 +444,8 @@ class _IntegerSums(_Sums):
                 word = word >> tirx.Broadcast(T.int32(product.bits), lanes)
             if product.bits < _BYTE:
                 word = tirx.bitwise_and(word, tirx.Broadcast(T.int32(_LOW_HALVES), lanes))
+            elif self._shift:
+                word = tirx.bitwise_xor(word, tirx.Broadcast(T.int32(_SIGNS), lanes))
             begin = group * product.group + index * product.terms
             quad, terms = tirx.floordiv(begin, _TERMS) + half, tirx.Ramp(T.int32(0), 1, _TERMS)
             for point, digit in self._iterate_sums():
@@ -447,7 +457,7 @@ class _IntegerSums(_Sums):
                 )
 
     def _dot(self, sums: Any, weights: Any, data: Any) -> Any:
-        """Return sums plus products of bytes; those of the weights are positive."""
+        """Return sums plus products of bytes."""
         lanes, dtype = self._machine.lanes, self._machine.dot_dtype
         assert dtype is not None, "there is an instruction for dot products"
         return T.call_llvm_pure_intrin(
@@ -479,7 +489,8 @@ class _IntegerSums(_Sums):
             real = own if real is None else real * weight + own
             total = all_own if total is None else total * weight + all_own
         if self._zeros is not None and self._product.zeros_dtype == _FLOAT:
-            real = real - self._zeros[tile, group, place + lane] * total
+            zero = self._zeros[tile, group, place + lane] - T.float32(self._shift)
+            real = real - zero * total
         return real * self._data_scales[row, group]
 
 
