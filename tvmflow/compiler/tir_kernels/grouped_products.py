@@ -431,7 +431,7 @@ class _IntegerSums(_Sums):
 
     def _integer_zero(self, tile: Any, group: Any, column: Any) -> Any:
         if self._zeros is None:
-            return T.int32(self._product.zero - self._shift)
+            return T.int32((self._product.zero or 0) - self._shift)
         return tirx.Cast("int32", self._zeros[tile, group, column]) - T.int32(self._shift)
 
     def _add(
