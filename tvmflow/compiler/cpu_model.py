@@ -142,6 +142,11 @@ def is_cpu(target: tvm.target.Target) -> bool:
     return str(target.kind.name) == "llvm"
 
 
+def list_features(target: tvm.target.Target) -> frozenset[str]:
+    """Return the features of a CPU by LLVM's names."""
+    return frozenset(map(str, codegen.llvm_get_cpu_features(target)))
+
+
 def converts_float16(target: tvm.target.Target) -> bool:
     """Return whether a CPU has instructions that convert vectors of float16."""
     arch = _arch(target.attrs)

@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import list_features
 from tvmflow.compiler.ir_operators import GroupedOperands, GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, count_elements, known_sizes
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
@@ -109,11 +110,14 @@ class _GroupedWeightRewriter(MainRewriter):
             scales_dtype=ir.dtype_of(operands.scales),
             zeros_dtype=ir.dtype_of(operands.zeros) if has_zeros else "uint8",
         )
-        kernel = make_kernel(product, Machine.of(cpu), rounds_data=operator.rounds_data)
-        arguments = [self.reshape(data, [rows, depth]), *self._tile(weights, product)]
+        machine = Machine.of(cpu, list_features(self._context.target))
+        kernel = make_kernel(product, machine, rounds_data=operator.rounds_data)
+        is_matrix = len(outer) == 1
+        matrix = data if is_matrix else self.reshape(data, [rows, depth])
+        arguments = [matrix, *self._tile(weights, product)]
         result = self.call_function(kernel, "grouped_matmul", arguments, [rows, columns])
-        shaped = self.reshape(result, [*outer, columns])
-        return self.cast(shaped, ir.dtype_of(call))
+        result = result if is_matrix else self.reshape(result, [*outer, columns])
+        return self.cast(result, ir.dtype_of(call))
 
     def _tile(self, weights: Any, product: GroupedProduct) -> list[Any]:
         """Emit words, scales and zero points in tiles of columns, once for all products."""

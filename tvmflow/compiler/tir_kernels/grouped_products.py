@@ -12,7 +12,7 @@ one group of weights are rounded to int8 with a scale of their own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
@@ -37,6 +37,8 @@ _HALF_BITS: Final = 16
 _MAX_POINTS: Final = 4
 # The terms of a dot product of bytes.
 _TERMS: Final = 4
+# The words of 4-bit weights whose products an int16 holds, two of each half: 2 · 2 · 15 · 128 · 4 is below 2¹⁵.
+_PAIR_WORDS: Final = 4
 # Rows of data that are apart by a power of two would share sets of the cache: a line is between them.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
@@ -109,6 +111,30 @@ class GroupedProduct(NamedTuple):
         return -(-self.columns // self.width)
 
 
+class _PairInstructions(NamedTuple):
+    """Instructions of x86-64 for products of bytes, and the feature of CPUs that have them.
+
+    Attributes:
+        feature: LLVM's name of the feature.
+        multiply: LLVM's intrinsic that adds two products of uint8 and int8 each, as int16.
+        widen: The one that adds two products of int16 each, as int32.
+    """
+
+    feature: str
+    multiply: str
+    widen: str
+
+
+_PAIR_INSTRUCTIONS: Final[Mapping[int, _PairInstructions]] = {
+    4: _PairInstructions("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    8: _PairInstructions("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    16: _PairInstructions(
+        "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"
+    ),
+}
+"""The float32 values of a vector -> its instructions."""
+
+
 class Machine(NamedTuple):
     """The CPU of a kernel.
 
@@ -116,17 +142,25 @@ class Machine(NamedTuple):
         lanes: The float32 values of a vector.
         registers: The number of vector registers.
         dot_dtype: The dtype of data in dot products of bytes, whose weights are int8; None without them.
+        has_pairs: Whether an instruction adds the products of two bytes each as int16.
     """
 
     lanes: int
     registers: int
     dot_dtype: str | None
+    has_pairs: bool = False
 
     @classmethod
-    def of(cls, cpu: CpuModel) -> Machine:
-        """Return what kernels know of a CPU."""
+    def of(cls, cpu: CpuModel, features: Collection[str]) -> Machine:
+        """Return what kernels know of a CPU, by LLVM's names of its features."""
         is_supported = (cpu.dot_dtype, cpu.lanes) in DOT_INSTRUCTIONS and cpu.has_quads
-        return cls(cpu.lanes, cpu.registers, cpu.dot_dtype if is_supported else None)
+        pairs = _PAIR_INSTRUCTIONS.get(cpu.lanes)
+        return cls(
+            lanes=cpu.lanes,
+            registers=cpu.registers,
+            dot_dtype=cpu.dot_dtype if is_supported else None,
+            has_pairs=pairs is not None and pairs.feature in features,
+        )
 
 
 def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool) -> tirx.PrimFunc:
@@ -150,11 +184,14 @@ def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool)
         if product.zero is None:
             buffers.append(T.arg("zeros", declare_buffer(tiled, product.zeros_dtype)))
         out = T.arg("out", declare_buffer((product.rows, product.columns), _FLOAT))
-        has_dot_products = machine.dot_dtype is not None
-        digits = (1 if rounds_data else _DIGITS) if has_dot_products else 1
-        (_IntegerSums if has_dot_products else _FloatSums)(
-            product, machine, digits, buffers, out
-        ).emit()
+        digits = 1 if rounds_data else _DIGITS
+        if machine.dot_dtype is not None:
+            _IntegerSums(product, machine, digits, buffers, out).emit()
+        elif rounds_data and machine.has_pairs and product.bits < _BYTE:
+            # int16 holds no sums with weights of 8 bits, and three digits take as long as float32
+            _PairSums(product, machine, 1, buffers, out).emit()
+        else:
+            _FloatSums(product, machine, 1, buffers, out).emit()
     return builder.get()
 
 
@@ -225,9 +262,7 @@ class _Sums:
             places = [(part * vectors + vector) * lanes for vector in range(vectors)]
             for vector, place in enumerate(places):
                 self._start(sums, tile, first, group, vector, place)
-            with T.serial(product.words) as index:
-                for vector, place in enumerate(places):
-                    self._add(sums, vector, tile, first, group, index, place)
+            self._add_words(sums, tile, first, group, places)
             for vector, place in enumerate(places):
                 for point in range(points):
                     with T.vectorized(lanes) as lane:
@@ -242,6 +277,14 @@ class _Sums:
                         guard.enter_context(T.If(columns + column < product.columns))
                         guard.enter_context(T.Then())
                     self._out[first + point, columns + column] = totals[point, column]
+
+    def _add_words(
+        self, sums: Any, tile: Any, first: Any, group: Any, places: Sequence[Any]
+    ) -> None:
+        """Emit the sums of a group; `places` are those of vectors of columns in a tile."""
+        with T.serial(self._product.words) as index:
+            for vector, place in enumerate(places):
+                self._add(sums, vector, tile, first, group, index, place)
 
     def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
         """Emit loops over the columns of a tile; yield the column."""
@@ -422,7 +465,7 @@ class _IntegerSums(_Sums):
 
     @property
     def _shift(self) -> int:
-        """What is subtracted from weights, where an instruction takes all bytes as signed."""
+        """The number subtracted from weights, where an instruction takes all bytes as signed."""
         is_signed = self._machine.dot_dtype == "int8" and self._product.bits == _BYTE
         return 1 << (_BYTE - 1) if is_signed else 0
 
@@ -451,18 +494,17 @@ class _IntegerSums(_Sums):
             for point, digit in self._iterate_sums():
                 numbers = self._arranged[first + point, quad, digit, terms]
                 numbers = tirx.Broadcast(tirx.reinterpret("int32", numbers), lanes)
-                row, all_lanes = point * self._digits + digit, tirx.Ramp(T.int32(0), 1, lanes)
-                sums[row, vector, all_lanes] = self._dot(
-                    sums[row, vector, all_lanes], word, numbers
-                )
+                row = point * self._digits + digit
+                self._add_products(sums, row, vector, word, numbers)
 
-    def _dot(self, sums: Any, weights: Any, data: Any) -> Any:
-        """Return sums plus products of bytes."""
+    def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
+        """Emit the sums of the products of four bytes each."""
         lanes, dtype = self._machine.lanes, self._machine.dot_dtype
         assert dtype is not None, "there is an instruction for dot products"
-        return T.call_llvm_pure_intrin(
+        all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
+        sums[row, vector, all_lanes] = T.call_llvm_pure_intrin(
             T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[dtype, lanes]),
-            sums,
+            sums[row, vector, all_lanes],
             tirx.reinterpret(f"{dtype}x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
             dtype=f"int32x{lanes}",
@@ -492,6 +534,45 @@ class _IntegerSums(_Sums):
             zero = self._zeros[tile, group, place + lane] - T.float32(self._shift)
             real = real - zero * total
         return real * self._data_scales[row, group]
+
+
+class _PairSums(_IntegerSums):
+    """The same where an instruction adds two products at a time, as int16, which hold a few of these."""
+
+    def _add_words(
+        self, sums: Any, tile: Any, first: Any, group: Any, places: Sequence[Any]
+    ) -> None:
+        words, lanes = self._product.words, self._machine.lanes
+        together = next(n for n in range(_PAIR_WORDS, 0, -1) if words % n == 0)
+        rows, narrow = self._points * self._digits, tirx.Ramp(T.int32(0), 1, 2 * lanes)
+        vectors = [(row, vector) for row in range(rows) for vector in range(len(places))]
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
+        all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
+        widen = T.llvm_lookup_intrinsic_id(_PAIR_INSTRUCTIONS[lanes].widen)
+        with T.serial(words // together) as part:
+            pairs = _allocate((rows, len(places), 2 * lanes), "int16")
+            for row, vector in vectors:
+                pairs[row, vector, narrow] = tirx.Broadcast(tirx.const(0, "int16"), 2 * lanes)
+            with T.serial(together) as step:
+                for vector, place in enumerate(places):
+                    index = part * together + step
+                    self._add(pairs, vector, tile, first, group, index, place)
+            for row, vector in vectors:
+                total = T.call_llvm_pure_intrin(
+                    widen, pairs[row, vector, narrow], ones, dtype=f"int32x{lanes}"
+                )
+                sums[row, vector, all_lanes] = sums[row, vector, all_lanes] + total
+
+    def _add_products(self, sums: Any, row: int, vector: int, weights: Any, data: Any) -> None:
+        lanes = self._machine.lanes
+        narrow = tirx.Ramp(T.int32(0), 1, 2 * lanes)
+        products = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id(_PAIR_INSTRUCTIONS[lanes].multiply),
+            tirx.reinterpret(f"uint8x{lanes * _TERMS}", weights),
+            tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
+            dtype=f"int16x{2 * lanes}",
+        )
+        sums[row, vector, narrow] = sums[row, vector, narrow] + products
 
 
 def make_row_kernel(

@@ -12,6 +12,8 @@ from tvm import relax
 
 from tests.support.kernels import DOT_TARGETS, LEVELS_HERE, dot_target, level
 from tests.support.open_networks import Input, OpenNetwork, make_network
+from tvmflow.compiler.quantize.insertion import Quantization, insert, read_weights
+from tvmflow.compiler.quantize.points import FloatModel, Integers, list_layers
 from tvmflow.compiler.quantize.weights import (
     GroupedIntegers,
     Groups,
@@ -111,6 +113,24 @@ def test_kernels_take_any_number_of_rows(kind: str, target: str) -> None:
     real = round_groups(weights, KINDS[kind]).to_float().T
     sizes = [{"rows": rows} for rows in (1, 2, 4, 7, 13)]
     network.agrees(lambda x, **_: x @ real, sizes, TARGETS[target]())
+
+
+def test_models_get_weights_in_groups() -> None:
+    """A product of float weights reads them in 4.5 bits each, with the error that rounding has."""
+    weights, _ = draw_layer(64, 48)
+    params = {"w": np.ascontiguousarray(weights.T, np.float32)}
+    inputs = {"x": Input((3, 64))}
+    network = make_network((), inputs, params, lambda emit, x, w: emit(relax.op.matmul(x, w)))
+    model = FloatModel(network.mod, params, ())
+    [layer] = list_layers(model)
+    rounded = round_groups(read_weights(model, [layer])[layer.var].T)
+    quantization = Quantization(Integers("uint8"), {layer.var: rounded}, {})
+    made = insert(model, [layer], quantization)
+    assert sum(array.nbytes for array in made.params.values()) == 64 * 48 * 4.5 / 8
+    quantized = OpenNetwork(made.mod, inputs, made.params)
+    assert quantized.list_kernels() == ["grouped_matmul"]
+    real = rounded.to_float().T
+    quantized.agrees(lambda x, **_: x @ real, [{}])
 
 
 @pytest.mark.parametrize("target", TARGETS)
