@@ -21,7 +21,9 @@ from tvmflow.targets.platforms import Platform, parse_triple
 _C_LIBRARY_KINDS: Final = tuple(
     kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU or backend.EXECUTOR
 )
-_VM_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_IN_TVM)
+_VM_KINDS: Final = tuple(
+    kind for kind, backend in BACKENDS.items() if not backend.no_tvm_runtime_reason({"kind": kind})
+)
 _CPU_KINDS: Final = tuple(kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU)
 # The fields of a manifest that describe the library alone.
 _OF_LIBRARY: Final = ("runtime", "prefix", "params")

@@ -316,7 +316,7 @@ def _check_kind(path: str, tvm: TvmTarget) -> None:
     from tvmflow.targets.backends import backend_for, is_supported
 
     kind = target_kind(tvm)
-    if not is_supported(kind) or not backend_for(tvm).RUNS_IN_TVM:
+    if not is_supported(kind) or backend_for(tvm).no_tvm_runtime_reason(tvm):
         raise BundleError(
             f"{path} was built for {kind}, and this runtime runs libraries for CPUs and NVIDIA GPUs",
             fix="load the shared library with TVM itself: relax.VirtualMachine(tvm.runtime.load_module(…), …)",

@@ -275,7 +275,7 @@ def report_failure(
 
 
 def summarize_error(error: Exception) -> str:
-    """Return one sentence for an error: tvmflow's own, or one of TVM, which has it in the last line of a long text."""
+    """Return one sentence for an error; TVM has it in the last line of a long text."""
     if isinstance(error, TvmflowError):
         return " ".join(error.message.split())[:_MAX_MESSAGE]
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]

@@ -7,10 +7,10 @@ import ctypes
 import json
 import sys
 
-LIBRARIES = {
+LIBRARY = {
     "darwin": "/System/Library/Frameworks/OpenCL.framework/OpenCL",
     "win32": "OpenCL.dll",
-}
+}.get(sys.platform, "libOpenCL.so.1")
 # GPUs, accelerators and CPUs, in the order of opencl.c
 _TYPES = (1 << 2, 1 << 3, 1 << 1)
 # CL_DEVICE_NAME, CL_DEVICE_MAX_WORK_GROUP_SIZE and CL_DEVICE_LOCAL_MEM_SIZE in cl.h
@@ -32,7 +32,7 @@ def probe() -> tuple[int, str, int, int]:
     Raises:
         OSError: when OpenCL is not installed.
     """
-    library = ctypes.CDLL(LIBRARIES.get(sys.platform, "libOpenCL.so.1"))
+    library = ctypes.CDLL(LIBRARY)
     platforms, devices = (ctypes.c_void_p * _MOST)(), (ctypes.c_void_p * _MOST)()
     count, found = ctypes.c_uint(), ctypes.c_uint()
     pointer = ctypes.byref

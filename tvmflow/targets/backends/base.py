@@ -42,10 +42,6 @@ class Backend(Protocol):
         """The file of `targets.c_runtime` that launches kernels in a C library; empty for none."""
 
     @property
-    def RUNS_IN_TVM(self) -> bool:
-        """True where TVM's runtime, as its wheel has it, runs and measures kernels."""
-
-    @property
     def TOOLS(self) -> tuple[str, ...]:
         """Distributions whose code shapes what is compiled: in the keys of all stages that compile."""
 
@@ -107,7 +103,10 @@ class Backend(Protocol):
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
-        """Return why TVM's wheel has no runtime for a target, or an empty string."""
+        """Return why TVM's wheel has no runtime for a target, or an empty string.
+
+        A target of which nothing but its kind is known is for most devices of that kind.
+        """
 
     def lowering_target(self, target: Any) -> Any:
         """Return TVM's target for which kernels are lowered to device functions of a target."""

@@ -20,7 +20,6 @@ DEVICE: Final = "cpu"
 DLPACK_DEVICE_TYPE: Final = 1
 RUNS_ON_HOST_CPU: Final = True
 EXECUTOR: Final = ""
-RUNS_IN_TVM: Final = True
 TOOLS: Final[tuple[str, ...]] = ()
 PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
 ENVIRONMENT_VARIABLES: Final[tuple[str, ...]] = ()

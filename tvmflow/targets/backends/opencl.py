@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core.processes import ask_driver
 from tvmflow.core.types import Json
-from tvmflow.targets.backends._opencl_probe import LIBRARIES, probe
+from tvmflow.targets.backends import _opencl_probe
+from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -21,7 +19,6 @@ DEVICE: Final = "opencl"
 DLPACK_DEVICE_TYPE: Final = 4
 RUNS_ON_HOST_CPU: Final = False
 EXECUTOR: Final = "opencl.c"
-RUNS_IN_TVM: Final = False
 TOOLS: Final[tuple[str, ...]] = ()
 PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
 ENVIRONMENT_VARIABLES: Final = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
@@ -181,21 +178,10 @@ _PROBE_TIMEOUT_S: Final = 60.0
 @functools.cache
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
-    # programs that only load a library do without it
-    import subprocess
-
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_opencl_probe.py"))]
     try:
-        # loaded, not started
-        ctypes.CDLL(LIBRARIES.get(sys.platform, "libOpenCL.so.1"))
-    except OSError:
-        return _NO_LIBRARY
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_PROBE_TIMEOUT_S
-        )
-        return _parse(*json.loads(done.stdout))
-    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+        answer = ask_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
+        return _NO_LIBRARY if answer is None else _parse(*answer)
+    except (OSError, TypeError) as error:
         return Detection(reason=f"OpenCL's driver does not answer: {error}")
 
 

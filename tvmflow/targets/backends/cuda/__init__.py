@@ -16,7 +16,6 @@ DEVICE: Final = "cuda"
 DLPACK_DEVICE_TYPE: Final = 2
 RUNS_ON_HOST_CPU: Final = False
 EXECUTOR: Final = "cuda.c"
-RUNS_IN_TVM: Final = True
 TOOLS: tuple[str, ...] = nvrtc.PACKAGES
 PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
 ENVIRONMENT_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

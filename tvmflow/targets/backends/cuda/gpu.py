@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import re
-import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.processes import ask_driver
+from tvmflow.targets.backends.cuda import _driver_probe
 from tvmflow.targets.backends.cuda._driver_probe import DRIVER, NO_DEVICE, probe
 
 INSTALL: Final = "pip install 'tvmflow[cuda]'"
@@ -67,20 +67,10 @@ _NO_DRIVER: Final = GpuDetection(None, "this machine has no driver for NVIDIA GP
 @functools.cache
 def detect_gpu() -> GpuDetection:
     """Return this machine's GPU, as another process learns it from the driver."""
-    import subprocess
-
     try:
-        # loaded, not started
-        ctypes.CDLL(DRIVER)
-    except OSError:
-        return _NO_DRIVER
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_driver_probe.py"))]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_PROBE_TIMEOUT_S
-        )
-        return _parse_probe(*json.loads(done.stdout))
-    except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
+        answer = ask_driver(DRIVER, _driver_probe.__file__, _PROBE_TIMEOUT_S)
+        return _NO_DRIVER if answer is None else _parse_probe(*answer)
+    except (OSError, TypeError) as error:
         return GpuDetection(None, f"NVIDIA's driver does not answer: {error}")
 
 
