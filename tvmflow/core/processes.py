@@ -97,7 +97,7 @@ def code_command(code: str) -> list[str]:
     return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
 
 
-def ask_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
+def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
     """Return what a script says of a driver, in a process with nothing but the standard library.
 
     A process in which a driver was started must not be forked.

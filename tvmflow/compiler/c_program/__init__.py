@@ -321,7 +321,7 @@ def _digest(array: Array) -> str:
 _NAME: Final = "variant"
 
 
-class LinkedLibrary(NamedTuple):
+class KernelLibrary(NamedTuple):
     """A library for this process that is not loaded yet; a device is first used when it is.
 
     Attributes:
@@ -341,7 +341,7 @@ class LinkedLibrary(NamedTuple):
 
 def link_kernel(
     kernel: tirx.PrimFunc, arguments: Sequence[Array], target: tvm.target.Target, folder: Path
-) -> LinkedLibrary:
+) -> KernelLibrary:
     """Compile a scheduled kernel for this machine, as a library without inputs.
 
     What the kernel reads are weights of the library, so that a call copies none of it to a device.
@@ -404,7 +404,7 @@ def load_c_library(
 
 def _link(
     model: ScheduledModel, signature: Mapping[str, Json], threads: int, folder: Path
-) -> LinkedLibrary:
+) -> KernelLibrary:
     """Compile and link a model; arguments and errors as of `load_c_library`, besides an empty folder."""
     library = folder / "library.so"
     compile_program(model.mod, model.weights, model.target, symbol_prefix(_NAME), folder)
@@ -413,4 +413,4 @@ def _link(
     executor = backend_for(target).EXECUTOR
     described = DescribedModel(_NAME, signature, (), cpu_triple(target), executor=executor)
     c_runtime.link(described, compiled, library)
-    return LinkedLibrary(library, signature, threads)
+    return KernelLibrary(library, signature, threads)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core.processes import ask_driver
+from tvmflow.core.processes import probe_driver
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import _opencl_probe
 from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
@@ -179,7 +179,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
     try:
-        answer = ask_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)
     except (OSError, TypeError) as error:
         return Detection(reason=f"OpenCL's driver does not answer: {error}")

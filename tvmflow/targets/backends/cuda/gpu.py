@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.core.processes import ask_driver
+from tvmflow.core.processes import probe_driver
 from tvmflow.targets.backends.cuda import _driver_probe
 from tvmflow.targets.backends.cuda._driver_probe import DRIVER, NO_DEVICE, probe
 
@@ -68,7 +68,7 @@ _NO_DRIVER: Final = GpuDetection(None, "this machine has no driver for NVIDIA GP
 def detect_gpu() -> GpuDetection:
     """Return this machine's GPU, as another process learns it from the driver."""
     try:
-        answer = ask_driver(DRIVER, _driver_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = probe_driver(DRIVER, _driver_probe.__file__, _PROBE_TIMEOUT_S)
         return _NO_DRIVER if answer is None else _parse_probe(*answer)
     except (OSError, TypeError) as error:
         return GpuDetection(None, f"NVIDIA's driver does not answer: {error}")
