@@ -35,3 +35,29 @@ def test_a_stage_names_the_devices_that_it_measures_on(
 ) -> None:
     """Those of this machine only: not a device behind RPC, nor one that is emulated or cannot run the library."""
     assert STAGES[stage].settings(recipe(**fields), subject).measured_devices == devices
+
+
+HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
+OPENCL = target("gpu")._replace(tvm={"kind": "opencl", "host": HOST}, device={"kind": "opencl"})
+CUDA = GPU._replace(tvm={"kind": "cuda", "arch": "sm_90", "host": HOST})
+OLD_CUDA = GPU._replace(tvm={"kind": "cuda", "arch": "sm_62", "host": HOST})
+
+
+@pytest.mark.parametrize("stage", ["tune", "pick_best"])
+@pytest.mark.parametrize(
+    ("fields", "subject", "by_driver"),
+    [
+        ({}, target(), False),
+        ({}, OPENCL, True),
+        ({}, CUDA, True),
+        ({}, OLD_CUDA, True),
+        ({"runtime": "vm"}, CUDA, False),
+        ({}, CUDA._replace(remote={"key": "server"}), False),
+    ],
+)
+def test_kernels_of_gpus_are_measured_by_their_driver(
+    stage: str, fields: dict[str, Any], subject: Any, by_driver: bool
+) -> None:
+    """Not behind RPC, nor for TVM's virtual machine: there, TVM's runtime measures."""
+    settings = STAGES[stage].settings(recipe(**TUNED, **fields), subject)
+    assert settings.by_driver is by_driver
