@@ -44,7 +44,10 @@ import onnxruntime
 from _runtimes import ROOT
 from precision import quantize
 
-from tvmflow.frontends import tflite
+from tvmflow.frontends.base import InputRequest
+from tvmflow.frontends.frontend import MODEL
+from tvmflow.frontends.inputs import resolve_inputs
+from tvmflow.frontends.tflite import TfliteFrontend
 from tvmflow.frontends.tflite._conversion import convert
 from tvmflow.frontends.tflite._model import read_model
 
@@ -59,6 +62,7 @@ _PYTHON: Final = (
     *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
     *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libffi8"),
 )
+_IR_VERSION: Final = 10
 _PLATFORMS: Final = (
     *("manylinux_2_28_aarch64", "manylinux_2_27_aarch64"),
     *("manylinux_2_17_aarch64", "manylinux2014_aarch64"),
@@ -382,8 +386,7 @@ def count_tvmflow(
     folder.mkdir()
     recipe = folder / f"{model.stem}.yaml"
     recipe.write_text(
-        f"recipe: 1\nname: {model.stem}\nmodel: {{{model.suffix[1:]}: {json.dumps(str(model))}}}\n"
-        f"targets: [{cpu}]\n"
+        f"recipe: 1\nname: {model.stem}\nmodel: {{onnx: {json.dumps(str(model))}}}\ntargets: [{cpu}]\n"
         "outputs: [c-library]\ntune: {trials: 0}\nverify: {against: none}\n"
         f"kernels: {{precision: {precision}}}\n"
     )
@@ -464,8 +467,13 @@ class Net(NamedTuple):
 
 def _load_tflite(path: Path) -> Net:
     """Convert a TFLite file as tvmflow imports it."""
-    data, files = path.read_bytes(), {tflite.MODEL: path}
-    model, _ = convert(read_model(data), data, tflite.TFLITE.read_inputs(files))
+    data, inputs = path.read_bytes(), TfliteFrontend().read_inputs({MODEL: path})
+    # an unknown number of images is one
+    shapes = [tuple(n if isinstance(n, int) else 1 for n in each.dims or ()) for each in inputs]
+    requests = [InputRequest(each.name, s) for each, s in zip(inputs, shapes, strict=True)]
+    model, _ = convert(read_model(data), data, resolve_inputs(inputs, requests))
+    # of the format that ONNX Runtime reads
+    model.ir_version = min(model.ir_version, _IR_VERSION)
     return Net(path.stem, model, path)
 
 
@@ -498,10 +506,8 @@ def measure(
                 elif label == "LiteRT":
                     blocks = count_litert(tools, net.tflite, cpu, feed, output)
                 else:
-                    source, precision = net.tflite or path, args.precision
-                    blocks = count_tvmflow(
-                        tools, checkouts[label], source, cpu, precision, feed, output
-                    )
+                    checkout, precision = checkouts[label], args.precision
+                    blocks = count_tvmflow(tools, checkout, path, cpu, precision, feed, output)
             except subprocess.CalledProcessError as failed:
                 if label in checkouts:
                     raise
