@@ -507,7 +507,7 @@ def _control(
         )
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
-    control = Control(
+    return quantization, Control(
         error=cost.error,
         float_accuracy=before,
         accuracy=after,
@@ -515,7 +515,6 @@ def _control(
         reasons=choice.reasons,
         gains=gains,
     )
-    return quantization, control
 
 
 def _estimate_gains(

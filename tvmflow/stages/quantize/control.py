@@ -47,7 +47,7 @@ class Switched(Protocol):
 
 
 class Limits(NamedTuple):
-    """What may be lost; None where the recipe gives no limit.
+    """The losses that are allowed; None where the recipe gives no limit.
 
     Attributes:
         accuracy_drop: Percentage points of top-1 accuracy.
@@ -73,7 +73,7 @@ class Limits(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What integers cost.
+    """The cost of integers.
 
     Attributes:
         error: The largest root mean square of the error of an output, relative to that of the output; infinite
@@ -227,7 +227,14 @@ def choose_layers(
             fix="allow more, provide more and other calibration data, or leave `quantize` out",
         )
     reasons |= dict.fromkeys(back, TOO_HARMFUL)
-    return Choice(tuple(chosen), damage, reasons, cost, everything, evaluation.count)
+    return Choice(
+        chosen=tuple(chosen),
+        damage=damage,
+        reasons=reasons,
+        cost=cost,
+        everything=everything,
+        evaluations=evaluation.count,
+    )
 
 
 def _put_back(
@@ -236,7 +243,7 @@ def _put_back(
     everything: Cost,
     limits: Limits,
 ) -> tuple[list[int], Cost]:
-    """Return the layers that have to stay float, of all in the order of their damage, and what the others cost."""
+    """Return the layers that have to stay float, and what the others cost."""
     if limits.hold(everything):
         return [], everything
     # so many are too few, and so many are enough

@@ -260,7 +260,7 @@ def _json_number(value: Any) -> float | str:
 def relative_error(
     actual: Sequence[Mapping[str, Array]], expected: Sequence[Mapping[str, Array]]
 ) -> float:
-    """Return the root mean square of the error of the worst output of floats, relative to that of the output."""
+    """Return the relative root mean square of the error of the worst output of floats."""
     import numpy as np
 
     errors = [0.0]
