@@ -27,7 +27,7 @@ class Quantize(ClosedModel):
         ge=1,
         le=100_000,
         examples=[200],
-        description="How many samples of the data are used, the first ones. Default: up to 128.",
+        description="How many samples of the data are used: the first ones, or of images some of each folder. Default: up to 128.",
     )
     weights: Literal["int8", "int4", "none"] = Field(
         default="int8", description="What weights become; `none` leaves them float."

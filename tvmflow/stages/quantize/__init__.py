@@ -328,10 +328,10 @@ def _load_calibration(
     Raises:
         StageError: when there are too few of them, or what is in them is no number.
     """
-    from tvmflow.stages.quantize.data import check_finite, limit_samples
+    from tvmflow.stages.quantize.data import DEFAULT_SAMPLES, check_finite, limit_samples
 
     count = settings.quantize.samples
-    data = source.load(files, count)
+    data = source.load(files, count, count or DEFAULT_SAMPLES)
     if data is None:
         return ()
     batches = limit_samples(data, count)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CALIBRATION = "calibration"
 """The role of the calibration data; that of an image is `calibration/<file>`."""
-_DEFAULT_SAMPLES = 128
+DEFAULT_SAMPLES = 128
 _FIX = "replace or leave out the sample, and calibrate with data as the model gets them"
 
 
@@ -48,12 +48,15 @@ class DataSource(NamedTuple):
     label: str
     classes: Sequence[str]
 
-    def load(self, files: Mapping[str, Path], count: int | None = None) -> Samples | None:
-        """Return samples, the first ones; None where the recipe names none.
+    def load(
+        self, files: Mapping[str, Path], count: int | None = None, limit: int | None = None
+    ) -> Samples | None:
+        """Return samples; None where the recipe names none.
 
         Args:
             files: The files of the stage.
-            count: How many samples are needed; None for all that there are.
+            count: How many samples are needed; None for any number.
+            limit: How many images are read, from all of their folders; None for all.
 
         Raises:
             StageError: when they do not fit the model, or there are fewer.
@@ -63,7 +66,7 @@ class DataSource(NamedTuple):
         path = files.get(self.role)
         if images:
             loaded = self._load_images(
-                files, read_table(path) if path else list_files(images), count
+                files, read_table(path) if path else list_files(images), limit
             )
         elif path is not None:
             loaded = samples.load_samples(
@@ -79,7 +82,7 @@ class DataSource(NamedTuple):
         return loaded
 
     def _load_images(
-        self, files: Mapping[str, Path], listed: ImageList, count: int | None
+        self, files: Mapping[str, Path], listed: ImageList, limit: int | None
     ) -> Samples:
         """Return images of the recipe's only input."""
         if len(self.inputs) != 1 or self.inputs[0].name not in self.images:
@@ -89,20 +92,24 @@ class DataSource(NamedTuple):
             )
         [entry] = self.inputs
         preprocessing = Preprocessing.of(self.images[entry.name], entry)
-        names = listed.files[:count]
+        names = listed.files
+        if limit is not None and limit < len(names):
+            # the files are in the order of their classes
+            names = tuple(names[place * len(names) // limit] for place in range(limit))
         paths = [files[f"{self.role}/{name}"] for name in names]
         try:
-            indices = listed.find_indices(self.classes)
+            # some of the images are calibrated with, which needs no classes
+            indices = listed.find_indices(self.classes) if limit is None else None
             fitted = read_files(paths, preprocessing.fit)
         except (BundleError, ValueError) as error:
             text = error.message if isinstance(error, BundleError) else str(error)
             raise StageError(f"{self.field}: {text}", fix="replace or remove them") from None
-        return image_samples(preprocessing, fitted, None if indices is None else indices[:count])
+        return image_samples(preprocessing, fitted, indices)
 
 
 def limit_samples(data: Samples, count: int | None) -> Sequence[Feed]:
     """Return the batches that hold the first samples: `count`, or the usual number of them."""
-    wanted = count or _DEFAULT_SAMPLES
+    wanted = count or DEFAULT_SAMPLES
     size = data.batch_size or 1
     return data.batches[: -(-wanted // size)]
 
