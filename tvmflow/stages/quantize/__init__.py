@@ -221,6 +221,8 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     model, signature = _load(context.inputs), Signature(document)
     source = _describe_data(settings, signature, context.inputs)
     calibration = _load_calibration(settings, source, context.inputs)
+    if settings.quantize.activations == "int8":
+        model = _smooth(model, signature, calibration)
     layers, skipped = _choose_layers(model, settings.quantize.skip)
     possible = _quantize(settings, model, layers, signature, calibration)
     evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
@@ -274,6 +276,30 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
     params = lowering.load_weights(files["import/params.safetensors"])
     nodes = json.loads(files["import/nodes.json"].read_text())
     return fold_model(FloatModel(mod, params, nodes))
+
+
+# So many batches tell which channels are larger than others; ranges are those of all batches.
+_SMOOTHING_BATCHES: Final = 16
+
+
+def _smooth(model: FloatModel, signature: Signature, batches: Sequence[Feed]) -> FloatModel:
+    """Return the same model with differences between channels moved from data into weights."""
+    from tvmflow.compiler.quantize.insertion import read_weights
+    from tvmflow.compiler.quantize.points import list_layers
+    from tvmflow.compiler.quantize.smoothing import (
+        channel_axis,
+        find_factors,
+        list_smoothable,
+        smooth,
+    )
+    from tvmflow.stages.quantize.calibration import collect_sizes
+
+    layers = list_layers(model)
+    smoothable = list_smoothable(model, layers)
+    axes = {var: channel_axis(own[0]) for var, own in smoothable.items()}
+    largest = collect_sizes(model, axes, signature, batches[:_SMOOTHING_BATCHES]) if axes else {}
+    factors = find_factors(model, smoothable, read_weights(model, layers), largest)
+    return smooth(model, smoothable, factors) if factors else model
 
 
 def _choose_layers(

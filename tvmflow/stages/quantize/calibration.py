@@ -107,6 +107,18 @@ def collect_histograms(
     return histograms
 
 
+def collect_sizes(
+    model: FloatModel, axes: Mapping[Any, int], signature: Signature, batches: Sequence[Feed]
+) -> dict[Any, Array]:
+    """Return the largest absolute value in each channel of each tensor, whose channels are along an axis."""
+    largest: dict[Any, Array] = {}
+    for var, values in _iterate_values(model, list(axes), signature, batches):
+        moved = np.moveaxis(values, axes[var], 0)
+        sizes = np.abs(moved.reshape(len(moved), -1)).max(axis=1, initial=0.0)
+        largest[var] = np.maximum(largest[var], sizes) if var in largest else sizes
+    return largest
+
+
 def collect_products(
     model: FloatModel,
     tensors: Sequence[Any],

@@ -47,7 +47,7 @@ class Switched(Protocol):
 
 
 class Limits(NamedTuple):
-    """The losses that are allowed; None where the recipe gives no limit.
+    """Limits of what is lost; None where the recipe gives none.
 
     Attributes:
         accuracy_drop: Percentage points of top-1 accuracy.

@@ -1,0 +1,194 @@
+"""Moves the differences between the channels of data into weights, where a layer has a scale for each.
+
+Two methods are one rewriting here, because it needs nothing of what computes the data: SmoothQuant for matrix
+products behind layer norms (Xiao et al. 2023, arXiv:2211.10438), and the equalization of channels between
+convolutions (Nagel et al. 2019, Data-free quantization through weight equalization and bias correction,
+arXiv:1906.04721), with the ranges that calibration measured. Data are divided by a factor for each channel, and
+the weights are multiplied by it. Factors are powers of two: not a bit of the float result changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.compiler import ir, marks
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.quantize.points import Array, FloatModel, Layer, take_nodes
+
+# The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a scale
+# for each channel, and takes all of them.
+_PARTS: Final = (1, 2, 3, 4)
+# An estimated error that is not less by this much is not worth a multiplication of the data.
+_WORTH: Final = 0.5
+# Channels this much smaller than the largest one are not enlarged further.
+_MAX_EXPONENT: Final = 8
+# The mean square of data is about that of so many parts of their largest number.
+_PARTS_OF_LARGEST: Final = 4
+_STEPS: Final = 127
+
+
+def list_smoothable(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, list[Layer]]:
+    """Return the tensors that nothing but layers reads, each with a channel for each row of weights."""
+    flow = ir.DataFlow(model.main)
+    found: dict[Any, list[Layer]] = {}
+    for layer in layers:
+        if layer.source.same_as(layer.data):
+            found.setdefault(layer.data, []).append(layer)
+    return {
+        var: own
+        for var, own in found.items()
+        if flow.value_if_used(var, len(own)) is not None
+        and len({layer.operator == "matmul" for layer in own}) == 1
+        and all(_input_axis(layer, flow) is not None for layer in own)
+    }
+
+
+def channel_axis(layer: Layer) -> int:
+    """Return the axis of a layer's data that has the channels."""
+    return -1 if layer.operator == "matmul" else 1
+
+
+def find_factors(
+    model: FloatModel,
+    smoothable: Mapping[Any, Sequence[Layer]],
+    weights: Mapping[Any, Array],
+    largest: Mapping[Any, Array],
+) -> dict[Any, Array]:
+    """Return the factors of the tensors whose layers make a much smaller error with them.
+
+    Args:
+        model: The float model.
+        smoothable: Tensors, and the layers that read each.
+        weights: The weights by the variable of the layer.
+        largest: The largest absolute value of each channel of each tensor.
+    """
+    flow = ir.DataFlow(model.main)
+    found = {}
+    for var, layers in smoothable.items():
+        sizes = largest[var].astype(np.float64)
+        if not sizes.max(initial=0.0) or any(layer.var not in weights for layer in layers):
+            continue
+        matrices = [_to_matrix(weights[layer.var], _input_axis(layer, flow)) for layer in layers]
+        own = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
+        candidates = [_make_factors(sizes, own, part) for part in _PARTS]
+        is_depthwise = [layer.operator.startswith("depthwise") for layer in layers]
+        pairs = list(zip(matrices, is_depthwise, strict=True))
+        errors = [_estimate_error(sizes, pairs, factors) for factors in candidates]
+        best = int(np.argmin(errors))
+        if errors[best] < _WORTH * _estimate_error(sizes, pairs, np.ones_like(sizes)):
+            found[var] = candidates[best]
+    return found
+
+
+def smooth(
+    model: FloatModel, smoothable: Mapping[Any, Sequence[Layer]], factors: Mapping[Any, Array]
+) -> FloatModel:
+    """Return the same model, in which data are divided by factors, and the weights that they meet are multiplied."""
+    mod = ir.copy_module(model.mod)
+    marks.mark_bindings(mod)
+    layers = {layer.var: layer for var in factors for layer in smoothable[var]}
+    mod = rewrite_main(mod, _Smoother, layers, factors)
+    mod = relax.transform.CanonicalizeBindings()(mod)
+    return model._replace(mod=mod, nodes=take_nodes(mod, model.nodes))
+
+
+class _Smoother(MainRewriter):
+    def __init__(self, mod: Any, layers: Mapping[Any, Layer], factors: Mapping[Any, Array]) -> None:
+        super().__init__(mod)
+        self._layers = {self.flow.values[var]: layer for var, layer in layers.items()}
+        self._factors = factors
+        self._divided: dict[Any, Any] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        if (layer := self._layers.get(call)) is None:
+            return rewritten
+        factors = self._factors[layer.data]
+        if layer.data not in self._divided:
+            rank = len(ir.known_shape(layer.data))
+            inverse = self._spread(1 / factors, rank, channel_axis(layer))
+            self._divided[layer.data] = self.emit(relax.op.multiply(rewritten.args[0], inverse))
+        weights = rewritten.args[1]
+        axis = _input_axis(layer, self.flow)
+        own = self._spread(factors, len(ir.known_shape(layer.weights)), axis or 0)
+        multiplied = self.emit(relax.op.multiply(weights, own))
+        data = self._divided[layer.data]
+        return relax.Call(call.op, [data, multiplied], call.attrs, call.ty_args)
+
+    def _spread(self, values: Array, rank: int, axis: int) -> Any:
+        shape = [1] * rank
+        shape[axis] = len(values)
+        return relax.const(values.astype(np.float32).reshape(shape), "float32")
+
+
+def _input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
+    """Return the axis of a layer's weights that meets the channels of its data; None where groups divide them."""
+    if layer.operator == "matmul":
+        return 0
+    groups = int(flow.values[layer.var].attrs.groups)
+    if groups == 1:
+        return 1
+    shape = ir.known_shape(layer.weights)
+    return 0 if shape[:2] == (groups, 1) else None
+
+
+def _to_matrix(weights: Array, axis: int | None) -> Array:
+    """Return weights as float64 with a row for each channel of data."""
+    moved = np.moveaxis(weights, axis or 0, 0)
+    return moved.reshape(len(moved), -1).astype(np.float64)
+
+
+def _make_factors(sizes: Array, weights: Array, part: int) -> Array:
+    """Return `sizes^(part/4) / weights^(1 - part/4)` as powers of two, the largest of which is 1."""
+    data = _exponents(sizes)
+    exponents = (part * data - (4 - part) * _exponents(weights)) // 4
+    exponents -= exponents.max()
+    factors: Array = np.ldexp(1.0, np.maximum(exponents, -_MAX_EXPONENT))
+    return factors
+
+
+def _exponents(values: Array) -> Array:
+    """Return the exponents of numbers, those of tiny ones as if they were a part of the largest one."""
+    floor = max(float(values.max(initial=0.0)), 2.0**-100) * 2.0**-_MAX_EXPONENT
+    exponents: Array = np.frexp(np.maximum(values, floor))[1].astype(np.int64)
+    return exponents
+
+
+def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factors: Array) -> float:
+    """Return the expected square of the error of the results of layers, by uniform errors of a step.
+
+    Args:
+        sizes: The largest number of each channel.
+        matrices: The weights of each layer, and whether it is depthwise.
+        factors: What the data are divided by.
+    """
+    step = float((sizes / factors).max()) / _STEPS
+    total = 0.0
+    for matrix, is_depthwise in matrices:
+        data = _sum(step * step * factors * factors * _row_sums(matrix * matrix))
+        spread = matrix * factors[:, None]
+        columns = np.abs(spread).max(axis=1 if is_depthwise else 0) / _STEPS
+        values = sizes / (factors * _PARTS_OF_LARGEST)
+        squares = values * values
+        count = matrix.shape[1] if is_depthwise else 1
+        rounding = (
+            _sum(columns * columns * squares) * count
+            if is_depthwise
+            else (_sum(columns * columns) * _sum(squares))
+        )
+        total += data + rounding
+    return total
+
+
+def _row_sums(matrix: Array) -> Array:
+    sums: Array = np.add.accumulate(matrix, axis=1)[:, -1]
+    return sums
+
+
+def _sum(values: Array) -> float:
+    """Return the sum, added in order."""
+    return float(np.add.accumulate(values)[-1])
