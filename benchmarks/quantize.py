@@ -1,12 +1,13 @@
 """Quantization to int8 beside onnxruntime.quantization and NNCF: accuracy, latency, size, time and memory.
 
-    python benchmarks/quantize.py [--model NAME ...] [--drop POINTS] [--rounds N] [--json FILE]
+    python benchmarks/quantize.py [--model NAME ...] [--drop POINTS] [--plain-nncf] [--rounds N] [--json FILE]
 
-Networks are trained on the spot (see `_trained.py`, which needs scikit-learn and PyTorch). Each is quantized
-with the same 128 samples by tvmflow (`quantize: {max_accuracy_drop: …}`), by onnxruntime.quantization (static,
-QDQ, its defaults), and by NNCF for OpenVINO (`quantize_with_accuracy_control` with the same limit), each in a
-process of its own. Measured are the time of quantizing (of tvmflow: of the stage), and CPU time and peak memory
-of the process: those of tvmflow include the whole run, which also compiles the library and verifies it. Each int8 model is then run by its own runtime with one thread, in turns, on
+Networks are trained on the spot (see `_trained.py`, which needs scikit-learn and PyTorch). Each is quantized with
+the same 128 samples by tvmflow (`quantize: {max_accuracy_drop: …}`), by onnxruntime.quantization (static, QDQ, its
+defaults), and by NNCF for OpenVINO (`quantize_with_accuracy_control` with the same limit; `--plain-nncf`: `quantize`,
+which takes a small part of the time), each in a process of its own. Measured are the time of quantizing (of tvmflow
+that of the stage), and CPU time and peak memory of the process: those of tvmflow include the whole run, which also
+compiles the library and verifies it. Each int8 model is then run by its own runtime with one thread, in turns, on
 other samples. Peers that are not installed are skipped and named.
 """
 
@@ -92,7 +93,7 @@ def quantize_tvmflow(files: Trained, folder: Path, drop: float, name: str) -> di
     if done.returncode:
         raise SystemExit((done.stdout + done.stderr)[-1500:])
     stages = json.loads(done.stdout.splitlines()[-1])["stages"]
-    (stage,) = (entry for entry in stages if entry["stage_id"].startswith("quantize"))
+    (stage,) = (entry for entry in stages if ":quantize/" in entry["stage_id"])
     (bundle,) = (folder / "dist").rglob("*.tvmflow")
     layers = stage["facts"]["layers"]
     kept = [layer["name"] for layer in layers if layer.get("reason")]
@@ -121,7 +122,7 @@ def quantize_ort(files: Trained, folder: Path, drop: float, name: str) -> dict[s
 
 
 def quantize_nncf(files: Trained, folder: Path, drop: float, name: str) -> dict[str, Any]:
-    """Quantize with NNCF's accuracy control."""
+    """Quantize with NNCF's accuracy control, or without for a drop that may be infinite."""
     import nncf
     import openvino
 
@@ -134,16 +135,19 @@ def quantize_nncf(files: Trained, folder: Path, drop: float, name: str) -> dict[
         scores = [next(iter(request.infer({"x": row[None]}).values()))[0] for row in rows]
         return accuracy_of(np.array(scores), labels) / 100
 
-    kind = nncf.ModelType.TRANSFORMER if name in _TRANSFORMERS else None
-    quantized = nncf.quantize_with_accuracy_control(
-        model,
-        nncf.Dataset(list(_read(str(files.calibration))), lambda row: {"x": row[None]}),
-        nncf.Dataset(list(rows)),
-        validate,
-        max_drop=drop / 100,
-        model_type=kind,
-        subset_size=128,
-    )
+    calibration = nncf.Dataset(list(_read(str(files.calibration))), lambda row: {"x": row[None]})
+    options = {
+        "model_type": nncf.ModelType.TRANSFORMER if name in _TRANSFORMERS else None,
+        "subset_size": 128,
+    }
+    if math.isinf(drop):
+        quantized = nncf.quantize(model, calibration, **options)
+    else:
+        quantized = nncf.quantize_with_accuracy_control(
+            *(model, calibration, nncf.Dataset(list(rows)), validate),
+            max_drop=drop / 100,
+            **options,
+        )
     seconds = time.monotonic() - started
     openvino.save_model(quantized, str(folder / "nncf.xml"), compress_to_fp16=False)
     return {"library": str(folder / "nncf.xml"), "seconds": seconds}
@@ -206,7 +210,9 @@ def run_all(tool: str, library: str, rows: Any) -> Any:
     return np.array([next(iter(request.infer({"x": row[None]}).values()))[0] for row in rows])
 
 
-def measure(name: str, tools: list[str], folder: Path, drop: float, rounds: int) -> dict[str, Any]:
+def measure(
+    name: str, tools: list[str], folder: Path, drop: float, rounds: int, *, controlled: bool
+) -> dict[str, Any]:
     """Return the figures of one network."""
     files = train(name)
     rows, labels = _read(str(files.test)), _read(str(files.test), "label")
@@ -220,7 +226,7 @@ def measure(name: str, tools: list[str], folder: Path, drop: float, rounds: int)
     for tool in tools:
         own = folder / tool
         own.mkdir()
-        made = quantize(tool, name, own, drop)
+        made = quantize(tool, name, own, math.inf if tool == "nncf" and not controlled else drop)
         if isinstance(made, str):
             result["tools"][tool] = {"failed": made}
             continue
@@ -287,6 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", nargs="*", default=[*NETS], metavar="NAME")
     parser.add_argument("--drop", type=float, default=0.5, metavar="POINTS")
+    parser.add_argument("--plain-nncf", action="store_true", help="nncf.quantize, without control")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -296,7 +303,9 @@ def main() -> None:
     results = {}
     for name in args.model:
         with tempfile.TemporaryDirectory() as folder:
-            results[name] = measure(name, tools, Path(folder), args.drop, args.rounds)
+            results[name] = measure(
+                *(name, tools, Path(folder), args.drop, args.rounds), controlled=not args.plain_nncf
+            )
         show(name, results[name])
     summarize(results)
     if args.json:
