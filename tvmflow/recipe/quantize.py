@@ -32,6 +32,11 @@ class Quantize(ClosedModel):
     weights: Literal["int8", "int4", "none"] = Field(
         default="int8", description="What weights become; `none` leaves them float."
     )
+    group_size: Literal[32, 64, 128] = Field(
+        default=32,
+        description="How many neighboring weights of int4 share a scale: more take less memory (4.5 bits a weight with 32, "
+        "4.125 with 128), and lose more.",
+    )
     activations: Literal["int8", "dynamic", "none"] = Field(
         default="int8",
         description="What the data of convolutions and matrix products become: `int8` with ranges of the calibration "

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Layer
-    from tvmflow.compiler.quantize.weights import GroupedIntegers
+    from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import Signature
     from tvmflow.stages.quantize.data import DataSource
@@ -80,6 +80,7 @@ class MethodSettings(Settings):
     """The settings of the recipe; see `recipe.Quantize`."""
 
     weights: str
+    group_size: int
     activations: str
     method: str
     samples: int | None
@@ -384,7 +385,7 @@ def _quantize(
         round_weights,
     )
     from tvmflow.compiler.quantize.points import Integers, list_joined, list_sums
-    from tvmflow.compiler.quantize.weights import error_of
+    from tvmflow.compiler.quantize.weights import Groups, error_of
 
     chosen = [
         layer
@@ -397,8 +398,9 @@ def _quantize(
     is_dynamic = settings.quantize.activations == "dynamic"
     if settings.quantize.weights == "int4":
         products = [layer for layer in chosen if layer.operator == "matmul" and layer.var in floats]
-        grouped = _round_groups(model, products, floats, signature, batches)
-        errors = {var: error_of(floats[var].T, groups) for var, groups in grouped.items()}
+        groups = Groups(size=settings.quantize.group_size)
+        grouped = _round_groups(model, products, floats, groups, signature, batches)
+        errors = {var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()}
         weights |= grouped
     for layer in chosen:
         is_possible = layer.var in floats and layer.var not in weights
@@ -429,14 +431,14 @@ def _round_groups(
     model: FloatModel,
     layers: Sequence[Layer],
     floats: Mapping[Any, Array],
+    groups: Groups,
     signature: Signature,
     batches: Sequence[Feed],
 ) -> dict[Any, GroupedIntegers]:
     """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
-    from tvmflow.compiler.quantize.weights import Groups, round_groups
+    from tvmflow.compiler.quantize.weights import round_groups
     from tvmflow.stages.quantize.calibration import collect_products
 
-    groups = Groups()
     sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
     products = collect_products(model, list(sources), signature, batches, groups.size)
     return {
