@@ -10,6 +10,7 @@ from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, 
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
+from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 
 
@@ -89,6 +90,10 @@ class LoweringContext:
     def sorts_on_cpu(self) -> bool:
         """Return whether a CPU sorts: the target, or the host of a device."""
         return self.is_cpu() or self.is_mixed()
+
+    def has_small_integers(self) -> bool:
+        """Return whether the device has no integers of 64 bits."""
+        return str(self.target.kind.name) == webgpu.KIND
 
     def has_cpu_model(self) -> bool:
         """Return whether kernels are optimized for a CPU."""

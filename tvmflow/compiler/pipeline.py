@@ -31,6 +31,7 @@ from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.narrow_data import narrow_data
+from tvmflow.compiler.passes.narrow_integers import narrow_integers
 from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
@@ -134,6 +135,7 @@ KERNEL_PHASES: Final[Phases] = {
     "constants": (
         _pass("split_inference", split_inference),
         _pass("evaluate_constants", evaluate_constants),
+        _pass("narrow_integers", narrow_integers, LoweringContext.has_small_integers),
     ),
     "legalize": (
         LoweringPass("sorts", replace_sorts, LoweringContext.sorts_on_cpu),

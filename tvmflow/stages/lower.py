@@ -47,7 +47,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 
 TRAITS: Final = StageTraits(
-    version=1,
+    version=2,
     scope="level",
     needs={"import": ("model.json",)},
     tools=("apache-tvm", "apache-tvm-ffi"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind
@@ -36,3 +37,11 @@ def find_problem(tvm: TvmTarget) -> str:
 def complete_target(tvm: TvmTarget) -> dict[str, Json]:
     """Return a target with the limits of WebGPU where it names none."""
     return {**_LIMITS, **tvm}
+
+
+def refuse(reason: str) -> StageError:
+    """Return the error of a model that needs something that WebGPU does not have."""
+    return StageError(
+        f"this model cannot run by WebGPU: {reason}",
+        fix="name the preset wasm32-wasi in place of browser: the package then has WebAssembly alone",
+    )

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tests.support.browser import read_modules, run_script
 from tests.support.kernels import FAST
@@ -82,22 +82,26 @@ def compile_network(made: onnx.ModelProto, folder: Path, feed: dict[str, Any]) -
 def run_all(networks: dict[str, Compiled], root: Path) -> dict[str, Any]:
     """Return the outputs of each network, each called three times at once."""
     feeds = {
-        name: {tensor: array.ravel().tolist() for tensor, array in network.feed.items()}
+        name: {
+            tensor: [web._ARRAYS[str(array.dtype)], list(map(str, array.ravel()))]
+            for tensor, array in network.feed.items()
+        }
         for name, network in networks.items()
     }
     script = f"{_OPEN}\nconst feeds = {json.dumps(feeds)};" + """
 const found = {};
 for (const [name, feed] of Object.entries(feeds)) {
   const model = await openProgram(name);
-  const values = Object.fromEntries(Object.entries(feed).map(([tensor, data]) => [tensor, Float32Array.from(data)]));
+  const values = Object.fromEntries(Object.entries(feed).map(([tensor, [type, data]]) =>
+    [tensor, globalThis[type].from(data, type.startsWith("Big") ? BigInt : Number)]));
   const calls = [];
   for (let call = 0; call < 3; call++) {
     calls.push(model.run(values));
     // what a call takes is what the arrays have when it begins
-    if (call === 1) for (const array of Object.values(values)) array.fill(0);
+    if (call === 1) for (const array of Object.values(values)) array.fill(array instanceof BigInt64Array ? 0n : 0);
   }
   const results = await Promise.all(calls);
-  found[name] = results.map((outputs) => model.outputs.map((tensor) => Array.from(outputs[tensor.name])));
+  found[name] = results.map((outputs) => model.outputs.map((tensor) => Array.from(outputs[tensor.name], Number)));
   model.destroy();
 }
 return found;
@@ -126,6 +130,41 @@ def test_a_recurrent_layer_runs_in_chromium(tmp_path: Path) -> None:
     ]
     assert network.program["limits"] == {} and network.program["features"] == []
     check_outputs(network, run_all({"lstm": network}, tmp_path)["lstm"])
+
+
+def encoder() -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """BERT in small: ids of words and a mask, as int64; what each word has, and its id plus 1."""
+    networks, tokens, width = load_benchmark_networks(), 16, 32
+    net = networks._Net()
+    words = net.op("Gather", net.weight(50, width), "ids")
+    x = networks._encode(net, net.op("Add", words, net.weight(1, tokens, width)), 2, width, 4)
+    mask = net.op("Unsqueeze", net.op("Cast", "mask", to=1), net.constant(np.array([2])))
+    y = net.op("Mul", x, mask)
+    inputs = [value(name, [1, tokens], "int64") for name in ("ids", "mask")]
+    own = net.op("Add", "ids", net.constant(np.array([1])))
+    outputs = [value(y, [1, tokens, width]), value(own, [1, tokens], "int64")]
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in net._weights}
+    ids = np.arange(tokens)[None] * 3
+    feed = {"ids": np.where(ids > 30, ids - 50, ids), "mask": (ids < 40).astype(np.int64)}
+    return model(net._nodes, inputs, outputs, weights), feed
+
+
+@pytest.mark.gpu
+def test_an_encoder_takes_ids_of_64_bits(tmp_path: Path) -> None:
+    """They have 32 bits on the GPU, in outputs too; larger ones are refused."""
+    made, feed = encoder()
+    network = compile_network(made, tmp_path / "bert", feed)
+    check_outputs(network, run_all({"bert": network}, tmp_path)["bert"])
+    script = (
+        _OPEN
+        + """
+const model = await openProgram("bert");
+const values = { ids: new BigInt64Array(16).fill(-(1n << 31n)), mask: new BigInt64Array(16).fill(1n << 31n) };
+return fail(model.run(values));
+"""
+    )
+    name, _, message = run_script(tmp_path, script)
+    assert name == "RangeError" and message.startswith("input mask has 2147483648, and WebGPU has")
 
 
 @pytest.mark.gpu
@@ -233,11 +272,13 @@ return found;
 
 
 def test_what_webgpu_lacks_is_named_when_it_is_built(tmp_path: Path) -> None:
-    """Numbers of 64 bits, and branches."""
-    node = helper.make_node("Add", ["x", "x"], ["y"])
-    made = model([node], [value("x", [4], "int64")], [value("y", [4], "int64")])
-    with pytest.raises(StageError, match="by WebGPU: the kernel add_kernel: there is no WGSL"):
-        compile_network(made, tmp_path / "int64", {"x": np.ones(4, np.int64)})
+    """Numbers of 64 bits that 32 cannot hold, and branches."""
+    for dtype, number in (("float64", 1.0), ("int64", 1 << 40)):
+        node = helper.make_node("Add", ["x", "one"], ["y"])
+        tensors = [value("x", [4], dtype)], [value("y", [4], dtype)]
+        made = model([node], *tensors, {"one": np.array(number, dtype)})
+        with pytest.raises(StageError, match="cannot run by WebGPU"):
+            compile_network(made, tmp_path / dtype, {"x": np.ones(4, dtype)})
     condition = model(
         [
             helper.make_node(

@@ -37,8 +37,8 @@ from tvmflow.compiler.c_program.program import (
     read_program,
 )
 from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
-from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes
-from tvmflow.core.errors import StageError
+from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, replace_variables
+from tvmflow.compiler.passes.narrow_integers import fits_narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.targets import webgpu
@@ -97,22 +97,15 @@ def compile_web_program(
     try:
         _write_files(mod, weights, target, folder)
     except UnsupportedKernel as error:
-        raise _unsupported(f"the kernel {error.kernel}: {error.reason}") from error
+        raise webgpu.refuse(f"the kernel {error.kernel}: {error.reason}") from error
     except UnsupportedProgram as error:
-        raise _unsupported(error.reason) from error
-
-
-def _unsupported(reason: str) -> StageError:
-    return StageError(
-        f"this model cannot run by WebGPU: {reason}",
-        fix="name the preset wasm32-wasi in place of browser: the package then has WebAssembly alone",
-    )
+        raise webgpu.refuse(error.reason) from error
 
 
 def _write_files(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    program = read_program(mod, weights)
+    program = read_program(mod, list(map(_narrow, weights)))
     if program.dimensions:
         raise UnsupportedProgram("it has sizes that each call chooses")
     if program.counts:
@@ -135,6 +128,15 @@ def _write_files(
             file.write(bytes(_padded(array.nbytes) - array.nbytes))
         # a package has no empty file
         file.write(bytes(_ALIGNMENT))
+
+
+def _narrow(weights: Array) -> Array:
+    """Return weights as the module takes them, which has no int64."""
+    if weights.dtype != np.int64:
+        return weights
+    if not fits_narrow(weights):
+        raise UnsupportedProgram("it has a constant of more than 32 bits")
+    return weights.astype(np.int32)
 
 
 def _padded(size: int) -> int:
@@ -193,7 +195,27 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
         (tvm.ir.Call, _select),
         (tirx.BufferStore, _name_vector),
     ]
-    return function.with_body(tvm_ffi.structural_map(function.body, callbacks))
+    return _without_integer_vectors(
+        function.with_body(tvm_ffi.structural_map(function.body, callbacks))
+    )
+
+
+def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function without names for vectors of integers.
+
+    The code generator takes such names for those of indices, which are no vectors (apache-tvm 0.27).
+    """
+    values: dict[Any, Any] = {}
+
+    def drop(bind: Any) -> Any:
+        dtype = bind.value.ty.dtype
+        if dtype.lanes == 1 or str(dtype).startswith("float"):
+            return bind
+        values[bind.var] = replace_variables(bind.value, values)
+        return tirx.Evaluate(tirx.const(0, "int32"))
+
+    body = tvm_ffi.structural_map(function.body, (tirx.Bind, drop))
+    return replace_variables(function.with_body(body), values) if values else function
 
 
 def _select(call: Any) -> Any:
@@ -207,9 +229,11 @@ def _select(call: Any) -> Any:
 
 def _name_vector(store: Any) -> Any:
     """Return a store of a vector whose value has a name: the code has it once for each element."""
-    if store.value.ty.dtype.lanes == 1 or isinstance(store.value, tirx.Broadcast):
+    dtype = store.value.ty.dtype
+    is_float = str(dtype).startswith("float")
+    if dtype.lanes == 1 or not is_float or isinstance(store.value, tirx.Broadcast):
         return store
-    name = tirx.Var("vector", str(store.value.ty.dtype))
+    name = tirx.Var("vector", str(dtype))
     return tirx.SeqStmt(
         [tirx.Bind(name, store.value), tirx.BufferStore(store.buffer, name, store.indices)]
     )

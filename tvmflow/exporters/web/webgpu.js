@@ -61,6 +61,18 @@ function describeDevice({ description, vendor, architecture } = {}) {
   return description || [vendor, architecture].filter(Boolean).join(" ") || "the GPU";
 }
 
+/* GPUs of browsers have no integers of 64 bits. */
+const typeOf = (dtype) => (dtype === "int64" ? Int32Array : ARRAYS[dtype]);
+
+function narrow(name, values) {
+  if (!(values instanceof BigInt64Array)) return values;
+  const small = Int32Array.from(values, Number);
+  const wrong = values.find((value, place) => BigInt(small[place]) !== value);
+  if (wrong !== undefined)
+    throw new RangeError(`input ${name} has ${wrong}, and WebGPU has integers of 32 bits: load the model with { backend: "wasm" }`);
+  return small;
+}
+
 const padded = (bytes) => Math.max(4, Math.ceil(bytes / 4) * 4);
 
 class Program {
@@ -77,7 +89,7 @@ class Program {
     this.#isOwn = isOwn;
     this.#program = program;
     const count = ({ shape }) => shape.reduce((product, size) => product * size, 1);
-    const describe = (tensor) => ({ ...tensor, bytes: count(tensor) * ARRAYS[tensor.dtype].BYTES_PER_ELEMENT });
+    const describe = (tensor) => ({ ...tensor, bytes: count(tensor) * typeOf(tensor.dtype).BYTES_PER_ELEMENT });
     this.inputs = inputs.map(describe);
     this.outputs = outputs.map(describe);
     device.lost.then(({ reason, message }) => {
@@ -167,9 +179,9 @@ class Program {
 
   async run(values) {
     this.#checkState();
-    this.inputs.forEach(({ name, bytes }, place) => {
-      const buffer = this.#buffers[this.#find("input", place)];
-      this.#write(buffer, values[name], 0, bytes);
+    const arrays = this.inputs.map(({ name }) => narrow(name, values[name]));
+    this.inputs.forEach(({ bytes }, place) => {
+      this.#write(this.#buffers[this.#find("input", place)], arrays[place], 0, bytes);
     });
     await this.#guard("kernel", "validation", () => this.#device.queue.submit([this.#encode()]));
     const reads = this.#results.map((buffer) => buffer.mapAsync(GPUMapMode.READ));
@@ -177,7 +189,8 @@ class Program {
     return Object.fromEntries(this.outputs.map(({ name, dtype, bytes }, place) => {
       const copy = this.#results[place].getMappedRange().slice(0, bytes);
       this.#results[place].unmap();
-      return [name, new ARRAYS[dtype](copy)];
+      const array = new (typeOf(dtype))(copy);
+      return [name, dtype === "int64" ? BigInt64Array.from(array, BigInt) : array];
     }));
   }
 
