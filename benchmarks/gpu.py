@@ -193,7 +193,7 @@ def measure_usage(function: tirx.PrimFunc, target: Any, tools: Any) -> Usage:
         max((int(number) for number in re.findall(pattern, log)), default=0)
         for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes smem")
     )
-    threads = int(np.prod(generated.functions[0].threads))
+    threads = int(np.prod(generated.launches[0].block))
     blocks = min(
         _THREADS // threads,
         _REGISTERS // (-(-registers // 8) * 8 * threads),

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tvm
 from tvm import tirx
-from tvm.tirx.build import split_host_device_mods
 
-from tvmflow.compiler import ir
+from tvmflow.compiler.c_program.device_kernels import Launch, lower_device_kernels
 from tvmflow.compiler.c_program.program import Branch, Copy, KernelCall, Program, Storage
 
 Array = np.ndarray[Any, Any]
@@ -34,71 +33,21 @@ _START: Final = 0x1282
 _END: Final = 0x1283
 
 
-class Function(NamedTuple):
-    """A device function: its name, its grid, the threads of a block, and its parameters by name."""
-
-    name: str
-    grid: tuple[int, ...]
-    threads: tuple[int, ...]
-    parameters: tuple[str, ...]
-
-
 class Generated(NamedTuple):
-    """The code of a kernel: its source, and what is launched."""
+    """The code of a kernel: its source, and its launches."""
 
     source: str
-    functions: tuple[Function, ...]
+    launches: tuple[Launch, ...]
 
 
 def generate(function: tirx.PrimFunc, target: tvm.target.Target, name: str) -> Generated:
-    """Return the code of a scheduled kernel (for CUDA C, too); its parameters are `argument0_ptr` and so on."""
-    mod = tvm.IRModule({name: _name_parameters(function).with_attr("global_symbol", name)})
-    bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target(target.host)))(mod)
-    with target:
-        pipeline, _, finish = tirx.get_default_tir_pipeline(target)
-        _, devices = split_host_device_mods(pipeline(bound))
-    sources, functions = [], []
-    for own, device in devices.items():
-        code = finish()(device)
-        build = tvm.get_global_func(f"target.build.{own.kind.name}")
-        sources.append(str(build(code, own).inspect_source()))
-        functions += [
-            _read_function(str(var.name_hint), body) for var, body in code.functions_items()
-        ]
-    return Generated("".join(sources), tuple(functions))
-
-
-def _name_parameters(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return a kernel whose parameters have names of their own: TVM sorts those of device functions."""
-    renamed = {
-        param: tvm.ir.Var(f"argument{position}", param.ty)
-        for position, param in enumerate(function.params)
-    }
-    # a kernel that is written with its schedule has other names for them
-    aliases = {}
-    for declared in ir.find_nodes(function.body, tirx.DeclBuffer):
-        source = declared.data.args[0] if isinstance(declared.data, tvm.ir.Call) else declared.data
-        if source in renamed:
-            aliases[declared.buffer] = tvm.ir.Var(renamed[source].name, declared.buffer.ty)
-    body = ir.replace_variables(function.body, {**renamed, **aliases})
-    return tirx.PrimFunc(list(renamed.values()), body, function.ret_type, function.attrs)
-
-
-def _find_arguments(function: Function) -> list[int]:
-    """Return which parameter of the kernel each one of a device function is."""
-    return [int(name.removeprefix("argument").removesuffix("_ptr")) for name in function.parameters]
-
-
-def _read_function(name: str, function: tirx.PrimFunc) -> Function:
-    extents = {
-        str(node.node.thread_tag): int(node.value)
-        for node in ir.find_nodes(function.body, tirx.AttrStmt)
-        if str(node.attr_key) == "thread_extent"
-    }
-    grid, threads = (
-        tuple(extents.get(f"{kind}Idx.{axis}", 1) for axis in "xyz") for kind in ("block", "thread")
-    )
-    return Function(name, grid, threads, tuple(str(param.name) for param in function.params))
+    """Return the code of a scheduled kernel (for CUDA, in CUDA C)."""
+    program = lower_device_kernels({name: function}, target)
+    write = tvm.get_global_func(f"target.build.{target.kind.name}")
+    source = str(write(program.functions, target).inspect_source())
+    kernel = program.kernels[name]
+    assert not kernel.scratch and not any(launch.scalars for launch in kernel.launches)
+    return Generated(source, kernel.launches)
 
 
 @functools.cache
@@ -188,23 +137,24 @@ class Device:
         return self._create("Kernel", program, name.encode())
 
     def launch(
-        self, kernel: ctypes.c_void_p, function: Function, buffers: Sequence[ctypes.c_void_p]
+        self, kernel: ctypes.c_void_p, launch: Launch, buffers: Sequence[ctypes.c_void_p]
     ) -> float:
         """Launch a function, wait for it, and return the seconds that it took on the device."""
-        for position, buffer in enumerate(buffers):
+        for position, place in enumerate(launch.arguments):
+            buffer = buffers[place]
             size = ctypes.c_size_t(ctypes.sizeof(buffer))
             _check(
                 "argument", self._cl.clSetKernelArg(kernel, position, size, ctypes.byref(buffer))
             )
-        threads = (ctypes.c_size_t * 3)(*function.threads)
+        threads = (ctypes.c_size_t * 3)(*launch.block)
         total = (ctypes.c_size_t * 3)(
-            *(a * b for a, b in zip(function.grid, function.threads, strict=True))
+            *(a * b for a, b in zip(launch.grid, launch.block, strict=True))
         )
         event = ctypes.c_void_p()
         status = self._cl.clEnqueueNDRangeKernel(
             *(self._queue, kernel, 3, None, total, threads, 0, None, ctypes.byref(event))
         )
-        _check(function.name, status)
+        _check(launch.function, status)
         _check("wait", self._cl.clFinish(self._queue))
         times = []
         for kind in (_START, _END):
@@ -226,15 +176,12 @@ class Model:
 
     def __init__(self, device: Device, mod: tvm.IRModule, program: Program, target: Any) -> None:
         self._device, self._program = device, program
-        self.functions: dict[str, Function] = {}
-        self._kernels: dict[str, tuple[ctypes.c_void_p, Function, list[int]]] = {}
+        self._kernels: dict[str, tuple[ctypes.c_void_p, Launch]] = {}
         steps = [step for step in program.steps if isinstance(step, KernelCall)]
         for name in sorted({step.kernel for step in steps}):
             generated = generate(mod[name], target, name)
-            (function,) = generated.functions
-            self.functions[name] = function
-            kernel = device.build(generated.source, function.name)
-            self._kernels[name] = (kernel, function, _find_arguments(function))
+            (launch,) = generated.launches
+            self._kernels[name] = (device.build(generated.source, launch.function), launch)
         self._buffers: dict[int, tuple[Storage, ctypes.c_void_p]] = {}
         for index, array in enumerate(program.constants):
             for storage in self._list_storages():
@@ -265,9 +212,9 @@ class Model:
                 self._device.copy(self._buffer(step.source), self._buffer(step.target), size)
                 continue
             assert isinstance(step, KernelCall)
-            kernel, function, places = self._kernels[step.kernel]
-            buffers = [self._buffer(step.tensors[place]) for place in places]
-            seconds[step.kernel] += self._device.launch(kernel, function, buffers)
+            kernel, launch = self._kernels[step.kernel]
+            buffers = [self._buffer(tensor) for tensor in step.tensors]
+            seconds[step.kernel] += self._device.launch(kernel, launch, buffers)
         for storage, array in zip(self._program.outputs, outputs, strict=True):
             self._device.read(self._buffer(storage), array)
         return seconds
@@ -284,15 +231,14 @@ def run_kernel(
 ) -> None:
     """Run a scheduled kernel on arrays in the order of its parameters, in place; all rows of blocks, or the first."""
     generated = generate(function, target, "kernel")
-    (launched,) = generated.functions
+    (launched,) = generated.launches
     across, down, deep = launched.grid
     launched = launched._replace(grid=(across, rows or down, deep))
-    kernel = device.build(generated.source, launched.name)
+    kernel = device.build(generated.source, launched.function)
     buffers = [device.allocate(array.nbytes) for array in arrays]
     for buffer, array in zip(buffers, arrays, strict=True):
         device.write(buffer, array)
-    arguments = [buffers[place] for place in _find_arguments(launched)]
-    device.launch(kernel, launched, arguments)
+    device.launch(kernel, launched, buffers)
     for buffer, array in zip(buffers, arrays, strict=True):
         device.read(buffer, array)
         device.release(buffer)

@@ -59,5 +59,5 @@ def test_kernels_of_gpus_are_measured_by_their_driver(
     stage: str, fields: dict[str, Any], subject: Any, by_driver: bool
 ) -> None:
     """Not behind RPC, nor for TVM's virtual machine: there, TVM's runtime measures."""
-    settings = STAGES[stage].settings(recipe(**TUNED, **fields), subject)
-    assert settings.by_driver is by_driver
+    options: dict[str, Any] = {**TUNED, **fields}
+    assert STAGES[stage].settings(recipe(**options), subject).by_driver is by_driver
