@@ -128,3 +128,21 @@ def test_another_range_builds_again_and_another_size_to_tune_at_imports_nothing(
     project.edit_recipe("max: 48", "max: 40")
     project.edit_recipe("tune_at: [8]", "tune_at: [16]")
     assert project.run().ran == [], "the first results are still there"
+
+
+@pytest.mark.slow
+def test_each_level_of_one_library_is_verified_at_open_sizes(open_project: Project) -> None:
+    """Levels share weights and dimensions; one that is forced takes any size of their range."""
+    project = open_project
+    project.edit_recipe("[bundle, cpp]", "[bundle]")
+    project.edit_recipe("  - host", "  - {name: any, levels: [x86-64-v2, x86-64-v3]}")
+    first = project.run()
+    assert first.code == 0, first.out + first.err
+    folder = project.folder / "dist/tiny/any"
+    levels = json.loads((folder / "measurements.json").read_text())["levels"]
+    assert [level["outputs"]["scores"]["passed"] for level in levels.values()] == [True, True]
+    verdict = json.loads((folder / "verify.json").read_text())
+    assert len(verdict["sizes"]) > 2 and all(size["passed"] for size in verdict["sizes"])
+    project.environment["TINY_LEVEL"] = "x86-64-v2"
+    ran = project.tvmflow("run-model", folder / "tiny.tvmflow", "--size", "rows=37", "--json")
+    assert ran.events[-1]["outputs"] == {"scores": [37, 128]}
