@@ -144,5 +144,5 @@ def test_each_level_of_one_library_is_verified_at_open_sizes(open_project: Proje
     verdict = json.loads((folder / "verify.json").read_text())
     assert len(verdict["sizes"]) > 2 and all(size["passed"] for size in verdict["sizes"])
     project.environment["TINY_LEVEL"] = "x86-64-v2"
-    ran = project.tvmflow("run-model", folder / "tiny.tvmflow", "--size", "rows=37", "--json")
+    ran = project.tvmflow("run-model", str(folder / "tiny.tvmflow"), "--size", "rows=37", "--json")
     assert ran.events[-1]["outputs"] == {"scores": [37, 128]}
