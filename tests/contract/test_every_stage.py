@@ -43,7 +43,7 @@ def test_its_declarations_are_valid(name: str) -> None:
     traits = STAGES[name].TRAITS
     assert isinstance(traits.version, int) and traits.version >= 1
     assert traits.scope in get_args(Scope)
-    assert set(traits.reads) <= {"model", "reference", "data", "labels", "operators"}
+    assert set(traits.reads) <= {"model", "reference", "data", "calibration", "labels", "operators"}
     assert traits.timeout_s > 60
     assert all(packages.identity(package) for package in traits.tools)
     assert {*traits.optional_needs, *traits.needs_of_parts} <= set(traits.needs)
@@ -54,19 +54,19 @@ def test_its_declarations_are_valid(name: str) -> None:
 @each_subject
 def test_its_settings_are_plain_and_the_same_every_time(name: str, subject: Any) -> None:
     """They are a part of the key: JSON, and nothing in them changes between two calls."""
-    made = recipe(tune={"trials": 5}, targets=["host"])
+    made = recipe(tune={"trials": 5}, targets=["host"], quantize={})
     stage = STAGES[name]
     one = stage.settings(made, subject).to_json()
     assert json.loads(json.dumps(one, sort_keys=True)) == one
-    assert stage.settings(recipe(tune={"trials": 5}), subject).to_json() == one
+    assert stage.settings(recipe(tune={"trials": 5}, quantize={}), subject).to_json() == one
     assert parse_settings(stage.run, one) == stage.settings(made, subject)
 
 
 @each_subject
 def test_its_settings_know_nothing_of_places_and_names(name: str, subject: Any) -> None:
     """Paths and names are not in the key, except in that of stages whose files contain the names."""
-    one = recipe("one", model={"onnx": "a/one.onnx"})
-    two = recipe("two", model={"onnx": "b/two.onnx"})
+    one = recipe("one", model={"onnx": "a/one.onnx"}, quantize={})
+    two = recipe("two", model={"onnx": "b/two.onnx"}, quantize={})
     same = STAGES[name].settings(one, subject) == STAGES[name].settings(two, subject)
     assert same == (name not in NAMED)
     if name not in NAMED and subject is not None:
