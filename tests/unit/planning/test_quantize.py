@@ -11,8 +11,8 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Need
 
 VNNI = target()._replace(features=("avx512_vnni", "avx512vl"))
-DATA = {"verify": {"data": "test.npz"}}
-OWN = {"quantize": {"data": "own.npz"}}
+DATA: dict[str, Any] = {"verify": {"data": "test.npz"}}
+OWN: dict[str, Any] = {"quantize": {"data": "own.npz"}}
 
 
 def test_the_stage_takes_the_place_of_import() -> None:
