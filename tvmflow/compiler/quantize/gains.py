@@ -32,7 +32,9 @@ _FLOAT_BYTES: Final = 4
 
 
 def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) -> list[float]:
-    """Return the part of the time of all layers that each one saves; less than 0 where integers are slower.
+    """Return the part of the time of all layers that each one saves.
+
+    It is less than 0 where integers are slower.
 
     Args:
         layers: The layers.

@@ -87,7 +87,7 @@ def find_factors(
 def smooth(
     model: FloatModel, smoothable: Mapping[Any, Sequence[Layer]], factors: Mapping[Any, Array]
 ) -> FloatModel:
-    """Return the same model, in which data are divided by factors, and the weights that they meet are multiplied."""
+    """Return the same model with data divided by factors, and the weights that they meet multiplied."""
     mod = ir.copy_module(model.mod)
     marks.mark_bindings(mod)
     layers = {layer.var: layer for var in factors for layer in smoothable[var]}
@@ -126,7 +126,7 @@ class _Smoother(MainRewriter):
 
 
 def _input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
-    """Return the axis of a layer's weights that meets the channels of its data; None where groups divide them."""
+    """Return the axis of weights that meets the channels of data; None where groups divide them."""
     if layer.operator == "matmul":
         return 0
     groups = int(flow.values[layer.var].attrs.groups)

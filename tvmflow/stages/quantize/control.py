@@ -243,7 +243,7 @@ def _put_back(
     everything: Cost,
     limits: Limits,
 ) -> tuple[list[int], Cost]:
-    """Return the layers that have to stay float, and what the others cost."""
+    """Return the layers that have to stay float, of all by their damage, and the cost of the others."""
     if limits.hold(everything):
         return [], everything
     # so many are too few, and so many are enough
