@@ -218,7 +218,7 @@ class _Word(NamedTuple):
 
     @property
     def is_float(self) -> bool:
-        """Whether it is one float32; there are vectors of several such, or none."""
+        """It is one float32; there are vectors of several such, or none."""
         return str(self.load.ty.dtype) == "float32"
 
     @classmethod
