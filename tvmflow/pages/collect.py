@@ -135,7 +135,13 @@ def list_quantized(reports: Sequence[StageReport]) -> tuple[QuantizedModel, ...]
         for label, stages in _group_by_library(reports).items()
     )
     return tuple(
-        QuantizedModel(label, facts.layers, facts.error, facts.float_accuracy, facts.accuracy)
+        QuantizedModel(
+            label=label,
+            layers=facts.layers,
+            error=facts.error,
+            float_accuracy=facts.float_accuracy,
+            accuracy=facts.accuracy,
+        )
         for label, facts in known
         if facts is not None and facts.layers
     )
