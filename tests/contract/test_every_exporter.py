@@ -16,7 +16,12 @@ from tvmflow.exporters.base import BuiltModel, Exporter, ExportRequest, Partitio
 from tvmflow.provenance.write import describe_purpose
 from tvmflow.recipe import OUTPUT_NAMES
 
-every_exporter = pytest.mark.parametrize("name", EXPORTERS)
+# these build libraries for several architectures
+_SLOW = ("android", "xcframework")
+every_exporter = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in _SLOW)) for name in EXPORTERS],
+)
 every_partitioned_exporter = pytest.mark.parametrize("name", exporters.PARTITIONED_EXPORTERS)
 
 TRIPLES = (

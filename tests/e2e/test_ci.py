@@ -106,6 +106,7 @@ def test_files_name_what_the_project_has(
     assert "--locked" in path.read_text()
 
 
+@pytest.mark.slow
 def test_paths_that_a_service_would_read_otherwise_are_refused(project: Project) -> None:
     """A space, an expression, and a file outside the project."""
     (project.folder / "tvmflow.toml").write_text("")

@@ -186,6 +186,7 @@ def test_a_stage_that_failed_was_not_forgotten(doit: Doit) -> None:
     assert doit.ran() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", PARALLEL.values(), ids=PARALLEL)
 def test_always_execute_runs_everything(doit: Doit, words: tuple[str, ...]) -> None:
     doit("run", *words)

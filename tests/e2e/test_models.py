@@ -155,6 +155,7 @@ def test_lffd_agrees_with_mxnet_and_recorded_outputs(project: Project) -> None:
     assert float(error) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.mxnet
 @needs_mxnet
 def test_digits_keeps_its_accuracy(project: Project) -> None:

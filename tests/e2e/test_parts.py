@@ -91,6 +91,7 @@ def test_all_is_delivered_together(project: Project, split: Path) -> None:
         }
 
 
+@pytest.mark.slow
 def test_it_runs_as_one(project: Project, split: Path) -> None:
     """The numbers of the whole, of the parts one after the other, and of the library that was never cut."""
     joined = tvmflow.load(split / "tiny.tvmflow")
@@ -107,6 +108,7 @@ def test_it_runs_as_one(project: Project, split: Path) -> None:
     assert "tiny" in repr(joined)
 
 
+@pytest.mark.slow
 def test_it_is_timed_and_profiled_as_one(split: Path) -> None:
     """Latency of the whole; operators under the names of their parts."""
     joined = tvmflow.load(split / "tiny.tvmflow")
@@ -115,6 +117,7 @@ def test_it_is_timed_and_profiled_as_one(split: Path) -> None:
     assert parts == {"features", "scores"}
 
 
+@pytest.mark.slow
 def test_each_part_is_verified_by_itself(split: Path, ran: Ran) -> None:
     """On the reference's tensors at the cut; the facts list the tensors that parts exchange."""
     verdict = json.loads((split / "measurements.json").read_text())
@@ -160,6 +163,7 @@ def test_new_weights_of_one_part_leave_the_other_as_it_was(project: Project, ran
     assert project.run().ran == []
 
 
+@pytest.mark.slow
 def test_the_wheel_needs_nothing_else(split: Path, tmp_path: Path) -> None:
     """Unpacked anywhere it runs the parts, without tvmflow."""
     (wheel,) = split.glob("*.whl")
@@ -201,12 +205,14 @@ def test_a_program_in_cpp_runs_it_as_any_model(project: Project, split: Path) ->
     assert done.stdout == "tiny: output 'scores' shares memory with 'data'\n"
 
 
+@pytest.mark.slow
 def test_it_takes_no_weights(split: Path) -> None:
     """As any bundle that includes its weights."""
     with pytest.raises(BundleError, match="includes its weights"):
         tvmflow.load(split / "tiny.tvmflow", params={})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", [64, -8, -200, -100_000])
 def test_a_truncated_bundle_is_rejected(split: Path, tmp_path: Path, torn: int) -> None:
     """Wherever it was cut off."""
@@ -216,6 +222,7 @@ def test_a_truncated_bundle_is_rejected(split: Path, tmp_path: Path, torn: int) 
         tvmflow.load(path)
 
 
+@pytest.mark.slow
 def test_run_model_takes_it(project: Project, split: Path) -> None:
     """As any bundle."""
     done = project.tvmflow("run-model", "dist/tiny/split/tiny.tvmflow", "--profile", "--json")
@@ -228,6 +235,7 @@ def test_run_model_takes_it(project: Project, split: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_wrong_cut_is_reported(project: Project, ran: Ran) -> None:
     """With what to do about it, and nothing else runs."""
     (project.folder / "wrong.yaml").write_text(RECIPE.replace("[r]", "[scores]"))

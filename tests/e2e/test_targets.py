@@ -121,6 +121,7 @@ def test_each_build_has_a_folder_and_the_outputs_of_its_target(project: Project,
         assert fields["outputs"][0]["shape"] == [batch, 2]
 
 
+@pytest.mark.slow
 def test_the_board_gets_a_library_of_its_own(tmp_path: Path) -> None:
     """Linked on this machine for another CPU, with the features that a loader on the board compares."""
     project = make_matrix(tmp_path)
@@ -155,6 +156,7 @@ def test_an_edit_of_one_variant_rebuilds_that_variant_alone(project: Project, ra
     assert set(only.values()) == {"hit"}
 
 
+@pytest.mark.slow
 def test_an_impossible_shape_is_reported_with_its_place(project: Project, ran: Ran) -> None:
     """The model's own header says so, before anything runs; without that variant the other one is up to date."""
     project.edit_recipe("shape: [1, 3]", "shape: [1, 7]")

@@ -7,7 +7,6 @@ this one.
 
 import os
 import sys
-from typing import Any
 
 # ---------------------------------------------------------------- process trees
 
@@ -95,42 +94,3 @@ def code_command(code: str) -> list[str]:
     folder = os.getcwd()
     path = [os.path.join(folder, entry) if entry else folder for entry in sys.path]
     return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
-
-
-def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
-    """Return what a script says of a driver, in a process with nothing but the standard library.
-
-    A process in which a driver was started must not be forked.
-
-    Args:
-        library: The driver's library.
-        script: The script, which writes a JSON array.
-        timeout_s: The seconds after which it is killed.
-
-    Returns:
-        The array; None where the library is not installed.
-
-    Raises:
-        OSError: The script fails, writes something else, or does not end in time.
-    """
-    # programs that only load a library do without these
-    import ctypes
-    import json
-    import subprocess
-
-    try:
-        # loaded, not started
-        ctypes.CDLL(library)
-    except OSError:
-        return None
-    command = [sys.executable, "-I", "-S", script]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=timeout_s
-        )
-        answer = json.loads(done.stdout)
-    except (ValueError, subprocess.SubprocessError) as error:
-        raise OSError(str(error)) from error
-    if not isinstance(answer, list):
-        raise OSError(f"it says {answer}")
-    return answer

@@ -131,6 +131,7 @@ def at_first(event: dict[str, Any], do: Callable[[], object]) -> None:
         do()
 
 
+@pytest.mark.slow
 def test_trials_are_distributed_over_the_devices(pool: rpc.DevicePool, tuning: Tuning) -> None:
     """Each device measures some, records name it, and the finalists are timed on one of them."""
     outcome = tuning("tune", tracker=pool.address)
@@ -323,6 +324,7 @@ def test_device_ls_without_a_tracker_shows_this_machine(
     assert "Connection refused" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_served_device_survives_a_kernel_that_crashes(tmp_path: Path) -> None:
     """The session is lost, and the device is free again; TVM's own server would not recover."""
     with running_pool(tmp_path, servers=0) as pool:

@@ -151,6 +151,7 @@ def test_progress_is_reported_after_every_trial(tune: Tuning, tasks: list[Task])
     assert best == sorted(best, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_workload_that_another_model_measured_is_not_measured_again(
     tune: Tuning, tasks: list[Task]
 ) -> None:
@@ -238,6 +239,7 @@ def test_a_trial_that_no_longer_applies_is_quarantined_and_replaced(
     assert len(records.quarantine_path.read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_trial_that_would_crash_the_search_is_quarantined(
     tune: Tuning, tasks: list[Task]
 ) -> None:

@@ -147,6 +147,7 @@ def test_chosen_schedules_are_applied_and_compute_the_same(pipeline: Pipeline) -
     )
 
 
+@pytest.mark.slow
 def test_a_second_run_measures_nothing_and_gives_the_same_records(pipeline: Pipeline) -> None:
     """The ledger holds the budget, so tune's output is the same to the byte."""
     mod = model(conv(8), relu, shape=IMAGE)

@@ -1,4 +1,4 @@
-"""The protocol of a backend."""
+"""The protocol of a backend, and what several backends do alike."""
 
 from __future__ import annotations
 
@@ -149,3 +149,43 @@ class Backend(Protocol):
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
         """Return TVM's tensors copied to where kernels take them on this machine."""
+
+
+def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
+    """Return what a script says of a driver, in a process with nothing but the standard library.
+
+    A process in which a driver was started must not be forked.
+
+    Args:
+        library: The driver's library.
+        script: The script, which writes a JSON array.
+        timeout_s: The seconds after which it is killed.
+
+    Returns:
+        The array; None where the library is not installed.
+
+    Raises:
+        OSError: The script fails, writes something else, or does not end in time.
+    """
+    # planning for a machine without a device does without these
+    import ctypes
+    import json
+    import subprocess
+    import sys
+
+    try:
+        # loaded, not started
+        ctypes.CDLL(library)
+    except OSError:
+        return None
+    command = [sys.executable, "-I", "-S", script]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=timeout_s
+        )
+        answer = json.loads(done.stdout)
+    except (ValueError, subprocess.SubprocessError) as error:
+        raise OSError(str(error)) from error
+    if not isinstance(answer, list):
+        raise OSError(f"it says {answer}")
+    return answer

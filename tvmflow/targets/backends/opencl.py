@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core.processes import probe_driver
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import _opencl_probe
 from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
+from tvmflow.targets.backends.base import probe_driver
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 

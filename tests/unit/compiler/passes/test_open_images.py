@@ -178,6 +178,7 @@ def resized(size: Callable[[Any, Any], tuple[Any, Any]], **mode: str) -> Callabl
     return body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factors", "mode", "has_tables"),
     [
@@ -236,6 +237,7 @@ def test_neighboring_pixels_become_channels() -> None:
     check(network, ["interleave"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 3])
 def test_sequences_and_volumes_of_open_sizes_are_blocked(rank: int) -> None:
     image = ("batch", 16, "w") if rank == 1 else ("batch", 16, 5, "h", "w")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.core.processes import probe_driver
+from tvmflow.targets.backends.base import probe_driver
 from tvmflow.targets.backends.cuda import _driver_probe
 from tvmflow.targets.backends.cuda._driver_probe import DRIVER, NO_DEVICE, probe
 
