@@ -26,6 +26,10 @@ void *__real_dlsym(void *, const char *);
   F(K, RetainCommandQueue, (object a), (a))                                                                                 \
   F(R, ReleaseCommandQueue, (object a), (a))                                                                                \
   F(M, CreateProgramWithSource, (object a, unsigned b, const char **c, const size_t *d, int *error), (a, b, c, d, error))   \
+  F(M, CreateProgramWithBinary,                                                                                             \
+    (object a, unsigned b, const object *c, const size_t *d, const unsigned char *const *e, int *f, int *error),            \
+    (a, b, c, d, e, f, error))                                                                                              \
+  F(A, GetProgramInfo, (object a, unsigned b, size_t c, void *d, size_t *e), (a, b, c, d, e))                               \
   F(D, BuildProgram, (object a, unsigned b, const object *c, const char *d, void *e, void *f), (a, b, c, d, e, f))          \
   F(A, GetProgramBuildInfo, (object a, object b, unsigned c, size_t d, void *e, size_t *f), (a, b, c, d, e, f))             \
   F(R, ReleaseProgram, (object a), (a))                                                                                     \
