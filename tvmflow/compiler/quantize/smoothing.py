@@ -96,6 +96,13 @@ def smooth(
     return model._replace(mod=mod, nodes=take_nodes(mod, model.nodes))
 
 
+def spread(values: Array, rank: int, axis: int) -> Array:
+    """Return factors in the shape that multiplies an axis of a tensor."""
+    shape = [1] * rank
+    shape[axis] = len(values)
+    return values.astype(np.float32).reshape(shape)
+
+
 class _Smoother(MainRewriter):
     def __init__(self, mod: Any, layers: Mapping[Any, Layer], factors: Mapping[Any, Array]) -> None:
         super().__init__(mod)
@@ -110,19 +117,14 @@ class _Smoother(MainRewriter):
         factors = self._factors[layer.data]
         if layer.data not in self._divided:
             rank = len(ir.known_shape(layer.data))
-            inverse = self._spread(1 / factors, rank, channel_axis(layer))
+            inverse = relax.const(spread(1 / factors, rank, channel_axis(layer)), "float32")
             self._divided[layer.data] = self.emit(relax.op.multiply(rewritten.args[0], inverse))
         weights = rewritten.args[1]
         axis = _input_axis(layer, self.flow)
-        own = self._spread(factors, len(ir.known_shape(layer.weights)), axis or 0)
-        multiplied = self.emit(relax.op.multiply(weights, own))
+        own = spread(factors, len(ir.known_shape(layer.weights)), axis or 0)
+        multiplied = self.emit(relax.op.multiply(weights, relax.const(own, "float32")))
         data = self._divided[layer.data]
         return relax.Call(call.op, [data, multiplied], call.attrs, call.ty_args)
-
-    def _spread(self, values: Array, rank: int, axis: int) -> Any:
-        shape = [1] * rank
-        shape[axis] = len(values)
-        return relax.const(values.astype(np.float32).reshape(shape), "float32")
 
 
 def _input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.quantize.points import FloatModel, Layer
     from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import Signature
+    from tvmflow.stages.quantize.calibration import Signature, TappedModel
     from tvmflow.stages.quantize.data import DataSource
 
     Array = np.ndarray[Any, Any]
@@ -219,17 +219,17 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     from tvmflow.stages.quantize.calibration import Signature
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
-    model, signature = _load(context.inputs), Signature(document)
+    signature = Signature(document)
+    start = _list_candidates(settings, _load(context.inputs), signature)
     source = _describe_data(settings, signature, context.inputs)
     calibration = _load_calibration(settings, source, context.inputs)
-    if settings.quantize.activations == "int8":
-        model = _smooth(model, signature, calibration)
-    layers, skipped = _choose_layers(model, settings.quantize.skip)
-    possible = _quantize(settings, model, layers, signature, calibration)
+    candidates = _smooth(settings, start, signature, calibration)
+    possible = _quantize(settings, candidates, calibration)
     evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
     quantization, control = _control(
-        settings, model, layers, possible, signature, calibration, evaluated
+        settings, candidates, possible, signature, calibration, evaluated
     )
+    model, layers = candidates.model, candidates.layers
     quantized = insert(model, layers, quantization)
     facts = import_model.write_model(
         context.out,
@@ -251,7 +251,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         dimensions=facts.dimensions,
         float_bytes=sum(array.nbytes for array in model.params.values()),
         layers=tuple(
-            _describe_layer(place, layer, quantization, skipped, control)
+            _describe_layer(place, layer, quantization, candidates.skipped, control)
             for place, layer in enumerate(layers)
         ),
         samples=len(calibration),
@@ -279,28 +279,126 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
     return fold_model(FloatModel(mod, params, nodes))
 
 
+class _Candidates(NamedTuple):
+    """What may become integers.
+
+    Attributes:
+        model: The float model.
+        layers: Its layers.
+        skipped: The names of those that the recipe skips.
+        floats: The weights of layers, by the variable of each; computed ones are not known.
+        ranged: The tensors that become integers with a range that calibration finds.
+        tapped: The model that also returns each tensor of which something has to be known.
+    """
+
+    model: FloatModel
+    layers: tuple[Layer, ...]
+    skipped: frozenset[str]
+    floats: Mapping[Any, Array]
+    ranged: Sequence[Any]
+    tapped: TappedModel
+
+    @property
+    def chosen(self) -> list[Layer]:
+        """The layers that are not skipped."""
+        return [layer for layer in self.layers if layer.name not in self.skipped]
+
+
+def _list_candidates(
+    settings: QuantizeSettings, model: FloatModel, signature: Signature
+) -> _Candidates:
+    """Return the layers of a model, and what they read.
+
+    Raises:
+        StageError: when there is no layer, or a pattern of the recipe matches none.
+    """
+    from tvmflow.compiler.quantize.insertion import read_weights
+    from tvmflow.compiler.quantize.smoothing import list_smoothable
+    from tvmflow.stages.quantize.calibration import TappedModel
+
+    layers, skipped = _choose_layers(model, settings.quantize.skip)
+    floats = read_weights(model, layers)
+    chosen = [layer for layer in layers if layer.name not in skipped]
+    ranged = _list_ranged(settings, model, chosen, floats)
+    tensors = dict.fromkeys(ranged)
+    if settings.quantize.activations == "int8":
+        tensors |= dict.fromkeys(list_smoothable(model, layers))
+    tensors |= dict.fromkeys(
+        layer.data for layer in chosen if layer.var in floats and _is_grouped(settings, layer)
+    )
+    tapped = TappedModel(model, list(tensors), signature)
+    return _Candidates(
+        model=model, layers=layers, skipped=skipped, floats=floats, ranged=ranged, tapped=tapped
+    )
+
+
+def _list_ranged(
+    settings: QuantizeSettings,
+    model: FloatModel,
+    layers: Sequence[Layer],
+    floats: Mapping[Any, Array],
+) -> list[Any]:
+    """Return the tensors that become integers with a range that is found by calibration."""
+    from tvmflow.compiler.quantize.points import list_sums
+
+    if settings.quantize.activations != "int8":
+        return []
+    sources = dict.fromkeys(
+        layer.source
+        for layer in layers
+        if layer.var in floats and layer.multiplies_bytes and not _is_grouped(settings, layer)
+    )
+    return [*sources, *list_sums(model, layers, sources)]
+
+
+def _is_grouped(settings: QuantizeSettings, layer: Layer) -> bool:
+    """Return whether the weights of a layer share scales in groups."""
+    return settings.quantize.weights == "int4" and layer.operator == "matmul"
+
+
 # So many batches tell which channels are larger than others; ranges are those of all batches.
 _SMOOTHING_BATCHES: Final = 16
 
 
-def _smooth(model: FloatModel, signature: Signature, batches: Sequence[Feed]) -> FloatModel:
+def _smooth(
+    settings: QuantizeSettings,
+    candidates: _Candidates,
+    signature: Signature,
+    batches: Sequence[Feed],
+) -> _Candidates:
     """Return the same model with differences between channels moved from data into weights."""
-    from tvmflow.compiler.quantize.insertion import read_weights
-    from tvmflow.compiler.quantize.points import list_layers
+    from tvmflow.compiler import ir
     from tvmflow.compiler.quantize.smoothing import (
         channel_axis,
         find_factors,
         list_smoothable,
         smooth,
+        spread,
     )
     from tvmflow.stages.quantize.calibration import collect_sizes
 
-    layers = list_layers(model)
-    smoothable = list_smoothable(model, layers)
+    model = candidates.model
+    smoothable = list_smoothable(model, candidates.layers)
+    if settings.quantize.activations != "int8" or not smoothable:
+        return candidates
     axes = {var: channel_axis(own[0]) for var, own in smoothable.items()}
-    largest = collect_sizes(model, axes, signature, batches[:_SMOOTHING_BATCHES]) if axes else {}
-    factors = find_factors(model, smoothable, read_weights(model, layers), largest)
-    return smooth(model, smoothable, factors) if factors else model
+    largest = collect_sizes(candidates.tapped, axes, batches[:_SMOOTHING_BATCHES])
+    factors = find_factors(model, smoothable, candidates.floats, largest)
+    if not factors:
+        return candidates
+    changed = _list_candidates(settings, smooth(model, smoothable, factors), signature)
+    inverses = {
+        var: spread(1 / own, len(ir.known_shape(var)), axes[var]) for var, own in factors.items()
+    }
+    pairs = [
+        *zip(candidates.ranged, changed.ranged, strict=True),
+        *(
+            (ours.data, theirs.data)
+            for ours, theirs in zip(candidates.layers, changed.layers, strict=True)
+        ),
+    ]
+    origins = {theirs: (ours, inverses.get(ours)) for ours, theirs in pairs}
+    return changed._replace(tapped=candidates.tapped.follow(origins))
 
 
 def _choose_layers(
@@ -367,58 +465,37 @@ def _load_calibration(
 
 
 def _quantize(
-    settings: QuantizeSettings,
-    model: FloatModel,
-    layers: Sequence[Layer],
-    signature: Signature,
-    batches: Sequence[Feed],
+    settings: QuantizeSettings, candidates: _Candidates, batches: Sequence[Feed]
 ) -> Quantization:
     """Return the integers of a model.
 
     Raises:
         StageError: when a tensor has no range.
     """
-    from tvmflow.compiler.quantize.insertion import (
-        LayerWeights,
-        Quantization,
-        read_weights,
-        round_weights,
-    )
-    from tvmflow.compiler.quantize.points import Integers, list_joined, list_sums
+    from tvmflow.compiler.quantize.insertion import Quantization, round_weights
+    from tvmflow.compiler.quantize.points import Integers, list_joined
     from tvmflow.compiler.quantize.weights import Groups, error_of
 
-    chosen = [
-        layer
-        for layer in layers
-        if not any(fnmatchcase(layer.name, pattern) for pattern in settings.quantize.skip)
-    ]
-    weights: dict[Any, LayerWeights | GroupedIntegers] = {}
-    errors: dict[Any, float] = {}
-    floats = read_weights(model, chosen)
+    floats, chosen = candidates.floats, candidates.chosen
     is_dynamic = settings.quantize.activations == "dynamic"
-    if settings.quantize.weights == "int4":
-        products = [layer for layer in chosen if layer.operator == "matmul" and layer.var in floats]
-        groups = Groups(size=settings.quantize.group_size)
-        grouped = _round_groups(model, products, floats, groups, signature, batches)
-        errors = {var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()}
-        weights |= grouped
-    for layer in chosen:
-        is_possible = layer.var in floats and layer.var not in weights
-        if is_possible and (not is_dynamic or _multiplies_dynamically(layer)):
+    known = [layer for layer in chosen if layer.var in floats]
+    products = [layer for layer in known if _is_grouped(settings, layer)]
+    grouped = _round_groups(
+        candidates, products, Groups(size=settings.quantize.group_size), batches
+    )
+    weights: dict[Any, LayerWeights | GroupedIntegers] = {**grouped}
+    for layer in known:
+        if layer.var not in grouped and (not is_dynamic or _multiplies_dynamically(layer)):
             weights[layer.var] = round_weights(floats[layer.var], layer.axis)
     integers = Integers(settings.integers)
-    data: dict[Any, DataScale] = {}
-    if settings.quantize.activations == "int8":
-        sources = dict.fromkeys(
-            layer.source
-            for layer in chosen
-            if isinstance(weights.get(layer.var), LayerWeights) and layer.multiplies_bytes
-        )
-        tensors = [*sources, *list_sums(model, chosen, sources)]
-        data = _find_scales(model, tensors, signature, batches, integers, settings.quantize.method)
-        data |= {part: data[whole] for part, whole in list_joined(model, data).items()}
+    data = _find_scales(candidates, batches, integers, settings.quantize.method)
+    data |= {part: data[whole] for part, whole in list_joined(candidates.model, data).items()}
     return Quantization(
-        integers=integers, weights=weights, data=data, dynamic=is_dynamic, errors=errors
+        integers=integers,
+        weights=weights,
+        data=data,
+        dynamic=is_dynamic,
+        errors={var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()},
     )
 
 
@@ -428,11 +505,9 @@ def _multiplies_dynamically(layer: Layer) -> bool:
 
 
 def _round_groups(
-    model: FloatModel,
+    candidates: _Candidates,
     layers: Sequence[Layer],
-    floats: Mapping[Any, Array],
     groups: Groups,
-    signature: Signature,
     batches: Sequence[Feed],
 ) -> dict[Any, GroupedIntegers]:
     """Return the weights of matrix products in groups, rounded so that calibration data lose least."""
@@ -440,29 +515,28 @@ def _round_groups(
     from tvmflow.stages.quantize.calibration import collect_products
 
     sources = dict.fromkeys(layer.data for layer in layers) if len(batches) else {}
-    products = collect_products(model, list(sources), signature, batches, groups.size)
+    products = collect_products(candidates.tapped, list(sources), batches, groups.size)
     return {
-        layer.var: round_groups(floats[layer.var].T, groups, products.get(layer.data))
+        layer.var: round_groups(candidates.floats[layer.var].T, groups, products.get(layer.data))
         for layer in layers
     }
 
 
 def _find_scales(
-    model: FloatModel,
-    tensors: Sequence[Any],
-    signature: Signature,
+    candidates: _Candidates,
     batches: Sequence[Feed],
     integers: Any,
     method: Any,
 ) -> dict[Any, DataScale]:
-    """Return the scale of each tensor, by its values on calibration data."""
+    """Return the scale of each tensor that needs one, by its values on calibration data."""
     from tvmflow.compiler.quantize.insertion import DataScale
     from tvmflow.compiler.quantize.ranges import choose_range, scale_of
     from tvmflow.stages.quantize.calibration import collect_histograms
 
     kind = (8, integers.signed, integers.symmetric)
     scales = {}
-    for var, histogram in collect_histograms(model, tensors, signature, batches).items():
+    histograms = collect_histograms(candidates.tapped, candidates.ranged, batches)
+    for var, histogram in histograms.items():
         if histogram.not_finite:
             raise StageError(
                 f"the float model computes NaN or infinity on calibration data (tensor {var.name})",
@@ -486,8 +560,7 @@ class Control(NamedTuple):
 
 def _control(
     settings: QuantizeSettings,
-    model: FloatModel,
-    layers: Sequence[Layer],
+    candidates: _Candidates,
     possible: Quantization,
     signature: Signature,
     calibration: Sequence[Feed],
@@ -495,14 +568,23 @@ def _control(
 ) -> tuple[Quantization, Control]:
     """Choose the layers by what they cost on `verify.data`, or on the calibration data.
 
+    What each layer costs alone is measured where all of them together are not within the limits.
+
     Raises:
         StageError: when no choice is within the limits.
     """
     from tvmflow.compiler.quantize.insertion import insert, keep_layers
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import SwitchedModel
-    from tvmflow.stages.quantize.control import Evaluation, Limits, choose_layers
+    from tvmflow.stages.quantize.control import (
+        Cost,
+        Evaluation,
+        Limits,
+        choose_layers,
+        find_useless,
+    )
 
+    model, layers = candidates.model, candidates.layers
     batches = cast("Sequence[dict[str, Array]]", calibration)
     data = evaluated or Samples(batches, len(batches), None, 0)
     limits = Limits(settings.quantize.max_accuracy_drop, settings.quantize.max_error)
@@ -513,34 +595,45 @@ def _control(
         )
     if not len(data.batches):
         return possible, Control()
-    switched = SwitchedModel(model, layers, possible, signature)
+    switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
     evaluation = Evaluation(switched, data, signature.outputs[0].name)
+
+    def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
+        quantization = keep_layers(model, layers, possible, chosen)
+        library = signature.compile(insert(model, layers, quantization))
+        return quantization, evaluation.compare(library.run)
+
     names = {
         place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
     }
     gains = _estimate_gains(settings, model, layers)
-    wanted = limits
-    for _ in range(_TRIES):
+    reasons: Mapping[int, str] = find_useless(names, gains)
+    damage: Mapping[int, float] = {}
+    chosen = tuple(place for place in names if place not in reasons)
+    quantization, cost = evaluate(chosen)
+    wanted, tries = limits, 0
+    while not limits.hold(cost):
+        if tries == _TRIES:
+            raise StageError(
+                f"the limits cannot be held: the best choice of layers costs {cost.describe(limits)}",
+                fix="allow more, provide more and other calibration data, or leave `quantize` out",
+            )
+        tries += 1
         choice = choose_layers(evaluation, names, wanted, gains)
-        quantization = keep_layers(model, layers, possible, choice.chosen)
+        reasons, damage = choice.reasons, choice.damage
+        if choice.chosen != chosen:
+            chosen = choice.chosen
+            quantization, cost = evaluate(chosen)
         # what shares a tensor with a layer reads integers too, which is not emulated
-        cost = evaluation.compare(signature.compile(insert(model, layers, quantization)).run)
-        if limits.hold(cost):
-            break
         wanted = wanted.tighten(choice.cost, cost)
-    else:
-        raise StageError(
-            f"the limits cannot be held: the best choice of layers costs {cost.describe(limits)}",
-            fix="allow more, provide more and other calibration data, or leave `quantize` out",
-        )
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
     return quantization, Control(
         error=cost.error,
         float_accuracy=before,
         accuracy=after,
-        damage=choice.damage,
-        reasons=choice.reasons,
+        damage=damage,
+        reasons=reasons,
         gains=gains,
     )
 

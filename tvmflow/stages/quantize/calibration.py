@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final
 
 import numpy as np
@@ -90,29 +91,97 @@ class Signature:
         return Module(program, signature, {})
 
 
-def collect_histograms(
-    model: FloatModel, tensors: Sequence[Any], signature: Signature, batches: Sequence[Feed]
-) -> dict[Any, Histogram]:
-    """Return the histogram of each tensor over all batches.
+class TappedModel:
+    """A float model that also returns inner tensors, compiled once for all that is asked of them.
+
+    Tensors that take much memory are watched in groups, each by a library of its own, of which one is kept.
 
     Args:
         model: The float model.
         tensors: Variables of its `main`.
         signature: Its inputs and outputs.
-        batches: Its inputs; one at a time is in memory where they are made when they are asked for.
     """
+
+    def __init__(self, model: FloatModel, tensors: Sequence[Any], signature: Signature) -> None:
+        self._model, self._signature = model, signature
+        self._inputs = {var: str(var.name) for var in model.main.params}
+        self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
+        self._held: tuple[int, Module] | None = None
+        self._origins: dict[Any, tuple[Any, Array | None]] = {}
+
+    def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> TappedModel:
+        """Return the same library for a model with the same outputs.
+
+        Args:
+            origins: For each tensor of that model the one of this model that it is a product of, and the factors; None
+                for the same one.
+        """
+        following = copy(self)
+        following._origins = dict(origins)
+        return following
+
+    def run(self, feed: Feed) -> dict[str, Array]:
+        """Return the outputs of the model."""
+        results = (self._held[1] if self._held else self._compile(0)).run(dict(feed))
+        return {spec.name: results[spec.name] for spec in self._signature.outputs}
+
+    def iterate_values(
+        self, tensors: Collection[Any], batches: Sequence[Feed]
+    ) -> Iterator[tuple[Any, Array]]:
+        """Give the values of some of the tensors for each batch; one batch at a time is in memory."""
+        wanted = {}
+        for var in tensors:
+            origin, factors = self._origins.get(var, (var, None))
+            wanted[origin] = var, factors
+        for origin, values in self._iterate(wanted, batches):
+            var, factors = wanted[origin]
+            yield var, values if factors is None else values * factors
+
+    def _iterate(
+        self, tensors: Collection[Any], batches: Sequence[Feed]
+    ) -> Iterator[tuple[Any, Array]]:
+        for var in tensors:
+            if (name := self._inputs.get(var)) is not None:
+                own = _input_name(self._model, name, self._signature)
+                for index in range(len(batches)):
+                    yield var, batches[index][own]
+        for place, group in enumerate(self._groups):
+            names = {name: var for name, var in _name_tensors(group) if var in tensors}
+            if not names:
+                continue
+            tapped = self._compile(place)
+            for index in range(len(batches)):
+                results = tapped.run(dict(batches[index]))
+                for name, var in names.items():
+                    yield var, results[name]
+
+    def _compile(self, place: int) -> Module:
+        """Return the library that watches a group of tensors."""
+        if self._held is None or self._held[0] != place:
+            self._held = None
+            group = self._groups[place]
+            specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
+            module = self._signature.compile(tap(self._model, group), outputs=specs)
+            self._held = place, module
+        return self._held[1]
+
+
+def collect_histograms(
+    tapped: TappedModel, tensors: Sequence[Any], batches: Sequence[Feed]
+) -> dict[Any, Histogram]:
+    """Return the histogram of each tensor over all batches."""
     histograms = {var: Histogram() for var in tensors}
-    for var, values in _iterate_values(model, tensors, signature, batches):
+    for var, values in tapped.iterate_values(histograms, batches):
         histograms[var].add(values)
     return histograms
 
 
 def collect_sizes(
-    model: FloatModel, axes: Mapping[Any, int], signature: Signature, batches: Sequence[Feed]
+    tapped: TappedModel, axes: Mapping[Any, int], batches: Sequence[Feed]
 ) -> dict[Any, Array]:
     """Return the largest absolute value in each channel of each tensor, whose channels are along an axis."""
     largest: dict[Any, Array] = {}
-    for var, values in _iterate_values(model, list(axes), signature, batches):
+    for var, values in tapped.iterate_values(axes, batches):
         moved = np.moveaxis(values, axes[var], 0)
         sizes = np.abs(moved.reshape(len(moved), -1)).max(axis=1, initial=0.0)
         largest[var] = np.maximum(largest[var], sizes) if var in largest else sizes
@@ -120,37 +189,18 @@ def collect_sizes(
 
 
 def collect_products(
-    model: FloatModel,
-    tensors: Sequence[Any],
-    signature: Signature,
-    batches: Sequence[Feed],
-    size: int,
+    tapped: TappedModel, tensors: Sequence[Any], batches: Sequence[Feed], size: int
 ) -> dict[Any, InputProducts]:
     """Return the products of each tensor's last axis over all batches, for groups of some size."""
     depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
     products = {var: InputProducts(int(depth), size) for var, depth in depths.items()}
-    for var, values in _iterate_values(model, list(products), signature, batches):
+    for var, values in tapped.iterate_values(products, batches):
         products[var].add(values)
     return products
 
 
-def _iterate_values(
-    model: FloatModel, tensors: Sequence[Any], signature: Signature, batches: Sequence[Feed]
-) -> Iterator[tuple[Any, Array]]:
-    """Give the values of each tensor for each batch."""
-    inputs = {var: str(var.name) for var in model.main.params}
-    for var in tensors:
-        if (name := inputs.get(var)) is not None:
-            for index in range(len(batches)):
-                yield var, batches[index][_input_name(model, name, signature)]
-    for group in _divide([var for var in tensors if var not in inputs]):
-        names = {f"{_TAPPED}{place}": var for place, var in enumerate(group)}
-        specs = [_spec_of(name, var) for name, var in names.items()]
-        tapped = signature.compile(tap(model, group), outputs=specs)
-        for index in range(len(batches)):
-            results = tapped.run(dict(batches[index]))
-            for name, var in names.items():
-                yield var, results[name]
+def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(f"{_TAPPED}{place}", var) for place, var in enumerate(group)]
 
 
 def _input_name(model: FloatModel, name: str, signature: Signature) -> str:
@@ -200,13 +250,17 @@ def tap(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
 
 
 class SwitchedModel:
-    """A float model, compiled once, whose layers can each be computed with integers instead.
+    """A float model whose layers can each be computed with integers instead.
 
     Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits on
-    every machine of an architecture.
+    every machine of an architecture. What computes both is compiled when layers are first chosen.
 
-    Attributes:
+    Args:
+        model: The float model.
         layers: The layers that can be chosen, in order.
+        quantization: Their integers.
+        signature: The model's inputs and outputs.
+        run_float: Computes the outputs of the float model.
     """
 
     def __init__(
@@ -215,14 +269,20 @@ class SwitchedModel:
         layers: Sequence[Layer],
         quantization: Quantization,
         signature: Signature,
+        run_float: Callable[[Feed], dict[str, Array]],
     ) -> None:
-        self.layers = tuple(layers)
-        both = insert(model, layers, quantization, with_switches=True)
-        switches = TensorSpec(SWITCHES, (len(layers),), "float32")
-        self._module = signature.compile(both, inputs=[switches])
+        self._model, self._layers, self._quantization = model, tuple(layers), quantization
+        self._signature, self._run_float = signature, run_float
+        self._module: Module | None = None
 
     def run(self, feed: Feed, chosen: Collection[int]) -> dict[str, Array]:
-        """Return the outputs where some layers, by their places in `layers`, are computed with integers."""
-        switches = np.zeros(len(self.layers), np.float32)
-        switches[list(chosen)] = 1
-        return self._module.run({**feed, SWITCHES: switches})
+        """Return the outputs where some layers, by their places, are computed with integers."""
+        if not chosen:
+            return self._run_float(feed)
+        if self._module is None:
+            both = insert(self._model, self._layers, self._quantization, with_switches=True)
+            switches = TensorSpec(SWITCHES, (len(self._layers),), "float32")
+            self._module = self._signature.compile(both, inputs=[switches])
+        choice = np.zeros(len(self._layers), np.float32)
+        choice[list(chosen)] = 1
+        return self._module.run({**feed, SWITCHES: choice})

@@ -111,6 +111,8 @@ def test_a_layer_that_loses_the_accuracy_is_put_back_and_named(
     everything = _quantize(imported, tmp_path, method="minmax")
     assert (everything.float_accuracy, len(everything.layers)) == (1.0, 3)
     assert everything.accuracy is not None and everything.accuracy < 0.8
+    # without limits nothing is measured alone
+    assert all(layer.damage is None for layer in everything.layers)
     facts = _quantize(imported, tmp_path, method="minmax", max_accuracy_drop=5)
     found = [(layer.name, layer.weight_bits, layer.reason) for layer in facts.layers]
     assert found == [
@@ -119,6 +121,7 @@ def test_a_layer_that_loses_the_accuracy_is_put_back_and_named(
         ("last", 8, ""),
     ]
     assert facts.accuracy is not None and facts.accuracy >= 0.95
+    assert None not in [layer.damage for layer in facts.layers]
     worst = max(facts.layers, key=lambda layer: layer.damage or 0)
     assert worst.name == "poisoned" and (worst.damage or 0) > 0.1
     text = "\n".join(quantize.describe(facts, None))  # type: ignore[arg-type]

@@ -25,6 +25,7 @@ from tvmflow.recipe.verify import Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.stages.quantize import QuantizeFacts, calibration
+from tvmflow.stages.quantize.calibration import Signature, TappedModel
 from tvmflow.targets.resolve import ResolvedTarget
 
 VNNI = ResolvedTarget(
@@ -143,6 +144,35 @@ def test_threads_do_not_matter(
     for name in (import_model.MODEL, import_model.PARAMS):
         once, again = (tmp_path / f"of{threads}" / name for threads in (1, 3))
         assert once.read_bytes() == again.read_bytes()
+
+
+@pytest.mark.slow
+def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> None:
+    """They are those of the float model times powers of two, as the smoothed model computes them."""
+    weights = {name: RNG.normal(0, 0.3, (16, 16)) for name in ("w0", "w1")}
+    weights |= {"gain": np.where(np.arange(16) == 3, 100.0, 1.0), "shift": np.zeros(16)}
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gain", "shift"], ["n"], "norm"),
+        helper.make_node("MatMul", ["n", "w0"], ["a"], "query"),
+        helper.make_node("MatMul", ["a", "w1"], ["y"], "key"),
+    ]
+    arrays = {name: array.astype(np.float32) for name, array in weights.items()}
+    made = model(nodes, [value("x", [4, 16])], [value("y", [4, 16])], arrays)
+    imported = import_files(save(made, tmp_path), tmp_path / "import")
+    settings = parse_settings(quantize.run, settings_of())
+    signature = Signature(json.loads(imported["import/signature.json"].read_text()))
+    plain = quantize._list_candidates(settings, quantize._load(imported), signature)
+    batches = [{"x": RNG.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
+    smoothed = quantize._smooth(settings, plain, signature, batches)
+    assert smoothed is not plain
+    own = TappedModel(smoothed.model, smoothed.ranged, signature)
+    for tensors in zip(
+        own.iterate_values(smoothed.ranged, batches),
+        smoothed.tapped.iterate_values(smoothed.ranged, batches),
+        strict=True,
+    ):
+        (var, expected), (same, values) = tensors
+        assert var.same_as(same) and np.array_equal(expected, values)
 
 
 @pytest.mark.slow
