@@ -30,6 +30,10 @@ SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""
 
 
+CORRECTED: Final = "tvmflow.corrected"
+"""The input of a model whose corrections can be left out: 1 to add them, 0 to leave them out."""
+
+
 class LayerWeights(NamedTuple):
     """The weights of a layer as integers.
 
@@ -68,6 +72,7 @@ class Quantization:
         data: The scales of the tensors that are integers; those of layers that are not among them stay float.
         dynamic: Whether each call computes the scale of a layer's data instead.
         errors: The error of weights in groups, by the variable of the layer.
+        corrections: What is added to the results of layers, by the variable of each.
     """
 
     integers: Integers
@@ -75,6 +80,7 @@ class Quantization:
     data: Mapping[Any, DataScale]
     dynamic: bool = False
     errors: Mapping[Any, float] = field(default_factory=dict)
+    corrections: Mapping[Any, Array] = field(default_factory=dict)
 
     def has_integer_data(self, layer: Layer) -> bool:
         """Return whether a layer multiplies integers with integers."""
@@ -121,6 +127,11 @@ def keep_layers(
         quantization,
         weights={layer.var: quantization.weights[layer.var] for layer in kept},
         data={var: scale for var, scale in quantization.data.items() if var in tensors},
+        corrections={
+            layer.var: quantization.corrections[layer.var]
+            for layer in kept
+            if layer.var in quantization.corrections
+        },
     )
 
 
@@ -130,6 +141,7 @@ def insert(
     quantization: Quantization,
     *,
     with_switches: bool = False,
+    can_leave_corrections: bool = False,
 ) -> FloatModel:
     """Return a model in which layers read integers.
 
@@ -138,6 +150,7 @@ def insert(
         layers: Its layers; those without weights in `quantization` stay as they are.
         quantization: The integers.
         with_switches: Whether each layer is computed in both ways, and the input `SWITCHES`, which comes last, chooses.
+        can_leave_corrections: Whether the input `CORRECTED`, which comes last, says that corrections are added.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
     names = {str(var.name) for var in model.main.params}
@@ -151,13 +164,18 @@ def insert(
             params[layer.var].append(var)
             own[str(var.name)] = array
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
-    mod = _add_parameters(
-        model.mod, [switches] if with_switches else [], list(chain(*params.values()))
-    )
+    corrected = relax.Var(CORRECTED, relax.TensorType([1], "float32"))
+    inputs = [
+        *([switches] if with_switches else []),
+        *([corrected] if can_leave_corrections else []),
+    ]
+    mod = _add_parameters(model.mod, inputs, list(chain(*params.values())))
     marks.mark_bindings(mod)
     places = {layer.var: place for place, layer in enumerate(layers)}
     mod = rewrite_main(
-        mod, _Inserter, changed, params, quantization, places, switches if with_switches else None
+        *(mod, _Inserter, changed, params, quantization, places),
+        switches if with_switches else None,
+        corrected if can_leave_corrections else None,
     )
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = _remove_unused(mod)
@@ -218,11 +236,12 @@ class _Inserter(MainRewriter):
         quantization: Quantization,
         places: Mapping[Any, int],
         switches: Any,
+        corrected: Any,
     ) -> None:
         super().__init__(mod)
         self._layers = {self.flow.values[layer.var]: layer for layer in layers}
         self._params, self._quantization = params, quantization
-        self._places, self._switches = places, switches
+        self._places, self._switches, self._corrected = places, switches, corrected
         self._converted: dict[Any, Any] = {}
         self._moved: dict[Any, Any] = {}
         self._dynamic: dict[Any, tuple[Any, Any]] = {}
@@ -261,12 +280,20 @@ class _Inserter(MainRewriter):
         product = relax.Call(call.op, [data, real], call.attrs, call.ty_args)
         if factor is not None:
             product = relax.op.multiply(self.emit(product), factor)
+        if (correction := self._quantization.corrections.get(layer.var)) is not None:
+            product = relax.op.add(self.emit(product), self._emit_correction(correction))
         if self._switches is None:
             return product
         place = self._places[layer.var]
         own = self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
         difference = relax.op.subtract(self.emit(product), exact := self.emit(rewritten))
         return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
+
+    def _emit_correction(self, correction: Array) -> Any:
+        constant = relax.const(correction, "float32")
+        if self._corrected is None:
+            return constant
+        return self.emit(relax.op.multiply(constant, self._corrected))
 
     def _convert_weights(self, layer: Layer) -> Any:
         """Emit what the integers of a layer's weights stand for."""

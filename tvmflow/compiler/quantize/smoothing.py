@@ -96,7 +96,7 @@ def smooth(
     return model._replace(mod=mod, nodes=take_nodes(mod, model.nodes))
 
 
-def spread(values: Array, rank: int, axis: int) -> Array:
+def broadcast(values: Array, rank: int, axis: int) -> Array:
     """Return factors in the shape that multiplies an axis of a tensor."""
     shape = [1] * rank
     shape[axis] = len(values)
@@ -117,11 +117,11 @@ class _Smoother(MainRewriter):
         factors = self._factors[layer.data]
         if layer.data not in self._divided:
             rank = len(ir.known_shape(layer.data))
-            inverse = relax.const(spread(1 / factors, rank, channel_axis(layer)), "float32")
+            inverse = relax.const(broadcast(1 / factors, rank, channel_axis(layer)), "float32")
             self._divided[layer.data] = self.emit(relax.op.multiply(rewritten.args[0], inverse))
         weights = rewritten.args[1]
         axis = _input_axis(layer, self.flow)
-        own = spread(factors, len(ir.known_shape(layer.weights)), axis or 0)
+        own = broadcast(factors, len(ir.known_shape(layer.weights)), axis or 0)
         multiplied = self.emit(relax.op.multiply(weights, relax.const(own, "float32")))
         data = self._divided[layer.data]
         return relax.Call(call.op, [data, multiplied], call.attrs, call.ty_args)

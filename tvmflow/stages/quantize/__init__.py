@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -36,16 +38,17 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
-    from tvmflow.compiler.quantize.points import FloatModel, Layer
+    from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
     from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import Signature, TappedModel
+    from tvmflow.stages.quantize.calibration import ModelTaps, Signature
     from tvmflow.stages.quantize.data import DataSource
 
     Array = np.ndarray[Any, Any]
     Feed = Mapping[str, Array]
 
 NAME: Final = "quantize"
+_log = logging.getLogger(__name__)
 
 
 def _is_needed(recipe: Recipe) -> bool:
@@ -53,7 +56,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=1,
+    version=2,
     scope="machine",
     needs={
         "import": (
@@ -280,7 +283,7 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
 
 
 class _Candidates(NamedTuple):
-    """What may become integers.
+    """A float model, and the layers and tensors of it that may become integers.
 
     Attributes:
         model: The float model.
@@ -296,7 +299,7 @@ class _Candidates(NamedTuple):
     skipped: frozenset[str]
     floats: Mapping[Any, Array]
     ranged: Sequence[Any]
-    tapped: TappedModel
+    tapped: ModelTaps
 
     @property
     def chosen(self) -> list[Layer]:
@@ -314,19 +317,22 @@ def _list_candidates(
     """
     from tvmflow.compiler.quantize.insertion import read_weights
     from tvmflow.compiler.quantize.smoothing import list_smoothable
-    from tvmflow.stages.quantize.calibration import TappedModel
+    from tvmflow.stages.quantize.calibration import ModelTaps
 
     layers, skipped = _choose_layers(model, settings.quantize.skip)
     floats = read_weights(model, layers)
     chosen = [layer for layer in layers if layer.name not in skipped]
     ranged = _list_ranged(settings, model, chosen, floats)
     tensors = dict.fromkeys(ranged)
-    if settings.quantize.activations == "int8":
+    has_ranges = settings.quantize.activations == "int8"
+    if has_ranges:
         tensors |= dict.fromkeys(list_smoothable(model, layers))
     tensors |= dict.fromkeys(
-        layer.data for layer in chosen if layer.var in floats and _is_grouped(settings, layer)
+        layer.data
+        for layer in chosen
+        if layer.var in floats and (has_ranges or _is_grouped(settings, layer))
     )
-    tapped = TappedModel(model, list(tensors), signature)
+    tapped = ModelTaps(model, list(tensors), signature)
     return _Candidates(
         model=model, layers=layers, skipped=skipped, floats=floats, ranged=ranged, tapped=tapped
     )
@@ -369,11 +375,11 @@ def _smooth(
     """Return the same model with differences between channels moved from data into weights."""
     from tvmflow.compiler import ir
     from tvmflow.compiler.quantize.smoothing import (
+        broadcast,
         channel_axis,
         find_factors,
         list_smoothable,
         smooth,
-        spread,
     )
     from tvmflow.stages.quantize.calibration import collect_sizes
 
@@ -388,7 +394,7 @@ def _smooth(
         return candidates
     changed = _list_candidates(settings, smooth(model, smoothable, factors), signature)
     inverses = {
-        var: spread(1 / own, len(ir.known_shape(var)), axes[var]) for var, own in factors.items()
+        var: broadcast(1 / own, len(ir.known_shape(var)), axes[var]) for var, own in factors.items()
     }
     pairs = [
         *zip(candidates.ranged, changed.ranged, strict=True),
@@ -496,7 +502,48 @@ def _quantize(
         data=data,
         dynamic=is_dynamic,
         errors={var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()},
+        corrections=_find_corrections(candidates, weights, data, integers, batches),
     )
+
+
+# So many batches tell the means of channels.
+_MEAN_BATCHES: Final = 64
+
+
+def _find_corrections(
+    candidates: _Candidates,
+    weights: Mapping[Any, LayerWeights | GroupedIntegers],
+    data: Mapping[Any, DataScale],
+    integers: Integers,
+    batches: Sequence[Feed],
+) -> dict[Any, Array]:
+    """Return what takes the mean error of each layer back, by the variable of the layer."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.quantize.bias_correction import find_correction
+    from tvmflow.compiler.quantize.insertion import LayerWeights
+    from tvmflow.compiler.quantize.smoothing import channel_axis
+    from tvmflow.stages.quantize.calibration import collect_means
+
+    rounded = {var: own for var, own in weights.items() if isinstance(own, LayerWeights)}
+    layers = [
+        layer
+        for layer in candidates.layers
+        if layer.var in rounded and layer.source in data
+        if ir.shape_of(layer.var) and ir.shape_of(layer.data)
+    ]
+    scales = {(layer.data, channel_axis(layer)): data[layer.source] for layer in layers}
+    means = collect_means(candidates.tapped, scales, integers, batches[:_MEAN_BATCHES])
+    flow = ir.DataFlow(candidates.model.main)
+    return {
+        layer.var: find_correction(
+            layer,
+            flow.values[layer.var],
+            candidates.floats[layer.var],
+            rounded[layer.var],
+            means[layer.data, channel_axis(layer)],
+        )
+        for layer in layers
+    }
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:
@@ -573,15 +620,15 @@ def _control(
     Raises:
         StageError: when no choice is within the limits.
     """
-    from tvmflow.compiler.quantize.insertion import insert, keep_layers
+    from tvmflow.compiler.quantize.insertion import keep_layers
     from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import SwitchedModel
+    from tvmflow.stages.quantize.calibration import CorrectedModel, SwitchedModel
     from tvmflow.stages.quantize.control import (
         Cost,
         Evaluation,
         Limits,
         choose_layers,
-        find_useless,
+        find_reasons,
     )
 
     model, layers = candidates.model, candidates.layers
@@ -600,14 +647,22 @@ def _control(
 
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
-        library = signature.compile(insert(model, layers, quantization))
-        return quantization, evaluation.compare(library.run)
+        library = CorrectedModel(model, layers, quantization, signature)
+        plain = evaluation.compare(lambda feed: library.run(feed, False))
+        if not quantization.corrections:
+            return quantization, plain
+        corrected = evaluation.compare(lambda feed: library.run(feed, True))
+        costs = [(not limits.hold(cost), cost.error) for cost in (corrected, plain)]
+        _log.debug("error %.4f with corrected means, %.4f without", costs[0][1], costs[1][1])
+        if costs[0] < costs[1]:
+            return quantization, corrected
+        return replace(quantization, corrections={}), plain
 
     names = {
         place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
     }
     gains = _estimate_gains(settings, model, layers)
-    reasons: Mapping[int, str] = find_useless(names, gains)
+    reasons: Mapping[int, str] = find_reasons(names, gains)
     damage: Mapping[int, float] = {}
     chosen = tuple(place for place in names if place not in reasons)
     quantization, cost = evaluate(chosen)

@@ -15,8 +15,15 @@ from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
-from tvmflow.compiler.quantize.insertion import SWITCHES, Quantization, insert
-from tvmflow.compiler.quantize.points import FloatModel, Layer
+from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means
+from tvmflow.compiler.quantize.insertion import (
+    CORRECTED,
+    SWITCHES,
+    DataScale,
+    Quantization,
+    insert,
+)
+from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.ranges import Histogram
 from tvmflow.compiler.quantize.weights import InputProducts
 from tvmflow.core.errors import StageError
@@ -91,7 +98,7 @@ class Signature:
         return Module(program, signature, {})
 
 
-class TappedModel:
+class ModelTaps:
     """A float model that also returns inner tensors, compiled once for all that is asked of them.
 
     Tensors that take much memory are watched in groups, each by a library of its own, of which one is kept.
@@ -109,7 +116,7 @@ class TappedModel:
         self._held: tuple[int, Module] | None = None
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
-    def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> TappedModel:
+    def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelTaps:
         """Return the same library for a model with the same outputs.
 
         Args:
@@ -167,7 +174,7 @@ class TappedModel:
 
 
 def collect_histograms(
-    tapped: TappedModel, tensors: Sequence[Any], batches: Sequence[Feed]
+    tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed]
 ) -> dict[Any, Histogram]:
     """Return the histogram of each tensor over all batches."""
     histograms = {var: Histogram() for var in tensors}
@@ -177,7 +184,7 @@ def collect_histograms(
 
 
 def collect_sizes(
-    tapped: TappedModel, axes: Mapping[Any, int], batches: Sequence[Feed]
+    tapped: ModelTaps, axes: Mapping[Any, int], batches: Sequence[Feed]
 ) -> dict[Any, Array]:
     """Return the largest absolute value in each channel of each tensor, whose channels are along an axis."""
     largest: dict[Any, Array] = {}
@@ -189,7 +196,7 @@ def collect_sizes(
 
 
 def collect_products(
-    tapped: TappedModel, tensors: Sequence[Any], batches: Sequence[Feed], size: int
+    tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed], size: int
 ) -> dict[Any, InputProducts]:
     """Return the products of each tensor's last axis over all batches, for groups of some size."""
     depths = {var: sizes[-1] for var in tensors if (sizes := sizes_of(var))}
@@ -197,6 +204,28 @@ def collect_products(
     for var, values in tapped.iterate_values(products, batches):
         products[var].add(values)
     return products
+
+
+def collect_means(
+    tapped: ModelTaps,
+    scales: Mapping[tuple[Any, int], DataScale],
+    integers: Integers,
+    batches: Sequence[Feed],
+) -> dict[tuple[Any, int], Means]:
+    """Return the means of the channels of tensors, by each and the axis of its channels.
+
+    Args:
+        tapped: The float model.
+        scales: The scales of the tensors.
+        integers: The integers that they become.
+        batches: The inputs of the model.
+    """
+    sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
+    for var, values in tapped.iterate_values(dict.fromkeys(var for var, _ in scales), batches):
+        for (other, _), own in sums.items():
+            if other.same_as(var):
+                own.add(values)
+    return {key: own.read_means() for key, own in sums.items()}
 
 
 def _name_tensors(group: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -286,3 +315,25 @@ class SwitchedModel:
         choice = np.zeros(len(self._layers), np.float32)
         choice[list(chosen)] = 1
         return self._module.run({**feed, SWITCHES: choice})
+
+
+class CorrectedModel:
+    """A model of integers, compiled once, whose corrections can be left out."""
+
+    def __init__(
+        self,
+        model: FloatModel,
+        layers: Sequence[Layer],
+        quantization: Quantization,
+        signature: Signature,
+    ) -> None:
+        has_switch = bool(quantization.corrections)
+        inputs = [TensorSpec(CORRECTED, (1,), "float32")] if has_switch else []
+        inserted = insert(model, layers, quantization, can_leave_corrections=has_switch)
+        self._module = signature.compile(inserted, inputs=inputs)
+        self._has_switch = has_switch
+
+    def run(self, feed: Feed, is_corrected: bool) -> dict[str, Array]:
+        """Return the outputs with or without corrections."""
+        own = {CORRECTED: np.array([is_corrected], np.float32)} if self._has_switch else {}
+        return self._module.run({**feed, **own})

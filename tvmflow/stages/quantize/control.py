@@ -212,7 +212,7 @@ def choose_layers(
         StageError: when the limits allow no layer.
     """
     damage = {place: evaluation.measure_alone(place).error for place in names}
-    reasons = find_useless(names, gains)
+    reasons = find_reasons(names, gains)
     useful = [place for place in names if place not in reasons]
     everything = evaluation.measure(useful)
     _log.debug("all %s: %s", count_text(len(useful), "layer"), _describe(everything))
@@ -237,7 +237,7 @@ def choose_layers(
     )
 
 
-def find_useless(places: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
+def find_reasons(places: Collection[int], gains: Mapping[int, float]) -> dict[int, str]:
     """Return why layers stay float that would save nothing."""
     return {place: NOT_FASTER for place in places if gains.get(place, 1.0) <= 0}
 

@@ -25,7 +25,7 @@ from tvmflow.recipe.verify import Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.stages.quantize import QuantizeFacts, calibration
-from tvmflow.stages.quantize.calibration import Signature, TappedModel
+from tvmflow.stages.quantize.calibration import ModelTaps, Signature
 from tvmflow.targets.resolve import ResolvedTarget
 
 VNNI = ResolvedTarget(
@@ -165,7 +165,7 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
     batches = [{"x": RNG.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
     smoothed = quantize._smooth(settings, plain, signature, batches)
     assert smoothed is not plain
-    own = TappedModel(smoothed.model, smoothed.ranged, signature)
+    own = ModelTaps(smoothed.model, smoothed.ranged, signature)
     for tensors in zip(
         own.iterate_values(smoothed.ranged, batches),
         smoothed.tapped.iterate_values(smoothed.ranged, batches),

@@ -1,0 +1,124 @@
+"""Corrects the mean errors of the channels that layers of integers compute.
+
+Rounded weights, and data that are cut off at the ends of their range, shift each channel by a constant on average,
+which the bias takes back: Nagel et al. 2019, Data-free quantization through weight equalization and bias correction
+(arXiv:1906.04721), section 4.2, with the means that calibration measured. Each layer is corrected for its own error,
+on the data of the float model: what the layers before it shift is corrected there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights
+from tvmflow.compiler.quantize.points import Array, Integers, Layer
+
+# Parts of a step in which float data are added up: sums of integers are exact in any order.
+_PARTS: Final = 1 << 12
+# Corrections have so many significant bits, so that other roundings of the data seldom change them.
+_BITS: Final = 12
+
+
+class Means(NamedTuple):
+    """The means of the channels that a layer reads.
+
+    Attributes:
+        exact: Those of the float model.
+        rounded: Those of the integers.
+    """
+
+    exact: Array
+    rounded: Array
+
+
+class ChannelSums:
+    """Sums of the channels of a tensor, as it is and rounded to integers.
+
+    Args:
+        axis: The axis of the channels.
+        scale: The scale of the integers.
+        integers: Their kind.
+    """
+
+    def __init__(self, axis: int, scale: DataScale, integers: Integers) -> None:
+        limits = np.iinfo(integers.dtype)
+        self._axis, self._scale = axis, scale.scale
+        self._low, self._high = limits.min - scale.zero_point, limits.max - scale.zero_point
+        self._count = 0
+        self._floats: Array = np.zeros(1, np.int64)
+        self._integers: Array = np.zeros(1, np.int64)
+
+    def add(self, values: Array) -> None:
+        """Add the values of a batch."""
+        moved = np.moveaxis(values, self._axis, 0)
+        steps = moved.reshape(len(moved), -1).astype(np.float64) / self._scale
+        self._count += steps.shape[1]
+        rounded = np.clip(np.rint(steps), self._low, self._high)
+        self._floats = self._floats + np.rint(steps * _PARTS).astype(np.int64).sum(axis=1)
+        self._integers = self._integers + rounded.astype(np.int64).sum(axis=1)
+
+    def read_means(self) -> Means:
+        """Return the mean of each channel."""
+        factor = self._scale / max(self._count, 1)
+        return Means(self._floats / _PARTS * factor, self._integers * factor)
+
+
+def find_correction(
+    layer: Layer, call: Any, weights: Array, rounded: LayerWeights, means: Means
+) -> Array:
+    """Return what is added to the result of a layer, in a shape that broadcasts to it.
+
+    Args:
+        layer: The layer.
+        call: Its convolution or matrix product.
+        weights: Its float weights.
+        rounded: Its integers.
+        means: The means of its data.
+    """
+    shape = [1] * weights.ndim
+    shape[layer.axis] = -1
+    real = rounded.integers.astype(np.float64) * rounded.scales.astype(np.float64).reshape(shape)
+    if layer.operator == "matmul":
+        pairs = real * means.rounded[:, None], weights * means.exact[:, None]
+        return _round(-_sum_rows((pairs[0] - pairs[1]).T))
+    channels = _list_inputs(weights, int(call.attrs.groups))
+    parts = _find_covered_parts(call, weights.shape[2:])
+    error = real * means.rounded[channels][:, :, None, None]
+    error -= weights * means.exact[channels][:, :, None, None]
+    return _round(-_sum_rows(error * parts)).reshape(1, -1, 1, 1)
+
+
+def _list_inputs(weights: Array, groups: int) -> Array:
+    """Return the channels of data that each output of a convolution reads."""
+    outputs, inputs = weights.shape[:2]
+    first = np.arange(outputs) // (outputs // groups) * inputs
+    channels: Array = first[:, None] + np.arange(inputs)
+    return channels
+
+
+def _find_covered_parts(call: Any, kernel: tuple[int, ...]) -> Array:
+    """Return the part of the results for which each weight meets data, and no padding."""
+    sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
+    attrs = call.attrs
+    axes = []
+    for axis, extent in enumerate(kernel):
+        first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
+        places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
+        axes.append(((places >= 0) & (places < sizes[axis])).mean(axis=0))
+    parts: Array = axes[0][:, None] * axes[1]
+    return parts
+
+
+def _sum_rows(values: Array) -> Array:
+    """Return the sum of each row, added in order: `numpy.sum` may add in another order on another CPU."""
+    sums: Array = np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1]
+    return sums
+
+
+def _round(values: Array) -> Array:
+    mantissas, exponents = np.frexp(values)
+    rounded = np.ldexp(np.rint(np.ldexp(mantissas, _BITS)), exponents - _BITS)
+    return rounded.astype(np.float32)
