@@ -23,6 +23,8 @@ _CUDA_UNITS: Final = {
     "sm_89": 58,
     "sm_90": 114,
 }
+# The oldest architecture with tensor cores that CUDA C is compiled for: LLVM has no code of TVM's for them.
+_TENSOR_CORES: Final = 75
 # Of GPUs of which nothing is known: what integrated ones have.
 _UNITS: Final = 16
 # The least that OpenCL, WebGPU and Metal promise.
@@ -46,6 +48,7 @@ class Device(NamedTuple):
         lanes: The threads that compute in step (warp, subgroup).
         units: The compute units that blocks are divided between.
         registers: The most registers of a thread that leave enough threads for a compute unit.
+        has_tensor_cores: Whether kernels may multiply squares of float16 by units for it.
     """
 
     threads: int
@@ -53,6 +56,7 @@ class Device(NamedTuple):
     lanes: int
     units: int
     registers: int
+    has_tensor_cores: bool = False
 
     @classmethod
     def from_target(cls, target: tvm.target.Target) -> Device:
@@ -69,6 +73,7 @@ class Device(NamedTuple):
             lanes=limit("thread_warp_size", _LANES),
             units=_CUDA_UNITS.get(arch, _UNITS),
             registers=_REGISTERS.get(str(target.kind.name), _FEW_REGISTERS),
+            has_tensor_cores=arch.removeprefix("sm_").isdigit() and int(arch[3:]) >= _TENSOR_CORES,
         )
 
     def estimate_time(self, blocks: int, threads: int, work: float, results: int) -> float:

@@ -43,6 +43,7 @@ typedef half __half;
 VECTOR(half, half)
 static inline half __float2half_rn(float x) { return static_cast<half>(x); }
 static inline float __half2float(half x) { return static_cast<float>(x); }
+static inline half hexp(half x) { return static_cast<half>(expf(static_cast<float>(x))); }
 static inline half2 __hfma2(half2 a, half2 b, half2 c) { return {half(a.x * b.x + c.x), half(a.y * b.y + c.y)}; }
 static inline unsigned __pack_half2(half x, half y) {
   half both[2] = {x, y};
@@ -136,17 +137,24 @@ template <typename Use, int M, int N, int K, typename T, typename Layout = void>
 static inline int place(row_major, int row, int column, int stride) { return row * stride + column; }
 static inline int place(col_major, int row, int column, int stride) { return column * stride + row; }
 
+// What the hardware asks for: squares begin at multiples of 32 bytes, and their rows at multiples of 16.
+template <typename T> static void check_alignment(const T* square, int stride) {
+  if (reinterpret_cast<uintptr_t>(square) % 32 || stride * sizeof(T) % 16) abort();
+}
+
 template <typename F, typename T> static void fill_fragment(F& into, T value) {
   if (!is_first()) return;
   for (int i = 0; i < F::rows; ++i)
     for (int j = 0; j < F::columns; ++j) into.at(i, j) = value;
 }
 template <typename F, typename T> static void load_matrix_sync(F& into, const T* from, int stride) {
+  check_alignment(from, stride);
   if (!is_first()) return;
   for (int i = 0; i < F::rows; ++i)
     for (int j = 0; j < F::columns; ++j) into.at(i, j) = from[place(typename F::layout(), i, j, stride)];
 }
 template <typename F, typename T> static void store_matrix_sync(T* to, const F& from, int stride, layout_t layout) {
+  check_alignment(to, stride);
   if (!is_first()) return;
   for (int i = 0; i < F::rows; ++i)
     for (int j = 0; j < F::columns; ++j)

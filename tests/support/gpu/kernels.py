@@ -49,6 +49,12 @@ def take_over_llvm(device_code: Any) -> None:
 
 
 def _compile_cuda(cuda: Any, source: str, arch: str) -> Any:
+    library = compile_source(source)
+    return cuda.nvrtc.Compiled(_pack(b"STAND-IN", arch, library), _pack(b"STAND-PT", arch, library))
+
+
+def compile_source(source: str) -> bytes:
+    """Return kernels of CUDA C, as TVM writes them, as a shared library for this machine."""
     # TVM's headers are for CUDA's own compilers
     kernels = source[source.index('extern "C" __global__') :]
     kernels = re.sub(
@@ -64,8 +70,7 @@ def _compile_cuda(cuda: Any, source: str, arch: str) -> Any:
         _entry(head["name"], _types(head["parameters"]), head["threads"], bool(_WAITS.search(body)))
         for head, body in _bodies(kernels)
     )
-    library = _link({"kernels.cpp": f'#include "kernels.h"\n{groups}{kernels}{entries}'})
-    return cuda.nvrtc.Compiled(_pack(b"STAND-IN", arch, library), _pack(b"STAND-PT", arch, library))
+    return _link({"kernels.cpp": f'#include "kernels.h"\n{groups}{kernels}{entries}'})
 
 
 def _compile_llvm(llvm_ir: str, kernels: Sequence[str]) -> bytes:

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.gpu_model import Device
-from tvmflow.compiler.schedules.gpu import maps, products, reductions, windows
+from tvmflow.compiler.schedules.gpu import maps, products, reductions, tensor_cores, windows
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.compiler.schedules.rules import (
     NO_RULE,
@@ -26,6 +26,7 @@ GpuRule = Callable[[Schedule, Device], Schedule | None]
 """A function that schedules a kernel (`main` of a module); None for kernels that it does not fit."""
 
 GPU_RULES: Final[Mapping[str, GpuRule]] = {
+    "tensor_cores": tensor_cores.apply,
     "tiled_products": products.apply,
     "windows": windows.apply,
     "block_reductions": reductions.apply,

@@ -100,7 +100,7 @@ TILES: Final = (
 """The tiles that are tried, the largest first."""
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A product, and what its axes are.
 
     Attributes:
@@ -133,8 +133,8 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
     handles = list_all_blocks(schedule)
     if not handles or not has_fixed_sizes(schedule, handles):
         return None
-    schedule = _divide_groups(schedule)
-    product = _find_product(schedule)
+    schedule = divide_groups(schedule)
+    product = find_product(schedule)
     if product is None:
         return None
     depth = _choose_depth(product.lengths["depth"])
@@ -145,7 +145,8 @@ def apply(schedule: Schedule, device: Device) -> Schedule | None:
 # ---------------------------------------------------------------- what is a product
 
 
-def _find_product(schedule: Schedule) -> _Product | None:
+def find_product(schedule: Schedule) -> Product | None:
+    """Return the product that a kernel computes; None where it computes something else, or more."""
     handles = list_all_blocks(schedule)
     reductions = [handle for handle in handles if is_reduction(schedule, handle)]
     if len(reductions) != 1 or not _is_product(schedule.get(reductions[0])):
@@ -192,7 +193,7 @@ def _find_product(schedule: Schedule) -> _Product | None:
     right_depth, right_column = (
         _contiguous(loads[1 - left], ordered, kind) for kind in ("depth", "column")
     )
-    return _Product(
+    return Product(
         main=main,
         kinds=named,
         order=tuple(order),
@@ -216,7 +217,7 @@ def _is_product(stmt: Any) -> bool:
     return len(loads) == 2 and len(factors) == 1 and not loads[0].source.same_as(loads[1].source)
 
 
-def _divide_groups(schedule: Schedule) -> Schedule:
+def divide_groups(schedule: Schedule) -> Schedule:
     """Return a kernel where the channels of a grouped convolution are groups and the channels of one."""
     for main in list_all_blocks(schedule):
         axes = list(schedule.get(main).iter_vars)
@@ -318,11 +319,11 @@ def _list_fitting(depth: int, device: Device) -> Iterator[Tile]:
 # ---------------------------------------------------------------- the schedule
 
 
-def _apply_tile(schedule: Schedule, product: _Product, tile: Tile, depth: int) -> Schedule:
+def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) -> Schedule:
     main = product.main
     left, right = product.left, 1 - product.left
     fuse_epilogue(schedule, main)
-    _make_matrices(schedule, product)
+    make_matrices(schedule, product)
     schedule.pad_einsum(main, [1, tile.rows, tile.columns, depth])
     batch, row, column, reduced = schedule.get_loops(main)
     vectors = tile.columns // tile.across // VECTOR
@@ -343,18 +344,18 @@ def _apply_tile(schedule: Schedule, product: _Product, tile: Tile, depth: int) -
     schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
 
     for operand, lanes in ((right, product.right_lanes), (left, product.left_lanes)):
-        shared = schedule.cache_read(main, _position(schedule, main, operand), "shared")
+        shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
         schedule.compute_at(shared, outer, preserve_unit_loops=True)
         if operand == right and product.right_by_depth:
             # neighbors read along the depth, and write to different banks of memory
             schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
             schedule.storage_align(shared, 0, axis=1, factor=4 * VECTOR, offset=VECTOR)
-        _divide_copy(schedule, shared, tile, lanes)
+        divide_copy(schedule, shared, tile, lanes)
         fuse_before(schedule, shared)
-    local = schedule.cache_read(main, _position(schedule, main, right), "local")
+    local = schedule.cache_read(main, find_position(schedule, main, right), "local")
     schedule.compute_at(local, inner, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
-    local = schedule.cache_read(main, _position(schedule, main, left), "local")
+    local = schedule.cache_read(main, find_position(schedule, main, left), "local")
     place = middle if product.left_by_depth else inner
     schedule.compute_at(local, place, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
@@ -366,7 +367,7 @@ def _apply_tile(schedule: Schedule, product: _Product, tile: Tile, depth: int) -
     return schedule
 
 
-def _make_matrices(schedule: Schedule, product: _Product) -> None:
+def make_matrices(schedule: Schedule, product: Product) -> None:
     """Give a block the axes of a product, and its operands and result these of matrices."""
     main = product.main
     loads = list_loads(schedule.get(main))
@@ -405,13 +406,13 @@ def _make_matrices(schedule: Schedule, product: _Product) -> None:
     schedule.transform_block_layout(main, fuse(main_axes, ("batch", "row", "column", "depth")))
 
 
-def _position(schedule: Schedule, main: Any, operand: int) -> int:
+def find_position(schedule: Schedule, main: Any, operand: int) -> int:
     """Return which of the regions that a block reads is that of its first or second operand."""
     stmt = schedule.get(main)
     return find_read(stmt, list_loads(stmt)[operand])
 
 
-def _divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
+def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
     """Divide a copy to shared memory between all threads: neighbors copy neighboring numbers."""
     loops = schedule.get_loops(copy)[-3:]
     count = math.prod(length(schedule, loop) for loop in loops)

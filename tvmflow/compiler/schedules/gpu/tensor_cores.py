@@ -1,0 +1,275 @@
+"""The rule `tensor_cores`: products of float16 by units of a GPU that multiply squares of numbers.
+
+A warp multiplies squares of 16×16 numbers (`wmma` in CUDA C), and adds up float32. Where the numbers of
+a square are in its registers is not known: it loads squares from shared memory, and stores them there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir import SBlock, Schedule
+
+from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.schedules.gpu.accesses import (
+    VECTOR,
+    fuse_after,
+    fuse_before,
+    fuse_epilogue,
+    has_fixed_sizes,
+    length,
+    list_all_blocks,
+    list_loads,
+)
+from tvmflow.compiler.schedules.gpu.products import (
+    Product,
+    Tile,
+    divide_copy,
+    divide_groups,
+    find_position,
+    find_product,
+    make_matrices,
+)
+from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+
+SIDE: Final = 16
+"""The rows, columns and depth of a square."""
+
+# Bytes of a number of an operand, and of a result.
+_BYTES: Final = 2
+_RESULT_BYTES: Final = 4
+# Rows that begin in different banks of shared memory are loaded at once.
+_ROW_OFFSET: Final = SIDE // 2
+# Of the numbers that are multiplied, at least so many must be of the product, and not fill squares up.
+_LEAST_USE: Final = 0.25
+# Cycles for copies to shared memory that threads wait for.
+_WAIT: Final = 100
+# Targets of CUDA have the same intrinsics.
+_ANY_TARGET: Final = {"kind": "cuda"}
+# The threads of a warp.
+_LANES: Final = 32
+
+TILES: Final = (
+    Tile(128, 128, 2, 4),
+    Tile(128, 64, 4, 2),
+    Tile(64, 128, 2, 4),
+    Tile(64, 64, 2, 2),
+    Tile(32, 128, 2, 2),
+    Tile(128, 32, 4, 1),
+    Tile(64, 32, 4, 1),
+    Tile(32, 64, 2, 2),
+    Tile(16, 128, 1, 4),
+    Tile(32, 32, 2, 2),
+    Tile(16, 64, 1, 4),
+)
+"""The tiles that are tried, the largest first; their threads are warps."""
+
+
+def apply(schedule: Schedule, device: Device) -> Schedule | None:
+    """Schedule a product of float16 that is added up in float32; None for another kernel."""
+    handles = list_all_blocks(schedule)
+    if not device.has_tensor_cores or not handles or not has_fixed_sizes(schedule, handles):
+        return None
+    schedule = divide_groups(schedule)
+    product = find_product(schedule)
+    if product is None or not _is_of_float16(schedule.get(product.main)):
+        return None
+    if product.left == 1:
+        schedule = _swap_factors(schedule, product.main)
+        product = find_product(schedule)
+    if product is None or product.left == 1:
+        return None
+    choice = min(
+        _list_fitting(product.lengths, device),
+        key=lambda choice: _estimate(product.lengths, choice[0], choice[1], device),
+        default=None,
+    )
+    if choice is None:
+        return None
+    load_intrinsics(_ANY_TARGET)
+    return _apply_tile(schedule, product, *choice)
+
+
+def _is_of_float16(stmt: Any) -> bool:
+    loads = list_loads(stmt)
+    operands = {str(load.source.dtype) for load in loads}
+    return operands == {"float16"} and str(stmt.body.buffer.dtype) == "float32"
+
+
+def _swap_factors(schedule: Schedule, main: Any) -> Schedule:
+    """Return a kernel whose first operand is the one with the rows, as the intrinsic has it."""
+    stmt = schedule.get(main)
+
+    def swap(block: SBlock) -> SBlock:
+        if not block.same_as(stmt):
+            return block
+        body = tvm_ffi.structural_map(
+            block.body, (tirx.Mul, lambda product: tirx.Mul(product.b, product.a))
+        )
+        return SBlock(
+            block.iter_vars,
+            list(reversed(block.reads)),
+            block.writes,
+            block.name_hint,
+            body,
+            init=block.init,
+            annotations=block.annotations,
+        )
+
+    function = schedule.mod["main"]
+    body = tvm_ffi.structural_map(function.body, (SBlock, swap))
+    return Schedule(tvm.IRModule({"main": function.with_body(body)}), seed=1)
+
+
+# ---------------------------------------------------------------- tiles
+
+
+def _list_fitting(lengths: dict[str, int], device: Device) -> Iterator[tuple[Tile, int]]:
+    """Yield tiles, and the depth in shared memory at once, that a device has room for and a product fills."""
+    for tile, depth in itertools.product(TILES, (2 * SIDE, SIDE)):
+        sizes = {"row": tile.rows, "column": tile.columns, "depth": depth}
+        use = math.prod(
+            lengths[kind] / _round_up(lengths[kind], size) for kind, size in sizes.items()
+        )
+        left = _BYTES * tile.rows * (depth + _ROW_OFFSET)
+        right = _BYTES * depth * (tile.columns + _ROW_OFFSET)
+        result = _RESULT_BYTES * SIDE * tile.down * tile.columns
+        if (
+            tile.threads * _LANES <= device.threads
+            and left + right + result <= device.shared_bytes
+            and use >= _LEAST_USE
+            # TVM would put a smaller result, of float32, where an operand was, and fail to address it
+            and result > max(left, right)
+        ):
+            yield tile, depth
+
+
+def _round_up(length: int, size: int) -> int:
+    return -(-length // size) * size
+
+
+def _estimate(lengths: dict[str, int], tile: Tile, depth: int, device: Device) -> float:
+    """Return the time of a product with a tile, in no unit.
+
+    For a depth of 16, a compute unit of an A100 takes 4 cycles to multiply two squares, 4 to load a square
+    from shared memory, and 1 for 64 bytes of the memory of the GPU.
+    """
+    blocks = lengths["batch"] * math.prod(
+        -(-lengths[kind] // size) for kind, size in (("row", tile.rows), ("column", tile.columns))
+    )
+    down, across = tile.rows // tile.down // SIDE, tile.columns // tile.across // SIDE
+    cycles = 4 * tile.threads * (down * across + down + across) + (tile.rows + tile.columns) / 2
+    steps = -(-lengths["depth"] // depth)
+    work = steps * (cycles * depth / SIDE + _WAIT)
+    threads = tile.threads * _LANES
+    return device.estimate_time(
+        blocks, threads, work / threads, tile.rows * tile.columns // threads
+    )
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) -> Schedule:
+    main = product.main
+    warps = tile.threads
+    fuse_epilogue(schedule, main)
+    make_matrices(schedule, product._replace(left_by_depth=True))
+    schedule.pad_einsum(main, [1, tile.rows, tile.columns, depth])
+    batch, row, column, reduced = schedule.get_loops(main)
+    block_y, warp_y, down, row_in = schedule.split(
+        row, [None, tile.down, tile.rows // tile.down // SIDE, SIDE]
+    )
+    block_x, warp_x, across, column_in = schedule.split(
+        column, [None, tile.across, tile.columns // tile.across // SIDE, SIDE]
+    )
+    outer, middle, depth_in = schedule.split(reduced, [None, depth // SIDE, SIDE])
+    schedule.reorder(
+        *(batch, block_y, block_x, warp_y, warp_x),
+        *(outer, middle, down, across, row_in, column_in, depth_in),
+    )
+    schedule.bind(schedule.fuse(batch, block_y), "blockIdx.y")
+    schedule.bind(block_x, "blockIdx.x")
+    warp = schedule.fuse(warp_y, warp_x)
+    schedule.bind(warp, "threadIdx.y")
+
+    result = schedule.cache_write(main, 0, "shared")
+    stored = schedule.cache_write(main, 0, "wmma.accumulator")
+    _store_result(schedule, stored, result, product, warp, length(schedule, down))
+
+    threads = tile._replace(down=warps, across=_LANES)
+    for operand, by_depth, lanes in (
+        (1, product.right_by_depth, product.right_lanes),
+        (0, not product.left_by_depth, product.left_lanes),
+    ):
+        shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
+        schedule.compute_at(shared, outer, preserve_unit_loops=True)
+        if by_depth:
+            # neighbors read along the other axis than they write
+            schedule.reorder(*reversed(schedule.get_loops(shared)[-2:]))
+        schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=_ROW_OFFSET)
+        divide_copy(schedule, shared, threads, lanes)
+        fuse_before(schedule, shared)
+    for operand, name in ((0, "a"), (1, "b")):
+        scope = f"wmma.matrix_{name}"
+        loaded = schedule.cache_read(main, find_position(schedule, main, operand), scope)
+        schedule.compute_at(loaded, middle, preserve_unit_loops=True)
+        _load_squares(schedule, loaded, f"wmma_load_16x16x16_f16_{name}_shared")
+    for loop in (middle, down, across):
+        schedule.unroll(loop)
+    initial = schedule.decompose_reduction(main, outer)
+    for loop in schedule.get_loops(initial)[-4:-2]:
+        schedule.unroll(loop)
+    schedule.tensorize(schedule.get_loops(initial)[-2], "wmma_fill_16x16x16_f32")
+    schedule.tensorize(row_in, "wmma_sync_16x16x16_f16f16f32")
+    return schedule
+
+
+def _store_result(
+    schedule: Schedule, stored: Any, result: Any, product: Product, warp: Any, count: int
+) -> None:
+    """Store a row of a warp's squares at a time, of `count` rows, and compute what follows with them."""
+
+    def by_squares(batch: Any, row: Any, column: Any) -> list[Any]:
+        square = row // SIDE
+        places = [square % count, square // count, column // SIDE]
+        return [batch, *places, row % SIDE, column % SIDE]
+
+    # a square's numbers are neighbors, so that a block of threads needs memory for what it stores at once
+    for block in (stored, result):
+        schedule.transform_block_layout(block, by_squares)
+    schedule.transform_layout(stored, ("write", 0), by_squares)
+    schedule.reverse_compute_at(stored, warp, preserve_unit_loops=True)
+    *_, place, _, across, square, _ = schedule.get_loops(stored)
+    schedule.reverse_compute_at(result, place, preserve_unit_loops=True)
+    squares, row, column = schedule.get_loops(result)[-3:]
+    schedule.reorder(row, squares, column)
+    lanes = VECTOR if product.stores_columns else 1
+    fused = schedule.fuse(row, squares, column)
+    _, thread, vector = schedule.split(fused, [None, _LANES, lanes])
+    schedule.bind(thread, "threadIdx.x")
+    fuse_after(schedule, result)
+    if lanes > 1:
+        schedule.vectorize(vector)
+    # by NVRTC: TVM would give each row memory of its own
+    schedule.annotate(place, "pragma_auto_unroll_max_step", 2 * SIDE)
+    schedule.annotate(place, "pragma_unroll_explicit", 0)
+    schedule.unroll(across)
+    schedule.tensorize(square, "wmma_store_16x16x16_f32_shared")
+
+
+def _load_squares(schedule: Schedule, copy: Any, intrinsic: str) -> None:
+    """Have squares loaded by an intrinsic."""
+    *_, row, column = schedule.get_loops(copy)
+    down, row_in = schedule.split(row, [None, SIDE])
+    across, column_in = schedule.split(column, [None, SIDE])
+    schedule.reorder(down, across, row_in, column_in)
+    schedule.unroll(down)
+    schedule.unroll(across)
+    schedule.tensorize(row_in, intrinsic)
