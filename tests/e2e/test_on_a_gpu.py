@@ -81,7 +81,7 @@ def test_weights_and_data_of_float16_meet_in_tensor_cores(with_gpu: Project) -> 
     verdict = ran.stages["verify/cuda-sm90"]["facts"]
     assert verdict["outputs"]["scores"]["passed"]
     assert verdict["tolerance"]["for"] == "float16"
-    assert len(ran.stages["build/cuda-sm90"]["facts"]["schedule_rules"]["matmul"]) == 2
+    assert len(ran.stages["build/cuda-sm90"]["facts"]["schedule_rules"]["tensor_cores"]) == 2
 
 
 def test_parts_on_the_gpu_and_the_cpu_exchange_tensors(with_gpu: Project) -> None:
