@@ -132,6 +132,16 @@ def multiply(rows: Any, columns: Any, depth: Any) -> tirx.PrimFunc:
     )
 
 
+@pytest.mark.parametrize("target", ["sm_72", "opencl"])
+def test_other_gpus_compute_as_before(target: str) -> None:
+    """LLVM has no tensor cores for TVM's code, and OpenCL none at all."""
+    other = opencl.TARGET if target == "opencl" else make_target(target).export()
+    mod = tvm.IRModule({"product": multiply(64, 64, 64)})
+    assert gpu.schedule_for_gpu(mod, tvm.target.Target(other)).rules == {
+        "product": "tiled_products"
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tile", tensor_cores.TILES, ids=str)
 def test_every_tile_computes_what_numpy_does(
