@@ -346,7 +346,7 @@ def write_model(
         document["dimensions"] = [entry.to_json() for entry in dimensions]
     (out / MODEL).write_text(tvm.ir.save_json(mod))
     # it would write the memory of a transposed array as it is
-    save_file({name: np.ascontiguousarray(array) for name, array in params.items()}, out / PARAMS)
+    save_file({name: np.asarray(array, order="C") for name, array in params.items()}, out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))
     (out / NODES).write_text(json.dumps(nodes, indent=0))
     return ImportFacts(

@@ -407,26 +407,32 @@ def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
     """Return why no schedule is searched for a kernel; an empty string when one is."""
     from tvm import relax
 
+    from tvmflow.compiler.tir_kernels import winograd
+
     if function.attrs.get("tirx.is_scheduled", False):
         return "it comes with a schedule"
     if not _has_static_shapes(function) and not list_compared_sizes(mod):
         return "its shapes are known only when it runs"
     if relax.analysis.has_reshape_pattern(function):
         return "it only renames a shape, which costs nothing in the library"
-    blocks = _list_blocks(mod)
+    blocks = _list_blocks(mod["main"])
     if not any(block.name_hint != _ROOT for block in blocks):
         return "it is written as plain loops, which a schedule cannot move"
     if not any(block.iter_vars for block in blocks):
         return "it only calls a library function"
+    # TVM's search fails where it moves a block that is read at constant places
+    names = {block.name_hint for block in _list_blocks(function)}
+    if names & {winograd.DATA_COLUMNS, winograd.IMAGE_COLUMNS}:
+        return "its transforms read constant places, which TVM's search cannot move"
     return ""
 
 
-def _list_blocks(mod: tvm.IRModule) -> list[Any]:
+def _list_blocks(function: tvm.tirx.PrimFunc) -> list[Any]:
     import tvm
     import tvm_ffi
 
     blocks: list[Any] = []
-    tvm_ffi.structural_walk(mod["main"].body, (tvm.s_tir.SBlock, blocks.append))
+    tvm_ffi.structural_walk(function.body, (tvm.s_tir.SBlock, blocks.append))
     return blocks
 
 

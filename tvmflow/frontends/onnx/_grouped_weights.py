@@ -373,7 +373,7 @@ class _Conversion:
         size = "x".join(map(str, array.shape))
         name = f"{source or self._node.output[0]}/{what}-{size}"
         if not source or all(tensor.name != name for tensor in self._model.graph.initializer):
-            tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+            tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
             self._model.graph.initializer.append(tensor)
         return name
 
