@@ -71,19 +71,27 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
                 reason=report.message or report.reason,
                 spent_s=report.seconds,
                 saved_s=record.seconds if is_reused and record else 0.0,
-                needs=tuple(need for need in _list_needs(report, record) if need in known),
+                needs=tuple(need for need in _list_needs(report, record, known) if need in known),
             )
         )
     return tuple(entries)
 
 
-def _list_needs(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
+def _list_needs(
+    report: StageReport, record: ActionRecord | None, known: Collection[str]
+) -> Iterator[str]:
     """Yield the ids of the stages that a stage may need.
 
-    Such a stage has the same target, is for all, or makes a part.
+    Such a stage has the same target, is for all, or makes a part. One that takes another's place is needed for it.
     """
     traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
+    makers = {
+        stage.TRAITS.replaces: name
+        for name, stage in STAGES.items()
+        if name != report.stage and f"{report.recipe}:{name}/{report.target}" in known
+    }
     names = [*traits.needs, *traits.optional_needs] if traits else []
+    names = [makers.get(name, name) for name in names]
     for name in dict.fromkeys(names):
         yield f"{report.recipe}:{name}/{report.target}"
         yield f"{report.recipe}:{name}"

@@ -77,7 +77,7 @@ class StageTraits:
             the same when only the weights of the model that it reads have changed.
         added_with: The stages of a pipeline with the first of which it is planned; none for one that pipelines name.
         is_needed: Whether a recipe, as it is for one target, needs a stage that is `added_with` another.
-        replaces: The stage whose files it provides, for a part or for a partitioned target.
+        replaces: The stage whose files it provides, for a part, a partitioned target or a quantized model.
         run: What the code must know that runs, locks and reports it.
     """
 

@@ -203,6 +203,12 @@ def test_a_result_that_is_used_again_saved_what_it_took(store: LocalStore) -> No
     ]
 
 
+def test_a_quantized_model_takes_the_place_of_the_imported_one() -> None:
+    stages = [report(f"net:{name}") for name in ("import", "quantize/host", "lower/host")]
+    needs = [entry.needs for entry in list_stages(stages, None)]
+    assert needs == [(), ("net:import",), ("net:quantize/host",)]
+
+
 @pytest.mark.parametrize(
     ("buffers", "size"),
     [
