@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
@@ -80,68 +80,89 @@ class GitlabOptions(_CiOptions):
 
 
 def github(options: GithubOptions) -> int:
-    from tvmflow.core.project import find_project, shortest_path
-
-    recipes, extras = _read(options.recipes)
+    job = _read(options.recipes)
     text = _GITHUB.format(
         version=VERSION,
-        recipes="\n".join(f"            {recipe}" for recipe in recipes),
-        options=yaml_key(_run_options(recipes)),
-        extras=f"          extras: {','.join(extras)}\n" if extras else "",
-        dist=yaml_key(shortest_path(find_project().dist)),
+        recipes="\n".join(f"            {recipe}" for recipe in job.recipes),
+        options=yaml_key(job.options),
+        extras=f"          extras: {','.join(job.extras)}\n" if job.extras else "",
+        dist=yaml_key(job.dist),
     )
     return _write("github", text, options)
 
 
 def gitlab(options: GitlabOptions) -> int:
-    from tvmflow.core.project import find_project, shortest_path
-
-    recipes, extras = _read(options.recipes)
-    component = _find_component().read_text(encoding="utf-8")
-    header, _, job = component.partition("\n---\n")
-    defaults = re.findall(r'^    (\w+): \{default: "([^"]*)"', header, re.MULTILINE)
+    job = _read(options.recipes)
+    header, _, text = _find_component().read_text(encoding="utf-8").partition("\n---\n")
     inputs = {
-        **dict(defaults),
-        "recipes": " ".join(map(shell_word, recipes)),
-        "options": _run_options(recipes),
-        "dist": shell_word(shortest_path(find_project().dist)),
-        "package": f"'tvmflow[{','.join(extras)}]'" if extras else "tvmflow",
+        **dict(re.findall(r'^    (\w+): \{default: "([^"]*)"', header, re.MULTILINE)),
+        "recipes": " ".join(map(shell_word, job.recipes)),
+        "options": job.options,
+        "dist": shell_word(job.dist),
     }
-    return _write("gitlab", _GITLAB + _INPUT.sub(lambda name: inputs[name[1]], job), options)
+    if job.extras:
+        inputs["package"] = f"'tvmflow[{','.join(job.extras)}]'"
+    return _write("gitlab", _GITLAB + _INPUT.sub(lambda name: inputs[name[1]], text), options)
 
 
 COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
 
 
-def _read(files: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Return the paths of recipes from the root of the project, and the extras of tvmflow that they need.
+class _Job(NamedTuple):
+    """Recipes as a CI service runs them.
+
+    Attributes:
+        recipes: Their paths from the root of the project.
+        extras: The extras of tvmflow that they need.
+        options: The options of `run`: what a lock file records is enforced.
+        dist: The folder of delivered files.
+    """
+
+    recipes: tuple[str, ...]
+    extras: tuple[str, ...]
+    options: str
+    dist: str
+
+
+def _read(files: tuple[str, ...]) -> _Job:
+    """Return some recipes, or one pipeline, as a service runs them.
 
     Raises:
         RecipeError: A recipe or pipeline is wrong.
         UsageError: One lies outside the project, or its path cannot be written into the file of a service.
     """
-    from tvmflow.core.project import find_project
+    from tvmflow.core.project import find_project, shortest_path
     from tvmflow.planning.prepare import RunRequest, load_request
+    from tvmflow.recipe.lock_file import lock_path
 
     loaded, _ = load_request(RunRequest(recipes=files))
-    root = Path(find_project().root)
-    paths = []
-    for file in files:
-        try:
-            path = Path(file).resolve().relative_to(root.resolve()).as_posix()
-        except ValueError:
-            raise UsageError(
-                f"{file} is not in the project {root}: a CI service has nothing but the project",
-                fix="copy it into the project",
-            ) from None
-        # services split lists at white space, and replace what looks like a variable or an expression
-        if not re.fullmatch(r"[\w./+@-]+", path):
-            raise UsageError(
-                f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service",
-                fix="rename the file or its folder",
-            )
-        paths.append(path)
-    return paths, sorted(set(_list_extras(loaded)))
+    project = find_project()
+    recipes = tuple(_find_in_project(file, Path(project.root)) for file in files)
+    is_locked = len(recipes) == 1 and Path(project.root, lock_path(recipes)).is_file()
+    return _Job(
+        recipes,
+        tuple(sorted(set(_list_extras(loaded)))),
+        "--locked --keep-going" if is_locked else "--keep-going",
+        shortest_path(project.dist),
+    )
+
+
+def _find_in_project(file: str, root: Path) -> str:
+    """Return the path of a file from the root of its project, as a service can read it."""
+    try:
+        path = Path(file).resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        raise UsageError(
+            f"{file} is not in the project {root}: a CI service has nothing but the project",
+            fix="copy it into the project",
+        ) from None
+    # services split lists at white space, and replace what looks like a variable or an expression
+    if not re.fullmatch(r"[\w./+@-]+", path):
+        raise UsageError(
+            f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service",
+            fix="rename the file or its folder",
+        )
+    return path
 
 
 def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
@@ -156,16 +177,6 @@ def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
         data = recipe.verify.data
         if data and not is_address(data) and is_image_data(data, loaded.path.parent / data):
             yield "images"
-
-
-def _run_options(recipes: list[str]) -> str:
-    """Return the options of `run`: what a lock file records is enforced."""
-    from tvmflow.core.project import find_project
-    from tvmflow.recipe.lock_file import lock_path
-
-    root = find_project().root
-    is_locked = len(recipes) == 1 and Path(root, lock_path(recipes)).is_file()
-    return "--locked --keep-going" if is_locked else "--keep-going"
 
 
 def _find_component() -> Path:

@@ -88,7 +88,8 @@ def _list_needs(
     makers = {
         stage.TRAITS.replaces: name
         for name, stage in STAGES.items()
-        if name != report.stage and f"{report.recipe}:{name}/{report.target}" in known
+        if stage.TRAITS.replaces and name != report.stage
+        if f"{report.recipe}:{name}/{report.target}" in known
     }
     names = [*traits.needs, *traits.optional_needs] if traits else []
     names = [makers.get(name, name) for name in names]
