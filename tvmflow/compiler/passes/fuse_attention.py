@@ -30,6 +30,7 @@ from tvmflow.compiler.tir_kernels.attention import (
     Attention,
     ScoreStep,
     Typical,
+    declare_parameters,
     make_gpu_kernel,
 )
 from tvmflow.compiler.tir_kernels.batches import (
@@ -39,7 +40,7 @@ from tvmflow.compiler.tir_kernels.batches import (
     contiguous,
     emit_batches,
 )
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_kernel
 from tvmflow.compiler.tir_kernels.tiles import (
     FLOAT,
     Columns,
@@ -355,18 +356,9 @@ class _Emitter:
         self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
 
     def emit(self) -> tvm.tirx.PrimFunc:
-        a = self._attention
         with define_kernel("attention") as builder:
-            buffers = [
-                T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
-                for position, operand in enumerate(a.operands)
-            ]
-            out = T.arg("out", declare_buffer(a.out_shape, FLOAT))
-            self._inputs = [
-                flatten(buffer, operand.shape, operand.dtype)
-                for buffer, operand in zip(buffers, a.operands, strict=True)
-            ]
-            self._out = Workspace(flatten(out, a.out_shape, FLOAT))
+            self._inputs, out = declare_parameters(self._attention)
+            self._out = Workspace(out)
             self._emit_batches()
         return builder.get()
 

@@ -197,6 +197,20 @@ def _list_fitting(attention: Attention, device: Device) -> Iterator[_Tile]:
                         yield tile
 
 
+def declare_parameters(attention: Attention) -> tuple[list[Any], Any]:
+    """Declare the operands and the result of a kernel, and return both as flat buffers."""
+    buffers = [
+        T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
+        for position, operand in enumerate(attention.operands)
+    ]
+    out = T.arg("out", declare_buffer(attention.out_shape, FLOAT))
+    inputs = [
+        flatten(buffer, operand.shape, operand.dtype)
+        for buffer, operand in zip(buffers, attention.operands, strict=True)
+    ]
+    return inputs, flatten(out, attention.out_shape, FLOAT)
+
+
 class _Emitter:
     """Emits the launch of one kernel."""
 
@@ -208,16 +222,7 @@ class _Emitter:
         a, tile = self._attention, self._tile
         blocks = -(-a.typical.queries // tile.queries)
         with define_kernel("attention") as builder:
-            buffers = [
-                T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
-                for position, operand in enumerate(a.operands)
-            ]
-            out = T.arg("out", declare_buffer(a.out_shape, FLOAT))
-            self._inputs = [
-                flatten(buffer, operand.shape, operand.dtype)
-                for buffer, operand in zip(buffers, a.operands, strict=True)
-            ]
-            self._out = flatten(out, a.out_shape, FLOAT)
+            self._inputs, self._out = declare_parameters(a)
             with (
                 T.thread_binding(a.typical.batch * blocks, thread="blockIdx.x") as block,
                 T.thread_binding(tile.down, thread="threadIdx.y") as down,
