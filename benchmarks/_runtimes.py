@@ -1,4 +1,4 @@
-"""tvmflow, ONNX Runtime and OpenVINO in processes of their own, called in turns.
+"""tvmflow and other runtimes in processes of their own, called in turns.
 
 Threads spin after a call and are bound to cores: two runtimes in one process, or one right after
 the other, would disturb each other.
@@ -6,8 +6,11 @@ the other, would disturb each other.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,8 +23,23 @@ from typing import Any, Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-PEERS: Final = {"ort": "ONNX Runtime", "openvino": "OpenVINO"}
+PEERS: Final = {
+    "ort": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "ncnn": "ncnn",
+    "litert": "LiteRT",
+    "inductor": "Inductor",
+}
 """The libraries that are no bundles."""
+
+# What a peer needs: its modules, and the file beside the ONNX file that has the same model in its own format.
+_NEEDS: Final = {
+    "ort": (("onnxruntime",), ""),
+    "openvino": (("openvino",), ""),
+    "ncnn": (("ncnn", "pnnx"), ""),
+    "litert": (("ai_edge_litert",), ".tflite"),
+    "inductor": (("torch",), ".pt2"),
+}
 
 OPEN_OPENVINO: Final = "openvino-open"
 """OpenVINO with the sizes of the model left open; `openvino` compiles it for those of the inputs."""
@@ -40,6 +58,7 @@ verify: {{against: none}}
 _WARM: Final = 2
 # A turn of a fast model is the median of calls that take this long.
 _TURN_S: Final = 0.02
+_PNNX_TYPES: Final = {"float32": "f32", "float64": "f64", "int32": "i32", "int64": "i64"}
 # TVM's threads spin for a fifth of a second after a call.
 _REST_S: Final = 0.3
 
@@ -58,6 +77,16 @@ class Opened(NamedTuple):
     inputs: list[str]
     call: Callable[[Feed], list[Any]]
     profile: Callable[[Feed], list[Any]] | None = None
+
+
+def find_peers(path: Path) -> list[str]:
+    """Return the peers that are installed and have the model of an ONNX file in a format that they read."""
+    return [
+        peer
+        for peer, (modules, suffix) in _NEEDS.items()
+        if all(map(importlib.util.find_spec, modules))
+        and (not suffix or path.resolve().with_suffix(suffix).exists())
+    ]
 
 
 def draw_inputs(path: Path, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -179,6 +208,88 @@ def _open_openvino(model: str, threads: int, feed: Feed, *, keeps_sizes_open: bo
     return Opened(names, call)
 
 
+def _open_ncnn(model: str, threads: int, feed: Feed) -> Opened:
+    """Convert a model as ncnn advises, by pnnx, and open it in float32."""
+    import ncnn
+    import numpy as np
+    import pnnx
+
+    folder = Path(tempfile.mkdtemp(prefix="ncnn"))
+    try:
+        source = folder / "net.onnx"
+        source.symlink_to(Path(model).resolve())
+        shapes = ",".join(
+            f"{list(array.shape)}{_PNNX_TYPES[array.dtype.name]}".replace(" ", "")
+            for array in feed.values()
+        )
+        command = [pnnx.EXEC_PATH, "net.onnx", "fp16=0", f"inputshape={shapes}"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        net = ncnn.Net()
+        net.opt.num_threads = threads
+        net.opt.use_vulkan_compute = net.opt.use_bf16_storage = False
+        net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+        if net.load_param(str(folder / "net.ncnn.param")) or net.load_model(
+            str(folder / "net.ncnn.bin")
+        ):
+            raise ValueError("ncnn cannot load what pnnx has made")
+    finally:
+        shutil.rmtree(folder)
+    # out0, out1, … in the order of the model; ncnn names them in that of its layers
+    results = sorted(net.output_names(), key=lambda name: int(name.removeprefix("out")))
+
+    def call(feed: Feed) -> list[Any]:
+        extractor = net.create_extractor()
+        for number, array in enumerate(feed.values()):
+            # its tensors have no axis of samples
+            extractor.input(f"in{number}", ncnn.Mat(np.ascontiguousarray(array[0])))
+        found = [extractor.extract(name) for name in results]
+        if any(status for status, _ in found):
+            raise ValueError("ncnn cannot run the model")
+        return [np.array(value)[None] for _, value in found]
+
+    return Opened(list(feed), call)
+
+
+def _open_litert(model: str, threads: int, feed: Feed) -> Opened:
+    """Open the TFLite file beside a model, whose inputs and outputs have the same order and axes or NHWC."""
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+
+    interpreter = Interpreter(
+        str(Path(model).resolve().with_suffix(".tflite")), num_threads=threads
+    )
+    interpreter.allocate_tensors()
+    given = interpreter.get_input_details()
+    results = [each["index"] for each in interpreter.get_output_details()]
+
+    def call(feed: Feed) -> list[Any]:
+        for each, array in zip(given, feed.values(), strict=True):
+            fits = array.ndim != 4 or tuple(each["shape"]) == array.shape
+            interpreter.set_tensor(each["index"], array if fits else np.moveaxis(array, 1, -1))
+        interpreter.invoke()
+        return [interpreter.get_tensor(index) for index in results]
+
+    return Opened(list(feed), call)
+
+
+def _open_inductor(model: str, threads: int, feed: Feed) -> Opened:
+    """Compile the exported program beside a model with frozen weights; inputs and outputs have the same order."""
+    import torch
+
+    torch.set_num_threads(threads)
+    torch._inductor.config.freezing = True
+    program = torch.export.load(Path(model).resolve().with_suffix(".pt2"))
+    compiled = torch.compile(program.module())
+
+    def call(feed: Feed) -> list[Any]:
+        with torch.inference_mode():
+            found = compiled(*map(torch.from_numpy, feed.values()))
+        values = (found,) if isinstance(found, torch.Tensor) else found
+        return [value.numpy() for value in values]
+
+    return Opened(list(feed), call)
+
+
 def _open_bundle(library: str) -> Opened:
     from tvmflow.runtime import loading
 
@@ -188,6 +299,9 @@ def _open_bundle(library: str) -> Opened:
         lambda feed: list(module.run(feed).values()),
         lambda feed: [list(operator) for operator in module.profile(feed)],
     )
+
+
+_OPENERS: Final = {"ncnn": _open_ncnn, "litert": _open_litert, "inductor": _open_inductor}
 
 
 def serve(model: str, library: str, threads: str, feed_file: str, results: str) -> None:
@@ -201,6 +315,8 @@ def serve(model: str, library: str, threads: str, feed_file: str, results: str) 
     elif library in ("openvino", OPEN_OPENVINO):
         is_open = library == OPEN_OPENVINO
         opened = _open_openvino(model, int(threads), feed, keeps_sizes_open=is_open)
+    elif library in _OPENERS:
+        opened = _OPENERS[library](model, int(threads), feed)
     else:
         opened = _open_bundle(library)
     feed = {name: feed[name] for name in opened.inputs}
@@ -355,6 +471,8 @@ def _time_in_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, floa
 def _largest_error(outputs: list[Any], reference: list[Any]) -> float:
     import numpy as np
 
+    if [actual.shape for actual in outputs] != [expected.shape for expected in reference]:
+        return math.inf
     differences = [0.0]
     for actual, expected in zip(outputs, reference, strict=True):
         if expected.size and expected.dtype.kind in "fiu":

@@ -29,6 +29,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from _runtimes import ROOT
+from history import record
 from precision import quantize
 
 from tvmflow.frontends.base import InputRequest
@@ -547,10 +549,10 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _summarize(rows: Sequence[Mapping[str, Any]]) -> None:
+def _summarize(rows: Sequence[Mapping[str, Any]], precision: str) -> None:
     """Print geometric means of ratios by CPU, to each library and to the fastest peer."""
     for cpu in dict.fromkeys(row["cpu"] for row in rows):
-        ratios = collections.defaultdict(list)
+        ratios = collections.defaultdict(dict)
         for net in dict.fromkeys(row["net"] for row in rows):
             cycles = {
                 row["library"]: row["cycles"][cpu]
@@ -561,14 +563,15 @@ def _summarize(rows: Sequence[Mapping[str, Any]]) -> None:
             if own is None:
                 continue
             for label, others in cycles.items():
-                ratios[label].append(own / others)
+                ratios[label][net] = own / others
             if peers := [count for label, count in cycles.items() if label != "before"]:
-                ratios["the fastest peer"].append(own / min(peers))
+                ratios["the fastest peer"][net] = own / min(peers)
+        record(f"arm, {precision}", ratios.get("the fastest peer", {}), counted_for=cpu)
         for label, found in ratios.items():
-            mean = math.exp(sum(map(math.log, found)) / len(found))
+            mean = statistics.geometric_mean(found.values())
             print(
                 f"{cpu}: tvmflow takes {mean:.2f} of the cycles of {label}"
-                f" (geometric mean of {len(found)}), at most {max(found):.2f}"
+                f" (geometric mean of {len(found)}), at most {max(found.values()):.2f}"
             )
 
 
@@ -609,7 +612,7 @@ def main() -> None:
             if args.json:
                 args.json.write_text(json.dumps(rows, indent=1))
         _show([row for row in rows if row["net"] == net.name and row["cpu"] in args.cpu])
-    _summarize(rows)
+    _summarize(rows, args.precision)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from _runtimes import build, compare, draw_inputs
+from history import record
 
 _REAL: Final = {
     "ultraface": "ultraface/version-RFB-320.onnx",
@@ -145,13 +145,14 @@ def main() -> None:
         results[name] = result
         show(name, result)
     for label in ("untuned", "tuned"):
-        ratios = [
-            result["ms"][label] / result["ms"]["ort"]
-            for result in results.values()
+        ratios = {
+            name: result["ms"][label] / result["ms"]["ort"]
+            for name, result in results.items()
             if label in result["ms"]
-        ]
+        }
+        record(f"cpu, {label}", ratios)
         if ratios:
-            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            mean = statistics.geometric_mean(ratios.values())
             print(
                 f"{label}: {mean:.2f} times ONNX Runtime's latency (geometric mean of {len(ratios)})"
             )

@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from history import record
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.project import Project
@@ -82,6 +84,7 @@ def main() -> None:
         fastest, python = (min(row[key] for row in times) for key in (name, "python"))
         result[f"{name}_min_ratio"] = round(fastest / python, 2)
     print(json.dumps(result))
+    record("noop", {name: result[f"{name}_min_ratio"] for name in COMMANDS})
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from _runtimes import ROOT, compare
 from _trained import NETS, Trained, accuracy_of, train
+from history import record
 
 _NAMES: Final = {"tvmflow": "tvmflow", "ort": "ONNX Runtime", "nncf": "NNCF + OpenVINO"}
 _NEEDS: Final = {"tvmflow": (), "ort": ("onnxruntime",), "nncf": ("nncf", "openvino")}
@@ -273,15 +274,18 @@ def summarize(results: dict[str, dict[str, Any]]) -> None:
         return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else "–"
 
     ratios: dict[str, list[float]] = {"latency": [], "time": [], "memory": []}
-    for result in results.values():
+    latencies: dict[str, float] = {}
+    for name, result in results.items():
         own, ms = result["tools"].get("tvmflow", {}), result["ms"]
         peers = [ms[tool] for tool in ("ort", "nncf") if tool in ms]
         if "tvmflow" in ms and peers:
             ratios["latency"].append(ms["tvmflow"] / min(peers))
+            latencies[name] = ratios["latency"][-1]
         nncf = result["tools"].get("nncf", {})
         if "seconds" in own and "seconds" in nncf:
             ratios["time"].append(own["cpu_s"] / nncf["cpu_s"])
             ratios["memory"].append(own["peak_bytes"] / nncf["peak_bytes"])
+    record("quantize", latencies)
     print(
         f"tvmflow's latency relative to the faster int8 peer: {mean(ratios['latency'])}; its CPU time and peak memory of "
         f"quantizing relative to NNCF: {mean(ratios['time'])} and {mean(ratios['memory'])} (geometric means)"

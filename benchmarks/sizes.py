@@ -26,6 +26,7 @@ import _nets
 import numpy as np
 import onnx
 from _runtimes import OPEN_OPENVINO, build, compare
+from history import record
 
 _LENGTHS: Final = (1, 7, 16, 37, 64, 100, 128, 200, 256, 331, 384, 512)
 _BATCHES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 16)
@@ -182,6 +183,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             results[name] = measure(name, Path(folder), args)
     summarize(results)
+    record(
+        f"sizes, {args.threads} threads",
+        {
+            name: statistics.geometric_mean([_ratios(row)[1] for row in result["rows"]])
+            for name, result in results.items()
+        },
+    )
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 

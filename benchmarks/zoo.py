@@ -1,21 +1,22 @@
-"""Latency of every ONNX model in a folder against ONNX Runtime and OpenVINO.
+"""Latency of every ONNX model in a folder against other runtimes.
 
     python benchmarks/zoo.py FOLDER [--model NAME ...] [--minutes M] [--threads N ...] [--dim NAME=N ...]
-                             [--rounds N] [--vm] [--json FILE]
+                             [--rounds N] [--vm] [--json FILE] [--unrecorded]
 
 Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untuned only), and then
-called in turns with both peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
+called in turns with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
 in a process of its own, with one thread and with one a core. The table shows latencies in ms, and
-those of tvmflow relative to ONNX Runtime and to the faster of the two (below 1: faster); below it are
-the kernels that take most time in each model above 1.1.
-Random weights will do: their values change neither shapes nor speed. OpenVINO comes with
-`pip install -e .[bench]`; without it ONNX Runtime is the only peer.
+those of tvmflow relative to ONNX Runtime and to the fastest peer (below 1: faster); below it are
+the kernels that take most time in each model above 1.1. The ratios are appended to the history that
+`benchmarks/history.py` draws, unless `--unrecorded`.
+Random weights will do: their values change neither shapes nor speed. Peers beside ONNX Runtime run where they are
+installed and can: OpenVINO, ncnn (`pip install ncnn pnnx`), LiteRT for a model with a `.tflite` file beside it, and
+PyTorch Inductor for one with an exported `.pt2`. One whose outputs differ by more than a hundredth does not count.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -27,9 +28,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from _runtimes import PEERS, Failed, build, compare, draw_inputs
+from _runtimes import PEERS, Failed, build, compare, draw_inputs, find_peers
+from history import record
 
 _SLOW: Final = 1.1
+_WRONG: Final = 0.01
 _SHOWN_KERNELS: Final = 6
 _BUNDLES: Final = ("vm", "untuned", "tuned")
 # How `tvmflow run` begins the line that says what went wrong.
@@ -79,12 +82,19 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
         link.symlink_to(path.resolve())
         bundles = build_all(link, folder, args.minutes, inputs, on_vm=args.vm)
         libraries = {label: (str(path), library) for label, library in bundles.items()}
-        peers = [peer for peer in PEERS if peer == "ort" or importlib.util.find_spec(peer)]
-        pairs = {**{peer: (str(path), peer) for peer in peers}, **libraries}
+        pairs = {**{peer: (str(path), peer) for peer in find_peers(path)}, **libraries}
         return {
-            threads: compare(pairs, feed, args.rounds, threads, _choose_profiled)
+            threads: _drop_wrong(compare(pairs, feed, args.rounds, threads, _choose_profiled))
             for threads in args.threads
         }
+
+
+def _drop_wrong(result: dict[str, Any]) -> dict[str, Any]:
+    """Move peers that compute something else to those that failed."""
+    for peer in [peer for peer in PEERS if result["error"].get(peer, 0.0) > _WRONG]:
+        del result["ms"][peer]
+        result["failed"][peer] = f"its outputs differ by {result['error'][peer]:.1%}"
+    return result
 
 
 def _choose_profiled(ms: Mapping[str, float]) -> str | None:
@@ -101,7 +111,8 @@ def _ratios(ms: Mapping[str, float], label: str) -> tuple[float, float]:
 def show(name: str, threads: int, result: Mapping[str, Any]) -> None:
     """Print the row of a model, and the kernels that its profile shows."""
     ms = result["ms"]
-    cells = [f"{ms[peer]:>9.3f}" if peer in ms else f"{'fails':>9}" for peer in PEERS]
+    missing = {peer: "fails" if peer in result["failed"] else "–" for peer in PEERS}
+    cells = [f"{ms[peer]:>9.3f}" if peer in ms else f"{missing[peer]:>9}" for peer in PEERS]
     for label in _BUNDLES:
         if label in ms:
             against_ort, against_best = _ratios(ms, label)
@@ -133,9 +144,25 @@ def summarize(results: Mapping[str, Mapping[int, Mapping[str, Any]]], threads: i
         slow = sum(pair[1] > _SLOW for pair in ratios.values())
         print(
             f"{label}, {threads} thread(s): geometric mean of {len(ratios)}: {means[0]:.2f} of ONNX "
-            f"Runtime, {means[1]:.2f} of the faster peer; {slow} above {_SLOW}; "
+            f"Runtime, {means[1]:.2f} of the fastest peer; {slow} above {_SLOW}; "
             f"worst {ratios[worst][1]:.2f} ({worst})"
         )
+
+
+def _record(
+    results: Mapping[str, Mapping[int, Mapping[str, Any]]], threads: int, label: str
+) -> None:
+    """Append the ratios of one kind of library to the history."""
+    ms = {name: by_threads[threads]["ms"] for name, by_threads in results.items()}
+    measured = {name: each for name, each in ms.items() if label in each}
+    record(
+        f"zoo, {label}, {threads} thread{'s' * (threads > 1)}",
+        {name: _ratios(each, label)[1] for name, each in measured.items()},
+        {
+            name: PEERS[min((peer for peer in PEERS if peer in each), key=lambda peer: each[peer])]
+            for name, each in measured.items()
+        },
+    )
 
 
 def _parse_dim(text: str) -> tuple[str, int]:
@@ -159,6 +186,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=11, help="turns of each runtime")
     parser.add_argument("--vm", action="store_true", help="TVM's virtual machine, too")
     parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--unrecorded", action="store_true", help="append nothing to the history")
     return parser.parse_args()
 
 
@@ -186,6 +214,8 @@ def main() -> None:
             show(path.stem, threads, result)
     for threads in args.threads:
         summarize(results, threads)
+        for label in () if args.unrecorded else labels:
+            _record(results, threads, label)
     if failed:
         print(f"not measured: {', '.join(failed)}")
     if args.json:

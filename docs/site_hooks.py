@@ -11,9 +11,11 @@ from typing import Any, Final
 from mkdocs.structure.files import File, Files
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from docs.command_reference import commands_page  # noqa: E402 - needs the path of the checkout
+import history  # noqa: E402 - needs the path of the checkout
+
+from docs.command_reference import commands_page  # noqa: E402
 
 _REPOSITORY: Final = "https://github.com/tvmflow/tvmflow/blob/main/"
 _RAW: Final = "https://raw.githubusercontent.com/tvmflow/tvmflow/main/"
@@ -35,6 +37,9 @@ def on_files(files: Files, config: Any) -> Files:
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_with_links(text, path, "")))
     files.append(File.generated(config, "commands.md", content=commands_page()))
+    files.append(
+        File.generated(config, "history.html", content=history.render(history.read_runs()))
+    )
     return files
 
 

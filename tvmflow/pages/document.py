@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Final
 
@@ -46,15 +46,32 @@ _THEMES: Final = ("auto", "light", "dark")
 
 
 def render_page(page: Page) -> str:
+    """Return the HTML of a page about libraries."""
+    facts = (draw_tiles(page), pairs(page.about))
+    return render_document(
+        page.title, f"{page.kind} report", describe_lead(page), list_sections(page), facts
+    )
+
+
+def render_document(
+    title: str,
+    kind: str,
+    lead: str,
+    contents: Iterable[tuple[str, str, Child]],
+    facts: Child = None,
+) -> str:
     """Return the HTML of a page: one file that loads nothing, and shows everything without JavaScript.
 
     The same content gives the same text.
+
+    Args:
+        title: What the page is about.
+        kind: What kind of page it is; it stands above the title.
+        lead: A sentence below the title.
+        contents: Id, title and content of each section.
+        facts: What stands between the lead and the sections.
     """
-    sections = [
-        (name, title, markup)
-        for name, title, content in list_sections(page)
-        if (markup := join(content))
-    ]
+    sections = [(name, heading, markup) for name, heading, it in contents if (markup := join(it))]
     style, script = _read("page.css"), _read("page.js")
     head = element(
         "head",
@@ -65,13 +82,22 @@ def render_page(page: Page) -> str:
         element("meta", name="generator", content=f"tvmflow {VERSION}"),
         # without an address of its own, a browser asks the server for one
         element("link", rel="icon", href="data:,"),
-        element("title", f"{page.title} · {page.kind}"),
+        element("title", f"{title} · {kind}"),
         element("style", Markup(style)),
+    )
+    links = (element("li", element("a", name, href=f"#{id_}")) for id_, name, _ in sections)
+    header = element(
+        "header",
+        element("div", element("p", kind, class_="kind"), _switch(), class_="top"),
+        element("h1", title),
+        element("p", lead, class_="lead"),
+        facts,
+        element("nav", element("ul", links), aria_label="Sections"),
     )
     body = element(
         "body",
         element("a", "Skip to the content", href="#content", class_="skip"),
-        _header(page, sections),
+        header,
         element("main", *map(_section, sections), id="content", tabindex=-1),
         _footer(),
         element("div", id="tooltip", role="tooltip", hidden=True),
@@ -90,19 +116,6 @@ def _policy(script: str) -> str:
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _header(page: Page, sections: Sequence[tuple[str, str, Markup]]) -> Markup:
-    links = (element("li", element("a", title, href=f"#{name}")) for name, title, _ in sections)
-    return element(
-        "header",
-        element("div", element("p", f"{page.kind} report", class_="kind"), _switch(), class_="top"),
-        element("h1", page.title),
-        element("p", describe_lead(page), class_="lead"),
-        draw_tiles(page),
-        pairs(page.about),
-        element("nav", element("ul", links), aria_label="Sections"),
     )
 
 
