@@ -31,7 +31,7 @@ from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
 from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.narrow_data import narrow_data
-from tvmflow.compiler.passes.narrow_integers import narrow_integers
+from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
 from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
@@ -148,6 +148,7 @@ KERNEL_PHASES: Final[Phases] = {
     "fuse": (
         _pass("annotate_op_patterns", relax.transform.AnnotateTIROpPattern()),
         _pass("fold_constants", fold_constants),
+        _pass("narrow_constants", narrow_constants, LoweringContext.has_small_integers),
         _pass("limit_fusion", limit_fusion, LoweringContext.has_cpu_model),
         _pass("outline_branches", outline_branches),
         _pass("fuse_ops", relax.transform.FuseOps()),

@@ -50,7 +50,13 @@ ONLY_CPU = {
 
 def test_every_pass_but_those_of_gpus_runs_for_a_cpu(tmp_path: Path) -> None:
     """One pass needs a CPU that multiplies and adds integers of 8 bits, another one that adds float16."""
-    others = ("mixed_precision", "narrow_data", "narrow_integers", "tap_weights")
+    others = (
+        "mixed_precision",
+        "narrow_constants",
+        "narrow_data",
+        "narrow_integers",
+        "tap_weights",
+    )
     for_cpus = [name for name in ALL if name not in others]
     assert dumped_passes(tmp_path / "vnni", {**CPU, "mcpu": "cascadelake"}, FAST) == for_cpus
     for_cpus.remove("move_dequantize")

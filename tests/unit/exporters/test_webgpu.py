@@ -83,7 +83,7 @@ def run_all(networks: dict[str, Compiled], root: Path) -> dict[str, Any]:
     """Return the outputs of each network, each called three times at once."""
     feeds = {
         name: {
-            tensor: [web._ARRAYS[str(array.dtype)], list(map(str, array.ravel()))]
+            tensor: [web._ARRAYS[str(array.dtype)], array.ravel().tolist()]
             for tensor, array in network.feed.items()
         }
         for name, network in networks.items()
@@ -165,6 +165,41 @@ return fail(model.run(values));
     )
     name, _, message = run_script(tmp_path, script)
     assert name == "RangeError" and message.startswith("input mask has 2147483648, and WebGPU has")
+
+
+@pytest.mark.gpu
+def test_places_masks_and_the_first_k_run_in_chromium(tmp_path: Path) -> None:
+    """The memory of a GPU has neither bools nor int64: inputs and outputs are converted."""
+    weights = {
+        "w": draw(5, 3, 3, 3),
+        "bound": np.array(0.5, np.float32),
+        "k": np.array([3]),
+        "low": np.array([True, False] * 4),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("ArgMax", ["c"], ["classes"], axis=1, keepdims=0),
+        helper.make_node("ArgMin", ["c"], ["columns"], axis=-1),
+        helper.make_node("TopK", ["c", "k"], ["best", "places"], axis=1),
+        helper.make_node("Greater", ["c", "bound"], ["high"]),
+        helper.make_node("And", ["high", "mask"], ["both"]),
+        helper.make_node("Or", ["both", "low"], ["kept"]),
+        helper.make_node("Where", ["kept", "c", "bound"], ["chosen"]),
+        helper.make_node("Not", ["both"], ["others"]),
+    ]
+    shape, whole = [1, 3, 8, 8], [1, 5, 8, 8]
+    outputs = [
+        value("classes", [1, 8, 8], "int64"),
+        value("columns", [1, 5, 8, 1], "int64"),
+        value("best", shape),
+        value("places", shape, "int64"),
+        value("chosen", whole),
+        value("others", whole, "bool"),
+    ]
+    made = model(nodes, [value("x", shape), value("mask", [8], "bool")], outputs, weights)
+    feed = {"x": draw(*shape), "mask": np.arange(8) % 3 != 0}
+    network = compile_network(made, tmp_path / "places", feed)
+    check_outputs(network, run_all({"places": network}, tmp_path)["places"])
 
 
 @pytest.mark.gpu

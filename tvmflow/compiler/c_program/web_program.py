@@ -131,7 +131,9 @@ def _write_files(
 
 
 def _narrow(weights: Array) -> Array:
-    """Return weights as the module takes them, which has no int64."""
+    """Return weights as the module takes them, which has neither int64 nor bool."""
+    if weights.dtype == np.bool_:
+        return weights.astype(np.int32)
     if weights.dtype != np.int64:
         return weights
     if not fits_narrow(weights):
@@ -192,6 +194,7 @@ def _shorten_code(function: tirx.PrimFunc) -> tirx.PrimFunc:
     callbacks = [
         (tirx.And, lambda both: tirx.BitwiseAnd(both.a, both.b)),
         (tirx.Or, lambda either: tirx.BitwiseOr(either.a, either.b)),
+        (tirx.Cast, _convert_bool),
         (tvm.ir.Call, _select),
         (tirx.BufferStore, _name_vector),
     ]
@@ -216,6 +219,19 @@ def _without_integer_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     body = tvm_ffi.structural_map(function.body, (tirx.Bind, drop))
     return replace_variables(function.with_body(body), values) if values else function
+
+
+def _convert_bool(cast: Any) -> Any:
+    """Return a conversion between numbers and bools as a choice or a comparison.
+
+    The code generator has no conversions of vectors of them.
+    """
+    source, target = str(cast.value.ty.dtype), cast.ty.dtype
+    if source.startswith("bool") and not str(target).startswith("bool"):
+        return tirx.Select(cast.value, tirx.const(1, str(target)), tirx.const(0, str(target)))
+    if str(target).startswith("bool") and not source.startswith("bool"):
+        return tirx.NE(cast.value, tirx.const(0, source))
+    return cast
 
 
 def _select(call: Any) -> Any:

@@ -1,28 +1,34 @@
-"""Computation of int64 as int32, for devices without integers of 64 bits: ids, indices and sizes.
+"""Computation of int64 and bool as int32, for devices whose memory has words of 32 bits alone.
 
-Who runs the model checks that its inputs fit. Functions that are not operators still take int64, which the code
-generator of such a device refuses.
+Who runs the model checks that its inputs fit. Functions that are not operators still take int64 and bool, which the
+code generator of such a device refuses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
 from tvmflow.targets import webgpu
 
 _WIDE: Final = "int64"
 _NARROW: Final = "int32"
+_BOOL: Final = "bool"
+# The dtypes that tensors in memory do not have.
+_REPLACED: Final = frozenset({_WIDE, _BOOL})
 _FUNCTION_CALLS: Final = "relax.call_"
+# Whether it is the largest number whose place an operator returns.
+_PLACES: Final = {"relax.argmax": True, "relax.argmin": False}
 
 
 def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
-    """Let `main` take, compute and return int32 in place of int64.
+    """Let `main` take, compute and return int32 in place of int64 and bool.
 
     Raises:
         StageError: A constant does not fit.
@@ -33,6 +39,14 @@ def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
             raise webgpu.refuse("it has a constant of more than 32 bits")
     # names of names would keep operators from being fused
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerNarrower))
+
+
+def narrow_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Let kernels, which are not fused yet, make the bools of a constant of int32.
+
+    It comes after constants were folded, which would do it when the model is built.
+    """
+    return rewrite_main(mod, _ConstantNarrower)
 
 
 def _list_constants(function: relax.Function) -> list[Any]:
@@ -52,7 +66,7 @@ class _IntegerNarrower(MainRewriter):
     def visit_function_(self, function: relax.Function) -> Any:
         params = []
         for param in function.params:
-            if ir.dtype_of(param) == _WIDE:
+            if ir.dtype_of(param) in _REPLACED:
                 narrow = relax.Var(param.name, relax.TensorType(param.ty.shape, _NARROW))
                 self.set_var_remap(param, narrow)
                 param = narrow
@@ -62,37 +76,124 @@ class _IntegerNarrower(MainRewriter):
 
     def visit_generic_const_(self, constant: Any) -> Any:
         values = constant.value.numpy()
-        if str(values.dtype) != _WIDE:
+        if str(values.dtype) not in _REPLACED:
             return constant
         return relax.const(values.astype(_NARROW), _NARROW)
 
     def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
+        visited = [self.visit_expr(arg) for arg in call.args]
         name = ir.operator_name(call)
         if name.startswith(_FUNCTION_CALLS):
-            return self._call_function(call, rewritten)
-        if name == "relax.astype" and call.attrs.dtype == _WIDE:
-            return self.cast(rewritten.args[0], _NARROW)
-        return self._narrow(self.emit(rewritten))
+            return self._call_function(call, visited)
+        args = [self._widen(*pair, {_BOOL}) for pair in zip(call.args, visited, strict=True)]
+        attrs = call.attrs
+        if name == "relax.astype" and attrs.dtype in _REPLACED:
+            value = self.cast(args[0], _BOOL) if attrs.dtype == _BOOL else args[0]
+            return self.cast(value, _NARROW)
+        if name in _PLACES:
+            axis = None if attrs.axis is None else int(attrs.axis)
+            if axis is None:
+                args[0] = self.reshape(args[0], [-1])
+            return self._find_places(
+                args[0], axis or 0, keeps_axis=bool(attrs.keepdims), largest=_PLACES[name]
+            )
+        if name == "relax.topk":
+            options = (int(attrs.k), int(attrs.axis), attrs.ret_type, attrs.largest, _NARROW)
+            return self.emit(relax.op.topk(args[0], *options))
+        if name == "relax.argsort":
+            return self.emit(
+                relax.op.argsort(args[0], int(attrs.axis), bool(attrs.descending), _NARROW)
+            )
+        return self._narrow(self.emit(relax.Call(call.op, args, attrs, call.ty_args)))
 
-    def _call_function(self, call: relax.Call, rewritten: Any) -> Any:
+    def _call_function(self, call: relax.Call, visited: Sequence[Any]) -> Any:
         """Return a call of a function, which reads and writes what it did."""
-        operands = rewritten.args[1]
-        if not isinstance(operands, relax.Tuple):
-            return rewritten
-        fields = [
-            self.cast(new, _WIDE) if ir.dtype_of(old) == _WIDE else new
-            for old, new in zip(call.args[1].fields, operands.fields, strict=True)
-        ]
-        args = [rewritten.args[0], relax.Tuple(fields), *rewritten.args[2:]]
+        operands = visited[1]
+        if isinstance(operands, relax.Tuple):
+            operands = self._widen(call.args[1], operands, _REPLACED)
+        args = [visited[0], operands, *visited[2:]]
         return self._narrow(self.emit(relax.Call(call.op, args, call.attrs, call.ty_args)))
+
+    def _widen(self, old: Any, new: Any, dtypes: Collection[str]) -> Any:
+        """Return an operand in the dtype that it had, if that is one of some."""
+        if isinstance(old, relax.Tuple) and isinstance(new, relax.Tuple):
+            pairs = zip(old.fields, new.fields, strict=True)
+            return relax.Tuple([self._widen(*pair, dtypes) for pair in pairs])
+        if not isinstance(old.ty, relax.TensorType) or ir.dtype_of(old) not in dtypes:
+            return new
+        return self.cast(new, ir.dtype_of(old))
 
     def visit_tuple_getitem_(self, item: relax.TupleGetItem) -> Any:
         return self._narrow(self.emit(super().visit_tuple_getitem_(item)))
 
     def _narrow(self, result: Any) -> Any:
-        is_wide = isinstance(result.ty, relax.TensorType) and ir.dtype_of(result) == _WIDE
-        return self.cast(result, _NARROW) if is_wide else result
+        is_tensor = isinstance(result.ty, relax.TensorType)
+        return (
+            self.cast(result, _NARROW) if is_tensor and ir.dtype_of(result) in _REPLACED else result
+        )
+
+    def _find_places(self, data: Any, axis: int, *, keeps_axis: bool, largest: bool) -> Any:
+        """Emit the places of the largest or smallest numbers along an axis, the first ones of equals."""
+        shape = ir.known_shape(data)
+        at = axis % len(shape)
+        # TVM widens the comparison of places that it knows to be numbers of a loop
+        numbers = relax.const(np.arange(shape[at], dtype=_NARROW))
+
+        def find(tensor: te.Tensor, numbers: te.Tensor) -> te.Tensor:
+            along = te.reduce_axis((0, shape[at]), "along")
+            outer = [*shape[:at], *([1] if keeps_axis else []), *shape[at + 1 :]]
+
+            def element(*indices: Any) -> Any:
+                place = (*indices[:at], along, *indices[at + keeps_axis :])
+                return reducer((numbers(along), tensor(*place)), axis=along)
+
+            reducer = te.comm_reducer(_prefer(largest=largest), _start(largest=largest))
+            found = te.compute(outer, element, "found")
+            return te.compute(outer, lambda *indices: found[0](*indices), "places")
+
+        name = "argmax" if largest else "argmin"
+        return self.builder_.emit_te(find, data, numbers, primfunc_name_hint=name)
+
+
+class _ConstantNarrower(MainRewriter):
+    """Rewrites constants among the operands of kernels."""
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        if ir.operator_name(call) != "relax.call_tir":
+            return super().visit_call_(call)
+        fields = list(map(self._narrow, call.args[1].fields))
+        args = [call.args[0], relax.Tuple(fields), *call.args[2:]]
+        return super().visit_call_(relax.Call(call.op, args, call.attrs, call.ty_args))
+
+    def _narrow(self, operand: Any) -> Any:
+        if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
+            return operand
+        numbers = relax.const(operand.value.numpy().astype(_NARROW), _NARROW)
+        # each use has its own, which is fused with it
+        return self.builder_.emit_te(
+            _compare_with_zero, numbers, primfunc_attrs=ELEMENTWISE, primfunc_name_hint="bools"
+        )
+
+
+def _compare_with_zero(tensor: te.Tensor) -> te.Tensor:
+    return te.compute(tensor.shape, lambda *indices: tensor(*indices) != tirx.const(0, _NARROW))
+
+
+def _prefer(*, largest: bool) -> Callable[[Any, Any], Any]:
+    """Return what chooses one of two pairs of place and number, in a form that TVM divides."""
+
+    def prefer(one: Any, other: Any) -> Any:
+        is_beyond = one[1] > other[1] if largest else one[1] < other[1]
+        is_chosen = tirx.Or(is_beyond, tirx.And(one[1].equal(other[1]), one[0] < other[0]))
+        return tirx.Select(is_chosen, one[0], other[0]), tirx.Select(is_beyond, one[1], other[1])
+
+    return prefer
+
+
+def _start(*, largest: bool) -> Callable[[str, str], Any]:
+    """Return what gives the pair that every other one replaces, for the dtypes of place and number."""
+    limit = tirx.min_value if largest else tirx.max_value
+    return lambda place, number: (tirx.const(-1, place), limit(number))
 
 
 def fits_narrow(values: np.ndarray[Any, Any]) -> bool:

@@ -19,6 +19,8 @@ from tvmflow.core.types import Dimension
 
 # Fusion may append elementwise operators to a kernel with this pattern (TVM's kOutEWiseFusable).
 TAKES_EPILOGUE: Final = {"op_pattern": 4}
+# Each element is computed of one (TVM's kElemWise).
+ELEMENTWISE: Final = {"op_pattern": 0}
 # Its elements are moved or repeated, so that no product takes it along (TVM's kInjective).
 INJECTIVE: Final = {"op_pattern": 2}
 # Nothing is fused with a kernel with this pattern (TVM's kOpaque).

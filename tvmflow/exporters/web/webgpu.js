@@ -61,10 +61,16 @@ function describeDevice({ description, vendor, architecture } = {}) {
   return description || [vendor, architecture].filter(Boolean).join(" ") || "the GPU";
 }
 
-/* GPUs of browsers have no integers of 64 bits. */
-const typeOf = (dtype) => (dtype === "int64" ? Int32Array : ARRAYS[dtype]);
+/* The memory of GPUs of browsers has words of 32 bits. */
+const typeOf = (dtype) => (dtype === "int64" || dtype === "bool" ? Int32Array : ARRAYS[dtype]);
 
-function narrow(name, values) {
+const WIDEN = {
+  int64: (array) => BigInt64Array.from(array, BigInt),
+  bool: (array) => ARRAYS.bool.from(array, (value) => Number(value !== 0)),
+};
+
+function narrow({ name, dtype }, values) {
+  if (dtype === "bool") return Int32Array.from(values, (value) => Number(value !== 0));
   if (!(values instanceof BigInt64Array)) return values;
   const small = Int32Array.from(values, Number);
   const wrong = values.find((value, place) => BigInt(small[place]) !== value);
@@ -179,7 +185,7 @@ class Program {
 
   async run(values) {
     this.#checkState();
-    const arrays = this.inputs.map(({ name }) => narrow(name, values[name]));
+    const arrays = this.inputs.map((input) => narrow(input, values[input.name]));
     this.inputs.forEach(({ bytes }, place) => {
       this.#write(this.#buffers[this.#find("input", place)], arrays[place], 0, bytes);
     });
@@ -190,7 +196,7 @@ class Program {
       const copy = this.#results[place].getMappedRange().slice(0, bytes);
       this.#results[place].unmap();
       const array = new (typeOf(dtype))(copy);
-      return [name, dtype === "int64" ? BigInt64Array.from(array, BigInt) : array];
+      return [name, WIDEN[dtype]?.(array) ?? array];
     }));
   }
 
