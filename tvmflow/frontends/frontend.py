@@ -162,6 +162,8 @@ class Frontend(ABC):
         tensors: Sequence[str] = (),
         bound: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
         dimensions: Sequence[Dimension] = (),
+        *,
+        counts_rows: bool = True,
     ) -> LoadedModel:
         """Import the model for these input shapes.
 
@@ -171,13 +173,14 @@ class Frontend(ABC):
             tensors: Names of inner tensors that the module returns after its outputs.
             bound: The constants of those inputs that are no inputs of the library.
             dimensions: The dimensions that inputs have in their sizes.
+            counts_rows: Whether a number of rows that is known only when the model runs may be a count.
 
         Raises:
             ImportFailed: with operator and node, or with the name that is not a tensor of the model.
             EnvironmentProblem: when a tool that imports it is not installed.
         """
         with _importing():
-            return self._load(files, inputs, tensors, bound, dimensions)
+            return self._load(files, inputs, tensors, bound, dimensions, counts_rows=counts_rows)
 
     @abstractmethod
     def _load(
@@ -187,6 +190,8 @@ class Frontend(ABC):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
         dimensions: Sequence[Dimension],
+        *,
+        counts_rows: bool,
     ) -> LoadedModel:
         """Import the model: see `load`, which explains errors of libraries."""
 

@@ -170,7 +170,10 @@ def _load(
     values = {name: spec.value for name, spec in settings.inputs.items() if spec.value is not None}
     bound = [spec for spec in specs if spec.name in values]
     arrays = {spec.name: array_of(spec, values[spec.name]) for spec in bound}
-    loaded = frontend.load(files, specs, settings.tensors, arrays, dimensions)
+    # a part gets tensors, and no counts
+    loaded = frontend.load(
+        files, specs, settings.tensors, arrays, dimensions, counts_rows=not settings.tensors
+    )
     return loaded, [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
 
 

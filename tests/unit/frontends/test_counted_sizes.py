@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from safetensors.numpy import save_file
 
 from tests.support.c_library import BuiltTwice
 from tests.support.detectors import (
@@ -18,11 +19,15 @@ from tests.support.detectors import (
 )
 from tests.support.kernels import host_level
 from tests.support.mxnet_runs import compute
-from tests.support.onnx_models import Array, load, model, value
+from tests.support.onnx_models import Array, frontend, load, model, save, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.program import find_runtime
+from tvmflow.compiler.counts import read_counts
+from tvmflow.compiler.index_inputs import find_indices
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
 
 # What detectors do with the boxes that they keep.
 ROW_BY_ROW = [
@@ -90,6 +95,25 @@ def test_outputs_of_a_detector_have_their_true_sizes(tmp_path: Path) -> None:
             np.testing.assert_array_equal(actual_rows, machine)
         counts.add(len(expected[0]))
     assert {1, 24} < counts
+
+
+def test_what_goes_into_a_suppression_can_be_returned_besides(tmp_path: Path) -> None:
+    """As `verify` compares it; of what it selects, only the rows that count are the reference's."""
+    made = make_rows()
+    plain = load(made, tmp_path)
+    files = save(made, tmp_path) | {"import/params.safetensors": tmp_path / "params"}
+    save_file(plain.params, files["import/params.safetensors"])
+    whole = ImportedModel(files, plain.inputs, plain.outputs, (), {})
+    indices = find_indices(plain.mod["main"])
+    loaded = load_with_inner(plain.mod, indices.inputs, whole, "onnx", files)
+    assert loaded is not None
+    assert [spec.name for spec in loaded.tensors] == ["image", "classes"], "`weights` has rows"
+    assert read_counts(loaded.mod["main"]) == read_counts(plain.mod["main"])
+    cut = cut_at_inner(loaded)
+    assert cut is not None
+    assert read_counts(cut.mod["main"]) == read_counts(plain.mod["main"])
+    parts = frontend.load(files, plain.inputs, ("image",), counts_rows=False)
+    assert not read_counts(parts.mod["main"])
 
 
 def test_a_detector_that_finds_nothing_has_no_rows(tmp_path: Path) -> None:

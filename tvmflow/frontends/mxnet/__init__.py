@@ -228,6 +228,8 @@ class MxnetFrontend(Frontend):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
         dimensions: Sequence[Dimension],
+        *,
+        counts_rows: bool,
     ) -> LoadedModel:
         from tvmflow.frontends.mxnet._checkpoint import read_params
         from tvmflow.frontends.mxnet._graph import build

@@ -127,6 +127,8 @@ class OnnxFrontend(OneFileFrontend):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
         dimensions: Sequence[Dimension],
+        *,
+        counts_rows: bool,
     ) -> LoadedModel:
         from tvmflow.frontends.onnx._own_operators import OwnNodes
         from tvmflow.frontends.onnx.graph import node_labels
@@ -142,7 +144,9 @@ class OnnxFrontend(OneFileFrontend):
         own.mark(model)
         labels = node_labels(model)
         prepared = prepare(model, inputs, bound, own)
-        return import_prepared(prepared, inner_outputs, own, labels, dimensions)
+        return import_prepared(
+            prepared, inner_outputs, own, labels, dimensions, counts_rows=counts_rows
+        )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         from tvmflow.frontends.onnx.model_files import link_files, save_with_outputs

@@ -67,6 +67,8 @@ def import_prepared(
     own: OwnNodes = NO_OPERATORS,
     labels: Mapping[str, str] = MappingProxyType({}),
     dimensions: Sequence[Dimension] = (),
+    *,
+    counts_rows: bool = True,
 ) -> LoadedModel:
     """Import a model that `prepare` returned.
 
@@ -76,6 +78,7 @@ def import_prepared(
         own: The nodes of the recipe's own operators.
         labels: The label of the user's node that computes each tensor.
         dimensions: The dimensions that inputs have in their shapes.
+        counts_rows: Whether a number of rows that is known only when the model runs may be a count.
 
     Raises:
         ImportFailed: with operator and node.
@@ -87,7 +90,7 @@ def import_prepared(
     try:
         counted = count_outputs(mod)
         bounded = read_counts(counted["main"])
-        if bounded and inner_outputs:
+        if bounded and not counts_rows:
             raise MixedRows("a cut into parts")
         mod = counted
     except MixedRows as error:

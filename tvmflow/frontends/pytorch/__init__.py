@@ -89,6 +89,8 @@ class PytorchFrontend(OneFileFrontend):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
         dimensions: Sequence[Dimension],
+        *,
+        counts_rows: bool,
     ) -> LoadedModel:
         from tvmflow.frontends.pytorch.export import export_to_onnx
 
@@ -96,7 +98,13 @@ class PytorchFrontend(OneFileFrontend):
             archive = read_archive(files[MODEL])
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
             exported = export_to_onnx(archive, files[MODEL], tensors, Path(folder))
-            loaded = OnnxFrontend().load(exported.files, inputs, bound=bound, dimensions=dimensions)
+            loaded = OnnxFrontend().load(
+                exported.files,
+                inputs,
+                bound=bound,
+                dimensions=dimensions,
+                counts_rows=counts_rows,
+            )
         count = len(loaded.outputs) - exported.inner_outputs
         outputs, inner = loaded.outputs[:count], loaded.outputs[count:]
         return loaded._replace(outputs=outputs, tensors=inner)

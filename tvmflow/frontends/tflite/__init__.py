@@ -128,6 +128,8 @@ class TfliteFrontend(OneFileFrontend):
         tensors: Sequence[str],
         bound: Mapping[str, np.ndarray[Any, Any]],
         dimensions: Sequence[Dimension],
+        *,
+        counts_rows: bool,
     ) -> LoadedModel:
         from tvmflow.frontends.onnx.importer import import_prepared
         from tvmflow.frontends.onnx.prepare import prepare
@@ -147,7 +149,13 @@ class TfliteFrontend(OneFileFrontend):
         # Operators of TFLite have no names: that of its first result is there.
         labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
         prepared = prepare(converted, left)
-        return import_prepared(prepared, inner_outputs, labels=labels, dimensions=dimensions)
+        return import_prepared(
+            prepared,
+            inner_outputs,
+            labels=labels,
+            dimensions=dimensions,
+            counts_rows=counts_rows,
+        )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         return {

@@ -73,7 +73,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=12,
+    version=13,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),

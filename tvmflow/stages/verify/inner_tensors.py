@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import relax
 
 from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.counts import read_counts
+from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED
 from tvmflow.compiler.index_inputs import find_nodes_of
 from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
@@ -54,16 +54,14 @@ def load_with_inner(
         model: The model.
         kind: The frontend.
         files: The files of the stage.
-        dtypes: Those of the tensors; any where none is inputs_of.
+        dtypes: Those of the tensors; any where none is given.
 
     Returns:
         None where the frontend has no names for the tensors.
 
     Raises:
-        StageError: when it cannot be imported so. Rows of padding of a tensor whose size is counted differ.
+        StageError: when it cannot be imported so.
     """
-    if read_counts(mod["main"]):
-        raise StageError("sizes of its outputs are known only after a call")
     frontend = FRONTENDS[kind]
     tensors = frontend.list_tensors(model.files)
     if not tensors:
@@ -75,7 +73,14 @@ def load_with_inner(
     nodes = set(find_nodes_of(mod["main"], variables, plain.nodes).values())
     names = tuple(name for name, node in tensors.items() if node in nodes)
     loaded = model.load(kind, names)
-    kept = tuple(spec.name for spec in loaded.tensors if not dtypes or spec.dtype in dtypes)
+    if SIZES_NEEDED in loaded.mod["main"].attrs and SIZES_NEEDED not in mod["main"].attrs:
+        raise StageError("sizes of its tensors are known only after a call")
+    # of rows that do not count, a library and the reference may have other numbers
+    kept = tuple(
+        spec.name
+        for spec in loaded.tensors
+        if spec.bounded_axis is None and (not dtypes or spec.dtype in dtypes)
+    )
     if kept != tuple(spec.name for spec in loaded.tensors):
         loaded = model.load(kind, kept)
     weights = lowering.load_weights(files["import/params.safetensors"])
@@ -94,9 +99,8 @@ def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
     main = loaded.mod["main"]
     outputs = ir.list_outputs(main)
     count = len(loaded.outputs)
-    inputs_of = {
-        var: relax.Var(f"inner_{place}", var.ty) for place, var in enumerate(outputs[count:])
-    }
+    inner, counts = outputs[count:][: len(loaded.tensors)], outputs[count + len(loaded.tensors) :]
+    inputs_of = {var: relax.Var(f"inner_{place}", var.ty) for place, var in enumerate(inner)}
     computed = {var: relax.Var(f"computed_{place}", var.ty) for place, var in enumerate(inputs_of)}
     bindings = []
     for binding in main.body.blocks[0].bindings:
@@ -106,14 +110,18 @@ def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
             bindings.append(relax.VarBinding(var, inputs_of[var]))
         else:
             bindings.append(binding)
-    results = [*outputs[:count], *(computed[var] for var in outputs[count:])]
+    results = [*outputs[:count], *(computed[var] for var in inner), *counts]
     ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(results)]
     bindings += [relax.VarBinding(*pair) for pair in zip(ends, results, strict=True)]
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
     inputs = int(main.attrs["num_input"])
     params = [*main.params[:inputs], *inputs_of.values(), *main.params[inputs:]]
     cut = relax.Function(params, body, body.body.ty, is_pure=True).with_attrs(
-        {"num_input": inputs + len(inputs_of), "global_symbol": "main"}
+        {
+            "num_input": inputs + len(inputs_of),
+            "global_symbol": "main",
+            **{name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs},
+        }
     )
     mod = ir.copy_module(loaded.mod)
     mod[loaded.mod.get_global_var("main")] = cut
@@ -183,10 +191,11 @@ class InnerLibrary:
             if isinstance(kernel, tvm.tirx.PrimFunc)
         }
         mod = self.lowered.mod
+        # counts may follow
         outputs = ir.list_outputs(mod["main"])[len(self.loaded.outputs) :]
         return {
             spec.name
-            for spec, var in zip(self.loaded.tensors, outputs, strict=True)
+            for spec, var in zip(self.loaded.tensors, outputs, strict=False)
             if (kernels := _list_kernels_before(mod["main"], var)) is not None
             and all(workload_key(normalize(mod[kernel])) in keys for kernel in kernels)
         }

@@ -10,7 +10,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import tolerances
-from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.verify.comparison import compare_inner_batches
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
@@ -175,14 +175,12 @@ def _compare_outputs(
     settings: VerifySettings,
 ) -> dict[str, OutputComparison]:
     """Compare outputs of floats as those of an unquantized model: no rounding is left in them."""
-    import numpy as np
-
     arithmetic = _PRECISIONS.get(settings.precision, tolerances.FLOAT32)
     tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
     return {
-        spec.name: compare(
-            np.stack([batch[spec.name] for batch in computed]),
-            np.stack([batch[spec.name] for batch in expected]),
+        spec.name: compare_inner_batches(
+            [batch[spec.name] for batch in computed],
+            [batch[spec.name] for batch in expected],
             tolerance,
         )
         for spec in cut.outputs
