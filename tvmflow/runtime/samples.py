@@ -5,15 +5,19 @@ The inputs come from an npz file or are random.
 
 from __future__ import annotations
 
+import io
+import math
+import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, overload
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.files import output_file
+from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
 
@@ -22,6 +26,13 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
+
+# What an npz file may unpack to, besides so many times its own size.
+_MAX_NPZ: Final = 1 << 30
+_MAX_NPZ_RATIO: Final = 64
+_MAX_ARRAYS: Final = 100_000
+_NPY_HEAD: Final = 12
+_MAX_NPY_HEADER: Final = 10_000
 
 
 class Samples(NamedTuple):
@@ -323,16 +334,55 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.
     """
-    import numpy as np
-
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(file) as archive:
+            size = file.stat().st_size if isinstance(file, Path) else file.seek(0, os.SEEK_END)
+            return _read_arrays(archive, _MAX_NPZ + _MAX_NPZ_RATIO * size)
     except Exception as error:
         raise StageError(
             f"{source} is not an npz file of plain arrays: {error}",
             fix="write it with numpy.savez(path, <input name>=array, label=labels)",
         ) from error
+
+
+def _read_arrays(archive: zipfile.ZipFile, limit: int) -> dict[str, Array]:
+    """Return the arrays of an archive, which have at most as many bytes as the limit.
+
+    Raises:
+        ValueError: when it holds more, or something else.
+    """
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    if len(entries) > _MAX_ARRAYS:
+        raise ValueError(f"it holds {len(entries):,} arrays, and the limit is {_MAX_ARRAYS:,}")
+    total = sum(entry.file_size for entry in entries.values())
+    if total > limit:
+        raise ValueError(
+            f"its arrays have {total:,} bytes when they are unpacked, and the limit for its size is {limit:,}"
+        )
+    return {name.removesuffix(".npy"): _read_array(archive, e) for name, e in entries.items()}
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Return an array, for which no more memory is taken than the archive has of it."""
+    import numpy as np
+
+    # NumPy has no types for it
+    layout: Any = np.lib.format
+    read_header = {(1, 0): layout.read_array_header_1_0, (2, 0): layout.read_array_header_2_0}
+    with archive.open(entry) as stream:
+        start = stream.read(_NPY_HEAD + _MAX_NPY_HEADER)
+    version = (start[6], start[7]) if start.startswith(b"\x93NUMPY") else (0, 0)
+    length = start[8:10] if version == (1, 0) else start[8:_NPY_HEAD]
+    if version not in read_header or int.from_bytes(length, "little") > _MAX_NPY_HEADER:
+        raise ValueError(f"{quoted(entry.filename)} is no array, or has fields")
+    header = io.BytesIO(start)
+    layout.read_magic(header)
+    shape, _, dtype = read_header[version](header)
+    if math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise ValueError(f"{quoted(entry.filename)} ends before its last element")
+    with archive.open(entry) as stream:
+        array: Array = layout.read_array(stream, allow_pickle=False)
+    return array
 
 
 def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:

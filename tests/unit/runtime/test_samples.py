@@ -157,3 +157,24 @@ def test_a_damaged_npz_file_is_read_or_refused() -> None:
             assert error.message.startswith("data.npz is not an npz file of plain arrays: ")
             refused += 1
     assert refused > 200
+
+
+def test_a_small_npz_file_takes_no_more_memory_than_its_size_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Arrays that unpack to more are refused before one is read, those that no input has included."""
+    monkeypatch.setattr(samples, "_MAX_NPZ", 1 << 20)
+    monkeypatch.setattr(samples, "_MAX_ARRAYS", 100)
+    np.savez_compressed(tmp_path / "a.npz", data=np.zeros((4, 3)), other=np.zeros(1 << 19))
+    with pytest.raises(StageError, match="its arrays have 4,194,656 bytes when they are unpacked"):
+        read_npz(tmp_path / "a.npz", "verify.data")
+    with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
+        head = b"\x93NUMPY\2\0" + (1 << 16).to_bytes(4, "little")
+        archive.writestr("data.npy", head + bytes(1 << 16))
+    with pytest.raises(StageError, match=r"'data\.npy' is no array, or has fields"):
+        read_npz(tmp_path / "b.npz", "verify.data")
+    with zipfile.ZipFile(tmp_path / "c.npz", "w") as archive:
+        for number in range(101):
+            archive.writestr(f"{number}", b"")
+    with pytest.raises(StageError, match="it holds 101 arrays, and the limit is 100"):
+        read_npz(tmp_path / "c.npz", "verify.data")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -65,13 +66,15 @@ def convert_grouped_weights(model: ModelProto) -> ModelProto:
         ImportFailed: when operands do not fit each other, or are none that a library can hold.
     """
     constants: dict[str, TensorProto] = {}
+    additions = _Additions(model)
     has_converted = False
     for graph in all_graphs(model.graph):
         constants |= _list_constants(graph)
+        additions.made.clear()
         nodes: list[NodeProto] = []
         for node in graph.node:
             is_candidate = (node.domain, node.op_type) in _CONVERTED and bool(node.output)
-            converted = _Conversion(model, node, constants).convert() if is_candidate else None
+            converted = _Conversion(additions, node, constants).convert() if is_candidate else None
             has_converted |= converted is not None
             nodes += [node] if converted is None else converted
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -111,13 +114,64 @@ def _drop_unread(model: ModelProto) -> None:
                     del field[place]
 
 
+class _Additions:
+    """What is added to a model: nodes that read the same operands share it.
+
+    Attributes:
+        made: The result of the first node of this graph with the same operands and attributes.
+    """
+
+    def __init__(self, model: ModelProto) -> None:
+        self._model = model
+        self._taken = {
+            tensor.name for graph in all_graphs(model.graph) for tensor in graph.initializer
+        }
+        self._weights: dict[str, str] = {}
+        self.made: dict[Any, str] = {}
+
+    @cached_property
+    def _multiplied(self) -> set[str]:
+        """The values that a product adds up along their first axis."""
+        return {
+            name
+            for node in self._model.graph.node
+            for name in node.input
+            if node.op_type == "MatMul"
+            or (node.op_type == "Gemm" and not attributes_of(node).get("transB", 0))
+        }
+
+    def is_multiplied(self, name: str) -> bool:
+        """Return whether a product adds up along the first axis of a value."""
+        return name in self._multiplied
+
+    def add_weight(self, wanted: str, array: _Array, *, is_shared: bool) -> str:
+        """Add a constant, or find the shared one that was added by this name; return the name that it has."""
+        if is_shared and wanted in self._weights:
+            return self._weights[wanted]
+        name = wanted
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        self._weights[wanted] = name
+        self._model.graph.initializer.append(
+            numpy_helper.from_array(np.asarray(array, order="C"), name)
+        )
+        return name
+
+    def declare(self, name: str, shape: tuple[int, int]) -> None:
+        """Declare a result of which ONNX knows nothing."""
+        self._model.graph.value_info.append(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        )
+
+
 class _Conversion:
     """The conversion of one node."""
 
     def __init__(
-        self, model: ModelProto, node: NodeProto, constants: Mapping[str, TensorProto]
+        self, additions: _Additions, node: NodeProto, constants: Mapping[str, TensorProto]
     ) -> None:
-        self._model, self._node, self._constants = model, node, constants
+        self._additions, self._node, self._constants = additions, node, constants
         self._attributes = attributes_of(node)
         self._new = Replacement(node)
 
@@ -136,6 +190,14 @@ class _Conversion:
             return None
         if tensor.data_type not in _INTEGERS:
             raise self._refuse(f"blocks of {name_of(tensor.data_type)} are not supported")
+        result = self._node.output[0]
+        fields = (self._attributes.get(name) for name in ("axis", "block_size", "output_dtype"))
+        key = (*self._node.input, *fields, self._additions.is_multiplied(result))
+        # as large as the file only where each constant becomes one
+        if made := self._additions.made.get(key):
+            self._new.add("Identity", made, output=result)
+            return self._new.nodes
+        self._additions.made[key] = result
         return self._convert_dequantize(tensor, is_blocked=is_blocked)
 
     # ------------------------------------------------------------ MatMulNBits
@@ -200,7 +262,7 @@ class _Conversion:
         array = array_of(tensor).reshape(columns, size)
         if bits < _BYTE:
             array = np.stack([array & 15, array >> 4], -1).reshape(columns, 2 * size)[:, :groups]
-        return self._add_weight("zero_points", array, self._name(3))
+        return self._add_weight(f"zero_points{bits}", array, self._name(3))
 
     # ------------------------------------------------------------ DequantizeLinear
 
@@ -220,16 +282,17 @@ class _Conversion:
             zeros = array_of(zero_point).astype(np.int16).reshape(scales.shape) + shift
         axis = self._find_axis(integers.shape, scales, is_blocked=is_blocked)
         along = self._choose_axis() if axis is None else axis if is_blocked else 1 - axis
-        if integers.ndim != _MATRIX_RANK:
-            group = 0
-        elif is_blocked:
-            group = self._size("block_size")
-        else:
+        group = 0
+        if integers.ndim == _MATRIX_RANK:
+            # a block may be longer than the row that it holds
             group = -(-integers.shape[along] // _ROW_MULTIPLE) * _ROW_MULTIPLE
-            scales, zeros = (
-                array.reshape(1, 1) if axis is None else np.expand_dims(array.ravel(), along)
-                for array in (scales, zeros)
-            )
+            if is_blocked:
+                group = min(group, self._size("block_size"))
+            else:
+                scales, zeros = (
+                    array.reshape(1, 1) if axis is None else np.expand_dims(array.ravel(), along)
+                    for array in (scales, zeros)
+                )
         if not group or group * bits % _BYTE or not integers.size:
             return self._add_real(integers, scales, zeros, axis, output_type)
         if along == 0:
@@ -260,14 +323,7 @@ class _Conversion:
 
     def _choose_axis(self) -> int:
         """Return the axis of a matrix with one scale along which its readers add up products."""
-        result = self._node.output[0]
-        readers = [node for node in self._model.graph.node if result in node.input]
-        is_right = any(
-            reader.op_type == "MatMul"
-            or (reader.op_type == "Gemm" and not attributes_of(reader).get("transB", 0))
-            for reader in readers
-        )
-        return 0 if is_right else 1
+        return 0 if self._additions.is_multiplied(self._node.output[0]) else 1
 
     def _add_groups(
         self, integers: _Array, scales: _Array, zeros: _Array, bits: int, group: int
@@ -307,6 +363,7 @@ class _Conversion:
         if scales.ndim == integers.ndim and axis is not None and scales.ndim > 0:
             block = self._integer("block_size", 0)
             if block:
+                block = min(block, integers.shape[axis])
                 kept = slice(integers.shape[axis])
                 index = tuple(kept if n == axis else slice(None) for n in range(integers.ndim))
                 scales, zeros = (np.repeat(array, block, axis)[index] for array in (scales, zeros))
@@ -372,10 +429,7 @@ class _Conversion:
         """
         size = "x".join(map(str, array.shape))
         name = f"{source or self._node.output[0]}/{what}-{size}"
-        if not source or all(tensor.name != name for tensor in self._model.graph.initializer):
-            tensor = numpy_helper.from_array(np.asarray(array, order="C"), name)
-            self._model.graph.initializer.append(tensor)
-        return name
+        return self._additions.add_weight(name, array, is_shared=bool(source))
 
     def _add_node(self, operands: list[str], rows: int, attributes: Mapping[str, int]) -> str:
         """Add the node of the weights, and declare its result, of which ONNX knows nothing."""
@@ -383,8 +437,5 @@ class _Conversion:
         self._new.nodes.append(
             helper.make_node(OPERATOR, operands, [name], domain=DOMAIN, **attributes)
         )
-        shape = [rows, attributes["depth"]]
-        self._model.graph.value_info.append(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        )
+        self._additions.declare(name, (rows, attributes["depth"]))
         return name

@@ -19,6 +19,7 @@ from tests.support.onnx_models import Array, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 
 TARGETS: dict[str, Callable[[], dict[str, Any]]] = {
     **{flag: lambda flag=flag: dot_target(flag) for flag in DOT_TARGETS},  # type: ignore[misc]
@@ -291,3 +292,30 @@ def test_scales_of_other_blocks_are_refused(tmp_path: Path) -> None:
     attribute.i = 32
     with pytest.raises(ImportFailed, match=r"needs scales \[2, 56\] here, and it has \[3, 56\]"):
         load(made, tmp_path)
+
+
+@pytest.mark.parametrize("reader", ["MatMul", "Gather"])
+def test_a_block_may_be_longer_than_a_row(reader: str, tmp_path: Path) -> None:
+    """It takes the memory of the row, however long a file says that it is."""
+    test_dequantized_weights_agree_with_onnxruntime(reader, "int4", 1 << 30, True, tmp_path)
+
+
+def test_nodes_that_share_a_weight_share_what_it_becomes() -> None:
+    """A small file becomes no large one, and each node is looked at once; constants of the model keep their names."""
+    random = np.random.default_rng(0)
+    made = dequantized(random, "int4", (48, 56), axis=0, block=16, has_zeros=True, reader="MatMul")
+    taken = numpy_helper.from_array(np.zeros(3, np.float32), "real/packed-56x3x8")
+    made.graph.initializer.append(taken)
+    made.graph.output.append(value(taken.name, [3]))
+    for number in range(2000):
+        made.graph.node.add().CopyFrom(made.graph.node[0])
+        made.graph.node[-1].output[0] = f"w{number}"
+        made.graph.node.append(node("MatMul", ["x", f"w{number}"], [f"y{number}"]))
+    converted = convert_grouped_weights(made).graph
+    sizes = {tensor.name: [*tensor.dims] for tensor in converted.initializer}
+    assert sizes == {
+        "real/packed-56x3x8": [3],
+        "real/packed-56x3x8_": [56, 3, 8],
+        "real/scales-56x3": [56, 3],
+        "real/zeros-56x3": [56, 3],
+    }
