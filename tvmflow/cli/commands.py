@@ -35,6 +35,7 @@ GROUPS: Final = {
         "show": "Show all that is known of a run, or of the kernels of a recipe.",
         "compare": "Show what changed between two runs, releases or deliveries.",
         "logs": "Show the log of a stage.",
+        "trace": "Write where the time of a run went, for Perfetto and other viewers.",
     },
     "Use the results": {
         "run-model": "Run a bundle on images, arrays, or random numbers.",
@@ -67,6 +68,7 @@ _MODULES: Final = {
     "explain": "plan",
     "diff": "lock",
     "logs": "runs",
+    "trace": "runs",
     "run-model": "run_model",
     **dict.fromkeys(("inspect", "verify", "sign", "keygen"), "provenance"),
     **dict.fromkeys(("device", "worker", "scheduler"), "cluster"),

@@ -1,4 +1,4 @@
-"""`tvmflow runs` and `tvmflow logs`: what earlier runs did, and what their stages wrote."""
+"""`tvmflow runs`, `logs` and `trace`: what earlier runs did, what their stages wrote, and when."""
 
 from __future__ import annotations
 
@@ -72,6 +72,31 @@ class LogsOptions(Options):
     run_id: str | None = option("RUN", "of this run: its id, or `latest`", name="--run")
     follow: bool = flag("go on with what is written, until no run uses the store any more")
     store: StoreOption = store_option("logs are")
+    verbosity: int
+
+
+class TraceOptions(Options):
+    """Write where the time of a run went, for Perfetto and other viewers.
+
+    The file has stages, trials, measurements, transfers and waits, on the tracks of the processes that did
+    them. https://ui.perfetto.dev and chrome://tracing show it; nothing is uploaded.
+
+    Examples:
+        tvmflow trace
+        # of the run before, packed
+        tvmflow trace latest~1 -o trace.json.gz
+    """
+
+    run_id: str | None = argument(
+        "RUN", "its id or the beginning of it, `latest` (the default), or `latest~1`", "?"
+    )
+    output: Path | None = option(
+        "FILE",
+        "where the trace is written (./trace-RUN.json), packed if it ends in .gz",
+        name="-o --output",
+    )
+    json: bool = flag(JSON_HELP)
+    store: StoreOption = store_option()
     verbosity: int
 
 
@@ -230,4 +255,36 @@ def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
     yield f"{count_text(len(logs), 'log')}; `tvmflow logs STAGE` shows one"
 
 
-COMMANDS: Final = {"runs": runs, "logs": logs}
+# ---------------------------------------------------------------- traces
+
+
+def trace(options: TraceOptions) -> int:
+    from tvmflow.cli.output import check_output_file, print_outcome, write_file
+    from tvmflow.core.generated_text import shell_word
+    from tvmflow.engine.run_records import LATEST, read_run
+    from tvmflow.engine.timeline import make_trace, read_timeline
+
+    check_output_file(options.output, ())
+    run = read_run(options.store.locate(), options.run_id or LATEST)
+    timeline = read_timeline(run.timeline, run.id)
+    about = {
+        "run": run.id,
+        "command": " ".join(map(shell_word, ["tvmflow", *run.argv])),
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(run.began_s)),
+        "machine": run.machine.name,
+        "tvmflow": run.tvmflow,
+        "spans left out": timeline.left_out,
+    }
+    path = options.output or Path(f"trace-{run.id}.json")
+    content = make_trace(timeline, run.stages, run.began_s, about).to_bytes(path)
+    write_file(path, content)
+    lines = [f"{path}: open it at https://ui.perfetto.dev, or in another viewer of Chrome's traces"]
+    if timeline.left_out:
+        lines.append(
+            f"the last {count_text(timeline.left_out, 'span')} of this long run are missing"
+        )
+    print_outcome({"path": str(path), "bytes": len(content)}, lines, EXIT_OK, options)
+    return EXIT_OK
+
+
+COMMANDS: Final = {"runs": runs, "logs": logs, "trace": trace}

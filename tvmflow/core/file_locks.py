@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from tvmflow.core import termination
+from tvmflow.core import spans, termination
 from tvmflow.core.errors import Interrupted
 
 _POLL_S = 0.1
@@ -119,6 +119,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
             os.close(copy)
             locked.set()
 
+    began_s = time.time()
     threading.Thread(target=wait, name="file-lock", daemon=True).start()
     next_notice = time.monotonic() + _FIRST_NOTICE_S
     while not locked.wait(_POLL_S):
@@ -127,6 +128,7 @@ def _wait_for_lock(descriptor: int, operation: int, subject: str) -> None:
         if time.monotonic() >= next_notice:
             next_notice = time.monotonic() + _NOTICE_INTERVAL_S
             _report_wait(descriptor, subject)
+    spans.add_span(f"wait for {subject or _name(descriptor)}", began_s, time.time())
     if errors:
         raise errors[0]
 

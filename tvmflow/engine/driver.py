@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from typing import Final, NamedTuple, Protocol
 
-from tvmflow.core import file_locks, signing
+from tvmflow.core import file_locks, signing, spans
+from tvmflow.core.codec import to_json
 from tvmflow.core.errors import UsageError
 from tvmflow.core.termination import Cancelling
 from tvmflow.core.types import Plan
@@ -19,6 +20,7 @@ from tvmflow.engine.remote_access import RemoteSettings
 from tvmflow.engine.report import RunReport
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.engine.stage_execution import RunContext
+from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.executors import EXECUTORS, Event, ExecutorContext
 from tvmflow.planning.prepare import PreparedRun, RunRequest, prepare_run
 from tvmflow.provenance.source_state import read_builder_id
@@ -177,10 +179,17 @@ class Driver:
             forced=self._forced, delivers_interim=self._delivers_interim
         )
         client = self._open_client(self._settings.remote)
-        with Cancelling(self.cancel, self._observer.interrupted):
-            report = run_plan(
-                plan, self._store, self._executor, self._observer.event, options, client
-            )
+        recorder = TimelineRecording(self._observer.event)
+        report_before = spans.report_spans(recorder.event)
+        try:
+            with Cancelling(self.cancel, self._observer.interrupted):
+                report = run_plan(
+                    plan, self._store, self._executor, recorder.event, options, client
+                )
+        finally:
+            spans.report_spans(report_before)
+        timeline = recorder.finish(plan, options.jobs or self._executor.slots)
+        report = report._replace(timeline=to_json(timeline))
         self._forced -= {stage.stage_id for stage in report.stages if stage.outcome == "ran"}
         return report
 
@@ -191,7 +200,7 @@ class Driver:
         return RunContext(
             store=self._store,
             executor=self._executor,
-            on_event=self._observer.event,
+            on_event=TimelineRecording(self._observer.event).event,
             timeout_s=session.stage_timeout_s,
             remote_client=client,
             memory_bytes=session.stage_memory,

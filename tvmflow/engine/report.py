@@ -265,7 +265,8 @@ class RunReport(NamedTuple):
 
     `delivered` are paths in `dist`, `damage` those of damaged files in the store. `signal` is the
     number of the signal that ended it, or 0. `compared_libraries` are those of recipes with several
-    that a user may want to compare. `origins` are the files that the recipes came from.
+    that a user may want to compare. `origins` are the files that the recipes came from. `timeline` is
+    a `Timeline` as JSON, for the record of the run alone.
     """
 
     stages: tuple[StageReport, ...]
@@ -276,6 +277,7 @@ class RunReport(NamedTuple):
     signal: int = 0
     compared_libraries: tuple[ComparedLibrary, ...] = ()
     origins: tuple[RecipeOrigin, ...] = ()
+    timeline: Json = None
 
     @property
     def exit_code(self) -> int:
@@ -287,7 +289,9 @@ class RunReport(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain JSON."""
-        return {**to_json(self._asdict()), "exit_code": self.exit_code}
+        fields = self._asdict()
+        del fields["timeline"]
+        return {**to_json(fields), "exit_code": self.exit_code}
 
 
 class ReportedFacts:

@@ -92,7 +92,8 @@ class RunRecord(NamedTuple):
 
     The command line is without passwords; `sources` has the files of the recipes, each once; `builds` the
     results for each recipe and target; `damage` the paths of damaged files in the store. `release` is None
-    for a run that makes none, and `message` is empty unless an error ended the run.
+    for a run that makes none, and `message` is empty unless an error ended the run. `timeline` is a
+    `Timeline` as JSON, which only those read who need it; None in records of earlier versions.
     """
 
     id: str
@@ -111,6 +112,7 @@ class RunRecord(NamedTuple):
     damage: tuple[str, ...]
     release: Json = None
     message: str = ""
+    timeline: Json = None
 
     @property
     def report(self) -> RunReport:
@@ -206,6 +208,7 @@ class Recording:
             damage=report.damage,
             release=self.release,
             message=self.message or _describe_stop(self.exit_code),
+            timeline=report.timeline,
         )
 
     def _with_log(self, stage: StageReport) -> StageReport:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tvmflow.core import termination
+from tvmflow.core import spans, termination
 from tvmflow.core.errors import EXIT_OK, InternalError, TvmflowError
 from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import count_text
@@ -126,7 +126,8 @@ def _uploading(remote_client: RemoteCacheClient | None, executor: Executor) -> I
     except BaseException:
         remote_client.finish(is_cancelled=True)
         raise
-    remote_client.finish(time.monotonic() - started, is_cancelled=executor.cancelled)
+    with spans.span("wait for uploads"):
+        remote_client.finish(time.monotonic() - started, is_cancelled=executor.cancelled)
 
 
 class Session:
@@ -186,7 +187,8 @@ class Session:
         delivery.check_folders(self._plan, self._options.dist, {spec.id for spec in missing})
         if client is not None and missing:
             client.limit_time(estimate_work(missing, self._context.store))
-            prefetch(self._plan, self.state, client, self._report_fetched)
+            with spans.span("prefetch"):
+                prefetch(self._plan, self.state, client, self._report_fetched)
         if missing:
             self._announce()
         pending = [spec for spec in self._plan.stages if not self._report_hit(spec)]
@@ -221,8 +223,9 @@ class Session:
             DamagedBlob: when a stored file does not have its digest.
         """
         artifacts, dist = self.state.artifacts, self._options.dist
-        paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
-        return paths + sidecar.write_sidecars(self._plan, artifacts, self._context.store, dist)
+        with spans.span("deliver"):
+            paths = delivery.deliver(self._plan, artifacts, self._context.store, dist)
+            return paths + sidecar.write_sidecars(self._plan, artifacts, self._context.store, dist)
 
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""

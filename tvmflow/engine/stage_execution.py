@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from tvmflow.core import spans
 from tvmflow.core.disk_errors import disk_errors, explain, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, TvmflowError, outcome_for
 from tvmflow.core.files import write_atomically
@@ -21,6 +22,7 @@ from tvmflow.engine.report import StageReport
 from tvmflow.executors.base import Executor, OnEvent
 from tvmflow.frontends import FRONTENDS
 from tvmflow.planning.decisions import check_pinned, input_digests
+from tvmflow.store.addresses import without_secrets
 from tvmflow.store.downloads import DownloadProgress
 from tvmflow.store.failures import existing_log
 from tvmflow.store.file_digests import stamp
@@ -154,7 +156,8 @@ class StageExecution:
         """Before tuning, fetch trials from the remote cache; afterwards, offer it the new ones."""
         ledger_sync = self.context.ledger_sync if self.spec.traits.uses_ledger else None
         if ledger_sync:
-            ledger_sync.pull(self.spec.settings)
+            with spans.span(f"pull trials for {self.spec.id}"):
+                ledger_sync.pull(self.spec.settings)
         yield
         if ledger_sync:
             ledger_sync.offer(self.spec.settings)
@@ -212,7 +215,12 @@ class StageExecution:
 
     def _find_file(self, file: InputFile) -> str:
         limit_s = self.context.timeout_s or math.inf
-        return fetch_file(file, self.context.store, on_progress=self._on_download, limit_s=limit_s)
+        with spans.span(
+            f"find {file.role} of {self.spec.id}", url=file.url and without_secrets(file.url)
+        ):
+            return fetch_file(
+                file, self.context.store, on_progress=self._on_download, limit_s=limit_s
+            )
 
     def _on_download(self, progress: DownloadProgress) -> None:
         if self.context.executor.cancelled:

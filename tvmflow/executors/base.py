@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from tvmflow.core.types import StageCall, StageResult
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 """A progress event: a small JSON object whose `event` says which kind it is."""
+
+PLACE: Final = "place"
+"""The kind of the event that says where a stage runs: `pid`, and `worker`, which is empty on this machine."""
 
 OnEvent = Callable[[Event], None]
 

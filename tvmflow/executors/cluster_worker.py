@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core import codec, packages
+from tvmflow.core import codec, packages, spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.core.version import VERSION
-from tvmflow.executors.base import Event, OnEvent
+from tvmflow.executors.base import PLACE, Event, OnEvent
 from tvmflow.executors.local import ProcessExecutor
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.peers import PEERS
@@ -248,6 +248,8 @@ class WorkerTask:
 
     def report(self, event: Event) -> None:
         """Send a progress event to the run."""
+        if event["event"] == PLACE:
+            event = {**event, "worker": self.worker}
         self.send({"event": event})
 
     def is_abandoned(self) -> bool:
@@ -294,8 +296,10 @@ def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
     _check_unchanged(request)
     store = _open_store(os.environ[STORE_VARIABLE])
     with store.running(), _connect(request, store, task) as connection:
+        began_s = time.time()
         for blob in request.inputs.values():
             _fetch(connection, store, BlobRef(blob.digest, blob.size))
+        task.report(spans.describe_span("fetch inputs", began_s, time.time()))
         with store.claim(request.key) as claim:
             call = _make_call(request, store, claim)
             log = Path(store.root, "logs", "cluster", f"{request.key}.log")
@@ -304,8 +308,9 @@ def _run(request: StageRequest, task: WorkerTask) -> StageResponse:
                 _lend_executor(task.is_abandoned) as executor,
             ):
                 result = executor.execute(call, log, on_event)
-            has_files = result.outcome in ("ok", "rejected")
+            has_files, began_s = result.outcome in ("ok", "rejected"), time.time()
             files = _upload_outputs(connection, store, claim) if has_files else {}
+            task.report(spans.describe_span("upload outputs", began_s, time.time()))
             if result.outcome == "ok":
                 store.release(claim)
     return StageResponse(_with_user_paths(result, log, request, call), files, task.worker)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from tvmflow.core import codec
+from tvmflow.core import codec, spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import EnvironmentProblem, Interrupted, StoreError, UsageError
@@ -119,14 +119,16 @@ class DaskExecutor:
                     seconds=0.0,
                     log=str(log),
                 )
-            self._files.download_outputs(Path(call.out), response.files)
+            with spans.span(f"download from {response.worker}"):
+                self._files.download_outputs(Path(call.out), response.files)
         log.write_text(f"ran on worker {response.worker}\n{response.result.log}")
         if call.traits.uses_ledger:
             self._pull_trials(call)
         return response.result._replace(log=str(log))
 
     def _make_request(self, cluster: DaskCluster, call: StageCall) -> StageRequest:
-        inputs = {name: self._files.upload_input(path) for name, path in call.inputs.items()}
+        with spans.span("send inputs"):
+            inputs = {name: self._files.upload_input(path) for name, path in call.inputs.items()}
         contents = {name: blob.digest for name, blob in inputs.items()}
         return StageRequest(
             token=uuid.uuid4().hex,

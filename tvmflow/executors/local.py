@@ -16,7 +16,7 @@ from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.memory import MemoryExcess, MemoryWatch
 from tvmflow.core.types import StageCall, StageResult
-from tvmflow.executors.base import OnEvent
+from tvmflow.executors.base import PLACE, OnEvent
 from tvmflow.executors.stage_worker import list_written_folders
 from tvmflow.targets import devices
 
@@ -78,6 +78,7 @@ class ProcessExecutor:
 
         def begin(pid: int) -> None:
             pids.append(pid)
+            on_event({"event": PLACE, "pid": pid, "worker": ""})
             self._memory.add(pid, call.memory_bytes)
 
         try:

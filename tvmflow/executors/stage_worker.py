@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tvmflow.core import file_locks, logs, packages
+from tvmflow.core import file_locks, logs, packages, spans
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.disk_errors import disk_errors, find_disk_problem
 from tvmflow.core.errors import EnvironmentProblem, VerifyFailed
@@ -22,6 +22,7 @@ def run_stage(payload: dict[str, Json], emit: Emit) -> dict[str, Json]:
     """
     logs.configure(logging.DEBUG)
     file_locks.report_waits(lambda text: emit({"event": "waiting", "message": text}))
+    spans.report_spans(emit)
     call = from_json(StageCall, payload)
     _check_tools(call)
     stage = STAGES[call.stage]

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from tvmflow.compiler.options import schedules_version
-from tvmflow.core import packages
+from tvmflow.core import packages, spans
 from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, VerifyFailed
 from tvmflow.core.formatting import count_text, duration_text, latency_text
@@ -226,9 +226,10 @@ def _measure(
         peak = _finalists.measure_peak(settings, context, fork_server)
         for done, task in enumerate(tasks, 1):
             key, trials = task["key"], records.get(task["key"], [])
-            measured = _finalists.measure_workload(
-                settings, context, fork_server, modules[key], trials, ledger.workload(key)
-            )
+            with spans.span(f"finalists of {task['names'][0]}", trials=len(trials)):
+                measured = _finalists.measure_workload(
+                    settings, context, fork_server, modules[key], trials, ledger.workload(key)
+                )
             judgements[key] = _finalists.judge_finalists(task, measured, trials)
             bans = ledger.workload(key).bans if task.get("sizes") or settings.by_driver else {}
             if wrong := [bans[trial["id"]].reason for trial in trials if trial["id"] in bans]:

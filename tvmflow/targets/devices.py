@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.core import disk_errors, file_locks
+from tvmflow.core import disk_errors, file_locks, spans
 from tvmflow.core.errors import StoreError
 from tvmflow.targets.backends import BACKENDS, cpu
 
@@ -61,4 +61,6 @@ def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[N
                 raise
             text = f"the devices of this machine cannot be locked: {problem.message}"
             raise StoreError(text, fix=RUNTIME_FIX) from error
+        if not shared:
+            stack.enter_context(spans.span("measurement", device=device["kind"]))
         yield

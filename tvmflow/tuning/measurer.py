@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core import spans
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
+from tvmflow.core.formatting import excerpt
 from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
@@ -23,7 +25,13 @@ from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning import measure
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Failure, Trial, timestamp
-from tvmflow.tuning.tuning_job import PhaseReporter, WorkClock, read_failure, report_failure
+from tvmflow.tuning.tuning_job import (
+    PhaseReporter,
+    PhaseSpans,
+    WorkClock,
+    read_failure,
+    report_failure,
+)
 
 _TRIALS_BETWEEN_DRIFT_CHECKS: Final = 64
 # Each builder is a process with TVM in it.
@@ -66,6 +74,7 @@ class MeasureJob(NamedTuple):
         trace: The schedule; None for that of the untuned kernel.
         best_s: Seconds of the workload's best schedule so far; None when there is none.
         seed: The seed of the search.
+        name: The name of the workload, for people.
     """
 
     id: str
@@ -73,6 +82,7 @@ class MeasureJob(NamedTuple):
     trace: Json
     best_s: float | None
     seed: int
+    name: str = ""
 
 
 RecordTrial = Callable[[int, Trial], None]
@@ -122,11 +132,13 @@ class Measurer:
 
         def measure_job(index: int) -> None:
             if may_continue():
-                trial = self._measure_job(jobs[index])
+                with spans.span(f"trial of {jobs[index].name or 'a kernel'}") as arguments:
+                    trial = self._measure_job(jobs[index])
+                    arguments |= {"id": trial.id, **_describe_end(trial)}
                 with recording:
                     record(index, trial)
 
-        with ThreadPoolExecutor(min(self._builders, len(jobs)) or 1) as pool:
+        with ThreadPoolExecutor(min(self._builders, len(jobs)) or 1, "builder") as pool:
             # An error cancels the jobs that have not begun.
             list(pool.map(measure_job, range(len(jobs))))
 
@@ -173,15 +185,16 @@ class Measurer:
         Raises:
             StageError: The candidate is not to blame for the outcome.
         """
-        phases: list[str] = []
+        phases = PhaseSpans()
         with contextlib.ExitStack() as locks:
             self._lock_for_building(locks)
 
             def follow(event: dict[str, Any]) -> None:
-                phases.append(event["phase"])
+                phases.begin(event["phase"])
                 if event.get("ask"):
                     locks.close()
-                    locks.enter_context(self._gate.running())
+                    with spans.span("wait for a turn"):
+                        locks.enter_context(self._gate.running())
                     device = devices.exclusive(self._context.locks, self._context.device)
                     self._enter(locks, device)
 
@@ -192,9 +205,11 @@ class Measurer:
                 log=self._context.log,
                 emit=follow,
             )
-        if outcome.kind == "timeout" and not phases:
-            phases.append("start")
-        result = TrialResult.read(outcome.value, read_failure(outcome, phases))
+            phases.end()
+        names = phases.names
+        if outcome.kind == "timeout" and not names:
+            names = ["start"]
+        result = TrialResult.read(outcome.value, read_failure(outcome, names))
         if result.failure is not None and result.failure.phase == DEVICE_PHASE:
             raise StageError(
                 f"the {self._context.target['kind']} device of this machine cannot run kernels: "
@@ -206,7 +221,8 @@ class Measurer:
     def _lock_for_building(self, locks: contextlib.ExitStack) -> None:
         """Take the locks of a builder. The device locks are for all runs on this machine."""
         context = self._context
-        locks.enter_context(self._gate.building())
+        with spans.span("wait for a turn"):
+            locks.enter_context(self._gate.building())
         if self._on_gpu:
             # Builders do not disturb the GPU, but they would disturb measurements on the CPU.
             self._enter(locks, devices.shared(context.locks, devices.CPU))
@@ -219,6 +235,13 @@ class Measurer:
         """Take the lock of a device. The gate has been passed, so that only other runs may hold it."""
         with self._context.clock.waiting():
             locks.enter_context(device)
+
+
+def _describe_end(trial: Trial) -> dict[str, Json]:
+    """Return the time of a trial, or why it has none, for its span."""
+    if trial.failure is not None:
+        return {"failed in": trial.failure.phase, "problem": excerpt(trial.failure.message)}
+    return {"µs": round(trial.seconds * 1e6, 3)}
 
 
 class _BuildRunGate:

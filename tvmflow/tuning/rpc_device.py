@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tvmflow.core import spans
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.fork_server import ChildFunction, Emit, ForkServer
 from tvmflow.core.formatting import count_text
@@ -43,7 +44,7 @@ from tvmflow.tuning.measurer import (
     time_trial,
 )
 from tvmflow.tuning.trials import Failure, Trial
-from tvmflow.tuning.tuning_job import PhaseReporter, read_failure, report_failure
+from tvmflow.tuning.tuning_job import PhaseReporter, PhaseSpans, read_failure, report_failure
 
 # A session that its own server does not end in time is ended here so much later.
 _GRACE_S: Final = 2.0
@@ -146,7 +147,8 @@ class DevicePool:
         timeout_s = self.endpoint.timeout_s * sessions
         faults = failures = 0
         while True:
-            lease = self._wait_for_device(may_continue)
+            with spans.span(f"wait for a device with the key {self.endpoint.key}"):
+                lease = self._wait_for_device(may_continue)
             if lease is None:
                 return None
             try:
@@ -242,15 +244,16 @@ class DevicePool:
         server: str = "",
     ) -> SessionResult:
         """Run a function in a child of this machine; `server` is the device that it uses, if any."""
-        phases: list[str] = []
+        phases = PhaseSpans()
         outcome = self._fork_server.call(
             function,
             payload,
             timeout_s=timeout_s,
             log=self._log,
-            emit=lambda event: phases.append(event["phase"]),
+            emit=lambda event: phases.begin(event["phase"]),
         )
-        return SessionResult(outcome.value, read_failure(outcome, phases), server)
+        phases.end()
+        return SessionResult(outcome.value, read_failure(outcome, phases.names), server)
 
 
 # Larger arguments are filled on the device: the network is slow.

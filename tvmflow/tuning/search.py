@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from tvmflow.core import spans
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning.budget import Budget
@@ -158,7 +159,14 @@ class Tuning:
 
         # With 0 as the best time a kernel gets the first look alone: some take seconds.
         jobs = [
-            MeasureJob(id=task.key, mod=task.mod, trace=None, best_s=0.0, seed=self._options.seed)
+            MeasureJob(
+                id=task.key,
+                mod=task.mod,
+                trace=None,
+                best_s=0.0,
+                seed=self._options.seed,
+                name=f"{task.name}, untuned",
+            )
             for task in missing
         ]
         self._measurer.measure(jobs, record, self._has_time)
@@ -269,7 +277,8 @@ class Tuning:
         for key, pairs in learned.items():
             candidates, trials = zip(*pairs, strict=True)
             start = self._clock.now()
-            self._proposals[key].learn(candidates, trials)
+            with spans.span(f"cost model of {self._tasks[key].name}"):
+                self._proposals[key].learn(candidates, trials)
             self._seconds[key] += self._clock.now() - start
         self._note_time(learned)
         return bool(chosen)
@@ -279,7 +288,8 @@ class Tuning:
         chosen: list[tuple[str, Candidate]] = []
         for key, count in missing.items():
             start = self._clock.now()
-            candidates = self._proposals_for(key).propose(count)
+            with spans.span(f"candidates of {self._tasks[key].name}"):
+                candidates = self._proposals_for(key).propose(count)
             self._seconds[key] += self._clock.now() - start
             if not candidates:
                 _log.debug("the search space of workload %s is exhausted", key[:12])
@@ -291,9 +301,14 @@ class Tuning:
         best = self._trials[key].valid()
         known = [self._untuned.get(key), best[0].seconds if best else None]
         best_s = min((seconds for seconds in known if seconds is not None), default=None)
-        mod = self._tasks[key].mod
+        task = self._tasks[key]
         return MeasureJob(
-            id=candidate.id, mod=mod, trace=candidate.trace, best_s=best_s, seed=self._options.seed
+            id=candidate.id,
+            mod=task.mod,
+            trace=candidate.trace,
+            best_s=best_s,
+            seed=self._options.seed,
+            name=task.name,
         )
 
     def _proposals_for(self, key: str) -> Proposals | OpenProposals:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
+from tvmflow.core import spans
 from tvmflow.core.errors import StageError, TvmflowError
 from tvmflow.core.file_locks import WaitingTime
 from tvmflow.core.fork_server import Emit, Outcome
@@ -283,6 +284,30 @@ def summarize_error(error: Exception) -> str:
 
 
 # ---------------------------------------------------------------- in its parent
+
+
+class PhaseSpans:
+    """Follows the phases of a child: each is a span of this process.
+
+    Attributes:
+        names: The phases that the child has reported.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._began_s = 0.0
+
+    def begin(self, name: str) -> None:
+        """Take the beginning of a phase, which is the end of the one before."""
+        self.end()
+        self.names.append(name)
+
+    def end(self) -> None:
+        """Take the end of the last phase."""
+        now_s = time.time()
+        if self.names:
+            spans.add_span(self.names[-1], self._began_s, now_s)
+        self._began_s = now_s
 
 
 def read_failure(outcome: Outcome, phases: Sequence[str]) -> Failure | None:

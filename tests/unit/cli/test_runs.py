@@ -1,16 +1,21 @@
-"""`tvmflow runs` and `show run`: rows that say what happened, whatever the names are."""
+"""`tvmflow runs`, `show run` and `trace`: what happened, whatever the names are."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.support.trace_checks import check_trace
 from tvmflow.cli import main
+from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EXIT_OK, EXIT_USAGE
-from tvmflow.core.types import RecipeOrigin
+from tvmflow.core.types import Plan, RecipeOrigin
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
+from tvmflow.engine.timeline import TimelineRecording
 from tvmflow.store.local import LocalStore
 
 
@@ -121,3 +126,28 @@ def test_logs_and_explain_take_the_same_arguments(
     for command, usage in (("logs", "[RECIPE]"), ("explain", "RECIPE")):
         assert main.main([command, "--help"]) == EXIT_OK
         assert f"tvmflow {command} [OPTIONS] {usage} [STAGE[/TARGET]]" in capsys.readouterr().out
+
+
+def test_a_trace_is_written_of_the_last_run(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Named by the run, or as `-o` says; a run of an earlier version has no timeline."""
+    record(store, "net")
+    assert main.main(["trace"]) == EXIT_USAGE
+    assert "has no timeline" in capsys.readouterr().err
+    recorder = TimelineRecording(lambda _: None)
+    recorder.event({"event": "stage_finished", "stage_id": "net:import", "outcome": "hit"})
+    with record_run(store, ["run", "net.yaml"]) as recording:
+        stage = StageReport("net:import", "hit", "unchanged", 0.0, {})
+        value = to_json(recorder.finish(Plan((), ()), jobs=2))
+        recording.report, recording.exit_code = RunReport((stage,), timeline=value), 0
+        recording.did_more = True
+    assert main.main(["trace", "-o", "x/t.json.gz", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written == {"path": "x/t.json.gz", "bytes": Path("x/t.json.gz").stat().st_size}
+    assert main.main(["trace"]) == 0
+    (path,) = Path().glob("trace-*.json")
+    content = json.loads(gzip.decompress(Path("x/t.json.gz").read_bytes()))
+    assert content == json.loads(path.read_text())
+    assert content["otherData"]["command"] == "tvmflow run net.yaml"
+    check_trace(content)

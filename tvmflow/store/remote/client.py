@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core import spans
 from tvmflow.core.disk_errors import check_free_space
 from tvmflow.core.errors import Interrupted, StoreError
 from tvmflow.core.types import Artifact, Json, StageKey
@@ -80,7 +81,9 @@ class ResultReader:
             return None
         title = f"the result {key.digest[:12]} of {key.preimage['stage']}"
         try:
-            fetched = self._fetch(key.digest)
+            with spans.span(f"fetch {key.preimage['stage']}", key=key.digest) as arguments:
+                fetched = self._fetch(key.digest)
+                arguments["bytes"] = fetched.bytes if fetched else None
         except InvalidAction as reason:
             self._reject(key.digest, f"{title} is rejected: {reason}", reason)
         except MissingBlob:
@@ -468,8 +471,9 @@ class Uploader:
             if self._threads:
                 return
             # daemons: what they have not uploaded is in the spool, and nobody must wait for them
-            for _ in range(_PARALLEL_UPLOADS):
-                thread = threading.Thread(target=self._upload_items, daemon=True)
+            for number in range(_PARALLEL_UPLOADS):
+                name = f"remote-uploads_{number}"
+                thread = threading.Thread(target=self._upload_items, name=name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
@@ -490,8 +494,8 @@ class Uploader:
     def _upload(self, item: str) -> None:
         prefix = _prefix(item)
         if not prefix:
-            with contextlib.suppress(NotInStore):
-                self.sender.upload(item)
+            with contextlib.suppress(NotInStore), spans.span("upload", key=item) as arguments:
+                arguments["bytes"] = self.sender.upload(item)
         elif prefix in self._handlers:
             if text := self.spool.read(item):
                 self._handlers[prefix](text)

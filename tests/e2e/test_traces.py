@@ -1,0 +1,34 @@
+"""Traces of real runs: what ran where, down to each trial."""
+
+from __future__ import annotations
+
+import json
+
+from tests.support.project import Project
+from tests.support.trace_checks import check_trace
+
+
+def test_the_trace_of_a_run_has_its_trials(finished_project: Project) -> None:
+    """On the threads that built them, within the stage; each is measured on the device."""
+    written = finished_project.tvmflow("trace", "latest", "-o", "t.json")
+    assert written.code == 0, written.err
+    trace = check_trace(json.loads((finished_project.folder / "t.json").read_text()))
+    assert ("tiny:import", "tiny:lower/host") in trace.flows
+    stages = {item["name"]: item for item in trace.slices["worker 1/stages"]}
+    assert [name.partition(":")[2].partition("/")[0] for name in stages] == [
+        *("import", "lower", "extract_tasks", "tune", "pick_best", "build", "export", "verify"),
+    ]
+    threads = [name for name in trace.slices if name.startswith("worker 1/builder_")]
+    items = [item for name in threads for item in trace.slices[name]]
+    trials = [item for item in items if item["name"].startswith("trial of ")]
+    assert len([item for item in trials if "untuned" not in item["name"]]) == 4
+    assert {item["args"]["stage"] for item in trials} == {"tiny:tune/host"}
+    tune = stages["tiny:tune/host"]
+    assert all(
+        tune["ts"] <= item["ts"] and item["ts"] + item["dur"] <= tune["ts"] + tune["dur"]
+        for item in trials
+    )
+    (device,) = (items for name, items in trace.slices.items() if name.endswith("/cpu"))
+    assert {"tiny:tune/host", "tiny:pick_best/host", "tiny:verify/host"} == {
+        item["name"] for item in device
+    }
