@@ -114,7 +114,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
         record = read_run(store, what)
     page = describe_run(record, store)
     release = record.release if isinstance(record.release, dict) else {}
-    page = page._replace(gates=describe_gates(release.get("gates", ())))
+    page = page._replace(gates=(*page.gates, *describe_gates(release.get("gates", ()))))
     return _Subject(record.id, page, make_side(record))
 
 

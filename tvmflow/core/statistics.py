@@ -117,14 +117,8 @@ class PairedTimes(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The 99 % confidence interval of the median ratio; all ratios when there are few pairs.
-
-        It needs no distribution of the noise: the limits are order statistics (W. J. Conover,
-        Practical Nonparametric Statistics, section 3.2).
-        """
-        ordered = sorted(self.ratios)
-        left_out = _count_outer(len(ordered))
-        return ordered[left_out], ordered[-1 - left_out]
+        """The 99 % confidence interval of the median ratio; all ratios when there are few pairs."""
+        return median_limits(self.ratios)
 
     @property
     def is_faster(self) -> bool:
@@ -144,14 +138,34 @@ class PairedTimes(NamedTuple):
     @property
     def is_decided(self) -> bool:
         """True if more pairs are of no use: one is faster beyond the noise, or both are equally fast."""
-        low, high = self._trusted_limits
-        return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
+        return self.is_decided_about(1.0)
+
+    def is_decided_about(self, bound: float) -> bool:
+        """Return whether more pairs are of no use to tell whether the ratio is below a bound."""
+        return is_decided(self._trusted_limits, bound)
 
     @property
     def is_precise(self) -> bool:
         """True if the limits of the ratio lie close to each other."""
         low, high = self._trusted_limits
         return high <= low * _PRECISE
+
+
+def median_limits(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 99 % confidence interval of the median of measurements; the least and the most of few.
+
+    It needs no distribution of the noise: the limits are order statistics (W. J. Conover,
+    Practical Nonparametric Statistics, section 3.2).
+    """
+    ordered = sorted(values)
+    left_out = _count_outer(len(ordered))
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+def is_decided(limits: tuple[float, float], bound: float) -> bool:
+    """Return whether an interval lies on one side of a bound, or so close to it that this is of no use."""
+    low, high = limits[0] / bound, limits[1] / bound
+    return low > 1 or high < 1 or 1 - _EQUAL < low <= high < 1 + _EQUAL
 
 
 def _count_outer(pairs: int) -> int:
@@ -170,6 +184,7 @@ def measure_in_turns(
     min_pairs: int = 3,
     precise_pairs: int = 0,
     max_pairs: int = 64,
+    bound: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> PairedTimes:
     """Measure two subjects in turns until it is decided which is faster.
@@ -181,12 +196,15 @@ def measure_in_turns(
         min_pairs: Pairs that are measured in any case.
         precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
         max_pairs: Pairs that are measured at most.
+        bound: The ratio that it is to be decided about: 1 for which is faster.
         clock: Returns the current time in seconds.
     """
     started = clock()
     times = PairedTimes((), ())
     while len(times.first) < max_pairs:
-        is_enough = times.is_decided and (len(times.first) >= precise_pairs or times.is_precise)
+        is_enough = times.is_decided_about(bound) and (
+            len(times.first) >= precise_pairs or times.is_precise
+        )
         if len(times.first) >= min_pairs and (is_enough or clock() - started > seconds):
             break
         # Every second pair runs backwards, so that neither always follows the other.

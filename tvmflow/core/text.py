@@ -44,6 +44,7 @@ def did_you_mean(
 # ---------------------------------------------------------------- quantities
 
 _SECONDS: Final = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+_CALL_SECONDS: Final = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES: Final = {
     **{"B": 1, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     **{"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40},
@@ -68,8 +69,17 @@ def parse_size(text: str) -> int:
     return int(_parse(text, _BYTES, "a size such as 20GB or 500MB"))
 
 
+def parse_latency(text: str) -> float:
+    """Return the seconds of a latency such as `8 ms`, `250us` or `0.5 s`.
+
+    Raises:
+        ValueError: for any other text; the message says what is expected.
+    """
+    return _parse(text, _CALL_SECONDS, "a latency such as 8 ms or 0.5 s")
+
+
 def _parse(text: str, units: Mapping[str, float], kind: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-z]*)", text, re.ASCII)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-zµ]*)", text, re.ASCII)
     number, unit = match.groups() if match else ("", "")
     if match and unit in units:
         return float(number) * units[unit]

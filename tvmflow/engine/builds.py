@@ -17,6 +17,7 @@ from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
 from tvmflow.stages.quantize import QuantizeFacts
+from tvmflow.stages.verify.gates import list_rows
 from tvmflow.stages.verify.verdict import (
     Latency,
     SizeVerdict,
@@ -113,6 +114,15 @@ class Tolerance(NamedTuple):
     atol: float
 
 
+class CheckedLimit(NamedTuple):
+    """A gate of a recipe: its field, the limit, what was measured, and whether it passed."""
+
+    gate: str
+    limit: str
+    value: str
+    state: str
+
+
 class Build(NamedTuple):
     """A recipe for one target. None is what the run does not know: no stage has measured it.
 
@@ -137,6 +147,7 @@ class Build(NamedTuple):
         slowest_kernels: The kernels that take most of the time, the slowest first.
         sizes: The sizes at which `verify` ran a library with dimensions; empty for one of fixed sizes.
         measured_at: The sizes at which its latency is, as reports name them.
+        gates: The gates of its recipe, as reports name them.
         inputs: The inputs of the model, where the libraries of a recipe are compared; empty elsewhere.
         is_pareto_optimal: No other library of the recipe for the same machine and inputs is as good in all.
         reused: Every stage was up to date, or came from a remote cache.
@@ -168,6 +179,7 @@ class Build(NamedTuple):
     slowest_kernels: tuple[KernelShare, ...] = ()
     sizes: tuple[SizeResult, ...] = ()
     measured_at: str = ""
+    gates: tuple[CheckedLimit, ...] = ()
     inputs: str = ""
     is_pareto_optimal: bool = False
     reused: bool = False
@@ -279,6 +291,7 @@ def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str,
         "peers": tuple(_list_peers(facts, library)) if library else (),
         "sizes": tuple(map(_read_size, sort_sizes(facts))),
         "measured_at": sizes_text(facts.get("at", {})),
+        "gates": tuple(CheckedLimit(*row) for row in list_rows(facts)),
     }
 
 

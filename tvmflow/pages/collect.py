@@ -28,6 +28,7 @@ from tvmflow.engine.builds import (
 from tvmflow.engine.report import SUCCEEDED, ReportedFacts, StageReport
 from tvmflow.engine.run_records import RunRecord, SourceText, list_runs
 from tvmflow.pages.content import (
+    Gate,
     Kernel,
     Library,
     LibraryKernels,
@@ -411,6 +412,7 @@ def describe_run(record: RunRecord, store: LocalStore) -> Page:
     """Return the page of a run, compared with nothing."""
     return Page(
         kind="Run",
+        gates=tuple(Gate(build.name, *gate) for build in record.builds for gate in build.gates),
         title=_title(record),
         about=tuple(_list_facts(record)),
         libraries=tuple(Library(build, _recipe_name(build)) for build in record.builds),

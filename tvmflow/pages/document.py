@@ -356,25 +356,33 @@ def _size_row(library: Library, entry: SizeResult, *, has_fixed: bool) -> list[C
 
 def _list_gates(page: Page) -> Child:
     """Return a row for each library, and a column for each gate with its limit."""
-    gates = {gate.gate: gate.limit for gate in page.gates}
+    limits: dict[str, set[str]] = {}
+    for gate in page.gates:
+        limits.setdefault(gate.gate, set()).add(gate.limit)
+    # where targets have limits of their own, each is beside its figure
+    gates = {gate: " ".join(values) if len(values) == 1 else "" for gate, values in limits.items()}
     checked = {(gate.label, gate.gate): gate for gate in page.gates}
     columns = [
         Column("library"),
-        *(Column(f"{name} {limit}", is_number=True) for name, limit in gates.items()),
+        *(Column(f"{name} {limit}".rstrip(), is_number=True) for name, limit in gates.items()),
     ]
     rows = (
-        [Cell(label, label), *(_gate_cell(checked.get((label, name))) for name in gates)]
+        [
+            Cell(label, label),
+            *(_gate_cell(checked.get((label, name)), not gates[name]) for name in gates),
+        ]
         for label in dict.fromkeys(gate.label for gate in page.gates)
     )
     return table("Gates", columns, rows, omits_empty=False)
 
 
-def _gate_cell(gate: Gate | None) -> Cell:
+def _gate_cell(gate: Gate | None, has_own_limit: bool) -> Cell:
     if gate is None:
         return Cell(UNKNOWN)
     sign, style = _GATE_STATES.get(gate.state, ("○", "faint"))
     value = f"{sign} {gate.state}"
-    return Cell(element("span", value, class_=style), gate.state, gate.value)
+    note = f"{gate.value} of {gate.limit}" if has_own_limit else gate.value
+    return Cell(element("span", value, class_=style), gate.state, note)
 
 
 def _list_files(page: Page) -> Child:

@@ -67,6 +67,10 @@ from tvmflow.stages.runtime_choice import (
     run_location,
     vm_reason,
 )
+from tvmflow.stages.verify.gates import LATENCY as MAX_LATENCY
+from tvmflow.stages.verify.gates import MEMORY as MAX_MEMORY
+from tvmflow.stages.verify.gates import VERSUS as MAX_VS
+from tvmflow.stages.verify.libraries import UNTIMED_REASONS
 from tvmflow.stages.verify.peer_times import device_of
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, QEMU, RPC
 from tvmflow.store.local import LocalStore
@@ -82,6 +86,8 @@ _WEB_ADVICE: Final = (
     "set verify.run_on: chromium (a browser without a window), or verify.against: none (no check)"
 )
 _TUNE_ADVICE: Final = "set tune.trials: 0 (no search)"
+_NOT_HERE: Final = "the library does not run in a program of this machine (verify.run_on)"
+_DEVICE_MEMORY: Final = "the memory of a GPU is its driver's"
 _COMPARE_FIXED: Final = (
     "a library of one size is compared with one whose sizes each call chooses, and this model has fixed sizes; "
     "leave it out, or name sizes under `dimensions`"
@@ -106,6 +112,7 @@ def check_plan(recipes: Sequence[PlannedRecipe]) -> list[str]:
                 *_check_dimensions(planned, target),
                 *_check_execution(planned, target),
                 *_check_compare(planned, target),
+                *_check_gates(planned, target),
                 *_check_outputs(planned, target),
                 *_check_quantize(planned, target),
             ]
@@ -304,13 +311,48 @@ def _check_compare(planned: PlannedRecipe, target: Target) -> Iterator[str]:
             if not recipe.list_dimensions():
                 yield f"{where}: verify.compare.{index}: {_COMPARE_FIXED}"
             continue
-        peer = PEERS[name]
-        problem = peer.unsupported_reason(recipe.model.kind, device_of(target))
-        if problem:
+        if problem := _find_peer_problem(name, recipe, target):
             yield f"{where}: verify.compare.{index}: {problem}"
-        elif not peer.is_installed():
-            traits = peer.traits
-            yield f"{where}: verify.compare.{index}: {traits.name} is not installed ({traits.install})"
+
+
+def _check_gates(planned: PlannedRecipe, target: Target) -> Iterator[str]:
+    """Check that the gates of `verify` can be measured where the library runs."""
+    recipe = planned.recipe_for(target)
+    checks, location = recipe.verify, run_location(recipe)
+    if verify.NAME not in planned.stages:
+        return
+    unrunnable = [part.unrunnable_reason for part in resolved_targets(target)]
+    untimed = UNTIMED_REASONS[location] if location in (QEMU, CHROMIUM) else ""
+    if location == RPC and len(unrunnable) > 1:
+        untimed = UNTIMED_REASONS[RPC]
+    elsewhere = next(filter(None, unrunnable), "") if location == LOCAL else _NOT_HERE
+    memory = elsewhere or (_DEVICE_MEMORY if device_of(target) != "cpu" else "")
+    untimed = untimed or (elsewhere if location == LOCAL else "")
+    reasons = {MAX_LATENCY: untimed, MAX_MEMORY: memory, MAX_VS: elsewhere}
+    for gate, reason in reasons.items():
+        if not getattr(checks, gate):
+            continue
+        is_override = getattr(checks, gate) != getattr(planned.recipe.verify, gate)
+        loc = planned.setting_loc("verify", gate)
+        where = planned.where(target, *loc[-2:]) if is_override else planned.loaded.where(*loc)
+        if reason:
+            yield (
+                f"{where}: verify.{gate}: it cannot be measured for the target '{target.name}': {reason}; "
+                f"write `verify: {{{gate}: {'{}' if gate == MAX_VS else '~'}}}` into this target"
+            )
+            continue
+        for name in checks.max_vs if gate == MAX_VS else ():
+            if problem := _find_peer_problem(name, recipe, target):
+                yield f"{where}: verify.{gate}.{name}: {problem}"
+
+
+def _find_peer_problem(name: str, recipe: Recipe, target: Target) -> str:
+    """Return why a library cannot be timed beside a runtime, or an empty string."""
+    peer = PEERS[name]
+    problem = peer.unsupported_reason(recipe.model.kind, device_of(target))
+    if not problem and not peer.is_installed():
+        problem = f"{peer.traits.name} is not installed ({peer.traits.install})"
+    return problem
 
 
 def _must_run_locally(recipe: Recipe) -> bool:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from tvmflow.core.schema import ClosedModel, field_error, one_of, to_tuple
+from tvmflow.core.text import parse_latency, parse_size
 from tvmflow.frontends.peers import PEERS
 from tvmflow.recipe.tune import MAX_SEED
 
 AUTO: Final = "auto"
+"""All runtimes that can run a model and are installed."""
 FIXED: Final = "fixed"
 """In the place of a runtime: libraries of one size each, beside one whose sizes each call chooses."""
-"""All runtimes that can run a model and are installed."""
+
+
+QUANTITIES: Final[Mapping[str, Callable[[str], float]]] = {
+    "max_latency": parse_latency,
+    "max_memory": parse_size,
+    "max_size": parse_size,
+}
+"""The gates that are quantities with a unit, and what reads them."""
 
 
 def _to_list(value: Any) -> Any:
@@ -51,6 +68,28 @@ class Verify(ClosedModel):
     )
     min_accuracy: float | None = Field(
         default=None, ge=0, le=1, description="Minimum top-1 accuracy on `data`."
+    )
+    max_latency: str | None = Field(
+        default=None,
+        examples=["8 ms"],
+        description="Maximum latency of one call, such as `8 ms`. See [gates](howto/gates.md).",
+    )
+    max_memory: str | None = Field(
+        default=None,
+        examples=["60 MB"],
+        description="Maximum memory of a program that runs the model, such as `60 MB`: the library with its weights, and "
+        "what a context allocates.",
+    )
+    max_size: str | None = Field(
+        default=None,
+        examples=["5 MB"],
+        description="Maximum size of the library's file, such as `5 MB`.",
+    )
+    max_vs: dict[Annotated[str, one_of(PEERS, "a runtime")], Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        examples=[{"onnxruntime": 1.0}],
+        description="Maximum latency relative to other runtimes, by their names in `compare`, which they are added to; "
+        "`{onnxruntime: 1.0}`: not slower than ONNX Runtime. Both are measured in turns.",
     )
     samples: int = Field(
         default=3, ge=1, le=10_000, description="Number of random batches, without `data`."
@@ -91,6 +130,19 @@ class Verify(ClosedModel):
                 raise field_error(f"duplicate runtime '{name}'", index)
             if name == AUTO and len(value) > 1:
                 raise field_error("stands alone: it means all runtimes that are installed", index)
+        return value
+
+    @field_validator(*QUANTITIES, mode="before")
+    @classmethod
+    def _check_quantity(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:
+            return None
+        try:
+            quantity = QUANTITIES[str(info.field_name)](str(value))
+        except ValueError as error:
+            raise field_error(str(error)) from None
+        if quantity <= 0:
+            raise field_error("must be above 0; leave it out for no limit")
         return value
 
     @model_validator(mode="after")

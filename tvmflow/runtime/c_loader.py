@@ -407,6 +407,12 @@ class NativeProgram:
         context.run(inputs, results)
         return results
 
+    def measure_memory(self, inputs: Sequence[Array]) -> int:
+        """Return the most bytes that a context has allocated, during one call too."""
+        memory = _Memory()
+        _Context(self, memory).run(inputs, self._allocate(inputs))
+        return memory.peak_bytes
+
     def fetch(self, tensor: Array) -> Array:
         """Return the array itself."""
         return tensor
@@ -427,18 +433,26 @@ class _Memory:
 
     Attributes:
         block: The memory with its tensors, once the context has some.
+        peak_bytes: The most that was allocated at a time.
     """
 
     def __init__(self) -> None:
         self.block = bytearray()
-        self._blocks: list[bytearray] = []
-        self.allocate, self.release = _Allocate(self._allocate), _Release(lambda user, block: None)
+        self.peak_bytes = 0
+        self._blocks: dict[int, tuple[bytearray, int]] = {}
+        self.allocate, self.release = _Allocate(self._allocate), _Release(self._release)
 
     def _allocate(self, _user: Any, size: int, alignment: int) -> int:
         self.block = bytearray(size + alignment)
-        self._blocks.append(self.block)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.block))
-        return address + -address % alignment
+        address += -address % alignment
+        self._blocks[address] = self.block, size
+        total = sum(size for _, size in self._blocks.values())
+        self.peak_bytes = max(self.peak_bytes, total)
+        return address
+
+    def _release(self, _user: Any, address: int) -> None:
+        del self._blocks[address]
 
 
 class _Context:

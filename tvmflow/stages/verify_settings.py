@@ -30,6 +30,10 @@ class CheckSettings(Settings):
     seed: int
     repeat: int
     data: bool
+    max_latency: str | None = None
+    max_memory: str | None = None
+    max_size: str | None = None
+    max_vs: dict[str, float] = Field(default={})
 
     @property
     def has_default_tolerance(self) -> bool:

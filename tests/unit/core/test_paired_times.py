@@ -34,6 +34,15 @@ def test_a_clear_difference_is_decided_with_the_fewest_pairs() -> None:
     assert PairedTimes(times.second, times.first).is_slower
 
 
+def test_a_bound_is_decided_about_in_place_of_which_is_faster() -> None:
+    """Clearly slower, and about as slow as allowed: that takes all pairs."""
+    first, second = reader(noisy(2.0, 3)), reader(noisy(1.0, 4))
+    times = measure_in_turns(first, second, seconds=1, bound=2.0, clock=lambda: 0.0)
+    assert len(times.first) == 64 and times.is_slower
+    times = measure_in_turns(lambda: 1.5, lambda: 1.0, seconds=1, bound=2.0, clock=lambda: 0.0)
+    assert len(times.first) == MIN_PAIRS
+
+
 def test_noise_is_measured_through() -> None:
     """A quarter less time is found under noise that is larger than that."""
     outcomes = [measure(0.75, 1.0, seed) for seed in range(20)]

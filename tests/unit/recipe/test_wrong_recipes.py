@@ -89,6 +89,26 @@ WRONG = [
         "6:10: inputs.data.order: unknown field (valid: shape, dtype, range, value, image)",
     ),
     wrong(
+        "a latency without a unit",
+        ("rtol: 1.0e-3", "max_latency: 8"),
+        "14:16: verify.max_latency: '8' is not a latency such as 8 ms or 0.5 s; units are us, µs, ms, s",
+    ),
+    wrong(
+        "a size in seconds",
+        ("rtol: 1.0e-3", "max_memory: 60 s"),
+        "14:15: verify.max_memory: '60 s' is not a size such as 20GB or 500MB; units are B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB",
+    ),
+    wrong(
+        "a limit of nothing",
+        ("rtol: 1.0e-3", "max_size: 0 MB"),
+        "14:13: verify.max_size: must be above 0; leave it out for no limit",
+    ),
+    wrong(
+        "a gate beside an unknown runtime",
+        ("rtol: 1.0e-3", "max_vs: {ort: 1}"),
+        "14:17: verify.max_vs.ort: 'ort' is not a runtime (valid: onnxruntime, openvino, pytorch, tensorrt)",
+    ),
+    wrong(
         "misspelt field of a target",
         ("- host", "- {name: a, preset: host, num_threads: 3}"),
         "8:29: targets.0.num_threads: unknown field; did you mean 'threads'?",
@@ -96,7 +116,7 @@ WRONG = [
     wrong(
         "unknown field of verify",
         ("rtol", "tolerance"),
-        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, samples, seed, repeat, compare, run_on)",
+        "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, max_latency, max_memory, max_size, max_vs, samples, seed, repeat, compare, run_on)",
     ),
     wrong("no version", ("recipe: 1\n", ""), "1:1: recipe: is missing; write `recipe: 1`"),
     wrong(

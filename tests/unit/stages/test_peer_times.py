@@ -196,7 +196,7 @@ def compare_with(
         yield opened
 
     monkeypatch.setattr(peer_times, "open_peer", open_peer)
-    monkeypatch.setattr(latency, "_settle", lambda: None)
+    monkeypatch.setattr(latency, "settle", lambda: None)
     # samples are not the model's
     files = {role: tmp_path / role for role in ("data", "data/cat.png")}
     files["model"] = tmp_path / "model.onnx"
@@ -272,7 +272,7 @@ def test_the_reference_is_measured_in_turns_with_the_library(
     compare: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the rule for other runtimes, also where it is one of these: then once, in the process that runs already."""
-    monkeypatch.setattr(latency, "_settle", lambda: None)
+    monkeypatch.setattr(latency, "settle", lambda: None)
     monkeypatch.setattr(peer_times, "open_peer", None)
     calls: list[str] = []
     library, timed = Turns("l", 1e-3, calls), cast(Any, Turns("r", 20e-3, calls))

@@ -21,6 +21,7 @@ from tvmflow.stages.image_data import DATA
 from tvmflow.stages.lower import LOWERED
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
+from tvmflow.stages.verify.gates import check_gates, list_exceeded
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
 from tvmflow.stages.verify.index_inputs import find_index_inputs
@@ -227,6 +228,10 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
     Errors and accuracy are figures too: another CPU makes the reference compute in another order.
     """
     lasting: Verdict = {"passed": verdict["passed"], "against": verdict["against"]}
+    if "gates" in verdict:
+        lasting["gates"] = {
+            name: {"limit": gate["limit"]} for name, gate in verdict["gates"].items()
+        }
     if "reference" in verdict:
         lasting |= {
             "samples": verdict["samples"] - verdict.get("added_samples", 0),
@@ -334,6 +339,9 @@ def _verify(
         if reference is not None and reference.sized:
             verdict["sizes"] = compare_sizes(library, reference)
             time_sizes(verdict["sizes"], library, reference, settings, context)
+        tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
+        if gates := check_gates(verdict, library, tensors, settings, context):
+            verdict["gates"] = gates
     min_speedup = settings.tune.min_speedup if settings.tune else None
     failures = findings.list_failures(verdict, checks)
     if failures and reference is not None:
@@ -341,6 +349,7 @@ def _verify(
     verdict["failures"] = [
         *failures,
         *list_slowdowns(verdict, min_speedup),
+        *list_exceeded(verdict),
     ]
     verdict["passed"] = not verdict["failures"]
     warnings = findings.list_warnings(verdict, checks)

@@ -7,6 +7,7 @@ from typing import Final
 
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text
+from tvmflow.stages.verify.gates import list_remedies, list_undecided
 from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import (
@@ -114,7 +115,8 @@ def describe_fix(verdict: Verdict) -> str:
     differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
     figures = "verify.json among the delivered files has all that was measured"
-    return f"{figures}; {tolerances}" if differs else figures
+    remedies = [*list_remedies(verdict), figures, *([tolerances] if differs else [])]
+    return "; ".join(remedies)
 
 
 def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
@@ -134,6 +136,7 @@ def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
         *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
         *_list_unchecked_indices(verdict),
         *_list_differing_runtimes(verdict),
+        *list_undecided(verdict),
     ]
 
 

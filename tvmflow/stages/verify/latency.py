@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from tvmflow.core.statistics import PairedTimes, measure_in_turns, summarize
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.lower import LOWERED_ROLE
@@ -32,8 +32,8 @@ _POLL_S: Final = 0.05
 _MAX_SETTLE_S: Final = 2.0
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
 _MIN_REPEATS: Final = 3
-_SECONDS_PER_SUBJECT: Final = 20.0
-_MIN_SECONDS_PER_REPEAT: Final = 0.02
+SECONDS_PER_SUBJECT: Final = 20.0
+MIN_SECONDS_PER_REPEAT: Final = 0.02
 # Each of many sizes is measured briefly; a call that takes longer is its own measurement.
 _BRIEF_REPEATS: Final = 5
 _LONG_CALL_S: Final = 0.5
@@ -64,14 +64,14 @@ def add_latencies(
     feed = {spec.name: tensors[spec.name] for spec in library.inputs}
     with exclusive_devices(settings, context):
         _measure_variants(verdict, library.timed, feed, settings, context)
-        for name, part_feed in _part_feeds(library, tensors).items():
+        for name, part_feed in part_feeds(library, tensors).items():
             part = library.parts[name].timed
             assert part is not None
             latency = measure(part, part_feed, settings.verify.repeat)
             verdict.setdefault("parts", {}).setdefault(name, {})["latency"] = latency
 
 
-def _part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed]:
+def part_feeds(library: Library, tensors: Mapping[str, Array]) -> dict[str, Feed]:
     """Return the first batch of each part; a part is run only where later ones need its outputs."""
     known = dict(tensors)
     feeds = {}
@@ -125,7 +125,7 @@ def _measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]
     """Return the profile of a library, measured in turns with calls that report nothing."""
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
-    deadline = time.monotonic() + _SECONDS_PER_SUBJECT / 2
+    deadline = time.monotonic() + SECONDS_PER_SUBJECT / 2
     while len(profiles) < _PROFILE_ROUNDS and (not profiles or time.monotonic() < deadline):
         profiles.append(library.profile(feed))
         if not profiles[0]:
@@ -170,21 +170,25 @@ def make_profile(
 
 
 def measure_variant(
-    library: Timed, variant: Timed, feed: Feed, seconds: float = _SECONDS_PER_SUBJECT
+    library: Timed, variant: Timed, feed: Feed, seconds: float = SECONDS_PER_SUBJECT
 ) -> PairedTimes:
     """Return the times of a library and of a variant of it, until it is decided which is faster."""
 
     def measure_once(subject: Timed) -> float:
-        return subject.latency(feed, repeat=1, min_seconds=_MIN_SECONDS_PER_REPEAT)[0]
+        return subject.latency(feed, repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
-    _settle()
+    settle()
     return measure_in_turns(
         lambda: measure_once(library), lambda: measure_once(variant), seconds=seconds
     )
 
 
 def measure_peer(
-    library: Timed, feed: Feed, peer: Timed, peer_feed: Mapping[str, Array]
+    library: Timed,
+    feed: Feed,
+    peer: Timed,
+    peer_feed: Mapping[str, Array],
+    limit: float | None = None,
 ) -> PairedTimes:
     """Return the times of the library and of a runtime in another process, until one is the faster.
 
@@ -195,21 +199,24 @@ def measure_peer(
         feed: Its inputs.
         peer: The runtime.
         peer_feed: The runtime's inputs.
+        limit: A limit of the ratio, about which it is to be decided in place of 1.
     """
     last: Timed | None = None
 
     def measure_once(subject: Timed, inputs: Mapping[str, Array]) -> float:
         nonlocal last
         if subject is not last:
-            _settle()
+            settle()
         last = subject
-        return subject.latency(dict(inputs), repeat=1, min_seconds=_MIN_SECONDS_PER_REPEAT)[0]
+        return subject.latency(dict(inputs), repeat=1, min_seconds=MIN_SECONDS_PER_REPEAT)[0]
 
     return measure_in_turns(
         lambda: measure_once(library, feed),
         lambda: measure_once(peer, peer_feed),
-        seconds=_SECONDS_PER_SUBJECT,
+        seconds=SECONDS_PER_SUBJECT,
+        min_pairs=MIN_PAIRS if limit else 3,
         precise_pairs=_PRECISE_PAIRS,
+        bound=limit or 1.0,
     )
 
 
@@ -227,21 +234,21 @@ def make_speedup(times: PairedTimes) -> Speedup:
 
 def measure(subject: Timed, feed: Feed, repeat: int) -> Latency:
     """Return the latency of `repeat` repeats, or of fewer where a call takes long."""
-    _settle()
+    settle()
     once_s = subject.latency(feed, repeat=1, min_seconds=0.0)[0]
-    affordable = int(_SECONDS_PER_SUBJECT / max(once_s, _MIN_SECONDS_PER_REPEAT))
+    affordable = int(SECONDS_PER_SUBJECT / max(once_s, MIN_SECONDS_PER_REPEAT))
     repeats = max(_MIN_REPEATS, min(repeat, affordable))
-    return make_latency(subject.latency(feed, repeat=repeats, min_seconds=_MIN_SECONDS_PER_REPEAT))
+    return make_latency(subject.latency(feed, repeat=repeats, min_seconds=MIN_SECONDS_PER_REPEAT))
 
 
 def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
     """Return the seconds of a call: the median of a few, or one call where that takes long."""
-    _settle()
+    settle()
     once_s = subject.latency(dict(feed), repeat=1, min_seconds=0.0)[0]
     if once_s > _LONG_CALL_S:
         return once_s
     return median(
-        subject.latency(dict(feed), repeat=_BRIEF_REPEATS, min_seconds=_MIN_SECONDS_PER_REPEAT)
+        subject.latency(dict(feed), repeat=_BRIEF_REPEATS, min_seconds=MIN_SECONDS_PER_REPEAT)
     )
 
 
@@ -258,7 +265,7 @@ def make_latency(seconds: Sequence[float]) -> Latency:
     }
 
 
-def _settle() -> None:
+def settle() -> None:
     """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
     process = psutil.Process()
     deadline = time.monotonic() + _MAX_SETTLE_S

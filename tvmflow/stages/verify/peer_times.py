@@ -38,11 +38,11 @@ def compare_settings(
     recipe: Recipe, target: ResolvedTarget | PartitionedTarget
 ) -> CompareSettings | None:
     """Return the runtimes that a library is timed beside, and those that could be and are not installed."""
-    requested = recipe.verify.compare
-    if not requested:
+    requested, limited = recipe.verify.compare, tuple(recipe.verify.max_vs)
+    if not requested and not limited:
         return None
     if requested != (AUTO,):
-        runtimes = tuple(name for name in requested if name != FIXED)
+        runtimes = tuple(dict.fromkeys(n for n in (*requested, *limited) if n != FIXED))
         return CompareSettings(runtimes=runtimes, fixed=FIXED in requested)
     suitable = [
         name
@@ -172,7 +172,8 @@ def _run(
             if reference is not None:
                 outputs = [peer.run_as_timed({**feed, **model.bound}) for feed in data.batches]
                 runtime["outputs"] = _compare_outputs(outputs, data, reference)
-            times = measure_peer(timed, own_feed, peer, {**own_feed, **model.bound})
+            limit = settings.verify.max_vs.get(name)
+            times = measure_peer(timed, own_feed, peer, {**own_feed, **model.bound}, limit)
             return {
                 **runtime,
                 "latency": make_latency(times.second),

@@ -216,6 +216,28 @@ class ComparedRuntime(_Named, total=False):
     not_timed: str
 
 
+class GateResult(TypedDict, total=False):
+    """A limit of the recipe, and what was measured: seconds, bytes, or a ratio.
+
+    Attributes:
+        limit: The limit.
+        value: What was measured: a median, where that varies.
+        low: The lower limit of what it may be in truth.
+        high: The upper limit.
+        count: How often it was measured; absent where it does not vary.
+        state: `passed`, `failed`, `within the noise` of the limit, which passes, or `not measured`, which fails.
+        note: What memory consists of, the runtime beside it, or the reason why it is not measured.
+    """
+
+    limit: float
+    value: float
+    low: float
+    high: float
+    count: int
+    state: str
+    note: str
+
+
 class ImageComparison(TypedDict):
     """The preprocessing of images, compared with that `against` Pillow; empty if not installed."""
 
@@ -258,7 +280,7 @@ class Verdict(_Judged, total=False):
     `reference_speedup` where the reference was timed, and `profile` where the library ran in this process. `tolerance` is for the arithmetic that it names. `images`
     has the preprocessing of each input that takes images. `vm` is
     the verdict on the library for TVM's virtual machine that outputs are made of beside this one.
-    `not_run` and `latency_not_measured` are reasons.
+    `not_run` and `latency_not_measured` are reasons. `gates` has the limits of latency, memory and size.
     `index_inputs` has the tensors that go into an index, and `index_inputs_not_compared` says why
     there are none; `layers` is there where the outputs of a quantized model do not tell enough.
     `compared` has the other runtimes that were timed beside the library, by their names in a recipe.
@@ -300,6 +322,7 @@ class Verdict(_Judged, total=False):
     sizes: list[SizeVerdict]
     sizes_left_out: list[str]
     levels: dict[str, LevelVerdict]
+    gates: dict[str, GateResult]
     failures: list[str]
     warnings: list[str]
 

@@ -14,6 +14,7 @@ from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
 from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify.gates import PASSED, describe_gate
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     ComparedRuntime,
@@ -98,6 +99,8 @@ def _describe(facts: Verdict) -> list[str]:
         compared = f" ({name}: {reference:.2%})" if reference is not None else ""
         count = count_text(facts["samples"], "held-out sample")
         lines.append(f"accuracy {facts['accuracy']:.2%} on {count}{compared}")
+    gates = facts.get("gates", {}).items()
+    lines += [describe_gate(name, gate) for name, gate in gates if gate["state"] == PASSED]
     return lines + _describe_latency(facts)
 
 
