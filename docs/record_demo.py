@@ -1,7 +1,8 @@
 """Records the commands of the README in a terminal, and draws them as docs/images/demo.svg: `make recording`.
 
-The picture moves where the viewer allows it, and shows its last screen where not; it has light and dark
-colours. Everything in it is the output of a real run; only long waits are cut.
+The picture moves where the viewer allows it, and shows its last screen where not: before it moves, where less
+motion is preferred, and in programs that know no animations. It has light and dark colours. Everything in it
+is the output of a real run; only long waits are cut.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _FRAME_S: Final = 0.4
 
 _READING_S: Final = 2.5
 _LAST_S: Final = 8.0
+_POSTER_S: Final = 2.0
+"""For how long the last screen is shown before the first one: it is what a still of the picture has."""
+
 _CHARACTER: Final = 8.4
 _LINE: Final = 18
 _MARGIN: Final = 16
@@ -155,9 +159,10 @@ def _style(cell: pyte.screens.Char) -> str:
     return " ".join([*names, *(["bold"] if cell.bold else [])])
 
 
+_FONTS: Final = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 _STYLE: Final = """\
     .window { fill: #fbfcfd; stroke: #cbd2d9; }
-    text { font: 14px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #1f2933; white-space: pre; }
+    text { fill: #1f2933; white-space: pre; }
     .bold { font-weight: bold; }
     .red { fill: #ba2525; } .green { fill: #207227; } .brown { fill: #8d5a00; } .blue { fill: #2251cc; }
     .magenta { fill: #8719e0; } .cyan { fill: #0a6c74; } .white { fill: #616e7c; } .dim { fill: #7b8794; }
@@ -170,7 +175,7 @@ _STYLE: Final = """\
     .frame { visibility: hidden; }
     .last { visibility: visible; }
     @media (prefers-reduced-motion: no-preference) {
-      .frame { animation: step-end infinite; }
+      .frame { animation: 1s step-end POSTER infinite; }
 """
 
 
@@ -200,12 +205,13 @@ def draw(frames: list[Frame]) -> str:
     definitions = "\n".join(
         f'<g id="{name}">{"".join(map(_text, line))}</g>' for line, name in unique.items()
     )
-    newline = "\n"
+    newline, style = "\n", _STYLE.replace("POSTER", f"{_POSTER_S}s")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" '
-        f'role="img" aria-label="tvmflow in a terminal">\n'
+        f'role="img" aria-label="tvmflow in a terminal" xml:space="preserve" font-size="14" '
+        f'font-family="{_FONTS}">\n'
         f"<title>tvmflow builds, tunes and verifies a network; the second run has nothing to do</title>\n"
-        f"<style>\n{_STYLE}{newline.join(rules)}\n    }}\n</style>\n"
+        f"<style>\n{style}{newline.join(rules)}\n    }}\n</style>\n"
         f"<defs>\n{definitions}\n</defs>\n"
         f'<rect class="window" x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1}" rx="8"/>\n'
         f'<g transform="translate({_MARGIN} {_MARGIN + 13})">\n{newline.join(groups)}\n</g>\n</svg>\n'

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 import subprocess
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,3 +174,17 @@ def test_the_site_lists_every_page() -> None:
 def test_what_pages_would_load_from_elsewhere(html: str, addresses: list[str]) -> None:
     """Links are no requests; scripts, styles, fonts and images are."""
     assert external_requests(html) == addresses
+
+
+def test_the_recording_shows_its_last_screen_where_it_does_not_move() -> None:
+    """Its base state, before the animation begins too, is the last of the frames; spaces stay."""
+    text = (ROOT / "docs/images/demo.svg").read_text()
+    root = ElementTree.fromstring(text)
+    frames = [
+        g for g in root.iter("{http://www.w3.org/2000/svg}g") if "frame" in g.get("class", "")
+    ]
+    assert [frame.get("class") for frame in frames[-2:]] == ["frame", "frame last"]
+    assert root.get("{http://www.w3.org/XML/1998/namespace}space") == "preserve"
+    base, moving = text.split("@media (prefers-reduced-motion: no-preference) {")
+    assert ".frame { visibility: hidden; }\n    .last { visibility: visible; }" in base
+    assert re.search(r"\.frame \{ animation: 1s step-end [1-9]\.[0-9]s infinite; }", moving)
