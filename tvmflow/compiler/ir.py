@@ -143,10 +143,15 @@ def copy_module(mod: tvm.IRModule) -> tvm.IRModule:
 
 def rewrite_kernel_calls(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
     """Return a module with every call in its kernels rewritten, innermost calls first."""
+    return rewrite_kernels(mod, lambda body: tvm_ffi.structural_map(body, (tvm.ir.Call, rewrite)))
+
+
+def rewrite_kernels(mod: tvm.IRModule, rewrite: Callable[[Any], Any]) -> tvm.IRModule:
+    """Return a module with the body of each kernel rewritten."""
     rewritten = copy_module(mod)
     for var, function in mod.functions_items():
         if isinstance(function, tvm.tirx.PrimFunc):
-            body = tvm_ffi.structural_map(function.body, (tvm.ir.Call, rewrite))
+            body = rewrite(function.body)
             if not body.same_as(function.body):
                 rewritten[var] = tvm.tirx.PrimFunc(
                     function.params, body, function.ret_type, function.attrs

@@ -74,7 +74,7 @@ def _pass(
 
 def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     return vectorize_math(
-        mod, adds_exponents=context.cpu is not None and context.cpu.factor_lanes > 0
+        mod, has_few_units=context.cpu is not None and context.cpu.factor_lanes > 0
     )
 
 

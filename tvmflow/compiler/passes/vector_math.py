@@ -1,4 +1,4 @@
-"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms and powers of float32.
+"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms, powers and quotients of float32.
 
 LLVM would call libm for each lane.
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import tvm
+import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler import ir
@@ -22,16 +23,47 @@ _INFINITY: Final = math.inf
 _INFINITY_BITS: Final = 0x7F800000
 
 
-def vectorize_math(mod: tvm.IRModule, *, adds_exponents: bool = False) -> tvm.IRModule:
+def vectorize_math(mod: tvm.IRModule, *, has_few_units: bool = False) -> tvm.IRModule:
     """Replace the functions of this module, of float32, in kernels by arithmetic.
 
     Args:
         mod: The kernels.
-        adds_exponents: Whether exponentials are rounded and scaled by additions alone, which is faster where
-            a CPU has fewer units for rounding and conversion than for additions, as 64-bit ARM.
+        has_few_units: Whether a CPU has fewer units for rounding, conversion and division than for additions, as
+            64-bit ARM: exponentials are rounded and scaled by additions alone, and quotients of constants are products.
     """
-    functions = _functions(_exp_by_addition if adds_exponents else _exp)
+    if has_few_units:
+        mod = ir.rewrite_kernels(mod, _multiply_by_inverses)
+    functions = _functions(_exp_by_addition if has_few_units else _exp)
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
+
+
+# What makes a whole step of an error in the last place, besides conversions to integers.
+_ROUNDINGS: Final = frozenset(
+    f"tirx.{name}" for name in ("ceil", "floor", "nearbyint", "round", "trunc")
+)
+
+
+def _multiply_by_inverses(body: Any) -> Any:
+    """Return a kernel in which quotients of a constant are products with its inverse, which may be off by one unit.
+
+    A division takes as long as 14 multiplications. Kernels that round numbers keep it.
+    """
+
+    def multiply(quotient: Any) -> Any:
+        divisor = quotient.b
+        if str(quotient.ty.dtype) != _FLOAT or not isinstance(divisor, tirx.FloatImm):
+            return quotient
+        size = abs(float(divisor))
+        # the inverses of others may be no normal numbers
+        if not _MIN_NORMAL <= size <= 1 / _MIN_NORMAL:
+            return quotient
+        return quotient.a * _const(1 / float(divisor))
+
+    roundings: list[bool] = []
+    rounds = (tvm.ir.Call, lambda call: roundings.append(ir.operator_name(call) in _ROUNDINGS))
+    casts = (tirx.Cast, lambda cast: roundings.append("float" not in str(cast.ty.dtype)))
+    tvm_ffi.structural_walk(body, (rounds, casts))
+    return body if any(roundings) else tvm_ffi.structural_map(body, (tirx.Div, multiply))
 
 
 def _expand(call: Any, functions: Mapping[str, Callable[[Any], Any]]) -> Any:

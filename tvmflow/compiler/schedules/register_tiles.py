@@ -863,7 +863,9 @@ def _estimate_utilization(
         stalls *= 1 + 0.05 * max(0, sums + vectors - free)
         test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
     elif _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
-        stalls = cpu.estimate_lane_time(vectors, points)
+        # those of the last axis but the lanes themselves
+        *_, rounds = (n for n in (0, *block.reduction_extents[:-1]) if n != 1)
+        stalls = cpu.estimate_lane_time(vectors, points, rounds)
         test_factor = 0.9
     else:
         live = sums + min(vectors, points)

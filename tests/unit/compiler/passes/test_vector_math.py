@@ -54,11 +54,11 @@ def compute(
     values: np.ndarray[Any, Any],
     target: dict[str, Any],
     *,
-    adds_exponents: bool = False,
+    has_few_units: bool = False,
 ) -> Any:
     cpu = CpuModel.from_target(target)
     assert cpu is not None
-    mod = vectorize_math(kernel(function, len(values)), adds_exponents=adds_exponents)
+    mod = vectorize_math(kernel(function, len(values)), has_few_units=has_few_units)
     choice = rules.choose_schedule(mod, cpu)
     assert choice is not None
     library = tvm.compile(choice.schedule.mod, tvm.target.Target(target))
@@ -68,21 +68,21 @@ def compute(
 
 
 @pytest.mark.parametrize(
-    ("function", "mcpu", "adds_exponents"),
+    ("function", "mcpu", "has_few_units"),
     [
         *((function, mcpu, False) for function in FUNCTIONS for mcpu in LEVELS),
         *((function, LEVELS[-1], True) for function in ("exp", "sigmoid")),
     ],
 )
 def test_every_value_is_within_a_few_units_in_the_last_place(
-    function: str, mcpu: str, adds_exponents: bool
+    function: str, mcpu: str, has_few_units: bool
 ) -> None:
     """At most eight units, two for exp, log, sin and cos; denormals count as the smallest normal number.
 
     It holds for exponentials as 64-bit ARM computes them, too.
     """
     values = points(function)
-    actual = compute(function, values, level(mcpu), adds_exponents=adds_exponents)
+    actual = compute(function, values, level(mcpu), has_few_units=has_few_units)
     actual = actual.astype(np.float64)
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values.astype(np.float64))
@@ -96,12 +96,12 @@ def test_every_value_is_within_a_few_units_in_the_last_place(
     np.testing.assert_array_equal(actual[~finite], rounded[~finite])
 
 
-@pytest.mark.parametrize("adds_exponents", [False, True])
+@pytest.mark.parametrize("has_few_units", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_infinities_and_nan_have_their_limits(function: str, adds_exponents: bool) -> None:
+def test_infinities_and_nan_have_their_limits(function: str, has_few_units: bool) -> None:
     """NaN stays NaN."""
     values = np.array([np.inf, -np.inf, np.nan, -np.nan] * 4, np.float32)
-    actual = compute(function, values, host_level(), adds_exponents=adds_exponents)[:4]
+    actual = compute(function, values, host_level(), has_few_units=has_few_units)[:4]
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values[:4].astype(np.float64))
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
@@ -153,3 +153,20 @@ def test_other_dtypes_and_functions_are_not_replaced() -> None:
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
     mod = kernel("tan", 16)
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
+
+
+def test_quotients_of_constants_are_products_where_divisions_are_slow() -> None:
+    """Unless they are rounded: 41 · (1 / 41) is less than 1 in float32."""
+    values = np.arange(1, 65, dtype=np.float32)
+    x = te.placeholder((len(values),), name="x")
+
+    def compute(function: Any) -> Any:
+        y = te.compute(x.shape, lambda i: function(x[i] / tirx.const(41.0, "float32")))
+        kernel = te.create_prim_func([x, y]).with_attr("global_symbol", "main")
+        mod = vectorize_math(tvm.IRModule({"main": kernel}), has_few_units=True)
+        out = tvm.runtime.tensor(np.zeros_like(values))
+        tvm.compile(mod, "llvm")["main"](tvm.runtime.tensor(values), out)
+        return out.numpy()
+
+    np.testing.assert_array_equal(compute(lambda q: q), values * np.float32(1 / 41))
+    np.testing.assert_array_equal(compute(tirx.floor), np.floor(values / 41))
