@@ -16,7 +16,7 @@ from tvmflow.stages.build import TUNED, BuildFacts
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
-from tvmflow.stages.quantize import QuantizeFacts
+from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
 from tvmflow.stages.verify.gates import list_rows
 from tvmflow.stages.verify.verdict import (
     Latency,
@@ -142,6 +142,7 @@ class Build(NamedTuple):
         peers: The other runtimes, in the order of the recipe.
         size_bytes: Size of the library; of all its parts, for a partitioned target.
         weight_bytes: Size of the model's weights.
+        quantization: What quantizing the model cost and won; empty for one that was not.
         kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
@@ -174,6 +175,7 @@ class Build(NamedTuple):
     peers: tuple[Peer, ...] = ()
     size_bytes: int | None = None
     weight_bytes: int | None = None
+    quantization: str = ""
     kernels: int | None = None
     tuned_kernels: int | None = None
     slowest_kernels: tuple[KernelShare, ...] = ()
@@ -259,6 +261,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         tuned_kernels=_add_up(code and len(code.schedule_rules.get(TUNED, ())) for code in built),
         size_bytes=_add_up(library and library.library_bytes for library in exported),
         weight_bytes=imported and imported.weight_bytes,
+        quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),

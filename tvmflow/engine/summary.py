@@ -107,7 +107,7 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 
 
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield the warnings of builds, their table, the slowest kernels of a few, and the headline."""
+    """Yield warnings, a table, of a few builds the slowest kernels and what integers cost, and the headline."""
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:
@@ -116,6 +116,11 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
         yield f"… and {len(measured) - _MAX_ROWS} more; --json has all of them"
     if len(measured) <= _MAX_DESCRIBED:
         yield from _list_slowest_kernels(measured, width)
+        yield from (
+            f"{build.name}: quantized: {build.quantization}"
+            for build in measured
+            if build.quantization
+        )
     # Of builds that all failed, the table has said so.
     if any(build.verdict or build.size_bytes is not None for build in measured):
         yield make_headline(measured)

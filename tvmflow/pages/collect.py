@@ -42,7 +42,7 @@ from tvmflow.stages import STAGES, extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
-from tvmflow.stages.quantize import QuantizeFacts
+from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.stages.tune import TuneFacts, WorkloadFacts
 from tvmflow.stages.tune_settings import find_ledger_key
 from tvmflow.stages.verify.verdict import Verdict

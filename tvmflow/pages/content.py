@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tvmflow.core.statistics import NOISE_TEXTS, Judgement
 from tvmflow.engine.builds import Build, Speedup
-from tvmflow.stages.quantize import LayerFacts
+from tvmflow.stages.quantize.facts import LayerFacts
 
 
 class Library(NamedTuple):

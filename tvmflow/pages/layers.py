@@ -10,7 +10,7 @@ from tvmflow.core.generated_text import Child, Markup, element
 from tvmflow.pages.content import QuantizedModel
 from tvmflow.pages.plot import Axis, Mark, draw_marks, make_frame, plot
 from tvmflow.pages.tables import Cell, Column, accuracy, format_known, table
-from tvmflow.stages.quantize import LayerFacts
+from tvmflow.stages.quantize.facts import LayerFacts
 
 _LABELLED: Final = 5
 _INTEGERS, _FLOATS = 0, 1

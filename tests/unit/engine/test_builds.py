@@ -23,6 +23,7 @@ from tvmflow.engine.builds import (
     list_builds,
 )
 from tvmflow.engine.report import RunReport, StageReport
+from tvmflow.engine.summary import summary
 
 
 def stage(stage_id: str, outcome: str = "ran", message: str = "", **facts: Any) -> StageReport:
@@ -68,6 +69,26 @@ VERDICT: dict[str, Any] = {
         "openvino": {"name": "OpenVINO", "not_timed": "it is not installed"},
     },
 }
+
+
+def test_a_quantized_build_says_what_that_cost_and_won() -> None:
+    """In one line of the summary, whether or not details are asked for."""
+    layers = [
+        {"name": "conv", "operator": "conv2d", "weight_bits": 8, "data_bits": 8, "gain": 0.6},
+        {"name": "fc", "operator": "matmul", "weight_bits": 32, "data_bits": 32, "reason": "skip"},
+    ]
+    facts: dict[str, Any] = {
+        "layers": layers,
+        "weight_bytes": 30,
+        "float_bytes": 100,
+        "error": 0.02,
+    }
+    facts |= {"float_accuracy": 0.95, "accuracy": 0.945}
+    run = report(stage("net:quantize/host", **facts), stage("net:export/host", library_bytes=7))
+    assert summary(run).splitlines()[-3] == (
+        "net/host: quantized: 1 of 2 layers with integers, weights 30% of their size, "
+        "an estimated 60% of the layers' time saved, accuracy drop 0.50 points, error of outputs 2.00%"
+    )
 
 
 def test_a_build_has_what_its_stages_say() -> None:

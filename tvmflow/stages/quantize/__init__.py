@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pydantic import Field
 
-from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError
-from tvmflow.core.formatting import count_text, names_text, quoted
+from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import import_model
 from tvmflow.stages.base import (
-    KnownFacts,
     Settings,
     StageContext,
     StageSettings,
     StageTraits,
-    name_some,
     no_files,
 )
 from tvmflow.stages.image_data import DATA
 from tvmflow.stages.images import LABELS, ImageInput, image_inputs
+from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
+from tvmflow.stages.quantize.facts import describe as describe
+from tvmflow.stages.quantize.facts import explain as explain
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -138,80 +138,6 @@ def no_integers_reason(target: ResolvedTarget) -> str:
 
 _VNNI: Final = {"avx512_vnni", "avx_vnni"}
 _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
-
-# ---------------------------------------------------------------- facts
-
-
-class LayerFacts(NamedTuple):
-    """A layer and what became of it.
-
-    Attributes:
-        name: The node of the user's model.
-        operator: Its operator.
-        weight_bits: The bits of its weights; 32 if they stay float.
-        data_bits: The bits of its data; 32 if they stay float.
-        reason: Why it stays float; empty for one of integers.
-        damage: The error of the outputs when it alone is of integers, relative to them; None where it was not
-            measured, or an output is no number.
-        gain: The part of the time of all layers that it saves, by the model of the CPU; None where it is not known.
-        weight_error: The root of the mean squared error of its weights of 4 bits, relative to the weights; None for others.
-    """
-
-    name: str
-    operator: str
-    weight_bits: int
-    data_bits: int
-    reason: str = ""
-    damage: float | None = None
-    gain: float | None = None
-    weight_error: float | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(self._asdict(), ("reason", "damage", "gain", "weight_error"))
-
-
-class QuantizeFacts(NamedTuple):
-    """The facts of a quantized model; the first ones are those of an imported one.
-
-    Attributes:
-        weights: How many weights it has.
-        weight_bytes: Their size.
-        operators: How often each of TVM's operators is called.
-        nodes: The node of the user's model that each binding of `main` came from.
-        inputs: The inputs.
-        outputs: The outputs.
-        bound: The inputs that are bound to a value, with that value.
-        dimensions: The sizes that each call of its library chooses.
-        float_bytes: The size of the weights before.
-        layers: Its layers.
-        samples: How many samples were calibrated with.
-        error: The largest root mean square of the error of an output, relative to that of the output.
-        float_accuracy: The top-1 accuracy of the float model on `verify.data`; None without labels.
-        accuracy: That of the quantized model.
-    """
-
-    weights: int = 0
-    weight_bytes: int | None = None
-    operators: Mapping[str, int] = {}
-    nodes: tuple[str, ...] = ()
-    inputs: tuple[TensorSpec, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
-    bound: tuple[Json, ...] = ()
-    dimensions: tuple[Dimension, ...] = ()
-    float_bytes: int = 0
-    layers: tuple[LayerFacts, ...] = ()
-    samples: int = 0
-    error: float | None = None
-    float_accuracy: float | None = None
-    accuracy: float | None = None
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the facts as plain JSON."""
-        return without_empty(
-            self._asdict(), ("bound", "dimensions", "error", "float_accuracy", "accuracy")
-        )
-
 
 # ---------------------------------------------------------------- the stage
 
@@ -743,49 +669,3 @@ def _find_reason(layer: Layer, quantization: Quantization, skipped: frozenset[st
     if quantization.dynamic and not _multiplies_dynamically(layer):
         return "no matrix product whose range a call computes"
     return "its weights are computed"
-
-
-# ---------------------------------------------------------------- reports
-
-
-# So many of the most harmful layers are shown by `run`; `explain` and reports show all of them.
-_SHOWN: Final = 3
-
-
-def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
-    """Return how many layers are of integers, what that cost, and which stay float."""
-    integers = [layer for layer in facts.layers if not layer.reason]
-    lines = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
-    if facts.float_accuracy is not None and facts.accuracy is not None:
-        drop = 100 * (facts.float_accuracy - facts.accuracy)
-        lines.append(
-            f"accuracy {facts.accuracy:.2%}, of the float model {facts.float_accuracy:.2%} "
-            f"(drop {drop:.2f} points)"
-        )
-    if facts.error is not None:
-        lines.append(f"error of outputs {facts.error:.2%}")
-    by_reason: dict[str, list[str]] = {}
-    for layer in facts.layers:
-        if layer.reason:
-            by_reason.setdefault(layer.reason, []).append(layer.name)
-    measured = sorted(
-        (layer for layer in facts.layers if layer.damage), key=lambda layer: -(layer.damage or 0.0)
-    )
-    if measured:
-        shown = ", ".join(f"{layer.name} {layer.damage:.2%}" for layer in measured[:_SHOWN])
-        lines.append(f"largest error of one layer alone: {shown}")
-    lines += [f"float: {name_some(names)} ({reason})" for reason, names in by_reason.items()]
-    return lines
-
-
-def explain(facts: QuantizeFacts) -> list[str]:
-    """Return each layer with its bits and, where it stays float, the reason."""
-    return [
-        f"{layer.name} ({layer.operator}): weights {layer.weight_bits} bits"
-        + (f" (error {layer.weight_error:.1%})" if layer.weight_error is not None else "")
-        + f", data {layer.data_bits} bits"
-        + (f", error {layer.damage:.3%}" if layer.damage is not None else "")
-        + (f", saves {layer.gain:.1%}" if layer.gain is not None and not layer.reason else "")
-        + (f"; {layer.reason}" if layer.reason else "")
-        for layer in facts.layers
-    ]

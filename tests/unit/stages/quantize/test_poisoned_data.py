@@ -16,8 +16,8 @@ from tvmflow.recipe.quantize import Quantize
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
-from tvmflow.stages.quantize import QuantizeFacts
 from tvmflow.stages.quantize.control import TOO_HARMFUL
+from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.targets.resolve import ResolvedTarget
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,9 @@ from tvmflow.recipe.quantize import Quantize
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import import_model, quantize
 from tvmflow.stages.base import StageContext, parse_settings
-from tvmflow.stages.quantize import QuantizeFacts, calibration
+from tvmflow.stages.quantize import calibration
 from tvmflow.stages.quantize.calibration import ModelTaps, Signature
+from tvmflow.stages.quantize.facts import QuantizeFacts
 from tvmflow.targets.resolve import ResolvedTarget
 
 VNNI = ResolvedTarget(
