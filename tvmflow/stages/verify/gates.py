@@ -154,7 +154,7 @@ def _check_memory(
         program = part.module.program if isinstance(part, LocalLibrary) else None
         if not isinstance(program, NativeProgram):
             return _not_measured(limit, _NO_MEMORY)
-        inputs = [np.ascontiguousarray(feed[spec.name]) for spec in part.inputs]
+        inputs = [np.asarray(feed[spec.name], order="C") for spec in part.inputs]
         context_bytes += program.measure_memory(inputs)
     total = library_bytes + context_bytes
     note = f"the library {size_text(library_bytes)}, a context {size_text(context_bytes)}"
