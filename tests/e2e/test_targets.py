@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.e2e.test_failures import inject_fault
 from tests.support.binaries import read_elf
 from tests.support.project import Project, Ran
 
@@ -195,3 +196,26 @@ def test_one_library_has_code_for_several_levels(tmp_path: Path) -> None:
     refused = project.tvmflow("run-model", "dist/tiny/any/tiny.tvmflow")
     assert refused.code != 0
     assert "the library has x86-64-v2, x86-64-v3, x86-64-v4" in refused.err
+
+
+@pytest.mark.slow
+def test_a_wrong_kernel_of_one_level_is_found_behind_an_index(tmp_path: Path) -> None:
+    """What goes into an index is compared at each level, not only at the one that this machine chooses."""
+    project = Project(tmp_path)
+    model = onnx.load(project.folder / "tiny.onnx")
+    model.graph.node.append(helper.make_node("ArgMax", ["scores"], ["best"], axis=1))
+    del model.graph.output[:]
+    model.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, None))
+    onnx.save(model, project.folder / "tiny.onnx")
+    project.edit_recipe("  - host", "  - {name: any, levels: [x86-64-v2, x86-64-v3]}")
+    project.edit_recipe("[shared-library, bundle]", "[bundle]")
+    assert project.run().code == 0
+    levels = json.loads((project.folder / "dist/tiny/any/measurements.json").read_text())["levels"]
+    assert [level["index_inputs"]["scores"]["passed"] for level in levels.values()] == [True, True]
+    inject_fault(project, "build", "wrong-kernel", "x86-64-v2")
+    failed = project.run("--force", "build")
+    assert (failed.code, failed.outcome("verify/any")) == (3, "rejected")
+    assert (
+        "level x86-64-v2: 'scores' (which goes into an index) is not in the library's memory"
+        in (failed.stages["verify/any"]["message"])
+    )

@@ -1,4 +1,4 @@
-"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, vary its output, or change a weight."""
+"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, vary its output, or compute with a wrong weight or kernel."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def _change_weight(path: Path) -> None:
     save_file(weights, path)
 
 
+def _spoil_kernels(module: ModuleType) -> None:
+    """Negate one column of each product of matrices that is scheduled."""
+    from tests.support.verification import spoil_kernel
+
+    schedule = module.schedule_kernels
+
+    def schedule_spoiled(mod: Any, *arguments: Any, **options: Any) -> Any:
+        for var in mod.get_global_vars():
+            if var.name_hint.startswith(("dense", "matmul")):
+                mod = spoil_kernel(var.name_hint)(mod)
+        return schedule(mod, *arguments, **options)
+
+    module.schedule_kernels = schedule_spoiled  # type: ignore[attr-defined]
+
+
 def _inject(module: ModuleType) -> None:
     """Wrap `run` of the chosen stage's module."""
     run = module.run
@@ -74,6 +89,10 @@ def _inject(module: ModuleType) -> None:
             facts = run(settings, context)
             _change_weight(context.out / "params.safetensors")
             return facts
+        if FAULT == "wrong-kernel":
+            if settings.target.get("mcpu") == TARGET:
+                _spoil_kernels(module)
+            return run(settings, context)
         if not TARGET or settings.target.get("mcpu") == TARGET:
             _fail()
         return run(settings, context)

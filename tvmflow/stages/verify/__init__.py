@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -18,7 +19,7 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import Files, StageContext, StageTraits
 from tvmflow.stages.image_data import DATA
-from tvmflow.stages.lower import LOWERED
+from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
@@ -26,6 +27,7 @@ from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
 from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
+from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
@@ -38,7 +40,13 @@ from tvmflow.stages.verify.sizes import (
     read_dimensions,
 )
 from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import AllowedDifference, OutputComparison, PartVerdict, Verdict
+from tvmflow.stages.verify.verdict import (
+    AllowedDifference,
+    LevelVerdict,
+    OutputComparison,
+    PartVerdict,
+    Verdict,
+)
 from tvmflow.stages.verify_settings import (
     CHROMIUM,
     LOCAL,
@@ -139,7 +147,9 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         model={"kind": recipe.model.kind},
         target=machine,
         precision=lowest_precision(recipes),
-        lowering=None if is_partitioned else lowering_options(recipe),
+        lowering=None
+        if is_partitioned
+        else replace(lowering_options(recipe), shares_weights=bool(levels)),
         schedules=None if is_partitioned else schedules_version(recipe),
         tune=None if min_speedup is None else SpeedupSettings(min_speedup=min_speedup),
         run_on=run_on,
@@ -257,7 +267,7 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             lasting["levels"] = {
                 name: {"not_verified": level["not_verified"]}
                 if "not_verified" in level
-                else {"outputs": _passed_outputs(level["outputs"])}
+                else _passed_level(level)
                 for name, level in verdict["levels"].items()
             }
         if "fallback" in verdict:
@@ -270,6 +280,13 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
                 name: {"outputs": _passed_outputs(part["outputs"])} for name, part in parts.items()
             }
     return lasting
+
+
+def _passed_level(level: LevelVerdict) -> LevelVerdict:
+    passed: LevelVerdict = {"outputs": _passed_outputs(level["outputs"])}
+    if "index_inputs" in level:
+        passed["index_inputs"] = _passed_outputs(level["index_inputs"])
+    return passed
 
 
 def _passed_outputs(outputs: Mapping[str, OutputComparison]) -> dict[str, OutputComparison]:
@@ -458,7 +475,7 @@ def _add_comparisons(
             verdict["vm"]["sizes"] = compare_sizes(machine, reference)
     if settings.run_on == CHROMIUM:
         _add_fallback(verdict, library, compare, data)
-    _add_layers(verdict, library, reference, settings, context)
+    add_layers(verdict, verdict["tolerance"]["for"], library, reference, settings, context)
 
 
 def _add_fallback(
@@ -490,31 +507,14 @@ def _add_index_inputs(
     if indices.loaded is None:
         verdict["index_inputs_not_compared"] = indices.reason
         return None
-    check = IndexCheck(indices, library, reference, settings, context)
+    from tvmflow.compiler.lowering import LoweredModel
+
+    def delivered() -> tvm.IRModule:
+        return LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
+
+    check = IndexCheck(indices, library, reference, settings, context, delivered)
     verdict["index_inputs"] = check.tensors
     return check
-
-
-def _add_layers(
-    verdict: Verdict,
-    library: Library,
-    reference: ReferenceRun,
-    settings: VerifySettings,
-    context: StageContext,
-) -> None:
-    """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
-    from tvmflow.stages.verify.layer_check import compare_layers, is_close
-
-    compared = [*verdict["outputs"].values(), *verdict.get("index_inputs", {}).values()]
-    is_quantized = verdict["tolerance"]["for"] == tolerances.QUANTIZED
-    is_passed = all(output["passed"] for output in compared)
-    if (
-        is_quantized
-        and settings.verify.has_default_tolerance
-        and is_passed
-        and not is_close(compared)
-    ):
-        verdict["layers"] = compare_layers(library, reference, settings, context)
 
 
 def _find_accuracy(outputs: Sequence[Mapping[str, Array]], name: str, data: Samples) -> float:

@@ -12,6 +12,7 @@ from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
 from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import (
     ImageComparison,
+    LevelVerdict,
     OutputComparison,
     SizeVerdict,
     Verdict,
@@ -41,6 +42,8 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         failures += [f"part '{name}': {mismatch}" for mismatch in mismatches]
     for name, level in verdict.get("levels", {}).items():
         mismatches = list_mismatches(level.get("outputs", {}), reference)
+        mismatches += _list_wrong_index_inputs(level, reference)
+        mismatches += _list_wrong_layers(level, reference)
         failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
     for mismatch in list_mismatches(verdict.get("fallback", {}).get("outputs", {}), reference):
         failures.append(f"the package as WebAssembly: {mismatch}")
@@ -62,7 +65,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     return failures
 
 
-def _list_wrong_index_inputs(verdict: Verdict, reference: str) -> Iterator[str]:
+def _list_wrong_index_inputs(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
     """Give a sentence for every tensor that goes into an index and is wrong."""
     for name, tensor in verdict.get("index_inputs", {}).items():
         subject = _index_input(name)
@@ -86,7 +89,7 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
             yield f"wrong at {where}: the library computes other bits after calls with other sizes"
 
 
-def _list_wrong_layers(verdict: Verdict, reference: str) -> Iterator[str]:
+def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
     """Give a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
     if not layers.get("is_reproduced", True):

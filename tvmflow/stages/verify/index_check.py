@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify.comparison import compare_inner_batches
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
@@ -16,6 +15,7 @@ from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
+    import tvm
 
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
@@ -37,6 +37,7 @@ class IndexCheck:
         reference: What the reference has computed of them.
         settings: Those of `verify`.
         context: That of the stage.
+        delivered: Returns the lowered module that the delivered library has the kernels of.
 
     Attributes:
         tensors: The comparison of each.
@@ -49,6 +50,7 @@ class IndexCheck:
         reference: ReferenceRun,
         settings: VerifySettings,
         context: StageContext,
+        delivered: Callable[[], tvm.IRModule],
     ) -> None:
         from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
@@ -65,7 +67,7 @@ class IndexCheck:
             )
             comparison = compare_inner_batches(own, right, reference.tolerance)
             self.tensors[spec.name] = {**comparison, "seen": False}
-        self._look_for_tensors(inner, library, batches[0], context)
+        self._look_for_tensors(inner, library, batches[0], delivered)
         self._indices = {
             spec.name: index
             for spec in library.outputs
@@ -77,10 +79,9 @@ class IndexCheck:
         inner: InnerLibrary,
         library: LocalLibrary,
         feed: dict[str, Array],
-        context: StageContext,
+        delivered: Callable[[], tvm.IRModule],
     ) -> None:
         """Look for the tensors in the delivered library's memory; with the same kernels, they must be there."""
-        from tvmflow.compiler.lowering import LoweredModel
         from tvmflow.stages.verify.inner_tensors import find_in_memory
 
         telling = {n: a for n in self.tensors if _is_telling(a := self._computed[0][n])}
@@ -89,8 +90,7 @@ class IndexCheck:
             self.tensors[name]["seen"] = True
         missing = telling.keys() - seen
         if missing:
-            delivered = LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
-            for name in missing & inner.list_shared(delivered):
+            for name in missing & inner.list_shared(delivered()):
                 self.tensors[name] |= {"passed": False, "is_missing": True}
 
     def settle(self, outputs: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:

@@ -16,7 +16,13 @@ from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference
 from tvmflow.stages.verify.tolerances import tolerance_for
-from tvmflow.stages.verify.verdict import LayersComparison, OutputComparison
+from tvmflow.stages.verify.verdict import (
+    LayersComparison,
+    LevelVerdict,
+    OutputComparison,
+    Verdict,
+    list_compared,
+)
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
@@ -44,6 +50,26 @@ def is_close(outputs: Iterable[OutputComparison]) -> bool:
         for output in outputs
         if output["elements"]
     )
+
+
+def add_layers(
+    verdict: Verdict | LevelVerdict,
+    arithmetic: str,
+    library: Library,
+    reference: ReferenceRun,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Compare the layers of a quantized model, unless its outputs agree so closely that none can be wrong."""
+    compared = list_compared(verdict)
+    is_passed = all(output["passed"] for output in compared)
+    if (
+        arithmetic == tolerances.QUANTIZED
+        and settings.verify.has_default_tolerance
+        and is_passed
+        and not is_close(compared)
+    ):
+        verdict["layers"] = compare_layers(library, reference, settings, context)
 
 
 def compare_layers(

@@ -6,6 +6,7 @@ The level that the library chooses by itself is the one that `verify` has checke
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -14,16 +15,22 @@ from tvmflow.core.errors import StageError
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.index_check import IndexCheck
+from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.latency import exclusive_devices, measure
+from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
 from tvmflow.stages.verify.verdict import LevelVerdict, Verdict
 from tvmflow.stages.verify_settings import LOCAL, LevelSettings, VerifySettings
 from tvmflow.targets.c_runtime.levels import variable
 
 if TYPE_CHECKING:
+    import tvm
+
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.verify.reference_run import ReferenceRun
 
+_ONLY_INDEX: Final = "it returns an index alone, and what goes into it is not compared: {}"
 _SELECTS: Final = "it returns what an index selects, which another CPU may choose among equals"
 
 
@@ -61,10 +68,12 @@ def verify_levels(
             levels[name] = {"not_verified": level.not_verified}
         elif name == chosen:
             levels[name] = {"ran_on": library.ran_on, "outputs": verdict.get("outputs", {})}
+            if "index_inputs" in verdict:
+                levels[name]["index_inputs"] = verdict["index_inputs"]
             if "latency" in verdict:
                 levels[name]["latency"] = verdict["latency"]["library"]
         else:
-            levels[name] = _verify(name, level, data, reference, settings, context)
+            levels[name] = _verify(name, level, verdict, data, reference, settings, context)
 
 
 def _find_measured(settings: VerifySettings) -> str:
@@ -84,6 +93,7 @@ def _find_level(library: Library) -> str:
 def _verify(
     name: str,
     level: LevelSettings,
+    verdict: Verdict,
     data: Samples,
     reference: ReferenceRun | None,
     settings: VerifySettings,
@@ -93,21 +103,43 @@ def _verify(
     indices = reference.indices if reference else None
     if indices is not None and indices.selects:
         return {"not_verified": _SELECTS}
+    own = settings.model_copy(update={"target": level.machine, "run_on": level.run_on})
+    reason = indices.reason if indices and not indices.loaded else no_inner_reason(own)
     with _forced_level(settings.prefix, name):
         library = _open(name, level, settings, context)
         actual = library.run_all(data.batches)
         found: LevelVerdict = {"ran_on": library.ran_on}
         if reference is not None:
             names = [spec.name for spec in library.outputs]
-            names = [output for output in names if not indices or output not in indices.outputs]
+            if indices and not reason:
+                delivered = functools.partial(_lower, own, context)
+                check = IndexCheck(indices, library, reference, own, context, delivered)
+                found["index_inputs"], actual = check.tensors, check.settle(actual)
+            elif indices:
+                # another CPU may choose among equals
+                names = [output for output in names if output not in indices.outputs]
+                if not names:
+                    return {"not_verified": _ONLY_INDEX.format(reason)}
             found["outputs"] = comparison.compare_batches(
                 names, actual, reference.results.outputs, data, reference.tolerance
             )
+            add_layers(found, verdict["tolerance"]["for"], library, reference, own, context)
         if library.timed is not None:
             feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}
             with exclusive_devices(settings, context):
                 found["latency"] = measure(library.timed, feed, settings.verify.repeat)
     return found
+
+
+def _lower(settings: VerifySettings, context: StageContext) -> tvm.IRModule:
+    """Return the lowered module that a level of the library has the kernels of."""
+    from tvmflow.compiler import lowering
+
+    assert settings.lowering is not None
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    return lowering.lower(
+        mod, lowering.make_target(settings.machines[""].tvm), settings.lowering
+    ).mod
 
 
 def _open(

@@ -260,6 +260,8 @@ class LevelVerdict(TypedDict, total=False):
 
     ran_on: str
     outputs: dict[str, OutputComparison]
+    index_inputs: dict[str, OutputComparison]
+    layers: LayersComparison
     latency: Latency
     not_verified: str
 
@@ -327,7 +329,7 @@ class Verdict(_Judged, total=False):
     warnings: list[str]
 
 
-def list_compared(verdict: Verdict) -> list[OutputComparison]:
+def list_compared(verdict: Verdict | LevelVerdict) -> list[OutputComparison]:
     """Return the comparisons of all outputs, and of what goes into an index."""
     return [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
 
@@ -337,7 +339,7 @@ def find_largest_error(verdict: Verdict) -> float | None:
     sizes = (entry.get("outputs", {}).values() for entry in verdict.get("sizes", ()))
     others = [*verdict.get("levels", {}).values()]
     others += [verdict["fallback"]] if "fallback" in verdict else []
-    levels = (other.get("outputs", {}).values() for other in others)
+    levels = map(list_compared, others)
     outputs = [*list_compared(verdict), *itertools.chain.from_iterable((*sizes, *levels))]
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
 

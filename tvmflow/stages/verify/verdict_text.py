@@ -30,6 +30,7 @@ from tvmflow.stages.verify.verdict import (
     find_fixed_latency,
     find_size_error,
     largest,
+    list_compared,
     shown_latency,
     sort_sizes,
 )
@@ -117,7 +118,7 @@ def _describe_level(name: str, level: LevelVerdict) -> str:
     """Return what was found of the code for one level of CPUs."""
     if "not_verified" in level:
         return f"level {name} is NOT VERIFIED: {level['not_verified']}"
-    error = largest(o.get("max_abs_error", math.nan) for o in level.get("outputs", {}).values())
+    error = largest(o.get("max_abs_error", math.nan) for o in list_compared(level))
     parts = [f"level {name} ran on {level['ran_on']}"]
     parts += [f"error {error:.2g}"] if error is not None else []
     parts += [latency_text(level["latency"]["median"])] if "latency" in level else []
