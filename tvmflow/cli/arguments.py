@@ -264,7 +264,7 @@ class RemoteCacheOptions(Options):
 
     remote_url: str | None = option(
         "URL",
-        "the remote cache: https://…, s3://…, gs://…, az://… or a folder ($TVMFLOW_REMOTE)",
+        "the remote cache: https://…, oci://…, s3://…, gs://…, az://… or a folder ($TVMFLOW_REMOTE)",
         name="--remote",
     )
     require_signatures: Path | None = option(

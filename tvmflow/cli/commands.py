@@ -44,6 +44,8 @@ GROUPS: Final = {
         "report": "Write what a run or a release made as one HTML page.",
     },
     "Share": {
+        "push": "Bring a delivery or a release to an OCI registry.",
+        "pull": "Fetch a delivery or a release from an OCI registry.",
         "sign": "Add a signature to the statements beside delivered files.",
         "keygen": "Create a key pair: to sign with, and to verify with.",
         "device": "List devices to measure on, or offer this machine as one.",
@@ -69,6 +71,7 @@ _MODULES: Final = {
     "diff": "lock",
     "logs": "runs",
     "trace": "runs",
+    "pull": "push",
     "run-model": "run_model",
     **dict.fromkeys(("inspect", "verify", "sign", "keygen"), "provenance"),
     **dict.fromkeys(("device", "worker", "scheduler"), "cluster"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,10 @@ _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
     stat.S_ISBLK: "a device",
 }
 _MAX_SHOWN: Final = 500
+_MAX_PATH: Final = 1024
+_MAX_PATH_PART: Final = 255
+# Letters of every alphabet are allowed, and no character with a meaning for a file system or a terminal.
+_FORBIDDEN_CHARACTERS: Final = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]')
 
 
 def is_file(path: Path) -> bool:
@@ -93,3 +99,23 @@ def _exists(path: Path) -> bool:
     except (OSError, ValueError):
         # It is not a name that a file can have, or it is in a folder that cannot be entered.
         return False
+
+
+def find_invalid_name(names: Iterable[str]) -> str | None:
+    """Return the first name from elsewhere that must not become a file in a folder; None for none.
+
+    Such a name leads out of the folder on some file system, is there twice, or below another file.
+    """
+    known = Counter(names)
+    for name, count in known.items():
+        parts = name.split("/")
+        parents = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        if (
+            count > 1
+            or len(name) > _MAX_PATH
+            or _FORBIDDEN_CHARACTERS.search(name)
+            or any(part in ("", ".", "..") or len(part) > _MAX_PATH_PART for part in parts)
+            or not parents.isdisjoint(known)
+        ):
+            return name
+    return None

@@ -324,7 +324,7 @@ class SeveralFiles(SourceFields):
     files: dict[str, _Digest] | None = Field(
         default=None,
         description="SHA-256 digests of further files of the model, by their paths from its folder. Always checked; "
-        "required at an address, except at `hf://`, where the commit pins them.",
+        "required at an address, except at `hf://` and `oci://`, where commit and digest pin them.",
     )
 
 
@@ -334,7 +334,7 @@ class OneFile(SeveralFiles):
     sha256: _Digest | None = Field(
         default=None,
         description="SHA-256 digest of the model's file, 64 hexadecimal digits. Always checked; required at an address, "
-        "except at `hf://`, where the commit pins it.",
+        "except at `hf://` and `oci://`, where commit and digest pin it.",
     )
 
 

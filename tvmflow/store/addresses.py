@@ -1,4 +1,4 @@
-"""Addresses of model files: `https://`, `file://`, a bucket, or the Hugging Face Hub."""
+"""Addresses of model files: `https://`, `file://`, a bucket, the Hugging Face Hub, or an OCI registry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,27 @@ from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
 
 HUB: Final = "hf"
+OCI: Final = "oci"
 BUCKETS: Final = ("s3", "gs", "az")
 _WEB: Final = ("https", "http")
-SCHEMES: Final = (HUB, *_WEB, "file", *BUCKETS)
+SCHEMES: Final = (HUB, OCI, *_WEB, "file", *BUCKETS)
 
 _HUB_FORM: Final = "hf://ORGANIZATION/NAME/FILE@COMMIT"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 # The first part of addresses on the Hub of something that is no model.
 _OTHER_KINDS: Final = frozenset({"datasets", "spaces", "buckets", "kernels"})
+
+
+OCI_FORM: Final = "oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:DIGEST"
+_OCI: Final = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+(?::[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](?::[0-9]{1,5})?)"
+    r"/(?P<name>[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*)"
+    r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
+    r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+    r"(?:#(?P<path>.+))?"
+)
+_MAX_OCI_NAME: Final = 255
 
 
 class InvalidAddress(ValueError):
@@ -51,6 +63,35 @@ class HubFile(NamedTuple):
         )
 
 
+class OciReference(NamedTuple):
+    """An artifact in an OCI registry, and perhaps one of its files.
+
+    Attributes:
+        host: The registry, with its port.
+        name: The repository.
+        tag: The tag, which may be moved; empty for none.
+        digest: The digest of the manifest, `sha256:…`; empty for none.
+        path: The path of the file in the artifact; empty for the only one.
+    """
+
+    host: str
+    name: str
+    tag: str = ""
+    digest: str = ""
+    path: str = ""
+
+    @property
+    def version(self) -> str:
+        """The digest, or else the tag, as requests take it."""
+        return self.digest or self.tag
+
+    @property
+    def address(self) -> str:
+        """The address as recipes write it."""
+        version = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
+        return f"{OCI}://{self.host}/{self.name}{version}" + (f"#{self.path}" if self.path else "")
+
+
 def is_address(text: str) -> bool:
     """Return whether the value of a field is an address, not a path."""
     return "://" in text
@@ -75,6 +116,9 @@ def check_address(address: str) -> None:
         )
     if scheme == HUB:
         parse_hub_file(address)
+        return
+    if scheme == OCI:
+        parse_oci_reference(address)
         return
     try:
         parts = urllib.parse.urlsplit(address)
@@ -148,6 +192,23 @@ def parse_hub_file(address: str) -> HubFile:
     return HubFile(f"{first}/{name}", path, revision)
 
 
+def parse_oci_reference(address: str) -> OciReference:
+    """Return the artifact that an address names.
+
+    Raises:
+        InvalidAddress: when it names none, or has credentials.
+    """
+    rest = address.partition("://")[2]
+    if "@" in rest.partition("/")[0]:
+        raise InvalidAddress(
+            "credentials do not belong in an address, which is shown and shared: use `docker login`"
+        )
+    match = _OCI.fullmatch(rest)
+    if match is None or len(match["name"]) > _MAX_OCI_NAME:
+        raise InvalidAddress(f"this names nothing in an OCI registry: write it as {OCI_FORM}")
+    return OciReference(**match.groupdict(default=""))
+
+
 def sibling(address: str, name: str) -> str:
     """Return the address of a file by its path from the folder of another file.
 
@@ -158,6 +219,10 @@ def sibling(address: str, name: str) -> str:
         file = parse_hub_file(address)
         folder, slash, _ = file.path.rpartition("/")
         return file._replace(path=f"{folder}{slash}{name}").address
+    if scheme_of(address) == OCI:
+        reference = parse_oci_reference(address)
+        folder, slash, _ = reference.path.rpartition("/")
+        return reference._replace(path=f"{folder}{slash}{name}").address
     parts = urllib.parse.urlsplit(address)
     folder = parts.path.rpartition("/")[0]
     quoted_name = name if parts.scheme in BUCKETS else urllib.parse.quote(name)
@@ -177,6 +242,9 @@ def file_name(address: str) -> str:
     """Return the last part of the path of an address."""
     if scheme_of(address) == HUB:
         return parse_hub_file(address).path.rpartition("/")[2]
+    if scheme_of(address) == OCI:
+        reference = parse_oci_reference(address)
+        return (reference.path or reference.name).rpartition("/")[2]
     path = urllib.parse.urlsplit(address).path
     return urllib.parse.unquote(path).rpartition("/")[2]
 
@@ -195,4 +263,6 @@ def without_secrets(address: str) -> str:
         # what is secret in it cannot be told from the rest
         return f"{excerpt(scheme_of(address))}://…"
     host = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=host, query="", fragment="").geturl()
+    # a file of an artifact in a registry
+    path = parts.fragment if parts.scheme == OCI else ""
+    return parts._replace(netloc=host, query="", fragment=path).geturl()

@@ -26,8 +26,10 @@ from tvmflow.core.named_files import obstacle
 from tvmflow.store.addresses import (
     BUCKETS,
     HUB,
+    OCI,
     SCHEMES,
     parse_hub_file,
+    parse_oci_reference,
     scheme_of,
     without_secrets,
 )
@@ -49,6 +51,7 @@ from tvmflow.store.http_client import (
     read_pieces,
 )
 from tvmflow.store.hub import HubError, check_online, explain_status, find_location
+from tvmflow.store.oci import Repository
 from tvmflow.store.remote.base import RemoteCacheError, Unreachable
 from tvmflow.store.remote.bucket import INSTALL, NoObject, open_object
 
@@ -146,7 +149,7 @@ class _Job(NamedTuple):
     def error(self, reason: str, *, fix: str = "") -> DownloadError:
         """Return the error of this download."""
         text = f"{without_secrets(self.url)} cannot be downloaded: {reason}"
-        if not self.sha256:
+        if not self.sha256 or scheme_of(self.url) == OCI:
             return DownloadError(text, fix=fix)
         by_hand = f"save the file as {self.target}, or set the recipe's model to a local copy of it"
         return DownloadError(text, fix=f"{fix}; or {by_hand}" if fix else by_hand)
@@ -258,8 +261,12 @@ def _download_part(job: _Job, retries: int, backoff_s: float) -> str:
             size = job.part_size()
             job.discard_part()
             if not size_before:
+                text = f"its sha256 is {digest} ({size_text(size)}), and the"
+                if scheme_of(job.url) == OCI:
+                    fix = "run again; if it stays so, the registry is damaged"
+                    raise job.error(f"{text} manifest says {job.sha256}", fix=fix)
                 raise job.error(
-                    f"its sha256 is {digest} ({size_text(size)}), and the recipe says {job.sha256}",
+                    f"{text} recipe says {job.sha256}",
                     fix="ask its publisher which one is right, and correct sha256 in the recipe",
                 )
             # otherwise the part may have been the beginning of another version
@@ -308,14 +315,16 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     if validator:
         headers["If-Range"] = validator
-    client = HttpClient(job.timeout_s)
+
+    def request() -> Answer:
+        if scheme == OCI:
+            repository = Repository(parse_oci_reference(job.url), job.timeout_s)
+            return repository.request_blob(job.sha256, headers)
+        return HttpClient(job.timeout_s).get(url, headers, credential)
+
     try:
-        answer = call_within(
-            # a server may send its header byte by byte
-            job.timeout_s,
-            lambda: client.get(url, headers, credential),
-            job.abandoned.is_set,
-        )
+        # a server may send its header byte by byte
+        answer = call_within(job.timeout_s, request, job.abandoned.is_set)
     except BROKEN_ANSWER as error:
         raise _connection_error(job, url, error) from error
     if answer.is_success:
@@ -417,6 +426,8 @@ def _status_error(
     if scheme_of(job.url) == HUB:
         problem = explain_status(answer, parse_hub_file(job.url), credential)
         return job.error(str(problem), fix=problem.fix)
+    if scheme_of(job.url) == OCI:
+        return Repository(parse_oci_reference(job.url)).explain(answer)
     is_denied = answer.status in ACCESS_DENIED
     fix = denial_fix(url, credential) if is_denied else "check the URL"
     return job.error(_status_text(answer), fix=fix)

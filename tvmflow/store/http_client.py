@@ -183,8 +183,9 @@ class Answer:
     """The answer to a request: its status and header, and a source of its bytes."""
 
     def __init__(
-        self, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
+        self, url: str, response: HTTPResponse, connection: HTTPConnection, client: HttpClient
     ) -> None:
+        self.url = url
         self.status: int = response.status
         self.reason: str = response.reason
         self.headers: Message = response.headers
@@ -301,7 +302,7 @@ class HttpClient:
                 return answer
             answer.close()
             target = redirect_target(url, location)
-            if _origin(target) != _origin(url):
+            if origin_of(target) != origin_of(url):
                 credential = None
             url = target
         raise _refused_redirect(url, f"redirects more than {count_text(_MAX_REDIRECTS, 'time')}")
@@ -331,7 +332,7 @@ class HttpClient:
         except BaseException:
             self.release(connection, is_reusable=False)
             raise
-        return Answer(response, connection, self)
+        return Answer(url, response, connection, self)
 
     def release(self, connection: HTTPConnection, *, is_reusable: bool) -> None:
         """Take a connection back, and keep it where it can take another request."""
@@ -351,7 +352,7 @@ class HttpClient:
 
     def _connect(self, url: str) -> tuple[HTTPConnection, dict[str, str], str]:
         """Return a connection for a URL, the headers for its proxy, and what is requested of it."""
-        parts, place = urllib.parse.urlsplit(url), _origin(url)
+        parts, place = urllib.parse.urlsplit(url), origin_of(url)
         proxy = getproxies().get(parts.scheme) if self._uses_proxies else None
         if proxy and not proxy_bypass(parts.netloc):
             return self._connect_to_proxy(proxy, url)
@@ -420,7 +421,8 @@ def _send(
     return connection.getresponse()
 
 
-def _origin(url: str) -> tuple[str, str]:
+def origin_of(url: str) -> tuple[str, str]:
+    """Return scheme and host of a URL, which credentials are for."""
     parts = urllib.parse.urlsplit(url)
     return parts.scheme, parts.netloc.lower()
 

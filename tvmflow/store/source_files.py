@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.bill_of_materials import license_expression
+from tvmflow.core.documents import Unreadable
 from tvmflow.core.errors import DownloadError, RecipeError, merge_recipe_errors
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import InputFile
 from tvmflow.store.addresses import (
     BUCKETS,
     HUB,
+    OCI,
     HubFile,
     InvalidAddress,
+    OciReference,
     check_address,
     parse_hub_file,
+    parse_oci_reference,
     scheme_of,
     without_secrets,
 )
@@ -41,6 +45,7 @@ from tvmflow.store.hub import (
     read_snapshot,
 )
 from tvmflow.store.local import LocalStore
+from tvmflow.store.oci import MANIFEST, Manifest, OciError, Repository, describe, parse_manifest
 from tvmflow.store.remote.bucket import INSTALL
 
 _log = logging.getLogger(__name__)
@@ -144,6 +149,8 @@ class SourceFiles:
             raise RecipeError(f"{file.where}: {error}") from None
         if scheme_of(file.url) == HUB:
             return self._resolve_on_hub(file)
+        if scheme_of(file.url) == OCI:
+            return self._resolve_in_registry(file)
         path = self._find_path(file.sha256)
         if scheme_of(file.url) in BUCKETS and not path:
             _require_obstore(file)
@@ -152,12 +159,15 @@ class SourceFiles:
         return file._replace(path=path)
 
     def pin(self, address: str) -> str:
-        """Return an address on the Hub with the commit that its branch or tag is now; others as they are.
+        """Return an address with the commit or digest that its branch or tag is now; others as they are.
 
         Raises:
             RecipeError: when it names no file.
-            DownloadError: when the Hub does not answer.
+            DownloadError: when the Hub or the registry does not answer.
         """
+        if scheme_of(address) == OCI:
+            reference = parse_oci_reference(address)
+            return address if reference.digest else _pinned(reference).address
         if scheme_of(address) != HUB:
             return address
         try:
@@ -314,6 +324,43 @@ class SourceFiles:
                 quoted(snapshot.license),
             )
         return snapshot
+
+    # ------------------------------------------------------------ registries
+
+    def _resolve_in_registry(self, file: InputFile) -> InputFile:
+        """Return a file of an artifact with the digest that its manifest, which is pinned, has for it."""
+        reference = parse_oci_reference(file.url)
+        try:
+            if not reference.digest:
+                text = f"{file.where}: {file.url}: it names no digest, and a tag may be moved"
+                raise RecipeError(text, fix=f"write {_pinned(reference).address}")
+            layer = self._find_artifact(reference).select(reference.path)
+        except OciError as error:
+            raise DownloadError(f"{file.where}: {error.message}", fix=error.fix) from None
+        except Unreadable as error:
+            raise RecipeError(f"{file.where}: {reference.address}: {error}") from None
+        if file.sha256 not in ("", layer.sha256):
+            where = file.sha256_where or file.where
+            text = f"{where}: {reference.address} has the digest {layer.sha256}, not {file.sha256}"
+            raise RecipeError(text, fix="leave the digest out: that of the artifact pins the file")
+        path = self._find_path(layer.sha256)
+        return file._replace(url=reference.address, sha256=layer.sha256, path=path)
+
+    def _find_artifact(self, reference: OciReference) -> Manifest:
+        """Return an artifact, from the store if it was looked up before."""
+        note = f"oci-{reference.digest}"
+        known = (self._store.notes.read("facts", note) or "").encode()
+        if describe(known, MANIFEST).digest == reference.digest:
+            return parse_manifest(known)
+        found = Repository(reference).find_manifest(reference.digest)
+        self._store.notes.write(found.content.decode(), "facts", note)
+        return found
+
+
+def _pinned(reference: OciReference) -> OciReference:
+    """Return an artifact by the digest that its tag has now."""
+    manifest = Repository(reference).find_manifest(reference.tag or "latest")
+    return reference._replace(tag="", digest=manifest.digest)
 
 
 def note_snapshot(file: HubFile, snapshot: Snapshot, store: LocalStore) -> None:

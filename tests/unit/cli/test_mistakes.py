@@ -13,7 +13,7 @@ from tvmflow.cli import main
         ("rnu net.yaml", "no command `rnu`; did you mean `run`?"),
         ("net.yaml", "no command `net.yaml`; did you mean `run net.yaml`?"),
         ("gc", "no command `gc`; did you mean `cache gc`?"),
-        ("push", "no command `push`; did you mean `cache push`?"),
+        ("unpin", "no command `unpin`; did you mean `cache unpin`?"),
         ("qqqq", "no command `qqqq`\n"),
         ("-v run net.yaml", "the option -v has no command before it"),
         ("help rnu", "no command `rnu`; did you mean `run`?"),

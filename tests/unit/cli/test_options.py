@@ -165,6 +165,8 @@ LEAST: dict[str, list[str]] = {
     "run-model": ["a"],
     "inspect": ["a"],
     "verify": ["a"],
+    "push": ["a", "b"],
+    "pull": ["a"],
     "sign": ["a"],
     "keygen": ["a"],
     "device": ["ls"],

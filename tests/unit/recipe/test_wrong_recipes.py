@@ -321,13 +321,13 @@ WRONG = [
     wrong(
         "address of a checkpoint with an unknown scheme",
         ("onnx: m.onnx", "mxnet: {prefix: 'http5://h/net', epoch: 3}"),
-        "4:19: model.mxnet.prefix: 'http5' is not a supported URL scheme; did you mean 'http'? (valid: hf, https, http, "
+        "4:19: model.mxnet.prefix: 'http5' is not a supported URL scheme; did you mean 'http'? (valid: hf, oci, https, http, "
         "file, s3, gs, az)",
     ),
     wrong(
         "URL that cannot be downloaded",
         ("m.onnx", "ftp://example.org/m.onnx\n  sha256: " + "a" * 64),
-        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: hf, https, http, file, s3, gs, az)",
+        "4:9: model.onnx: 'ftp' is not a supported URL scheme (valid: hf, oci, https, http, file, s3, gs, az)",
     ),
     wrong(
         "dimension 0",

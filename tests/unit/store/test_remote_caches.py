@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_server import Cache, cache_server
+from tests.support.registry import docker_registry, needs_registry
 from tvmflow.core.errors import UsageError
 from tvmflow.store.remote import REMOTE_CACHES, open_remote_cache
 from tvmflow.store.remote.base import Corrupt, Forbidden, RemoteCache, Unreachable
@@ -24,8 +25,14 @@ def ignore(piece: bytes) -> None:
     """Take a piece of a file that no test looks at."""
 
 
-@pytest.fixture(params=["http", "folder"])
+@pytest.fixture(params=["http", "folder", pytest.param("oci", marks=needs_registry)])
 def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RemoteCache]:
+    if request.param == "oci":
+        with docker_registry(tmp_path / "registry") as host:
+            made = open_remote_cache(f"oci://{host}/team/x", timeout_s=5)
+            yield made
+            made.close()
+        return
     if request.param == "folder":
         (tmp_path / "shared").mkdir()
         yield open_remote_cache(str(tmp_path / "shared"))

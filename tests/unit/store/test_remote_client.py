@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.support.cache_server import Cache, cache_server
 from tests.support.interruption import slow_server
+from tests.support.registry import docker_registry, needs_registry
 from tests.support.small_runs import FETCHED, WRITES, RecordingExecutor, RunHost, outcomes, plan_of
 from tvmflow.engine.summary import summary
 from tvmflow.store.local import LocalStore
@@ -27,6 +30,18 @@ def filled(cache: Cache, tmp_path: Path) -> Cache:
     return cache
 
 
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Return what starts a registry, and gives the URL of a remote cache in it."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> str:
+            host = stack.enter_context(docker_registry(tmp_path / "registry"))
+            return f"oci://{host}/cache"
+
+        yield start
+
+
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
@@ -34,12 +49,14 @@ def everything(folder: Path) -> dict[str, bytes]:
 # ---------------------------------------------------------------- the second machine
 
 
-@pytest.mark.parametrize("kind", ["http", "folder"])
-def test_a_second_machine_repeats_nothing(kind: str, cache: Cache, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["http", "folder", pytest.param("oci", marks=needs_registry)])
+def test_a_second_machine_repeats_nothing(
+    kind: str, cache: Cache, registry: Callable[[], str], tmp_path: Path
+) -> None:
     """An empty store elsewhere gets every stage, the same bytes are delivered, and no worker starts."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    url = cache.url if kind == "http" else shared.as_uri()
+    url = {"http": lambda: cache.url, "folder": shared.as_uri, "oci": registry}[kind]()
     one = RunHost(tmp_path / "one", url, **WRITES)
     first = one.run(PLAN)
     assert first.remote is not None and first.remote.uploaded == 7 and first.remote.waiting == 0

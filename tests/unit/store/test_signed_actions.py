@@ -106,7 +106,7 @@ def test_names_that_leave_their_folder_are_rejected(name: str) -> None:
 
 def test_a_file_below_another_file_is_rejected() -> None:
     """One name cannot be a file and a folder."""
-    with pytest.raises(InvalidAction, match="below another file"):
+    with pytest.raises(InvalidAction, match="a file with the name 'a/b'"):
         verified(files=(StoredFile("a", ONE, 1), StoredFile("a/b", ONE, 1)))
 
 

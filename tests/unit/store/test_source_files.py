@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import COMMIT, TOKEN, Hub, serving_hub
+from tests.support.registry import docker_registry, front, needs_registry
 from tests.support.web import serving
 from tvmflow.core.errors import DownloadError, RecipeError
 from tvmflow.core.types import InputFile
+from tvmflow.release.oci_artifacts import push
+from tvmflow.store.addresses import parse_oci_reference
 from tvmflow.store.downloads import download
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
@@ -318,3 +321,41 @@ def test_a_bucket_without_its_package(
     text, fix = refusal(sources, at("s3://models/net.onnx", DIGEST), DownloadError)
     assert "s3://models/net.onnx needs the package obstore" in text
     assert fix == "pip install 'tvmflow[remote]'"
+
+
+# ---------------------------------------------------------------- registries
+
+
+@needs_registry
+def test_an_artifact_in_a_registry_pins_its_files(sources: SourceFiles, tmp_path: Path) -> None:
+    """A tag is refused with the digest that it is now; what was looked up once is not requested again."""
+    folder = tmp_path / "model"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "onnx/model.onnx").write_bytes(MODEL)
+    with docker_registry(tmp_path / "registry") as upstream, front(upstream) as server:
+        at_tag = f"oci://{server.host}/org/net:1"
+        one = push(folder, parse_oci_reference(at_tag), sources._store).address
+        (folder / "README.md").write_text("read me")
+        two = push(folder, parse_oci_reference(at_tag), sources._store).address
+        text, fix = refusal(sources, at(at_tag))
+        assert text.endswith("names no digest, and a tag may be moved") and fix == f"write {two}"
+        assert sources.pin(at_tag) == two and sources.pin(one) == one
+        text, _ = refusal(sources, at(two))
+        assert text.endswith(
+            ": it has 2 files: write one of #README.md, #onnx/model.onnx behind the address"
+        )
+        text, _ = refusal(sources, at(f"{two}#model.onnx"))
+        assert text.endswith("it has no file 'model.onnx', but #README.md, #onnx/model.onnx")
+        text, _ = refusal(sources, at(f"{two}#onnx/model.onnx", "0" * 64))
+        assert f"has the digest {DIGEST}, not 0000" in text
+        text, _ = refusal(sources, at(one.replace(one[-8:], "00000000")), DownloadError)
+        assert "there is no artifact with the digest sha256:" in text
+        server.cut_downloads = [100_000]
+        for address in (one, f"{two}#onnx/model.onnx"):
+            file = sources.fetch(sources.resolve(at(address)))
+            assert (file.sha256, Path(file.path).read_bytes()) == (DIGEST, MODEL)
+        assert [one.range for one in server.sent("GET", "/blobs/")] == ["", "bytes=100000-"]
+    again = SourceFiles(sources._store)
+    assert again.resolve(at(one)).path == file.path
+    with pytest.raises(RecipeError, match="write it as oci://HOST/NAME"):
+        again.resolve(at("oci://registry.example/Net"))

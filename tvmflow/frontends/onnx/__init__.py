@@ -32,7 +32,7 @@ from tvmflow.frontends.frontend import (
     shown,
 )
 from tvmflow.frontends.onnx._header import read_header
-from tvmflow.store.addresses import HUB, scheme_of
+from tvmflow.store.addresses import HUB, OCI, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class OnnxFrontend(OneFileFrontend):
             except UnpinnedFiles as others:
                 raise UnpinnedFiles([model, *others.files]) from None
             raise
-        if scheme_of(model.url) == HUB and source.files is None:
+        if scheme_of(model.url) in (HUB, OCI) and source.files is None:
             model = sources.fetch(model)
         if not model.path:
             names = tuple(source.files or ())

@@ -16,6 +16,7 @@ from tvmflow.store.remote.base import RemoteCache
 from tvmflow.store.remote.bucket import BucketCache
 from tvmflow.store.remote.folder import FolderCache
 from tvmflow.store.remote.http import HttpCache, without_credentials
+from tvmflow.store.remote.registry import RegistryCache
 
 # Takes the URL and the time limit for each answer in seconds.
 Opener = Callable[[str, float], RemoteCache]
@@ -35,6 +36,7 @@ REMOTE_CACHES: Final[dict[str, Opener]] = {
     "gs": BucketCache,
     "http": HttpCache,
     "https": HttpCache,
+    "oci": RegistryCache,
     "s3": BucketCache,
 }
 

@@ -43,7 +43,7 @@ from tvmflow.store.remote.base import (
 TOKEN_VARIABLE: Final = "TVMFLOW_REMOTE_TOKEN"
 
 _MAX_REASON: Final = 80
-_MAX_IDLE_CONNECTIONS: Final = 16
+MAX_IDLE_CONNECTIONS: Final = 16
 # Missing, or a server without HEAD: then the blob is uploaded, which does no harm.
 _NOT_FOUND: Final = frozenset({404, 405, 501})
 _ACCESS_DENIED: Final = frozenset({401, 403, 407})
@@ -67,7 +67,7 @@ class HttpCache:
         host = parts.netloc.rpartition("@")[2]
         self._url = urllib.parse.urlunsplit((parts.scheme, host, path, "", ""))
         self._timeout_s = timeout_s
-        self._client = HttpClient(timeout_s, max_idle=_MAX_IDLE_CONNECTIONS, uses_proxies=False)
+        self._client = HttpClient(timeout_s, max_idle=MAX_IDLE_CONNECTIONS, uses_proxies=False)
         self._headers = _authorization(parts)
         self.address = without_credentials(url).rstrip("/")
 

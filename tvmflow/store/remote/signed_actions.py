@@ -16,6 +16,7 @@ from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.codec import from_json
 from tvmflow.core.documents import Unreadable, read_json
+from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.types import Json, StoredFile
 from tvmflow.store.remote.base import BlobRef, RemoteCacheError
 from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
@@ -162,12 +163,8 @@ _ENVELOPE_PATH: Final = "tvmflow/action.json"
 _FILES: Final = "files/"
 
 _MAX_ENVELOPE_BYTES: Final = 16 << 20
-_MAX_PATH: Final = 1024
-_MAX_PATH_PART: Final = 255
 
 _TIME: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
-# Letters of every alphabet are allowed, and no character with a meaning for a file system or a terminal.
-_FORBIDDEN_CHARACTERS: Final = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 
 
 class Untrusted(InvalidAction):
@@ -296,11 +293,10 @@ def verify_action(
         raise InvalidAction(f"it is the action of another key, {action.key[:12]!r}")
     if digest_of(action.preimage) != key:
         raise InvalidAction("its key is not the digest of its pre-image")
-    if len({file.name for file in action.files}) != len(action.files):
-        raise InvalidAction("it has two files of one name")
     if {**_listed_files(action), _ENVELOPE_PATH: files[_ENVELOPE_PATH]} != files:
         raise InvalidAction("its two lists of files differ")
-    _check_names({file.name for file in action.files})
+    if (name := find_invalid_name([file.name for file in action.files])) is not None:
+        raise InvalidAction(f"it has a file with the name {name[:MAX_SHOWN]!r}")
     if action.payload == payload:
         # otherwise a newer version wrote it, and what we would upload is not what was signed
         action = action._replace(signatures=tuple(sealed["signatures"]))
@@ -325,18 +321,3 @@ def _parse_action(value: Json) -> Action:
     except (KeyError, ValueError) as reason:
         raise InvalidAction(f"its {_ENVELOPE_PATH} is damaged ({reason})") from None
     return action
-
-
-def _check_names(names: set[str]) -> None:
-    """Accept only names of files that stay in the folder that they are written to, on any file system."""
-    for name in names:
-        parts = name.split("/")
-        if (
-            len(name) > _MAX_PATH
-            or _FORBIDDEN_CHARACTERS.search(name)
-            or any(part in ("", ".", "..") or len(part) > _MAX_PATH_PART for part in parts)
-        ):
-            raise InvalidAction(f"it has a file with the name {name[:MAX_SHOWN]!r}")
-        parents = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
-        if parents & names:
-            raise InvalidAction(f"the file {name[:MAX_SHOWN]!r} is below another file")

@@ -1,0 +1,579 @@
+"""Deliveries and releases in OCI registries: pushed to Debian's docker-registry, and pulled from hostile ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.provenance import World
+from tests.support.registry import (
+    HTPASSWD,
+    LOGIN,
+    PASSWORD,
+    SKOPEO,
+    USER,
+    Fixed,
+    Front,
+    docker_registry,
+    front,
+    needs_registry,
+)
+from tvmflow.core import signing
+from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
+from tvmflow.provenance.write import sign_statements
+from tvmflow.release.oci_artifacts import Pulled, pull, push
+from tvmflow.store import oci
+from tvmflow.store.addresses import OciReference, parse_oci_reference
+from tvmflow.store.local import LocalStore
+from tvmflow.store.oci import MANIFEST, OciError, title_annotations
+
+pytestmark = needs_registry
+
+WEIGHTS = random.Random(0).randbytes(200_000)
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with docker_registry(tmp_path_factory.mktemp("registry")) as host:
+        yield host
+
+
+@pytest.fixture
+def registry(upstream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Front]:
+    """A server before the registry, and nobody's credentials."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("REGISTRY_AUTH_FILE", raising=False)
+    monkeypatch.setattr(oci, "_PAUSE_S", 0.01)
+    with front(upstream) as server:
+        yield server
+    oci._TOKENS.clear()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    store = LocalStore(str(tmp_path / "store"))
+    store.create()
+    return store
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A repository of the test's own."""
+    return hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "net"
+    (folder / "include").mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(WEIGHTS)
+    (folder / "include/net.h").write_text("int net(void);\n")
+    (folder / "empty.txt").touch()
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def reference(server: Front, name: str, tag: str = "1") -> OciReference:
+    return parse_oci_reference(f"oci://{server.host}/{name}:{tag}")
+
+
+def pull_to(folder: Path, of: OciReference, store: LocalStore, *keys: signing.PublicKey) -> Pulled:
+    return pull(of, folder, store, keys)
+
+
+def refusal(folder: Path, of: OciReference, store: LocalStore) -> str:
+    """Return the message of a pull that is refused, after which nothing is left."""
+    with pytest.raises(DownloadError) as caught:
+        pull_to(folder / "got", of, store)
+    assert not list(folder.glob("*got*"))
+    assert "hunter" not in str(caught.value)
+    return caught.value.message
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_what_the_registry_has_is_not_sent_again(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """One changed file is sent alone, and another repository of the registry takes files over."""
+    first = push(folder, reference(registry, name), store)
+    assert (first.files, first.sent_files, first.sent) == (3, 2, len(WEIGHTS) + 15)
+    (folder / "include/net.h").write_text("int net(int);\n")
+    second = push(folder, reference(registry, name, "2"), store)
+    assert (second.sent_files, second.sent) == (1, 14)
+    assert second.address != first.address
+    other = push(folder, reference(registry, f"{name}/other"), store)
+    assert (other.sent, registry.sent("POST", "mount=sha256")[0].size) == (0, 0)
+    assert push(folder, reference(registry, name, "2"), store) == second._replace(
+        sent=0, sent_files=0
+    )
+    pulled = pull_to(tmp_path / "got", reference(registry, f"{name}/other"), store)
+    assert content(tmp_path / "got") == content(folder)
+    assert pulled.address == other.address and pulled.is_new
+    assert not pull_to(tmp_path / "got", reference(registry, name, "2"), store).is_new
+    # by digest, what a tag was before
+    pull_to(tmp_path / "before", parse_oci_reference(first.address), store)
+    assert (tmp_path / "before/include/net.h").read_text() == "int net(void);\n"
+
+
+def test_other_files_are_not_replaced(
+    registry: Front, name: str, folder: Path, store: LocalStore
+) -> None:
+    push(folder, reference(registry, name), store)
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists with other files"):
+        pull_to(folder, reference(registry, name), store)
+    assert (folder / "mine.txt").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "name", "empty"])
+def test_what_no_registry_can_have_is_not_pushed(
+    kind: str, registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    if kind == "link":
+        (folder / "link").symlink_to("/etc/passwd")
+    elif kind == "name":
+        (folder / "a\\b").touch()
+    else:
+        folder = tmp_path / "nothing"
+        folder.mkdir()
+    with pytest.raises(UsageError):
+        push(folder, reference(registry, name), store)
+    assert not registry.requests
+
+
+@pytest.mark.skipif(SKOPEO is None, reason="needs skopeo")
+def test_skopeo_reads_an_artifact(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """It copies files and manifest to a folder of its own, byte by byte."""
+    pushed = push(folder, reference(registry, name), store)
+    at = f"docker://{registry.upstream}/{name}:1"
+    subprocess.run(
+        [str(SKOPEO), "copy", "--quiet", "--src-tls-verify=false", at, f"dir:{tmp_path}/copy"],
+        check=True,
+    )
+    manifest = (tmp_path / "copy/manifest.json").read_bytes()
+    assert pushed.address.endswith(hashlib.sha256(manifest).hexdigest())
+    value = json.loads(manifest)
+    assert value["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    kinds = {
+        layer["annotations"]["org.opencontainers.image.title"]: layer["mediaType"]
+        for layer in value["layers"]
+    }
+    assert kinds == {
+        "empty.txt": "application/vnd.cncf.model.weight.config.v1.raw",
+        "include/net.h": "application/vnd.cncf.model.code.v1.raw",
+        "weights.bin": "application/vnd.cncf.model.weight.v1.raw",
+    }
+    assert (tmp_path / "copy" / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
+
+
+@pytest.mark.slow
+def test_the_client_of_oras_reads_an_artifact(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """It writes the files under their names."""
+    client = pytest.importorskip("oras.client")
+    push(folder, reference(registry, name), store)
+    made = client.OrasClient(insecure=True)
+    made.pull(target=f"{registry.host}/{name}:1", outdir=str(tmp_path / "got"))
+    assert content(tmp_path / "got") == content(folder)
+
+
+# ---------------------------------------------------------------- statements
+
+
+@pytest.fixture
+def delivered(tmp_path: Path) -> Path:
+    world = World(tmp_path / "world")
+    world.deliver()
+    return world.folder
+
+
+@pytest.mark.parametrize("has_referrers", [False, True])
+def test_a_signature_is_added_later(
+    has_referrers: bool,
+    registry: Front,
+    name: str,
+    delivered: Path,
+    store: LocalStore,
+    tmp_path: Path,
+) -> None:
+    """It changes no digest, and whoever trusts its key pulls it, also where the registry lists no referrers."""
+    registry.has_referrers = has_referrers
+    unsigned = push(delivered, reference(registry, name), store)
+    assert unsigned.statements == 2
+    ours, theirs = (tmp_path / key for key in ("ours", "theirs"))
+    public = [signing.generate_key(path) for path in (ours, theirs)]
+    with pytest.raises(VerifyFailed, match="not signed"):
+        pull_to(tmp_path / "got", reference(registry, name), store, public[0])
+    for path in delivered.glob("*.intoto.jsonl"):
+        sign_statements(path, signing.load_private_key(ours))
+    signed = push(delivered, reference(registry, name), store)
+    assert signed.address == unsigned.address
+    with pytest.raises(VerifyFailed):
+        pull_to(tmp_path / "got", reference(registry, name), store, public[1])
+    assert not list(tmp_path.glob("*got*"))
+    pulled = pull_to(tmp_path / "got", reference(registry, name), store, public[0])
+    assert content(tmp_path / "got") == content(delivered)
+    assert pulled.signature.startswith(f"signed by {ours}.pub (")
+    tagged = registry.sent(
+        "PUT", f"/manifests/{unsigned.address.partition('@')[2].replace(':', '-')}"
+    )
+    assert bool(tagged) != has_referrers
+
+
+def test_a_changed_file_is_not_pushed(
+    registry: Front, name: str, delivered: Path, store: LocalStore
+) -> None:
+    """What is there is not what its statement says."""
+    (delivered / "net.so").write_bytes(b"other")
+    with pytest.raises(VerifyFailed, match=r"net\.so"):
+        push(delivered, reference(registry, name), store)
+    assert not registry.requests
+
+
+# ---------------------------------------------------------------- interrupted transfers
+
+
+def test_an_upload_that_breaks_is_sent_again(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    registry.cut_uploads = [1000, 50_000]
+    pushed = push(folder, reference(registry, name), store)
+    assert pushed.sent == len(WEIGHTS) + 15
+    pull_to(tmp_path / "got", reference(registry, name), store)
+    assert content(tmp_path / "got") == content(folder)
+
+
+def test_a_push_that_fails_moves_no_tag(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """The files that arrived are not sent again."""
+    push(folder, reference(registry, name), store)
+    (folder / "more.bin").write_bytes(WEIGHTS[1:])
+    registry.cut_uploads = [1000] * 9
+    with pytest.raises(OciError, match="no answer from"):
+        push(folder, reference(registry, name), store)
+    registry.cut_uploads.clear()
+    pull_to(tmp_path / "got", reference(registry, name), store)
+    assert not (tmp_path / "got/more.bin").exists()
+    assert push(folder, reference(registry, name), store).sent == len(WEIGHTS) - 1
+
+
+def test_a_download_that_breaks_is_resumed(
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the rest is requested; when it breaks for good, nothing is left in the folder, and the next pull goes on."""
+    push(folder, reference(registry, name), store)
+    registry.cut_downloads = [70_000]
+    pull_to(tmp_path / "got", reference(registry, name), store)
+    assert [one.range for one in registry.sent("GET", "/blobs/") if one.range] == ["bytes=70000-"]
+    other = LocalStore(str(tmp_path / "other"))
+    other.create()
+    registry.cut_downloads = [50_000, *[0] * 6]
+    monkeypatch.setattr("tvmflow.store.downloads.time.sleep", lambda _: None)
+    assert "the connection ended" in refusal(tmp_path / "new", reference(registry, name), other)
+    registry.requests.clear()
+    pull_to(tmp_path / "new/got", reference(registry, name), other)
+    assert registry.sent("GET", hashlib.sha256(WEIGHTS).hexdigest())[0].range == "bytes=50000-"
+    assert not list(Path(other.downloads).glob("*.part"))
+
+
+# ---------------------------------------------------------------- credentials
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if HTPASSWD is None:
+        pytest.skip("needs htpasswd")
+    with docker_registry(tmp_path_factory.mktemp("closed"), with_login=True) as host:
+        yield host
+
+
+def log_in(place: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the password where a tool would."""
+    (tmp_path / "docker").mkdir(exist_ok=True)
+    config: dict[str, Any] = {}
+    if place == "variable":
+        monkeypatch.setenv("TVMFLOW_TOKEN_127_0_0_1", f"{USER}:{PASSWORD}")
+    elif place == "config":
+        config = {"auths": {host: {"auth": LOGIN}}}
+    elif place == "netrc":
+        (tmp_path / "netrc").write_text(f'machine 127.0.0.1 login {USER} password "{PASSWORD}"\n')
+    else:
+        config = {"credHelpers": {host: "test"}, "auths": {host: {}}}
+        helper = tmp_path / "bin/docker-credential-test"
+        helper.parent.mkdir()
+        secret = json.dumps({"ServerURL": host, "Username": USER, "Secret": PASSWORD})
+        helper.write_text(f"#!/bin/sh\n[ \"$(cat)\" = {host} ] && echo '{secret}'\n")
+        helper.chmod(0o755)
+        monkeypatch.setenv("PATH", str(helper.parent), prepend=":")
+    (tmp_path / "docker/config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("place", ["variable", "config", "helper", "netrc"])
+def test_the_login_of_docker_is_used(
+    place: str,
+    closed: str,
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A registry that wants a password gets it where it is kept; without one, the message says how."""
+    registry.upstream = closed
+    with pytest.raises(OciError) as caught:
+        push(folder, reference(registry, name), store)
+    assert "denies access: 401" in caught.value.message
+    assert caught.value.fix.startswith(f"log in with `docker login {registry.host}`")
+    log_in(place, registry.host, tmp_path, monkeypatch)
+    push(folder, reference(registry, name), store)
+    pull_to(tmp_path / "got", reference(registry, name), store)
+    assert content(tmp_path / "got") == content(folder)
+    assert not any(
+        "hunter" in path.read_text(errors="ignore")
+        for path in Path(store.root).rglob("*")
+        if path.is_file()
+    )
+
+
+def test_a_wrong_password_is_not_shown(
+    closed: str,
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message names where it comes from."""
+    registry.upstream = closed
+    monkeypatch.setenv("TVMFLOW_TOKEN_127_0_0_1", f"{USER}:hunter3")
+    with pytest.raises(OciError) as caught:
+        push(folder, reference(registry, name), store)
+    assert "$TVMFLOW_TOKEN_127_0_0_1" in caught.value.fix and "hunter" not in str(caught.value)
+
+
+def test_a_token_is_fetched_from_its_server(
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The password goes to the token server, the token to the registry, and a new one is fetched when it ends."""
+    registry.token = "first"
+    log_in("config", registry.host, tmp_path, monkeypatch)
+    push(folder, reference(registry, name), store)
+    registry.token = "second"
+    pull_to(tmp_path / "got", reference(registry, name), store)
+    assert content(tmp_path / "got") == content(folder)
+    asked = registry.sent("GET", "/token")
+    assert {one.authorization for one in asked} == {f"Basic {LOGIN}"} and len(asked) == 2
+    assert "scope=repository" in asked[0].path
+    others = {one.authorization for one in registry.requests if not one.path.startswith("/token")}
+    assert others == {"", "Bearer first", "Bearer second"}
+
+
+def test_no_credential_leaves_its_host(
+    registry: Front,
+    upstream: str,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not to a token server elsewhere, not over a redirect of a blob, and no file to an upload elsewhere."""
+    log_in("config", registry.host, tmp_path, monkeypatch)
+    push(folder, reference(registry, name), store)
+    with front(upstream) as other:
+        elsewhere = other.host.replace("127.0.0.1", "localhost")
+        registry.token = "token"
+        registry.realm = f"http://{elsewhere}/token"
+        assert "denies access" in refusal(tmp_path, reference(registry, name), store)
+        registry.realm = ""
+        digest = hashlib.sha256(WEIGHTS).hexdigest()
+        at = f"http://{elsewhere}/v2/{name}/blobs/sha256:{digest}"
+        registry.answers[digest] = Fixed(307, b"", {"Location": at})
+        pull_to(tmp_path / "got", reference(registry, name), store)
+        # what the storage wants is not what the registry wants
+        other.token = "other"
+        shutil.rmtree(store.downloads)
+        assert "denies access" in refusal(tmp_path / "new", reference(registry, name), store)
+        assert len(other.requests) == 3
+        assert {one.authorization for one in other.requests} == {""}
+        registry.uploads = [Fixed(202, b"", {"Location": f"http://{elsewhere}/upload"})]
+        (folder / "new.bin").write_bytes(WEIGHTS[2:])
+        with pytest.raises(OciError, match="which is not on it"):
+            push(folder, reference(registry, name), store)
+        assert not other.sent("PUT")
+
+
+def test_http_is_for_this_machine_alone(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere it is requested by name, and credentials stay here."""
+    made = oci.Repository(parse_oci_reference("oci://registry.example/a:1"))
+    assert made.url == "https://registry.example/v2/a"
+    monkeypatch.setenv("TVMFLOW_PLAIN_HTTP", "other.example, registry.example")
+    made = oci.Repository(parse_oci_reference("oci://registry.example/a:1"))
+    assert made.url == "http://registry.example/v2/a"
+    monkeypatch.setenv("TVMFLOW_TOKEN_REGISTRY_EXAMPLE", "ann:hunter2")
+    assert oci.find_credential("registry.example", made.url) is None
+    assert oci.find_credential("registry.example", "https://registry.example") is not None
+    assert oci.Repository(parse_oci_reference("oci://docker.io/a/b:1")).url.startswith(
+        "https://registry-1.docker.io/"
+    )
+
+
+# ---------------------------------------------------------------- hostile registries
+
+DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+def layer(path: str = "weights.bin", size: object = len(WEIGHTS), **changes: Any) -> dict[str, Any]:
+    made = {
+        "mediaType": "application/octet-stream",
+        "digest": f"sha256:{DIGEST}",
+        "size": size,
+        "annotations": title_annotations(path),
+    }
+    return made | changes
+
+
+def manifest(*layers: Any, **changes: Any) -> bytes:
+    config = {
+        "mediaType": "application/vnd.oci.empty.v1+json",
+        "digest": oci.EMPTY.digest,
+        "size": 2,
+    }
+    return json.dumps(
+        {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": layers} | changes
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (manifest(layer("../../x")), "a file with the name '../../x'"),
+        (manifest(layer("/etc/passwd")), "a file with the name '/etc/passwd'"),
+        (manifest(layer("a/../../b")), "a file with the name"),
+        (manifest(layer("C:\\x")), "a file with the name"),
+        (manifest(layer("a\x1b[2J")), "a file with the name"),
+        (manifest(layer("\ud800")), "a file with the name"),
+        (manifest(layer("x" * 300)), "a file with the name"),
+        (manifest(layer("a"), layer("a")), "a file with the name 'a'"),
+        (manifest(layer("a"), layer("a/b")), "a file with the name 'a/b'"),
+        (manifest(layer(annotations={})), "a file with the name ''"),
+        (manifest(layer(mediaType="application/vnd.cncf.model.weight.v1.tar")), "is an archive"),
+        (manifest(layer(digest="sha256:../../x")), "is no sha256"),
+        (manifest(layer(digest="md5:00")), "is no sha256"),
+        (manifest(layer(size=-1)), "a file of -1 bytes"),
+        (manifest(layer(size=1 << 60)), "bytes"),
+        (manifest(layer(size="1")), "the limit is 0 B"),
+        (manifest(layer(size=1)), "the limit is 1 B"),
+        (manifest(layer(size=len(WEIGHTS) + 1)), "its manifest says 200001"),
+        (manifest(layer(digest=f"sha256:{'0' * 64}")), "answers 404"),
+        (manifest(*[layer(str(number)) for number in range(10_001)]), "more than 10000 files"),
+        (manifest(), "it is no artifact with files"),
+        (json.dumps({"manifests": [{"digest": "sha256:1"}]}).encode(), "an index perhaps"),
+        (b"[" * 100_000, "nests too deeply"),
+        (b"<html>", "it is not JSON"),
+        (b"{}" + b" " * (5 << 20), "larger than 4 MB"),
+    ],
+)  # fmt: skip
+def test_a_hostile_manifest_is_refused(
+    text: bytes,
+    why: str,
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+) -> None:
+    """Nothing is left, neither beside the folder nor in the store."""
+    push(folder, reference(registry, name), store)
+    registry.answers["/manifests/1"] = Fixed(200, text)
+    assert why in refusal(tmp_path / "elsewhere", reference(registry, name), store)
+    assert not list(Path(store.downloads).glob("*.part"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"net", "store", "elsewhere", "docker"}
+
+
+@pytest.mark.parametrize(
+    ("end", "answer", "why"),
+    [
+        (DIGEST, Fixed(200, b"other" * 40_000), "its sha256 is"),
+        (DIGEST, Fixed(200, b"x" * 65_536, endless=True), "it has"),
+        (DIGEST, Fixed(200, b"short"), "its sha256 is"),
+        ("/manifests/1", Fixed(200, b"x" * 65_536, endless=True), "larger than 4 MB"),
+        ("/manifests/1", Fixed(200, manifest(layer()), {"Docker-Content-Digest": "sha256:0"}), "digest"),
+        ("/manifests/1", Fixed(302, b"", {"Location": "file:///etc/passwd"}), "not allowed"),
+        ("/manifests/1", Fixed(401, b"{}", {"WWW-Authenticate": 'Bearer realm="file:///x"'}), "not allowed"),
+        ("/manifests/1", Fixed(500, b'{"errors": [{"message": "a\\u001b[2Jb"}]}'), "500"),
+        ("/manifests/1", Fixed(404), "there is no artifact with the tag 1"),
+    ],
+)  # fmt: skip
+def test_a_hostile_answer_is_refused(
+    end: str,
+    answer: Fixed,
+    why: str,
+    registry: Front,
+    name: str,
+    folder: Path,
+    store: LocalStore,
+    tmp_path: Path,
+) -> None:
+    push(folder, reference(registry, name), store)
+    registry.answers[end] = answer
+    message = refusal(tmp_path, reference(registry, name), store)
+    assert why in message and "\x1b" not in message
+    assert not list(Path(store.downloads).glob("*.part"))
+
+
+def test_a_pinned_artifact_is_that_one(
+    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """A manifest with another digest is refused; a tag that is moved meanwhile changes nothing."""
+    pushed = push(folder, reference(registry, name), store)
+    pinned = parse_oci_reference(pushed.address)
+    registry.answers[pinned.digest] = Fixed(200, manifest(layer("other.bin")))
+    assert "its manifest has the digest" in refusal(tmp_path, pinned, store)
+    registry.answers.clear()
+    registry.answers[DIGEST] = Fixed(404)
+    assert "answers 404" in refusal(tmp_path, reference(registry, name), store)
+
+
+def test_statements_about_another_artifact_are_not_taken(
+    registry: Front, name: str, delivered: Path, folder: Path, store: LocalStore, tmp_path: Path
+) -> None:
+    """A registry may list what refers to something else."""
+    registry.has_referrers = True
+    pushed = push(delivered, reference(registry, name), store)
+    other = push(folder, reference(registry, name, "2"), store)
+    listed = registry.referrers[pushed.address.partition("@")[2]]
+    registry.referrers[other.address.partition("@")[2]] = listed
+    pull_to(tmp_path / "got", reference(registry, name, "2"), store)
+    assert content(tmp_path / "got") == content(folder)

@@ -1,0 +1,277 @@
+"""Deliveries and releases as artifacts in an OCI registry.
+
+A folder is an artifact of ModelPack whose layers are its files, one each. Statements with their
+signatures, and bills of materials, refer to it, so that a later signature changes no digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tvmflow.core.canonical_json import canonical
+from tvmflow.core.disk_errors import disk_errors, make_folder
+from tvmflow.core.documents import get_field
+from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import quoted
+from tvmflow.core.named_files import find_invalid_name
+from tvmflow.core.signing import PublicKey
+from tvmflow.core.types import STATEMENT_SUFFIX
+from tvmflow.provenance.check import check_delivered
+from tvmflow.provenance.delivered import BOM_SUFFIX
+from tvmflow.runtime.statements import PAYLOAD_TYPE, SignedStatement, read_statements
+from tvmflow.store.addresses import OciReference
+from tvmflow.store.downloads import OnProgress, download
+from tvmflow.store.local import LocalStore
+from tvmflow.store.oci import (
+    EMPTY,
+    MANIFEST,
+    Descriptor,
+    Manifest,
+    Repository,
+    describe,
+    make_manifest,
+    title_annotations,
+)
+
+_MODEL: Final = "application/vnd.cncf.model.manifest.v1+json"
+_CONFIG: Final = "application/vnd.cncf.model.config.v1+json"
+_LAYER: Final = "application/vnd.cncf.model.{}.v1.raw"
+# The files that refer to an artifact, by the ends of their names.
+_REFERRERS: Final = {STATEMENT_SUFFIX: PAYLOAD_TYPE, BOM_SUFFIX: "application/vnd.cyclonedx+json"}
+# What ModelPack calls a file, by the end of its name; weights are all others.
+_KINDS: Final = {
+    "code": (".h", ".hpp", ".c", ".cpp", ".cmake", ".js", ".ts", ".py", ".java", "CMakeLists.txt"),
+    "doc": (".md", ".html", ".svg"),
+    "weight.config": (".json", ".yaml", ".toml", ".txt", "SHA256SUMS"),
+}
+_SIGNED_BY: Final = "vnd.tvmflow.signed-by"
+_IMAGE: Final = "org.opencontainers.image"
+_MAX_NOTED: Final = 5_000
+_SHOWN_PROBLEMS: Final = 3
+
+
+class Pushed(NamedTuple):
+    """An artifact that was pushed, by its digest, with numbers of files and bytes."""
+
+    address: str
+    files: int
+    size: int
+    sent_files: int
+    sent: int
+    statements: int
+
+
+class Pulled(NamedTuple):
+    """An artifact that was pulled, by its digest, and whether its files were there before."""
+
+    address: str
+    files: int
+    size: int
+    is_new: bool
+    signature: str = ""
+
+
+# ---------------------------------------------------------------- push
+
+
+def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
+    """Bring the files of a folder to a registry; those that it has are not sent again.
+
+    The tag names the artifact once everything is there.
+
+    Raises:
+        UsageError: when there is something in the folder that no registry can have.
+        VerifyFailed: when a file is not as its statement says.
+        OciError: when the registry does not take it.
+    """
+    layers: list[Descriptor] = []
+    referrers: dict[str, list[Descriptor]] = {}
+    for name in _list_files(folder):
+        kind = next((kind for kind, ends in _KINDS.items() if name.endswith(ends)), "weight")
+        end = next((end for end in _REFERRERS if name.endswith(end)), "")
+        media_type, path = _REFERRERS.get(end, _LAYER.format(kind)), folder / name
+        file = Descriptor(
+            media_type, f"sha256:{hash_file(path)}", path.stat().st_size, title_annotations(name)
+        )
+        (referrers.setdefault(media_type, []) if end else layers).append(file)
+    statements = [folder / file.title for file in referrers.get(PAYLOAD_TYPE, ())]
+    if statements:
+        _check(folder, ())
+    signed = [entry for path in statements for entry in read_statements(path, ())]
+    annotations = _annotate(folder, signed)
+    config = _make_config(layers, annotations[f"{_IMAGE}.title"])
+    content = make_manifest(_MODEL, layers, annotations, describe(config, _CONFIG))
+    subject = describe(content, MANIFEST)
+    repository = Repository(reference, max_idle=1)
+    # repositories of this registry with files that were pushed from here, by digest
+    note = f"oci-{reference.host}"
+    known: dict[str, str] = json.loads(store.notes.read("facts", note) or "{}")
+    sent: list[int] = []
+    files = [*layers, *(file for attached in referrers.values() for file in attached)]
+    try:
+        for file in files:
+            other = known.get(file.digest, reference.name)
+            mount_from = other if other != reference.name else ""
+            sent.append(repository.put_blob(file, folder / file.title, mount_from))
+            known[file.digest] = reference.name
+        repository.put_blob(describe(config, _CONFIG), config)
+        repository.put_blob(EMPTY, b"{}")
+        repository.put_manifest(content, subject.digest)
+        keys = sorted({key for entry in signed for key in entry.key_ids})
+        for media_type, attached in referrers.items():
+            notes = {_SIGNED_BY: " ".join(keys)} if keys and media_type == PAYLOAD_TYPE else {}
+            referrer = make_manifest(media_type, attached, notes, subject=subject)
+            listed = describe(referrer, MANIFEST, notes)._replace(artifact_type=media_type)
+            repository.put_referrer(subject.digest, referrer, listed)
+        repository.put_manifest(content, reference.tag)
+    finally:
+        repository.close()
+        store.notes.keep(json.dumps(dict(list(known.items())[-_MAX_NOTED:])), "facts", note)
+    return Pushed(
+        address=reference._replace(tag="", digest=subject.digest).address,
+        files=len(files),
+        size=sum(file.size for file in files),
+        sent_files=sum(size > 0 for size in sent),
+        sent=sum(sent),
+        statements=len(statements),
+    )
+
+
+def _list_files(folder: Path) -> list[str]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    for path in paths:
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"{path} is not a regular file", fix="remove it")
+    if (name := find_invalid_name(names)) is not None:
+        text = f"{folder} has a file with a name that not all systems allow: {quoted(name)}"
+        raise UsageError(text, fix="rename it")
+    if not any(not name.endswith(tuple(_REFERRERS)) for name in names):
+        raise UsageError(f"{folder} has no files", fix="name what `tvmflow run` delivered")
+    return names
+
+
+def _annotate(folder: Path, signed: Sequence[SignedStatement]) -> dict[str, str]:
+    """Return the annotations of an artifact: what its statements say that it is."""
+    texts = {"title": folder.absolute().name}
+    for statement in (entry.statement for entry in signed if entry.statement):
+        parameters = ("predicate", "buildDefinition", "externalParameters")
+        for source in statement.dependencies("repository"):
+            texts["revision"] = get_field(source, "digest", "gitCommit", of=str)
+        license_ = get_field(statement.settings, "export", "license", of=str)
+        version = get_field(statement.body, *parameters, "version", of=str)
+        texts |= {"licenses": license_} if license_ else {}
+        texts |= {"version": version} if version else {}
+    return {f"{_IMAGE}.{name}": text for name, text in texts.items() if text}
+
+
+def _make_config(layers: Sequence[Descriptor], name: str) -> bytes:
+    """Return ModelPack's description of a model."""
+    files = {"type": "layers", "diff_ids": [layer.digest for layer in layers]}
+    value = {"descriptor": {"name": name}, "config": {"format": "tvmflow"}, "modelfs": files}
+    return canonical(value)
+
+
+# ---------------------------------------------------------------- pull
+
+
+def pull(
+    reference: OciReference,
+    folder: Path,
+    store: LocalStore,
+    trusted: Sequence[PublicKey],
+    on_progress: OnProgress | None = None,
+) -> Pulled:
+    """Bring an artifact's files, and the statements about them, into a new folder: all or none.
+
+    Args:
+        reference: The artifact.
+        folder: The folder, which does not exist, or has the same files.
+        store: Where downloads are kept, so that what was interrupted goes on.
+        trusted: Keys of which one must have signed the statements; none to check no signature.
+        on_progress: Called a few times a second.
+
+    Raises:
+        UsageError: when the folder has other files.
+        VerifyFailed: when no trusted key signed the files.
+        DownloadError: when something cannot be fetched, or is not what the manifest says.
+    """
+    repository = Repository(reference, max_idle=1)
+    try:
+        manifest = repository.find_manifest(reference.version)
+        files = list(_list_layers(repository, manifest))
+    finally:
+        repository.close()
+    if (name := find_invalid_name(file.title for file in files)) is not None:
+        raise DownloadError(f"{reference.address}: it has a file with the name {quoted(name)}")
+    pinned = reference._replace(tag="", digest=manifest.digest, path="")
+    pulled = Pulled(
+        address=pinned.address,
+        files=len(files),
+        size=sum(file.size for file in files),
+        is_new=not folder.exists() or (folder.is_dir() and not any(folder.iterdir())),
+    )
+    if not pulled.is_new:
+        _check_same(folder, files)
+        return pulled._replace(signature=_check(folder, trusted) if trusted else "")
+    make_folder(folder.absolute().parent)
+    part = folder.absolute().parent / f".{folder.absolute().name}.{os.getpid()}.part"
+    try:
+        for file in files:
+            url = pinned._replace(path=file.title).address
+            downloads = Path(store.downloads)
+            got = download(
+                url, file.sha256, downloads, on_progress=on_progress, max_bytes=file.size
+            )
+            if (size := got.stat().st_size) != file.size:
+                raise DownloadError(f"{url} has {size} bytes, and its manifest says {file.size}")
+            with disk_errors(str(folder), needed=file.size):
+                (part / file.title).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(got, part / file.title)
+        signature = _check(part, trusted) if trusted else ""
+        with disk_errors(str(folder)):
+            part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return pulled._replace(signature=signature)
+
+
+def _list_layers(repository: Repository, manifest: Manifest) -> Iterator[Descriptor]:
+    """Yield the files of an artifact, and those that refer to it."""
+    yield from manifest.layers
+    listed = repository.list_referrers(manifest.digest)
+    for kind in _REFERRERS.values():
+        found = [entry for entry in reversed(listed) if entry.artifact_type == kind]
+        if found:
+            # of several, the one with most signatures, and then the last one
+            best = max(found, key=lambda one: len(one.annotations.get(_SIGNED_BY, "").split()))
+            attached = repository.find_manifest(best.digest)
+            yield from attached.layers if attached.subject == manifest.digest else ()
+
+
+def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
+    """Check that a folder has these files and no others."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    if names != {file.title for file in files} or any(
+        hash_file(folder / file.title) != file.sha256 for file in files
+    ):
+        fix = "name another folder with --to, or remove it"
+        raise UsageError(f"{folder} exists with other files", fix=fix)
+
+
+def _check(folder: Path, trusted: Sequence[PublicKey]) -> str:
+    """Check files against their statements, and return who signed these."""
+    findings = list(check_delivered(folder, trusted))
+    bad = [finding for finding in findings if not finding.good]
+    problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in bad]
+    if problems:
+        more = [f"and {len(bad) - _SHOWN_PROBLEMS} more"] if len(bad) > _SHOWN_PROBLEMS else []
+        text = f"not as delivered: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}"
+        raise VerifyFailed(text, fix="`tvmflow verify` says what is wrong with delivered files")
+    return ", ".join(sorted({finding.source.signature for finding in findings if finding.source}))
