@@ -1,14 +1,15 @@
-"""`tvmflow plan` and `tvmflow explain`: what a run would do, why, and what a result depends on."""
+"""`tvmflow plan` and `explain`: what a run would do, why, and what a result depends on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import (
     JSON_HELP,
+    RECIPE_SUFFIXES,
     DistOption,
     LockOptions,
     RecipeOptions,
@@ -20,10 +21,12 @@ from tvmflow.cli.arguments import (
 )
 from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
-from tvmflow.core.formatting import count_text, names_text, printable
+from tvmflow.core.formatting import count_text, duration_text, names_text, printable
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
+    from tvmflow.engine.critical import ChainLink, CriticalChain
+    from tvmflow.engine.run_records import RunRecord
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import RunRequest
     from tvmflow.store.failures import Failure
@@ -185,12 +188,22 @@ class ExplainOptions(Options):
         tvmflow explain net.yaml build
         # all stages
         tvmflow explain net.yaml
+        # the stages that decided how long the last run took, and the last one of a recipe
+        tvmflow explain --critical
+        tvmflow explain net.yaml --critical
     """
 
     store: StoreOption = store_option()
-    recipe: str = argument("RECIPE")
+    recipe: str | None = argument(
+        "RECIPE",
+        "the recipe; with --critical a run (see `tvmflow runs`) or the last run of a recipe",
+        "?",
+    )
     stage: str | None = argument("STAGE[/TARGET]", "the stage, also as RECIPE:STAGE/TARGET", "?")
     pipeline: str | None = pipeline_option()
+    critical: bool = flag(
+        "show the stages that decided how long a run took, and what each would save if it cost nothing"
+    )
     json: bool = flag(JSON_HELP)
 
 
@@ -236,6 +249,13 @@ def explain(options: ExplainOptions) -> int:
     from tvmflow.planning.plan import find_stages
     from tvmflow.planning.prepare import RunRequest, prepare_run
 
+    if options.critical:
+        return _explain_length(options)
+    if options.recipe is None:
+        raise UsageError(
+            "explain: no recipe is named",
+            fix="name the recipe of the stage; `tvmflow explain --critical` is about the last run",
+        )
     store = options.store.open_to_read()
     request = RunRequest((options.recipe,), options.pipeline)
     plan = prepare_run(request, store, DownloadLine()).plan
@@ -259,6 +279,67 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
     failure = find_failure(store, spec.id)
     decision, facts = plan_state.decisions[spec.id], artifact and artifact.facts
     return _Explanation(decision=decision, key=key, facts=facts, origin=origin, failure=failure)
+
+
+# ---------------------------------------------------------------- tvmflow explain --critical
+
+
+def _explain_length(options: ExplainOptions) -> int:
+    """Show the stages that decided how long a run took."""
+    from tvmflow.cli.output import print_result
+    from tvmflow.cli.report import find_run_of
+    from tvmflow.core.codec import to_json
+    from tvmflow.engine.critical import find_critical_chain
+    from tvmflow.engine.run_records import LATEST, read_run
+    from tvmflow.engine.timeline import read_timeline
+
+    if options.stage is not None:
+        raise UsageError(
+            "--critical is about all stages of a run", fix=f"leave {options.stage!r} out"
+        )
+    store, name = options.store.locate(), options.recipe or LATEST
+    is_recipe = Path(name).suffix in RECIPE_SUFFIXES
+    run = find_run_of(Path(name), store) if is_recipe else read_run(store, name)
+    chain = find_critical_chain(read_timeline(run.timeline, run.id), run.seconds)
+    value = {"run": run.id, "seconds": run.seconds, **to_json(chain)}
+    print_result(value, _format_chain(chain, run), as_json=options.json)
+    return EXIT_OK
+
+
+def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
+    from tvmflow.core.terminal import find_width
+    from tvmflow.core.text import table
+
+    took, before, after = map(duration_text, (run.seconds, chain.before_s, chain.after_s))
+    workers, stages = count_text(chain.jobs, "worker"), duration_text(chain.stages_s)
+    if not chain.links:
+        yield f"run {run.id} took {took}; no stage was executed"
+        return
+    yield f"run {run.id} took {took}: {before} before its stages, {stages} for them with {workers}, {after} after them"
+    rows = [
+        {
+            "stage": link.stage_id,
+            "took": duration_text(link.seconds),
+            "saves": duration_text(link.saves_s),
+            "saves at best": duration_text(link.saves_at_best_s),
+            "began": _describe_begin(link),
+        }
+        for link in chain.links
+    ]
+    right = ("took", "saves", "saves at best")
+    yield from table(rows, right=right, expendable=("began",), width=find_width())
+    yield (
+        "saves: how much shorter the stages would be if this one cost nothing, with "
+        f"{workers}; at best: with a worker for each"
+    )
+    at_best = duration_text(chain.at_best_s)
+    yield f"with a worker for each, the stages would take {at_best}; `--jobs N` runs N at a time"
+
+
+def _describe_begin(link: ChainLink) -> str:
+    if not link.cause:
+        return "at once"
+    return f"when {link.cause} {'left its worker' if link.waited_for_worker else 'had ended'}"
 
 
 COMMANDS: Final = {"plan": plan, "explain": explain}

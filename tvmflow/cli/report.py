@@ -109,7 +109,7 @@ def _find_subject(what: str, store: LocalStore) -> _Subject:
     if path.is_dir():
         return _Subject(path.resolve().name, _read_release(path), load_side(what, store), path)
     if path.suffix in RECIPE_SUFFIXES:
-        record = _find_run_of(path, store)
+        record = find_run_of(path, store)
     else:
         record = read_run(store, what)
     page = describe_run(record, store)
@@ -168,7 +168,7 @@ def _read_release(folder: Path) -> Page:
     return describe_measurements(folder.resolve().name, with_measurements(lock, file), file)
 
 
-def _find_run_of(path: Path, store: LocalStore) -> RunRecord:
+def find_run_of(path: Path, store: LocalStore) -> RunRecord:
     """Return the last run of a recipe or a pipeline."""
     from tvmflow.core.generated_text import shell_word
     from tvmflow.core.project import shortest_path

@@ -85,6 +85,8 @@ class TraceOptions(Options):
         tvmflow trace
         # of the run before, packed
         tvmflow trace latest~1 -o trace.json.gz
+        # the stages that decided how long it took
+        tvmflow explain --critical
     """
 
     run_id: str | None = argument(

@@ -15,7 +15,7 @@ from tvmflow.core.errors import EXIT_OK, EXIT_USAGE
 from tvmflow.core.types import Plan, RecipeOrigin
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.run_records import record_run
-from tvmflow.engine.timeline import TimelineRecording
+from tvmflow.engine.timeline import TimedStage, Timeline, TimelineRecording
 from tvmflow.store.local import LocalStore
 
 
@@ -123,9 +123,10 @@ def test_logs_and_explain_take_the_same_arguments(
     assert "2 logs" in capsys.readouterr().out
     assert main.main(["logs", "other:tune"]) == EXIT_OK
     assert capsys.readouterr().out == "of other\n"
-    for command, usage in (("logs", "[RECIPE]"), ("explain", "RECIPE")):
+    for command in ("logs", "explain"):
         assert main.main([command, "--help"]) == EXIT_OK
-        assert f"tvmflow {command} [OPTIONS] {usage} [STAGE[/TARGET]]" in capsys.readouterr().out
+        usage = f"tvmflow {command} [OPTIONS] [RECIPE] [STAGE[/TARGET]]"
+        assert usage in capsys.readouterr().out
 
 
 def test_a_trace_is_written_of_the_last_run(
@@ -151,3 +152,32 @@ def test_a_trace_is_written_of_the_last_run(
     assert content == json.loads(path.read_text())
     assert content["otherData"]["command"] == "tvmflow run net.yaml"
     check_trace(content)
+
+
+def test_the_stages_that_decided_the_time_are_explained(
+    store: LocalStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a named run, too; there is no chain of one stage alone."""
+    stages = (
+        TimedStage("net:import", "ran", 0.5, 1.5),
+        TimedStage("net:build/a", "ran", 1.5, 3.5, ("net:import",)),
+        TimedStage("net:build/b", "ran", 3.5, 8.5, ("net:import",)),
+    )
+    timeline = Timeline(began_s=0.0, seconds=9.0, jobs=1, pid=1, stages=stages, spans=())
+    with record_run(store, ["run", "net.yaml"]) as recording:
+        stage = StageReport("net:import", "ran", "never ran", 1.0, {})
+        recording.report = RunReport((stage,), timeline=to_json(timeline))
+        recording.exit_code = 0
+    assert main.main(["explain", "--critical"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].endswith(
+        "500 ms before its stages, 8.0 s for them with 1 worker, 500 ms after them"
+    )
+    assert shown[2:5] == [
+        "net:import   1.0 s  1.0 s          1.0 s  at once",
+        "net:build/a  2.0 s  2.0 s           0 ms  when net:import had ended",
+        "net:build/b  5.0 s  5.0 s          3.0 s  when net:build/a left its worker",
+    ]
+    assert main.main(["explain", "--critical", "latest", "build"]) == EXIT_USAGE
+    assert main.main(["explain"]) == EXIT_USAGE
+    assert "no recipe is named" in capsys.readouterr().err
