@@ -83,7 +83,7 @@ recording: $(VENV)/.ready
 	@$(PIP) install -c constraints.txt -e '.[mxnet,docs]'
 	$(BIN)/python docs/record_demo.py
 
-# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields
+# docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; docs/messages.md, from the source
 docs-reference: $(VENV)/.ready
 	$(BIN)/python docs/generate_reference.py
 

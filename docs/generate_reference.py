@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from docs.message_index import messages_page
 from tvmflow.core.schema import SCHEMA_DIALECT
 from tvmflow.core.types import Json
 from tvmflow.core.version import schema_url
@@ -239,7 +240,7 @@ def generated_files() -> dict[str, str]:
 
 def main() -> None:
     """Write all files."""
-    for name, text in generated_files().items():
+    for name, text in {**generated_files(), "messages.md": messages_page()}.items():
         Path(__file__).with_name(name).write_text(text, encoding="utf-8")
 
 

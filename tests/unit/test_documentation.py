@@ -15,6 +15,7 @@ import yaml  # noqa: TID251 - of other tools, with values that recipes refuse
 
 from docs.check_site import external_requests
 from docs.command_reference import commands_page
+from docs.message_index import messages_page
 from tests.support.pages import PAGES, ROOT, Block, blocks, commands, matches, tvmflow_arguments
 from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.cli.main import parse
@@ -174,6 +175,14 @@ def test_the_site_lists_every_page() -> None:
 def test_what_pages_would_load_from_elsewhere(html: str, addresses: list[str]) -> None:
     """Links are no requests; scripts, styles, fonts and images are."""
     assert external_requests(html) == addresses
+
+
+def test_the_index_of_messages_is_current() -> None:
+    """It has what the source raises, with the remedy of each."""
+    written = (ROOT / "docs/messages.md").read_text(encoding="utf-8")
+    assert written == messages_page(), "run `make docs-reference`"
+    row = "| this is not a tvmflow store | choose one with --store DIR |"
+    assert written.count("\n| ") > 300 and row.replace("this", "…") in written
 
 
 def test_the_recording_shows_its_last_screen_where_it_does_not_move() -> None:
