@@ -78,6 +78,7 @@ class BuiltModel(NamedTuple):
         bundle: What `tvmflow.load` opens.
         exported_files: The files that the exporters before this one wrote, by their names in `dist`.
         vm_library: The shared library for TVM's virtual machine, where one was compiled.
+        c_code: The folder with the C code and the objects that `library` was linked from, where it has some.
     """
 
     request: ExportRequest
@@ -88,6 +89,7 @@ class BuiltModel(NamedTuple):
     bundle: Path
     exported_files: Mapping[str, Path]
     vm_library: Path | None = None
+    c_code: Path | None = None
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ def export(built: BuiltModel, folder: Path) -> None:
     place = folder / _folder_name(built.request)
     place.mkdir(exist_ok=True)
     names = LibraryFiles.of(built.name, built.request.triple)
-    write_library(built.c_model, built.forms[FORM], names, place, place)
+    write_library(built.c_model, built.forms[FORM], names, place, place, built.c_code)
 
 
 def write_library(
@@ -49,10 +49,11 @@ def write_library(
     names: LibraryFiles,
     folder: Path,
     headers: Path | None,
+    code: Path | None = None,
 ) -> None:
     """Write those files of a C library that have a name.
 
-    Without the folder `headers`, the header is written already.
+    Without the folder `headers`, the header is written already. `code` has C code and objects of the same model.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
@@ -64,6 +65,7 @@ def write_library(
         folder / names.static,
         headers / names.header if headers else None,
         folder / names.import_library if names.import_library else None,
+        folder=code,
     )
     if names.loader:
         (folder / names.loader).write_text(c_runtime.write_loader(model), encoding="utf-8")

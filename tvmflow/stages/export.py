@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -232,7 +233,9 @@ def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -
     compiled = built.forms.get(C_LIBRARY, {}) if settings.runtime != VM else {}
     if not compiled:
         return _for_vm(built)
-    c_runtime.link(built.c_model, compiled, built.library)
+    code = Path(tempfile.mkdtemp(dir=folder))
+    c_runtime.link(built.c_model, compiled, built.library, folder=code)
+    built = built._replace(c_code=code)
     objects = [path for path in compiled.values() if path.suffix == ".o"]
     fields = {"runtime": C_RUNTIME, "prefix": built.c_model.prefix}
     return built.with_library(built.library, objects, **fields)

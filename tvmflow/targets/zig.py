@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.disk_errors import find_disk_problem
-from tvmflow.core.processes import module_command
 from tvmflow.targets.platforms import zig_target
 
 
@@ -26,7 +25,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
     # zig would put its caches into the home folder, which may not exist
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     done = subprocess.run(
-        module_command("ziglang", *arguments),
+        [str(library_folder().parent / "zig"), *arguments],
         cwd=folder,
         env={**os.environ, **caches, **environment},
         capture_output=True,

@@ -7,6 +7,7 @@ outputs, compiled by the compiler in `ziglang` for the system of the target. Not
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
@@ -48,6 +49,8 @@ _COPIED: Final = (
 # with one; the compiler of Android's programs.
 _ADDITIONS: Final[Mapping[str, str]] = {"android": "android.c", "windows": "dll.c"}
 _LOADER: Final = "library.js"
+# A link to the shared library that was linked from the objects in a folder.
+_LINKED: Final = "linked"
 # What chooses among the levels of a library that has some.
 _LEVELS: Final = "levels.c"
 _JAVA: Final = "java.c"
@@ -228,6 +231,7 @@ def link(
     header: Path | None = None,
     import_library: Path | None = None,
     java: JavaClass | None = None,
+    folder: Path | None = None,
 ) -> None:
     """Compile the C code of a model, and link it.
 
@@ -240,18 +244,23 @@ def link(
         header: The header to write.
         import_library: For Windows: the library to write that programs are linked with to use the shared one.
         java: The class of Java that calls the shared library.
+        folder: Where C code and objects stay, for further libraries of the same model; None to remove them.
 
     Raises:
         StageError: when compiler or linker fails; the message holds its error.
     """
-    with tempfile.TemporaryDirectory(dir=next(iter(compiled.values())).parent) as scratch:
-        sources = Path(scratch)
-        write_sources(model, compiled, sources)
-        compile_c(sources, SOURCE, "model.o", model.triple)
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            parent = next(iter(compiled.values())).parent
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=parent)))
+        sources = folder
         objects = [path for path in compiled.values() if path.suffix == ".o"]
-        objects += [sources / "model.o", *compile_levels(model, sources)]
+        objects += _compile_code(model, compiled, sources)
         files = LibraryFiles.of(model.name, model.triple)
-        if shared is not None and files.shared:
+        linked = sources / _LINKED
+        if shared is not None and linked.exists() and not (java or import_library):
+            shutil.copyfile(linked, shared)
+        elif shared is not None and files.shared:
             names = (*_FUNCTIONS, *(dimensions.FUNCTIONS if model.dimensions else ()))
             names = (*names, "level") if model.levels else names
             names = (*names, *devices.FUNCTIONS) if model.executor else names
@@ -262,12 +271,25 @@ def link(
                 functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
             interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
+            if not java:
+                linked.symlink_to(shared.resolve())
         elif shared is not None:
             archive_static(objects, shared, model.triple)
         if static is not None:
             archive_static(objects, static, model.triple)
         if header is not None:
             shutil.copyfile(sources / _HEADER, header)
+
+
+def _compile_code(model: DescribedModel, compiled: Mapping[str, Path], folder: Path) -> list[Path]:
+    """Return the objects of the C code of a model, compiled in a folder unless it has them."""
+    names = ["model.o", *(f"{level.name}/{level.file('o')}" for level in model.levels)]
+    objects = [folder / name for name in names]
+    if not all(path.exists() for path in objects):
+        write_sources(model, compiled, folder)
+        compile_c(folder, SOURCE, "model.o", model.triple)
+        compile_levels(model, folder)
+    return objects
 
 
 def _compile_additions(triple: str, folder: Path) -> list[Path]:
