@@ -217,7 +217,7 @@ class LoweredModel:
     @classmethod
     def read(cls, path: Path) -> LoweredModel:
         """Return the model that `write` wrote."""
-        document = tvm.ir.load_json(path.read_text())
+        document = ir.load_json(path.read_text())
         return cls(
             mod=document["mod"],
             weight_names=tuple(map(str, document["weight_names"])),
@@ -231,7 +231,7 @@ class LoweredModel:
 
 def load_ir(path: Path) -> tvm.IRModule:
     """Load the module that `import` wrote."""
-    return tvm.ir.load_json(path.read_text())
+    return ir.load_json(path.read_text())
 
 
 def load_weights(path: Path) -> dict[str, np.ndarray[Any, Any]]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import tvm
 from tvm import relax
 
+from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.node_tracking import NodeTracker
@@ -54,11 +55,23 @@ Condition = Callable[[LoweringContext], bool]
 
 
 class LoweringPass(NamedTuple):
-    """A named transformation of a module, and when it runs."""
+    """A named transformation of a module, and when it runs.
+
+    Attributes:
+        name: Its name.
+        transform: The transformation.
+        when: Whether it runs for a target and the options; None for always.
+        operators: The operators that it looks for: a model without a call of one is left as it is. Empty for others.
+    """
 
     name: str
     transform: Callable[[tvm.IRModule, LoweringContext], tvm.IRModule]
     when: Condition | None = None
+    operators: frozenset[str] = frozenset()
+
+    def looks_for(self, *names: str) -> LoweringPass:
+        """Return the same pass, which does not run for models without a call of these operators."""
+        return self._replace(operators=frozenset(f"relax.{name}" for name in names))
 
 
 Phases = Mapping[str, tuple[LoweringPass, ...]]
@@ -96,25 +109,45 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "layouts": (
-        _pass("convert_integer_products", convert_integer_products, LoweringContext.has_cpu_model),
-        _pass("fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model),
-        LoweringPass("move_dequantize", move_dequantize, LoweringContext.has_dot_products),
-        LoweringPass("fuse_attention", fuse_attention, LoweringContext.fuses_attention),
+        _pass(
+            "convert_integer_products", convert_integer_products, LoweringContext.has_cpu_model
+        ).looks_for("astype"),
+        _pass(
+            "fold_weight_dequantize", fold_weight_dequantize, LoweringContext.has_cpu_model
+        ).looks_for("dequantize"),
+        LoweringPass(
+            "move_dequantize", move_dequantize, LoweringContext.has_dot_products
+        ).looks_for("quantize", "dequantize"),
+        LoweringPass("fuse_attention", fuse_attention, LoweringContext.fuses_attention).looks_for(
+            "matmul"
+        ),
         _pass("narrow_data", narrow_data, LoweringContext.computes_float16),
-        _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout),
+        _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout).looks_for(
+            "variance"
+        ),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
-        _pass("resize", convert_resize, LoweringContext.has_cpu_model),
-        _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model),
-        LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model),
-        LoweringPass("scatters", vectorize_scatters, LoweringContext.has_cpu_model),
+        _pass("resize", convert_resize, LoweringContext.has_cpu_model).looks_for(
+            *("image.resize2d", "image.resize3d")
+        ),
+        _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model).looks_for(
+            *("max", "min", "sum", "mean", "prod")
+        ),
+        LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model).looks_for(
+            *("cumsum", "cumprod")
+        ),
+        LoweringPass("scatters", vectorize_scatters, LoweringContext.has_cpu_model).looks_for(
+            "scatter_nd"
+        ),
         LoweringPass(
             "pack_batched_matmuls", pack_batched_matmuls, LoweringContext.has_packed_weights
-        ),
+        ).looks_for("matmul"),
         LoweringPass("pack_matmuls", pack_matmuls, LoweringContext.has_packed_weights),
         _pass("tap_weights", move_tap_weights, LoweringContext.has_tap_weights),
     ),
     "precision": (
-        LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model),
+        LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model).looks_for(
+            "quantize", "dequantize", "astype"
+        ),
         _pass(
             "canonicalize", relax.transform.CanonicalizeBindings(), LoweringContext.has_cpu_model
         ),
@@ -180,15 +213,23 @@ def run_phases(
         tracker: Follows the bindings of the imported model.
         dump: Where to write the module after each pass; None to write nothing.
     """
+    called: set[str] | None = None
     for phase, steps in phases.items():
         for step in steps:
             if step.when and not step.when(context):
                 _log.debug("%s: %s does not run for this target and recipe", phase, step.name)
                 continue
+            if step.operators and called is None:
+                called = ir.list_operators(mod)
+            if step.operators and step.operators.isdisjoint(called or ()):
+                _log.debug("%s: %s has nothing to do in this model", phase, step.name)
+                continue
             started = time.perf_counter()
-            mod = step.transform(mod, context)
+            before, mod = mod, step.transform(mod, context)
             seconds = time.perf_counter() - started
-            tracker.follow(mod)
+            if not mod.same_as(before):
+                tracker.follow(mod)
+                called = None
             _log.debug("%s: %s took %.1f ms", phase, step.name, seconds * 1e3)
             if dump is not None:
                 dump.write(step.name, mod, seconds)

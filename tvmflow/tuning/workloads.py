@@ -59,6 +59,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
     """Return a kernel as `main` of its own module, with blocks `b0, b1, …` and variables `v0, v1, …`."""
     import tvm
 
+    from tvmflow.compiler.ir import load_json
     from tvmflow.compiler.open_sizes import OPEN_SIZES, TUNED_SIZES
 
     sizes = _list_size_numbers(function)
@@ -90,7 +91,7 @@ def normalize(function: tvm.tirx.PrimFunc) -> tvm.IRModule:
         elif node["type"] == "s_tir.SBlock" and nodes[node["data"]["name_hint"]]["data"] != _ROOT:
             node["data"]["name_hint"] = string_node(f"b{blocks}")
             blocks += 1
-    normalized = tvm.ir.load_json(json.dumps(graph))
+    normalized = load_json(json.dumps(graph))
     return _with_size_numbers(normalized, sizes) if sizes else normalized
 
 
