@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -306,3 +307,24 @@ def test_every_runtime_says_how_to_install_it() -> None:
     for peer in PEERS.values():
         assert peer.traits.install.startswith("pip install ")
         assert peer.traits.tools
+
+
+class _Alternating:
+    """A runtime whose calls take turns to be fast and slow."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = itertools.cycle(seconds)
+
+    def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
+        return [next(self._seconds)]
+
+
+@pytest.mark.parametrize(("is_requested", "pairs"), [(True, 64), (False, 12)])
+def test_a_reference_that_nobody_asked_for_is_timed_briefly(
+    monkeypatch: pytest.MonkeyPatch, is_requested: bool, pairs: int
+) -> None:
+    """Although it is not decided which is faster."""
+    monkeypatch.setattr(latency, "_settle", lambda: None)
+    library, peer = _Alternating(1.0), _Alternating(0.5, 2.0)
+    times = latency.measure_peer(library, {}, peer, {}, is_requested=is_requested)
+    assert len(times.first) == pairs

@@ -42,6 +42,12 @@ _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
 # The factor between a library and another runtime is large, and soon decided: this many make it a figure.
 _PRECISE_PAIRS: Final = 12
+_MAX_PAIRS: Final = 64
+# Nobody has asked for the time of a reference by itself, so that it must not delay a run.
+_SECONDS_PER_REFERENCE: Final = 4.0
+# Shares of kernels are the same in few rounds, where a call takes long.
+_MIN_PROFILE_ROUNDS: Final = 3
+_SECONDS_PER_PROFILE: Final = 2.0
 
 
 def add_latencies(
@@ -125,8 +131,10 @@ def _measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]
     """Return the profile of a library, measured in turns with calls that report nothing."""
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
-    deadline = time.monotonic() + SECONDS_PER_SUBJECT / 2
-    while len(profiles) < _PROFILE_ROUNDS and (not profiles or time.monotonic() < deadline):
+    deadline = time.monotonic() + _SECONDS_PER_PROFILE
+    while len(profiles) < _MIN_PROFILE_ROUNDS or (
+        len(profiles) < _PROFILE_ROUNDS and time.monotonic() < deadline
+    ):
         profiles.append(library.profile(feed))
         if not profiles[0]:
             return None
@@ -189,6 +197,8 @@ def measure_peer(
     peer: Timed,
     peer_feed: Mapping[str, Array],
     limit: float | None = None,
+    *,
+    is_requested: bool = True,
 ) -> PairedTimes:
     """Return the times of the library and of a runtime in another process, until one is the faster.
 
@@ -200,6 +210,7 @@ def measure_peer(
         peer: The runtime.
         peer_feed: The runtime's inputs.
         limit: A limit of the ratio, about which it is to be decided in place of 1.
+        is_requested: The recipe asks for this comparison; others end sooner, be it decided or not.
     """
     last: Timed | None = None
 
@@ -213,9 +224,10 @@ def measure_peer(
     return measure_in_turns(
         lambda: measure_once(library, feed),
         lambda: measure_once(peer, peer_feed),
-        seconds=SECONDS_PER_SUBJECT,
+        seconds=SECONDS_PER_SUBJECT if is_requested else _SECONDS_PER_REFERENCE,
         min_pairs=MIN_PAIRS if limit else 3,
-        precise_pairs=_PRECISE_PAIRS,
+        precise_pairs=_PRECISE_PAIRS if is_requested else MIN_PAIRS,
+        max_pairs=_MAX_PAIRS if is_requested else _PRECISE_PAIRS,
         bound=limit or 1.0,
     )
 
