@@ -159,15 +159,29 @@ def _dump_stage(
 
 def run(options: RunOptions) -> int:
     from tvmflow.cli.output import check_output_file
-    from tvmflow.engine.run_records import record_run
 
     for file in (options.summary, options.junit):
         check_output_file(file, options.recipes.recipes)
     store = options.store.open()
-    with record_run(store, options.argv) as recording:
+    with contextlib.ExitStack() as stack:
+        if _is_new(options, store):
+            from tvmflow.executors.local import close_spare, start_early
+
+            start_early()
+            stack.callback(close_spare)
+        # with what plans, which takes as long to import as TVM
+        from tvmflow.engine.run_records import record_run
+
+        recording = stack.enter_context(record_run(store, options.argv))
         recording.exit_code = _run(options, store, recording)
         _write_reports(options, recording)
         return recording.exit_code
+
+
+def _is_new(options: RunOptions, store: LocalStore) -> bool:
+    """Return whether it is clear before planning that stages will run on this machine: none has yet."""
+    is_local = options.execution.executor.executor == "processes"
+    return is_local and not options.dry_run and not store.notes.list("last")
 
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:

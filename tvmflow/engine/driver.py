@@ -7,13 +7,14 @@ the same way: plan, prefetch from the remote cache, run, search for what is to b
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from tvmflow.core import file_locks, signing, spans
 from tvmflow.core.codec import to_json
 from tvmflow.core.errors import UsageError
 from tvmflow.core.termination import Cancelling
-from tvmflow.core.types import Plan
+from tvmflow.core.types import Json, Plan
 from tvmflow.engine import remote_access
 from tvmflow.engine.interim import is_search, with_best_so_far
 from tvmflow.engine.remote_access import RemoteSettings
@@ -30,6 +31,7 @@ from tvmflow.store.remote.client import RemoteCacheClient
 
 SCHEDULER_VARIABLE: Final = "TVMFLOW_SCHEDULER"
 _DASK: Final = "dask"
+_PROCESSES: Final = "processes"
 
 
 class DriverSettings(NamedTuple):
@@ -40,7 +42,7 @@ class DriverSettings(NamedTuple):
 
     session: SessionOptions
     remote: RemoteSettings = RemoteSettings()
-    executor: str = "processes"
+    executor: str = _PROCESSES
     scheduler: str | None = None
     wait_for_workers_s: float = 0.0
     best_so_far: bool = False
@@ -70,7 +72,10 @@ def prepare(
         TvmflowError: as `check_settings` and `prepare_run` raise it.
     """
     check_settings(settings)
-    prepared = prepare_run(request, store, on_download)
+    if settings.executor == _PROCESSES:
+        prepared = _prepare_for_processes(request, store, on_download)
+    else:
+        prepared = prepare_run(request, store, on_download)
     if not settings.best_so_far:
         return prepared
     if not prepared.is_plain:
@@ -82,6 +87,26 @@ def prepare(
     searches = {spec.id for spec in prepared.plan.stages if is_search(spec)}
     plan, forced = with_best_so_far(prepared.plan), prepared.forced | searches
     return prepared._replace(plan=plan, forced=forced)
+
+
+def _prepare_for_processes(
+    request: RunRequest, store: LocalStore, on_download: OnProgress | None
+) -> PreparedRun:
+    """Plan, with the process that then runs stages for questions about targets."""
+
+    def query(targets: Sequence[Json]) -> list[Json]:
+        # what is up to date starts no process
+        from tvmflow.executors.local import query_targets
+
+        return query_targets(targets)
+
+    try:
+        return prepare_run(request, store, on_download, query)
+    except BaseException:
+        from tvmflow.executors.local import close_spare
+
+        close_spare()
+        raise
 
 
 def check_settings(settings: DriverSettings) -> None:

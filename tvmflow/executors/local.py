@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +15,10 @@ from tvmflow.core.disk_errors import find_disk_problem
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.memory import MemoryExcess, MemoryWatch
-from tvmflow.core.types import StageCall, StageResult
+from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.executors.base import PLACE, OnEvent
-from tvmflow.executors.stage_worker import list_written_folders
 from tvmflow.targets import devices
+from tvmflow.targets.llvm_query import query_targets_in_children
 
 _log: Final = logging.getLogger(__name__)
 
@@ -26,8 +26,42 @@ _RUN_STAGE: Final = "tvmflow.executors.stage_worker:run_stage"
 _LOG_END_BYTES: Final = 4096
 # Parts of messages of Python, C++ and the kernel.
 _NO_MEMORY: Final = ("MemoryError", "bad_alloc", "memory ran out")
-PRELOADED: Final = ("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.stage_worker")
+PRELOADED: Final = (
+    *("numpy", "tvm", "tvm.s_tir.meta_schedule", "tvmflow.executors.stage_worker"),
+    *("tvmflow.compiler.forms", "tvmflow.tuning.workloads"),
+)
 """Modules that the fork server imports once for all stages."""
+
+
+# A server that was started before its executor, which takes it over.
+_spare: ForkServer | None = None
+
+
+def start_early() -> ForkServer:
+    """Start the fork server of the next executor, which loads TVM while the caller plans, and return it."""
+    global _spare
+    if _spare is None:
+        _spare = ForkServer.start(PRELOADED)
+    return _spare
+
+
+def query_targets(targets: Sequence[Json]) -> list[Json]:
+    """Return what LLVM says of targets, from the fork server of the next executor: TVM is loaded once."""
+    return query_targets_in_children(targets, start_early())
+
+
+def _take_spare() -> ForkServer | None:
+    global _spare
+    spare, _spare = _spare, None
+    return spare
+
+
+def close_spare() -> None:
+    """End the server that was started early, if no executor has taken it over."""
+    if (spare := _take_spare()) is not None:
+        # it may still load TVM
+        spare.cancel()
+        spare.close()
 
 
 class ProcessExecutor:
@@ -52,7 +86,7 @@ class ProcessExecutor:
                 self._fork_server.close()
                 self._fork_server = None
             if self._fork_server is None:
-                self._fork_server = ForkServer.start(PRELOADED)
+                self._fork_server = _take_spare() or ForkServer.start(PRELOADED)
             return self._fork_server
 
     def execute(self, call: StageCall, log: Path, on_event: OnEvent) -> StageResult:
@@ -103,6 +137,7 @@ class ProcessExecutor:
 
     def close(self) -> None:
         """End the fork server."""
+        close_spare()
         if self._fork_server is not None:
             self._fork_server.close()
 
@@ -153,6 +188,9 @@ def _last_line(log: Path) -> str:
 
 def _explain_crash(outcome: Outcome, call: StageCall, log: Path) -> Outcome:
     """Return the end of a stage with a full disk as its cause, if one is full."""
+    # with all stages, which whoever starts a process early does not wait for
+    from tvmflow.executors.stage_worker import list_written_folders
+
     # LLVM ends the process with a line in the log
     problem = find_disk_problem([*list_written_folders(call), log], _last_line(log))
     if problem is None:

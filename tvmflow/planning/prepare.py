@@ -36,7 +36,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
 from tvmflow.targets import toolchain, webgpu
 from tvmflow.targets.host import read_host
-from tvmflow.targets.llvm_query import load_target_facts
+from tvmflow.targets.llvm_query import Query, load_target_facts, query_targets_in_process
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
 from tvmflow.targets.tvm_target import split_threads
 
@@ -208,7 +208,11 @@ class _Entry(NamedTuple):
 
 
 def resolve_targets(
-    recipe: LoadedRecipe, only: Sequence[str], store: LocalStore, lock: Lock | None
+    recipe: LoadedRecipe,
+    only: Sequence[str],
+    store: LocalStore,
+    lock: Lock | None,
+    query: Query = query_targets_in_process,
 ) -> tuple[tuple[Target, ...], tuple[Path, ...]]:
     """Resolve the targets of a recipe.
 
@@ -220,7 +224,7 @@ def resolve_targets(
     """
     entries = _list_entries(recipe, only)
     toolchains, reads = _identify_toolchains(recipe, entries, store)
-    resolved = _resolve_entries(recipe, entries, toolchains, store, lock)
+    resolved = _resolve_entries(recipe, entries, toolchains, store, lock, query)
     targets = tuple(
         _partition(spec, resolved)
         if spec.parts
@@ -251,13 +255,14 @@ def _resolve_entries(
     toolchains: Mapping[str, Json],
     store: LocalStore,
     lock: Lock | None,
+    query: Query,
 ) -> dict[str, ResolvedTarget]:
     host = read_host()
     mappings = [
         entry.target.tvm_target() or _find_locked_host(lock, recipe, name)
         for name, entry in entries.items()
     ]
-    all_facts = load_target_facts(store, mappings, host)
+    all_facts = load_target_facts(store, mappings, host, query)
     problems, resolved = [], {}
     for (name, entry), mapping, facts in zip(entries.items(), mappings, all_facts, strict=True):
         if facts.error:
@@ -392,11 +397,15 @@ class PreparedRun(NamedTuple):
 
 
 def prepare_run(
-    request: RunRequest, store: LocalStore, on_download: OnProgress | None = None
+    request: RunRequest,
+    store: LocalStore,
+    on_download: OnProgress | None = None,
+    query: Query = query_targets_in_process,
 ) -> PreparedRun:
     """Plan what a command line requests.
 
     `on_download` is called a few times a second while a file is downloaded for what it says of others.
+    `query` asks LLVM about targets of which the store knows nothing.
 
     Raises:
         RecipeError: with all mistakes in all recipes.
@@ -412,7 +421,7 @@ def prepare_run(
     sources = SourceFiles(store, on_download)
     for recipe in loaded:
         try:
-            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock, sources)
+            recipes, recipe_reads = _plan_recipe(recipe, request, store, lock, sources, query)
         except RecipeError as error:
             errors.append(error)
             continue
@@ -443,6 +452,7 @@ def _plan_recipe(
     store: LocalStore,
     lock: Lock | None,
     sources: SourceFiles,
+    query: Query,
 ) -> tuple[list[PlannedRecipe], list[Path]]:
     """Return a recipe, or its variants, with stages, targets and model files.
 
@@ -459,7 +469,7 @@ def _plan_recipe(
     names, where = recipe.recipe.operators, partial(recipe.where, "operators")
     operators = list_operator_files(names, folder, where)
     reads += [*(Path(file.path) for file in operators.files), *operators.candidates]
-    targets, target_reads = resolve_targets(recipe, request.targets, store, lock)
+    targets, target_reads = resolve_targets(recipe, request.targets, store, lock, query)
     variants = [
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
     ]

@@ -17,6 +17,7 @@ from tvmflow.core import packages
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.formatting import last_line
 from tvmflow.core.processes import code_command
 from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
@@ -33,6 +34,8 @@ _ANSWER: Final = "answer"
 _FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 _RunProcess = Callable[..., Any]
+# Of one answer, with the time in which the server loads TVM.
+_TIMEOUT_S: Final = 120.0
 
 
 class TargetFacts(NamedTuple):
@@ -127,8 +130,33 @@ def query_targets_in_process(
     while len(answers) < len(targets):
         answers += _query_in_process(query_target, targets[len(answers) :], run_process)
         if len(answers) < len(targets):
-            triple = cpu_triple(targets[len(answers)] or {}) or "this machine"
-            answers.append(TargetFacts(error=f"LLVM cannot compile for {triple}")._asdict())
+            answers.append(_describe_crash(targets[len(answers)]))
+    return answers
+
+
+def _describe_crash(target: Json) -> Json:
+    """Return the facts of a target over which LLVM has ended its process."""
+    triple = cpu_triple(target or {}) or "this machine"
+    return TargetFacts(error=f"LLVM cannot compile for {triple}")._asdict()
+
+
+def answer_query(target: Json, _: Emit) -> Json:
+    """Return the facts of a target as JSON. Runs in a child of a fork server."""
+    return query_target(target)._asdict()
+
+
+def query_targets_in_children(targets: Sequence[Json], fork_server: ForkServer) -> list[Json]:
+    """Return what `query_targets_in_process` does, from children of a fork server that has TVM loaded.
+
+    What is wrong with a server that has ended is seen where a process is started anew.
+    """
+    answers = []
+    for target in targets:
+        outcome = fork_server.call(answer_query, target, timeout_s=_TIMEOUT_S)
+        is_crash = outcome.kind == "crashed" and not (outcome.is_external or outcome.is_killed)
+        if outcome.kind != "ok" and (fork_server.is_gone or not is_crash):
+            return query_targets_in_process(targets)
+        answers.append(_describe_crash(target) if is_crash else outcome.value)
     return answers
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from tvmflow.core.codec import from_json
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.fork_server import Outcome
 from tvmflow.targets.host import Host, read_host
 from tvmflow.targets.llvm_query import (
     TargetFacts,
     query_cpus_in_process,
+    query_targets_in_children,
     query_targets_in_process,
 )
 from tvmflow.targets.presets import PRESETS
@@ -259,6 +261,29 @@ def test_a_target_that_ends_llvm_is_invalid() -> None:
         invalid,
     ]
     assert counts == [4, 2]
+
+
+class CrashingServer:
+    """A fork server whose children LLVM ends over one target."""
+
+    is_gone = False
+
+    def __init__(self, fatal: Any) -> None:
+        self.fatal = fatal
+
+    def call(self, function: Any, payload: Any, *, timeout_s: float) -> Outcome:
+        if payload == self.fatal:
+            return Outcome("crashed", 0.1, "crashed in native code (SIGABRT)")
+        return Outcome("ok", 0.1, value={"arch": "x86_64"})
+
+
+def test_a_child_that_llvm_ends_costs_one_answer() -> None:
+    """The fork server answers for the targets after it."""
+    fatal = {"kind": "llvm", "mtriple": "odd-linux-gnu"}
+    server: Any = CrashingServer(fatal)
+    first, second, third = query_targets_in_children([None, fatal, None], server)
+    assert first == third == {"arch": "x86_64"}
+    assert second == TargetFacts(error="LLVM cannot compile for odd-linux-gnu")._asdict()
 
 
 def test_a_process_that_others_killed_says_nothing_about_a_target() -> None:
