@@ -6,7 +6,7 @@ Both are part of the settings, and so of the key, of every stage that they shape
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from tvmflow.core.types import Json
@@ -80,7 +80,7 @@ class LoweringOptions:
 
     def to_json(self) -> dict[str, Json]:
         """Return the options as they are part of a stage's settings; what not all have is left out."""
-        options = {**asdict(self), "plain": list(self.plain)}
+        options = {**vars(self), "plain": list(self.plain)}
         if not self.shares_weights:
             del options["shares_weights"]
         return options

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import stat
@@ -148,6 +149,19 @@ def hash_file(path: str | os.PathLike[str]) -> str:
 
 
 def digest_files(paths: Iterable[os.PathLike[str]]) -> str:
-    """Return one digest (hex) for the names and contents of some files, in any order."""
-    files = sorted((os.path.basename(path), hash_file(path)) for path in paths)
+    """Return one digest (hex) for the names and contents of some files, in any order.
+
+    What is asked for again is not read again while the files have the same stamps.
+    """
+    stamped = []
+    for path in paths:
+        status = os.stat(path)
+        stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        stamped.append((os.fspath(path), stamp))
+    return _digest_stamped(tuple(sorted(stamped)))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_stamped(stamped: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    files = sorted((os.path.basename(path), hash_file(path)) for path, _ in stamped)
     return hashlib.sha256(repr(files).encode()).hexdigest()

@@ -120,7 +120,10 @@ def files_to_watch(distribution: str) -> dict[str, list[str]]:
     identified = _identify(distribution, tuple(sys.path))
     folder, record = identified.package.folder, identified.package.record
     watched = {
-        folder: [*identified.files.code, *([os.path.relpath(record, folder)] if record else [])]
+        folder: [
+            *identified.files.list_code(),
+            *([os.path.relpath(record, folder)] if record else []),
+        ]
     }
     for libraries, prefix in _library_folders(distribution, identified.package):
         names = list_libraries(libraries, prefix)
@@ -335,7 +338,8 @@ def _library_folders(distribution: str, package: Package) -> list[tuple[str, str
 # size, times and inode stay the same.
 
 
-_NOT_CODE: Final = re.compile(r"\.dist-info/|__pycache__/|^\.\.|^/")
+_NOT_CODE: Final = (".dist-info/", "__pycache__/")
+_OUTSIDE: Final = ("..", "/")
 _BYTECODE: Final = ".pyc"
 _CODE: Final = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 _TESTS: Final = re.compile(r"(^|/)tests?/")
@@ -350,11 +354,23 @@ class PackageFiles(NamedTuple):
 
     Attributes:
         lines: One line for each, as in a RECORD: name, digest and size.
-        code: The names of those that Python and the system load or start, and of their folders.
+        names: Their names.
+        programs: The names of those that are executable.
     """
 
     lines: list[str]
-    code: list[str]
+    names: list[str]
+    programs: set[str]
+
+    def list_code(self) -> list[str]:
+        """Return the names of what Python and the system load or start, and of the folders of that."""
+        code = {
+            name
+            for name in self.names
+            if (name.endswith(_CODE) or ".so." in name or name in self.programs)
+            and not _TESTS.search(name)
+        }
+        return sorted(code | {os.path.dirname(name) or "." for name in code})
 
 
 def digest_lines(lines: Iterable[str]) -> str:
@@ -383,13 +399,12 @@ def read_files(folder: str, module: str, record: str, *, walk: bool) -> PackageF
     recorded = _read_record(record) if record else {}
     with _remembered_digests(f"{folder}/{module or record}") as digests:
         files = _PackageReader(folder, record, digests)
-        for name, line in recorded.items():
-            files.add(name, line)
+        files.add_recorded(recorded)
         if not recorded or walk:
             files.walk(module)
         else:
             files.walk_changed_folders()
-    return PackageFiles(list(files.lines.values()), sorted(files.code))
+    return PackageFiles(list(files.lines.values()), list(files.lines), files.programs)
 
 
 def digest_libraries(folders: Iterable[tuple[str, str]]) -> list[str]:
@@ -424,29 +439,41 @@ class _PackageReader:
         self._modified_ns = status.st_mtime_ns if status else 0
         self._changed_ns = status.st_ctime_ns if status else 0
         self.lines: dict[str, str] = {}
-        self.code: set[str] = set()
+        self.programs: set[str] = set()
+
+    def add_recorded(self, recorded: Mapping[str, str]) -> None:
+        """Add the files of a RECORD, of which there may be tens of thousands."""
+        stat, lines, prefix = os.stat, self.lines, f"{self._folder}/"
+        modified_ns, changed_ns = self._modified_ns, self._changed_ns
+        for name, line in recorded.items():
+            try:
+                status = stat(prefix + name)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            _, digest, size = line.rsplit(",", 2)
+            if (
+                status.st_mtime_ns <= modified_ns
+                and status.st_ctime_ns <= changed_ns
+                and size == str(status.st_size)
+                and digest
+            ):
+                lines[name] = line
+                if status.st_mode & _EXECUTABLE:
+                    self.programs.add(name)
+            else:
+                self.add(name, line)
 
     def add(self, name: str, recorded: str | None) -> None:
-        """Add a file: with the line in RECORD if it is as it was installed; leave a missing one out."""
+        """Add a file that is not as it was installed, with the digest that RECORD would have; leave a missing one out."""
         try:
             status = os.stat(f"{self._folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):
             return
-        is_installed = (
-            recorded is not None
-            and status.st_mtime_ns <= self._modified_ns
-            and status.st_ctime_ns <= self._changed_ns
-            and recorded.endswith(f",{status.st_size}")
-            and not recorded.endswith(f",,{status.st_size}")
-        )
-        if recorded is None or not is_installed:
-            algorithm = recorded.rsplit(",", 2)[1].partition("=")[0] if recorded else ""
-            digest = self._digest(name, status, algorithm or _SHA256)
-            recorded = f"{name},{digest},{status.st_size}"
-        self.lines[name] = recorded
-        is_code = name.endswith(_CODE) or status.st_mode & _EXECUTABLE or ".so." in name
-        if is_code and not _TESTS.search(name):
-            self.code |= {name, os.path.dirname(name) or "."}
+        algorithm = recorded.rsplit(",", 2)[1].partition("=")[0] if recorded else ""
+        digest = self._digest(name, status, algorithm or _SHA256)
+        self.lines[name] = f"{name},{digest},{status.st_size}"
+        if status.st_mode & _EXECUTABLE:
+            self.programs.add(name)
 
     def walk(self, module: str) -> None:
         """Add the files below a folder that are not there yet."""
@@ -499,6 +526,11 @@ def _is_content(name: str, siblings: Iterable[str]) -> bool:
     return not name.endswith(_BYTECODE) or name.removesuffix("c") not in siblings
 
 
+def _is_metadata(line: str) -> bool:
+    """Return whether a line of a RECORD is about what is no file of the package."""
+    return _NOT_CODE[0] in line or _NOT_CODE[1] in line or line.startswith(_OUTSIDE)
+
+
 def _read_record(path: str) -> dict[str, str]:
     """Return the lines of a RECORD about code by the names of their files."""
     with open(path, encoding="utf-8") as stream:
@@ -506,7 +538,7 @@ def _read_record(path: str) -> dict[str, str]:
     return {
         line.rsplit(",", 2)[0].strip('"'): line.strip()
         for line in lines
-        if line.count(",") > 1 and not _NOT_CODE.search(line)
+        if line.count(",") > 1 and not _is_metadata(line)
     }
 
 

@@ -5,6 +5,7 @@ The triples are LLVM's.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -65,6 +66,7 @@ class Platform(NamedTuple):
         return ".lib" if self.libc == "msvc" else ".a"
 
 
+@functools.lru_cache(maxsize=256)
 def parse_triple(triple: str) -> Platform:
     """Return the platform of an LLVM triple; its `system` is empty where the triple names no known system.
 

@@ -121,3 +121,13 @@ def test_a_file_that_a_user_names_is_replaced(tmp_path: Path) -> None:
     with path.open() as reader:
         files.write_output(path, "new")
         assert (reader.read(), path.read_text()) == ("old", "new")
+
+
+def test_a_digest_follows_changed_files(tmp_path: Path) -> None:
+    """What was digested before is read again once its stamp differs."""
+    path = tmp_path / "a.c"
+    path.write_text("int a;")
+    first = files.digest_files([path])
+    assert files.digest_files([path]) == first
+    files.write_atomically(str(path), "int b;")
+    assert files.digest_files([path]) != first
