@@ -1,12 +1,18 @@
 """Latency on this machine's CPU against ONNX Runtime: untuned, tuned, and compiled by TVM's own pipeline.
 
     python benchmarks/cpu.py [--model NAME ...] [--minutes M] [--rounds N] [--json FILE]
+    python benchmarks/cpu.py --compile-time [--against CHECKOUT] [--model NAME ...] [--rounds N] [--json FILE]
 
 Each model is built twice by `tvmflow run`: untuned, and tuned for `--minutes` (0: untuned only).
 All libraries are then called in turns, each in a process of its own with one thread a core, and
 their medians are compared. TVM's zero pipeline is called only a few times, because a call takes
 seconds; `--zero FILE` measures it alone, with any ONNX file. Networks have seeded weights (see `_nets.py`); `ultraface` and `ultraface-raw` are real
 and need TVMFLOW_TEST_MODELS.
+
+`--compile-time` measures `tvmflow run` itself, untuned, for a C library that `verify` compares with ONNX
+Runtime: in an empty store (*cold*), once more (*warm*), and after one weight of the model has changed
+(*changed*). Processor seconds are those of all its processes, and hardly depend on what else the machine
+does; the seconds of each stage do. With `--against`, a checkout of an earlier version runs in turns.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from _runtimes import build, compare, draw_inputs
+from _runtimes import ROOT, build, compare, draw_inputs
 from history import record
 
 _REAL: Final = {
@@ -123,6 +130,88 @@ def show(name: str, result: dict[str, Any]) -> None:
     print(f"{line}   {max(result['error'].values()):.1e}", flush=True)
 
 
+# ---------------------------------------------------------------- the time of compilation
+
+_COMPILED: Final = """\
+recipe: 1
+name: {name}
+model: {{onnx: {name}.onnx}}
+tune: {{trials: 0}}
+outputs: [c-library]
+"""
+
+
+def change_weight(model: Path) -> None:
+    """Change one number of the largest weight of a model."""
+    import numpy as np
+    import onnx
+    from onnx import numpy_helper
+
+    network = onnx.load(model)
+    weight = max(network.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    array = np.array(numpy_helper.to_array(weight))
+    array.reshape(-1)[0] += 0.5
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    onnx.save(network, model)
+
+
+def run_once(checkout: Path, name: str, folder: Path) -> dict[str, Any]:
+    """Return processor seconds and seconds of a run, and the seconds of each stage that ran."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow", "run", f"{name}.yaml", "--json", "--store", "store"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
+    report = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "wall": seconds,
+        "stages": {
+            stage["stage_id"].partition(":")[2].partition("/")[0]: stage["seconds"]
+            for stage in report["stages"]
+            if stage["outcome"] == "ran"
+        },
+    }
+
+
+def measure_compilation(name: str, checkout: Path) -> dict[str, dict[str, Any]] | None:
+    """Return what a cold and a warm run take, and one of a model with another weight."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model = folder / f"{name}.onnx"
+        if not write_model(name, model):
+            return None
+        (folder / f"{name}.yaml").write_text(_COMPILED.format(name=name))
+        runs = {label: run_once(checkout, name, folder) for label in ("cold", "warm")}
+        change_weight(model)
+        return {**runs, "changed": run_once(checkout, name, folder)}
+
+
+def compare_compilation(
+    names: list[str], checkouts: dict[str, Path], rounds: int
+) -> dict[str, Any]:
+    """Print and return the least processor seconds of each case, and the stages of that run."""
+    results: dict[str, Any] = {}
+    for name in names:
+        best: dict[str, dict[str, Any]] = {}
+        for _ in range(rounds):
+            for version, checkout in checkouts.items():
+                for case, row in (measure_compilation(name, checkout) or {}).items():
+                    key = f"{case} {version}"
+                    if key not in best or row["cpu"] < best[key]["cpu"]:
+                        best[key] = row
+        for key, row in sorted(best.items()):
+            stages = "  ".join(f"{stage} {s:.1f}" for stage, s in row["stages"].items())
+            line = f"{name:<14} {key:<14} {row['cpu']:>6.2f} {row['wall']:>6.1f}  {stages}"
+            print(line, flush=True)
+        results[name] = best
+    return results
+
+
 def main() -> None:
     from _nets import NETS
 
@@ -131,7 +220,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M")
     parser.add_argument("--rounds", type=int, default=31, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--compile-time", action="store_true")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT")
     args = parser.parse_args()
+    if args.compile_time:
+        print("processor seconds, seconds, and those of each stage that ran")
+        checkouts = {**({"before": args.against} if args.against else {}), "now": ROOT}
+        times = compare_compilation(args.model, checkouts, args.rounds)
+        if args.json:
+            args.json.write_text(json.dumps(times, indent=1))
+        return
     print("latency in ms, and relative to ONNX Runtime (below 1: faster)")
     head = f"{'':<14} {'ORT':>8} {'untuned':>8} {'':>7} {'tuned':>8} {'':>7} {'TVM zero':>9} {'gain':>7}"
     print(f"{head}   error", flush=True)

@@ -105,8 +105,7 @@ def write_recipe(folder: Path, shape: Shape) -> None:
     targets = [f"{{name: t{n}, preset: host, threads: {n}}}" for n in range(1, shape.targets + 1)]
     project.write_recipe(targets=targets)
     variants = "".join(
-        f"  v{n}: {{inputs: {{data: {{shape: [{n}, 3, 8, 8]}}}}}}\n"
-        for n in range(1, shape.models + 1)
+        f"  v{n}: {{inputs: {{data: {{range: [0, {n}]}}}}}}\n" for n in range(1, shape.models + 1)
     )
     with (folder / "tiny.yaml").open("a") as stream:
         stream.write(f"variants:\n{variants}pipeline: compile\n")
