@@ -87,6 +87,7 @@ _MATRIX_LOADS: Final = 0.3
 # The part of a load's time that other instructions do not hide.
 _LOAD_SHARE: Final = 0.1
 
+_AVX_LANES: Final = 8
 # CPUs with registers of 512 bits and arithmetic units of 256.
 _HALF_WIDE_UNITS: Final = frozenset({"znver4"})
 _HALF_WIDE_COST: Final = 1.7
@@ -108,6 +109,30 @@ DOT_INSTRUCTIONS: Final[Mapping[tuple[str, int], str]] = {
     ("int8", 4): "llvm.aarch64.neon.sdot.v4i32.v16i8",
 }
 """The dtype of data and the number of sums -> LLVM's intrinsic that adds four products of data and int8 weights to each sum."""
+
+
+class PairInstructions(NamedTuple):
+    """Instructions of x86-64 that multiply vectors of bytes.
+
+    Attributes:
+        feature: LLVM's name of the feature that adds them.
+        multiply: The one that adds two products of uint8 and int8 each, as int16, which saturates.
+        widen: The one that adds two products of int16 each, as int32.
+    """
+
+    feature: str
+    multiply: str
+    widen: str
+
+
+PAIR_INSTRUCTIONS: Final[Mapping[int, PairInstructions]] = {
+    4: PairInstructions("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    8: PairInstructions("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    16: PairInstructions(
+        "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"
+    ),
+}
+"""The float32 values of a vector -> its instructions."""
 MATRIX_INSTRUCTION: Final = "llvm.aarch64.neon.smmla.v4i32.v16i8"
 """LLVM's intrinsic that multiplies two rows of eight bytes with two others, and adds the four products to sums."""
 
@@ -140,6 +165,10 @@ def _find_dot_dtype(arch: str, features: set[str]) -> str | None:
         # AVX-512 VNNI without VL has no instructions for vectors of 256 bits.
         return "uint8" if features & {"avx512vl", "avxvnni"} else None
     return "int8" if arch in _ARM64 else None
+
+
+def _has_narrow_dots(arch: str, features: set[str], lanes: int, dot_dtype: str | None) -> bool:
+    return arch == "x86_64" and dot_dtype is None and PAIR_INSTRUCTIONS[lanes].feature in features
 
 
 def is_cpu(target: tvm.target.Target) -> bool:
@@ -193,6 +222,7 @@ class CpuModel(NamedTuple):
         full_vector_cost: The time of an operation on whole vectors, relative to one on half of their lanes.
         dot_dtype: The dtype of data that dot product instructions multiply with int8 weights; None without them.
         has_quads: Whether these add four products to each sum; two otherwise.
+        has_narrow_dots: Whether `PAIR_INSTRUCTIONS` are the fastest that multiply bytes: their weights have 7 bits.
         has_matrices: Whether an instruction multiplies matrices of 2 x 8 and 8 x 2 bytes.
         bfloat16_arch: The architecture whose instructions (`BFLOAT16_INSTRUCTIONS`) multiply bfloat16; None without them.
         has_fma: Whether an instruction multiplies and adds with one rounding.
@@ -209,6 +239,7 @@ class CpuModel(NamedTuple):
     full_vector_cost: float = 1.0
     dot_dtype: str | None = None
     has_quads: bool = True
+    has_narrow_dots: bool = False
     has_matrices: bool = False
     bfloat16_arch: str | None = None
     has_fma: bool = False
@@ -335,6 +366,10 @@ class CpuModel(NamedTuple):
         busy = min(1.0, vectors * points / MIN_SUMS)
         return busy / self.estimate_load_time(vectors, points, is_packed=True)
 
+    def for_narrow_weights(self) -> CpuModel:
+        """Return the CPU for a model whose int8 weights are from -64 to 64, of which no pair of products saturates."""
+        return self._replace(dot_dtype="uint8") if self.has_narrow_dots else self
+
     def for_float16(self) -> CpuModel:
         """Return the CPU with vectors of float16, twice as many numbers as of float32 in registers and caches.
 
@@ -360,10 +395,17 @@ class CpuModel(NamedTuple):
         if "avx512f" in features:
             cost = _full_vector_cost(str(target.get("mcpu", "")), features)
             wide = cls(16, 32, 1 << 20, _CORES, has_broadcast_loads=True, full_vector_cost=cost)
-            return wide._replace(dot_dtype=dot_dtype, bfloat16_arch=bfloat16_arch, has_fma=True)
+            return wide._replace(
+                dot_dtype=dot_dtype,
+                has_narrow_dots=_has_narrow_dots(arch, features, wide.lanes, dot_dtype),
+                bfloat16_arch=bfloat16_arch,
+                has_fma=True,
+            )
         if "avx2" in features or "avx" in features:
             has_fma = "fma" in features
-            return cls(8, 16, 1 << 19, _CORES, dot_dtype=dot_dtype, has_fma=has_fma)
+            narrow = _has_narrow_dots(arch, features, _AVX_LANES, dot_dtype)
+            own = cls(_AVX_LANES, 16, 1 << 19, _CORES, dot_dtype=dot_dtype, has_fma=has_fma)
+            return own._replace(has_narrow_dots=narrow)
         if arch in ("x86_64", "i686"):
             return cls(4, 16, 1 << 18, _CORES)
         if arch in _ARM64:

@@ -25,6 +25,9 @@ def load_json(text: str) -> Any:
 IF_THEN_ELSE: Final = "prim.if_then_else"
 """The operator of which only one branch is computed."""
 
+NARROW_WEIGHTS: Final = "tvmflow.narrow_weights"
+"""The attribute of a `main` whose int8 weights are from -64 to 64."""
+
 
 class DataFlow:
     """The definitions and uses of a function's variables, also in branches.

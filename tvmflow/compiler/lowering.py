@@ -259,8 +259,11 @@ def lower(
         dump: Where to write the module after each pass; None to write nothing.
     """
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
+    has_narrow_weights = ir.NARROW_WEIGHTS in dict(mod["main"].attrs or {})
     mod = ir.rename_parameters(mod, _name_in_code)
     cpu = CpuModel.from_target(target.export())
+    if cpu and has_narrow_weights:
+        cpu = cpu.for_narrow_weights()
     if options.precision == "float16" and ir.calls_operator(mod, *_QUANTIZED_OPERATORS):
         # its products are of integers, and what is left stays float32
         options = replace(options, precision="model")

@@ -14,11 +14,14 @@ from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.quantize.points import Layer
 
 # How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse V1
-# (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two): see benchmarks/RESULTS.md.
+# (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of 7 bits):
+# see benchmarks/RESULTS.md.
 _MATRICES: Final = 6.0
 _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
+_NARROW: Final = 1.7
 _DEPTHWISE: Final = 1.5
+_NARROW_DEPTHWISE: Final = 0.7
 # How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
 _WINOGRAD: Final = 1.8
 _WINOGRAD_KERNEL: Final = (3, 3)
@@ -59,7 +62,10 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
     if not layer.multiplies_bytes:
         return 1.0
     if layer.operator.startswith("depthwise"):
-        return _DEPTHWISE
+        # AVX2 takes more instructions to make floats of bytes than these save
+        return _NARROW_DEPTHWISE if cpu.has_narrow_dots else _DEPTHWISE
+    if cpu.has_narrow_dots:
+        return _NARROW
     if cpu.has_matrices:
         return _MATRICES
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS

@@ -38,17 +38,14 @@ class LayerWeights(NamedTuple):
     """The weights of a layer as integers.
 
     Attributes:
-        integers: The integers, int8 from -127 to 127.
+        integers: The integers, int8 from -127 to 127; of 7 bits from -64 to 64.
         scales: The scale of each index of the layer's axis, float32.
+        bits: The bits of an integer.
     """
 
     integers: Array
     scales: Array
-
-    @property
-    def bits(self) -> int:
-        """The bits of an integer."""
-        return 8 * self.integers.itemsize
+    bits: int = 8
 
     def pack(self) -> dict[str, Array]:
         """Return what the model holds, by name."""
@@ -102,17 +99,20 @@ def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]
     return weights
 
 
-def round_weights(weights: Array, axis: int) -> LayerWeights:
+def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
     """Return weights as int8 with a scale for each index of an axis, rounded to nearest."""
+    most = _LARGEST[bits]
     others = tuple(other for other in range(weights.ndim) if other != axis % weights.ndim)
     largest = np.abs(weights).max(axis=others, initial=0.0).astype(np.float64)
-    scales = np.where(largest > 0, largest / _LARGEST, 1.0).astype(np.float32)
+    scales = np.where(largest > 0, largest / most, 1.0).astype(np.float32)
     shape = [-1 if place == axis % weights.ndim else 1 for place in range(weights.ndim)]
     rounded = np.rint(weights / scales.reshape(shape).astype(np.float64))
-    return LayerWeights(np.clip(rounded, -_LARGEST, _LARGEST).astype(np.int8), scales)
+    return LayerWeights(np.clip(rounded, -most, most).astype(np.int8), scales, bits)
 
 
-_LARGEST: Final = 127
+# int16 holds two products of 255 and 64
+_LARGEST: Final = {8: 127, 7: 64}
+_BYTE: Final = 8
 _SMALLEST_NORMAL: Final = 2.0**-126
 
 
@@ -179,6 +179,8 @@ def insert(
     )
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = _remove_unused(mod)
+    if quantization.integers.weight_bits < _BYTE:
+        mod["main"] = mod["main"].with_attr(ir.NARROW_WEIGHTS, True)
     nodes = take_nodes(mod, model.nodes)
     known = {**model.params, **own}
     kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}

@@ -19,6 +19,7 @@ from tvmflow.compiler.cpu_model import (
     BFLOAT16_INSTRUCTIONS,
     DOT_INSTRUCTIONS,
     MATRIX_INSTRUCTION,
+    PAIR_INSTRUCTIONS,
     CpuModel,
 )
 from tvmflow.compiler.schedules.blocks import Block, find_loads
@@ -48,6 +49,8 @@ def register_intrinsics() -> None:
     """Register the intrinsics that recorded schedules may name."""
     for dtype, lanes in DOT_INSTRUCTIONS:
         _load_intrinsic(dtype, lanes)
+    for lanes in PAIR_INSTRUCTIONS:
+        _load_narrow_intrinsic(lanes)
     _load_pairs_intrinsic()
     _load_taps_intrinsic()
     _load_matrices_intrinsic()
@@ -70,6 +73,14 @@ def _load_intrinsic(dtype: str, lanes: int) -> str:
     """Return the name of the intrinsic for data of a dtype and a number of sums."""
     name = f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}"
     _register(name, dtype, lanes, "local")
+    return name
+
+
+@functools.cache
+def _load_narrow_intrinsic(lanes: int) -> str:
+    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
+    name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
+    _register_narrow(name, lanes)
     return name
 
 
@@ -131,6 +142,9 @@ def use_instruction(
         return
     if find_products(block) is MATRICES:
         schedule.tensorize(loop, _load_matrices_intrinsic())
+        return
+    if cpu.has_narrow_dots:
+        schedule.tensorize(loop, _load_narrow_intrinsic(lanes))
         return
     dtype = str(block.stmt.reads[0].source.dtype)
     schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
@@ -260,6 +274,40 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
             )
 
     description = _describe(INTEGERS, dtype, lanes, scope)
+    TensorIntrin.register(name, description, implementation, override=True)
+
+
+def _register_narrow(name: str, lanes: int) -> None:
+    """Register an intrinsic that adds two products of bytes each as int16, and two such sums to each sum."""
+    instructions = PAIR_INSTRUCTIONS[lanes]
+    multiply, widen = instructions.multiply, instructions.widen
+    sums, pairs, data = f"int32x{lanes}", f"int16x{2 * lanes}", f"uint8x{4 * lanes}"
+    weights = f"int8x{4 * lanes}"
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (4,), dtype="uint8", offset_factor=1)
+        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope="local")
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
+            T.writes(C[0:lanes])
+            C[T.ramp(T.int32(0), 1, lanes)] = C.vload([0], dtype=sums) + T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id(widen),
+                T.call_llvm_pure_intrin(
+                    T.llvm_lookup_intrinsic_id(multiply),
+                    T.reinterpret(
+                        T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), lanes),
+                        dtype=data,
+                    ),
+                    B.vload([0, 0], dtype=weights),
+                    dtype=pairs,
+                ),
+                T.broadcast(T.int16(1), 2 * lanes),
+                dtype=sums,
+            )
+
+    description = _describe(INTEGERS, "uint8", lanes, "local")
     TensorIntrin.register(name, description, implementation, override=True)
 
 

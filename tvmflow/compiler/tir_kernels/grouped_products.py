@@ -12,14 +12,14 @@ one group of weights are rounded to int8 with a scale of their own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16
@@ -111,30 +111,6 @@ class GroupedProduct(NamedTuple):
         return -(-self.columns // self.width)
 
 
-class _PairInstructions(NamedTuple):
-    """Instructions of x86-64 for products of bytes, and the feature of CPUs that have them.
-
-    Attributes:
-        feature: LLVM's name of the feature.
-        multiply: LLVM's intrinsic that adds two products of uint8 and int8 each, as int16.
-        widen: The one that adds two products of int16 each, as int32.
-    """
-
-    feature: str
-    multiply: str
-    widen: str
-
-
-_PAIR_INSTRUCTIONS: Final[Mapping[int, _PairInstructions]] = {
-    4: _PairInstructions("ssse3", "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
-    8: _PairInstructions("avx2", "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    16: _PairInstructions(
-        "avx512bw", "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"
-    ),
-}
-"""The float32 values of a vector -> its instructions."""
-
-
 class Machine(NamedTuple):
     """The CPU of a kernel.
 
@@ -153,8 +129,12 @@ class Machine(NamedTuple):
     @classmethod
     def of(cls, cpu: CpuModel, features: Collection[str]) -> Machine:
         """Return what kernels know of a CPU, by LLVM's names of its features."""
-        is_supported = (cpu.dot_dtype, cpu.lanes) in DOT_INSTRUCTIONS and cpu.has_quads
-        pairs = _PAIR_INSTRUCTIONS.get(cpu.lanes)
+        is_supported = (
+            (cpu.dot_dtype, cpu.lanes) in DOT_INSTRUCTIONS
+            and cpu.has_quads
+            and not cpu.has_narrow_dots
+        )
+        pairs = PAIR_INSTRUCTIONS.get(cpu.lanes)
         return cls(
             lanes=cpu.lanes,
             registers=cpu.registers,
@@ -548,7 +528,7 @@ class _PairSums(_IntegerSums):
         vectors = [(row, vector) for row in range(rows) for vector in range(len(places))]
         ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * lanes)
         all_lanes = tirx.Ramp(T.int32(0), 1, lanes)
-        widen = T.llvm_lookup_intrinsic_id(_PAIR_INSTRUCTIONS[lanes].widen)
+        widen = T.llvm_lookup_intrinsic_id(PAIR_INSTRUCTIONS[lanes].widen)
         with T.serial(words // together) as part:
             pairs = _allocate((rows, len(places), 2 * lanes), "int16")
             for row, vector in vectors:
@@ -567,7 +547,7 @@ class _PairSums(_IntegerSums):
         lanes = self._machine.lanes
         narrow = tirx.Ramp(T.int32(0), 1, 2 * lanes)
         products = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id(_PAIR_INSTRUCTIONS[lanes].multiply),
+            T.llvm_lookup_intrinsic_id(PAIR_INSTRUCTIONS[lanes].multiply),
             tirx.reinterpret(f"uint8x{lanes * _TERMS}", weights),
             tirx.reinterpret(f"int8x{lanes * _TERMS}", data),
             dtype=f"int16x{2 * lanes}",

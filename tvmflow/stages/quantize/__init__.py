@@ -56,7 +56,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=2,
+    version=3,
     scope="machine",
     needs={
         "import": (
@@ -97,6 +97,7 @@ class QuantizeSettings(StageSettings):
 
     quantize: MethodSettings
     integers: str
+    weight_bits: int
     target: dict[str, Json]
     label: str
     own_data: bool
@@ -109,6 +110,7 @@ def settings(recipe: Recipe, target: ResolvedTarget) -> QuantizeSettings:
     return QuantizeSettings(
         quantize=MethodSettings.model_validate(recipe.quantize),
         integers=find_data_dtype(target) or "",
+        weight_bits=_find_weight_bits(target),
         target=target.tvm,
         label=recipe.verify.label,
         own_data=recipe.quantize.data is not None,
@@ -123,8 +125,16 @@ def find_data_dtype(target: ResolvedTarget) -> str | None:
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
     features = set(target.features)
     if arch == "x86_64":
-        return "uint8" if features & _VNNI and features & _NARROW_VECTORS else None
+        has_dots = features & _VNNI and features & _NARROW_VECTORS
+        return "uint8" if has_dots or _PAIRS in features else None
     return "int8" if arch in ("aarch64", "arm64") else None
+
+
+def _find_weight_bits(target: ResolvedTarget) -> int:
+    """Return the bits of weights: AVX2 adds pairs of products as int16, which holds no more than 7 bits."""
+    arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
+    features = set(target.features)
+    return 7 if arch == "x86_64" and not (features & _VNNI and features & _NARROW_VECTORS) else 8
 
 
 def no_integers_reason(target: ResolvedTarget) -> str:
@@ -133,10 +143,11 @@ def no_integers_reason(target: ResolvedTarget) -> str:
         return "is a GPU, whose kernels multiply floats"
     if target.levels:
         return "has levels of CPUs, and not all of them multiply bytes"
-    return "has no instructions that multiply bytes (on x86-64 AVX-512 VNNI or AVX-VNNI)"
+    return "has no instructions that multiply bytes (on x86-64 AVX2 or VNNI)"
 
 
 _VNNI: Final = {"avx512_vnni", "avx_vnni"}
+_PAIRS: Final = "avx2"
 _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 
 # ---------------------------------------------------------------- the stage
@@ -416,10 +427,12 @@ def _quantize(
         candidates, products, Groups(size=settings.quantize.group_size), batches
     )
     weights: dict[Any, LayerWeights | GroupedIntegers] = {**grouped}
+    # without data of integers, nothing is added as int16
+    has_pairs = settings.quantize.activations != "none"
+    integers = Integers(settings.integers, weight_bits=settings.weight_bits if has_pairs else 8)
     for layer in known:
         if layer.var not in grouped and (not is_dynamic or _multiplies_dynamically(layer)):
-            weights[layer.var] = round_weights(floats[layer.var], layer.axis)
-    integers = Integers(settings.integers)
+            weights[layer.var] = round_weights(floats[layer.var], layer.axis, integers.weight_bits)
     data = _find_scales(candidates, batches, integers, settings.quantize.method)
     data |= {part: data[whole] for part, whole in list_joined(candidates.model, data).items()}
     return Quantization(

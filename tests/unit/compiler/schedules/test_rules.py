@@ -506,9 +506,12 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
     [
         (
             {**X86, "mcpu": "x86-64-v4", "num-cores": 8},
-            CpuModel(16, 32, 1 << 20, 4, True, 1.25, has_fma=True),
+            CpuModel(16, 32, 1 << 20, 4, True, 1.25, has_narrow_dots=True, has_fma=True),
         ),
-        ({**X86, "mcpu": "x86-64-v3", "num-cores": 2}, CpuModel(8, 16, 1 << 19, 4, has_fma=True)),
+        (
+            {**X86, "mcpu": "x86-64-v3", "num-cores": 2},
+            CpuModel(8, 16, 1 << 19, 4, has_narrow_dots=True, has_fma=True),
+        ),
         ({**X86, "mcpu": "x86-64-v2"}, CpuModel(4, 16, 1 << 18, 4)),
         (
             {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},

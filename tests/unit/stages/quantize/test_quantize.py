@@ -27,6 +27,7 @@ from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
 from tvmflow.stages.quantize.calibration import ModelTaps, Signature
 from tvmflow.stages.quantize.facts import QuantizeFacts
+from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
 VNNI = ResolvedTarget(
@@ -36,6 +37,9 @@ VNNI = ResolvedTarget(
     features=("avx512_vnni", "avx512vl"),
     device={},
     unrunnable_reason="",
+)
+AVX2 = VNNI._replace(
+    tvm={"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3"}, features=("avx2",)
 )
 DIGITS = Path(__file__).resolve().parents[4] / "recipes" / "models"
 RNG = np.random.default_rng(0)
@@ -65,7 +69,7 @@ def small_network() -> onnx.ModelProto:
     return made
 
 
-def settings_of(**fields: Any) -> Json:
+def settings_of(target: ResolvedTarget = VNNI, **fields: Any) -> Json:
     """Return the settings of a recipe with this quantization."""
     recipe = Recipe(
         recipe=1,
@@ -74,7 +78,7 @@ def settings_of(**fields: Any) -> Json:
         verify=Verify(data="test.npz"),
         quantize=Quantize(**fields),
     )
-    return quantize.settings(recipe, VNNI).to_json()
+    return quantize.settings(recipe, target).to_json()
 
 
 def import_files(
@@ -177,6 +181,32 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("avx2" not in read_host().flags, reason="the library is run")
+def test_weights_of_7_bits_without_vnni(tmp_path: Path) -> None:
+    """AVX2 adds two products of bytes as int16: the largest data and weights do not overflow it."""
+    weights = np.tile(np.array([1, -1], np.float32), (8, 12))
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
+        [value("x", [1, 8])],
+        [value("y", [1, 24])],
+        {"w": weights},
+    )
+    files = import_files(save(made, tmp_path), tmp_path / "import")
+    files["data"] = tmp_path / "data.npz"
+    data = np.full((4, 8), 3, np.float32)
+    np.savez(files["data"], x=data)
+    facts = run(settings_of(AVX2), files, tmp_path / "out")
+    assert [(layer.weight_bits, layer.data_bits) for layer in facts.layers] == [(7, 8)]
+    params = lowering.load_weights(tmp_path / "out" / "params.safetensors")
+    assert sorted({*params["product.int8"].ravel()}) == [-64, 64]
+    signature = Signature(json.loads((tmp_path / "out" / "signature.json").read_text()))
+    loaded = FloatModel(lowering.load_ir(tmp_path / "out" / "model.json"), params, ())
+    lowered = lowering.lower(loaded.mod, tvm.target.Target(AVX2.tvm), LoweringOptions()).mod
+    assert any("quantized_dense" in str(var.name_hint) for var in lowered.get_global_vars())
+    outputs = signature.compile(loaded).run({"x": data[:1]})
+    np.testing.assert_allclose(outputs["y"], data[:1] @ weights, rtol=1e-5)
+
+
 def test_weights_alone(files: dict[str, Path], tmp_path: Path) -> None:
     """Without integers of data no data are read, and the error is that of the weights."""
     facts = run(settings_of(activations="none"), files, tmp_path / "weights")
