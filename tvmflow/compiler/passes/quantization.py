@@ -15,7 +15,9 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.open_sizes import same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
+_CONV1D: Final = "relax.nn.conv1d"
 _CONV2D: Final = "relax.nn.conv2d"
+_CONV3D: Final = "relax.nn.conv3d"
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
 BYTES: Final = ("int8", "uint8")
@@ -42,7 +44,7 @@ _SCALES: Final = 2
 # Products of the same scales differ by their rounding.
 _SAME_SCALE: Final = 1e-6
 # The rank of an operator's weights.
-_WEIGHT_RANKS: Final = {_CONV2D: 4, _MATMUL: 2}
+_WEIGHT_RANKS: Final = {_CONV1D: 3, _CONV2D: 4, _CONV3D: 5, _MATMUL: 2}
 
 
 def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
@@ -225,7 +227,7 @@ class _WeightDequantizeFolder(MainRewriter):
         source = _find_source("relax.dequantize", call.args[1], self.flow)
         if source is None:
             return rewritten
-        axis = 0 if name == _CONV2D or source.is_transposed else 1
+        axis = 0 if name != _MATMUL or source.is_transposed else 1
         if not self._is_symmetric_along(axis, source.call):
             return rewritten
         integers, scale, _ = source.call.args

@@ -8,6 +8,8 @@ on the data of the float model: what the layers before it shift is corrected the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -86,9 +88,10 @@ def find_correction(
         return _round(-_sum_rows((pairs[0] - pairs[1]).T))
     channels = _list_inputs(weights, int(call.attrs.groups))
     parts = _find_covered_parts(call, weights.shape[2:])
-    error = real * means.rounded[channels][:, :, None, None]
-    error -= weights * means.exact[channels][:, :, None, None]
-    return _round(-_sum_rows(error * parts)).reshape(1, -1, 1, 1)
+    taps = [1] * parts.ndim
+    error = real * means.rounded[channels].reshape(*channels.shape, *taps)
+    error -= weights * means.exact[channels].reshape(*channels.shape, *taps)
+    return _round(-_sum_rows(error * parts)).reshape(1, -1, *taps)
 
 
 def _list_inputs(weights: Array, groups: int) -> Array:
@@ -99,7 +102,7 @@ def _list_inputs(weights: Array, groups: int) -> Array:
     return channels
 
 
-def _find_covered_parts(call: Any, kernel: tuple[int, ...]) -> Array:
+def _find_covered_parts(call: Any, kernel: Sequence[int]) -> Array:
     """Return the part of the results for which each weight meets data, and no padding."""
     sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
     attrs = call.attrs
@@ -108,7 +111,7 @@ def _find_covered_parts(call: Any, kernel: tuple[int, ...]) -> Array:
         first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
         places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
         axes.append(((places >= 0) & (places < sizes[axis])).mean(axis=0))
-    parts: Array = axes[0][:, None] * axes[1]
+    parts: Array = functools.reduce(np.multiply.outer, axes)
     return parts
 
 

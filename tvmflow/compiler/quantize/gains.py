@@ -73,9 +73,9 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
 
 def _is_winograd(layer: Layer, weights: Sequence[int], flow: ir.DataFlow) -> bool:
     return (
-        layer.operator == "conv2d"
+        layer.operator in ("conv2d", "conv3d")
         and all(int(stride) == 1 for stride in flow.values[layer.var].attrs.strides)
-        and tuple(weights[2:]) == _WINOGRAD_KERNEL
+        and tuple(weights[-2:]) == _WINOGRAD_KERNEL
         and min(weights[:2]) >= _WINOGRAD_CHANNELS
     )
 

@@ -15,11 +15,13 @@ from tvmflow.compiler.passes.fold_norms import fold_norms
 
 Array = np.ndarray[Any, Any]
 
-_CONV2D: Final = "relax.nn.conv2d"
+_CONVOLUTIONS: Final = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 _MATMUL: Final = "relax.matmul"
 # The products with constant weights of which there are kernels of integers, and the rank of their weights.
-_PRODUCTS: Final[Mapping[str, int]] = {_CONV2D: 4, _MATMUL: 2}
-_CHANNELS: Final[Mapping[str, int]] = {_CONV2D: 0, _MATMUL: 1}
+_PRODUCTS: Final[Mapping[str, int]] = {
+    _MATMUL: 2,
+    **{name: rank for rank, name in enumerate(_CONVOLUTIONS, 3)},
+}
 
 MOVES: Final = frozenset(
     f"relax.{name}"
@@ -172,7 +174,9 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
         operator = ir.operator_name(call)
         if operator not in _PRODUCTS or not _is_layer(call, operator, flow):
             continue
-        kind = ir.convolution_kind(call) if operator == _CONV2D else operator.rpartition(".")[2]
+        kind = operator.rpartition(".")[2]
+        if operator != _MATMUL and int(call.attrs.groups) > 1:
+            kind = f"{'depthwise' if ir.is_depthwise(call) else 'grouped'}_{kind}"
         node = model.products.get(_name_weights(call.args[1], flow), "")
         base = node or kind
         seen[base] = seen.get(base, 0) + 1
@@ -185,7 +189,7 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
                 data=data,
                 source=_find_source(data, flow),
                 weights=call.args[1],
-                axis=_CHANNELS[operator],
+                axis=1 if operator == _MATMUL else 0,
             )
         )
     return tuple(layers)
@@ -201,7 +205,7 @@ def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
         and not flow.is_weight(data)
         and len(ir.shape_of(weights) or ()) == _PRODUCTS[operator]
         and sizes_of(data) is not None
-        and (operator != _CONV2D or ir.has_default_layouts(call))
+        and (operator == _MATMUL or ir.has_default_layouts(call))
     )
 
 

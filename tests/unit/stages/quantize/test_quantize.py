@@ -207,6 +207,33 @@ def test_weights_of_7_bits_without_vnni(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs["y"], data[:1] @ weights, rtol=1e-5)
 
 
+@pytest.mark.parametrize("rank", [1, 3])
+def test_sequences_and_volumes(rank: int, tmp_path: Path) -> None:
+    """Convolutions over them multiply bytes as those over images do."""
+    shapes = {"w0": (16, 3), "w1": (16, 1), "w2": (20, 16)}
+    weights = {
+        name: RNG.normal(0, 0.3, (*shape, *[3] * rank)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "first", pads=[1] * 2 * rank),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "depthwise", group=16, pads=[1] * 2 * rank),
+        helper.make_node("Conv", ["c", "w2"], ["y"], "last", strides=[2] * rank),
+    ]
+    sizes = [1, 3, *[9] * rank]
+    made = model(nodes, [value("x", sizes)], [value("y", [1, 20, *[4] * rank])], weights)
+    files = import_files(save(made, tmp_path), tmp_path / "import")
+    files["data"] = tmp_path / "data.npz"
+    np.savez(files["data"], x=RNG.normal(size=(4, *sizes[1:])).astype(np.float32))
+    facts = run(settings_of(), files, tmp_path / "out")
+    kinds = [(layer.operator, layer.data_bits) for layer in facts.layers]
+    assert kinds == [(f"conv{rank}d", 8), (f"depthwise_conv{rank}d", 8), (f"conv{rank}d", 8)]
+    assert 0 < (facts.error or 0) < 0.03
+    products = [name for name in list_kernels(tmp_path / "out") if "quantized_" in name]
+    assert [name.rpartition(" ")[2] for name in products] == ["uint8", "uint8", "float32"]
+
+
 def test_weights_alone(files: dict[str, Path], tmp_path: Path) -> None:
     """Without integers of data no data are read, and the error is that of the weights."""
     facts = run(settings_of(activations="none"), files, tmp_path / "weights")
