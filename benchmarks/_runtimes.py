@@ -416,6 +416,7 @@ def compare(
     rounds: int,
     threads: int = os.cpu_count() or 1,
     profile: Callable[[Mapping[str, float]], str | None] = lambda ms: None,
+    choose: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, Any]:
     """Call libraries in turns.
 
@@ -425,9 +426,10 @@ def compare(
         rounds: The number of turns.
         threads: The number of threads of each library.
         profile: Returns the label of the library to profile, given all latencies in milliseconds.
+        choose: Returns the latency of a library, given that of each turn.
 
     Returns:
-        `ms`: the median latency of each library; `bytes`: the most memory of its process; `error`: the largest difference of an output to that
+        `ms`: the latency of each library; `bytes`: the most memory of its process; `error`: the largest difference of an output to that
         of the reference, relative to the reference's largest number; `failed`: why others could not
         run; `profile`: (kernel, calls, seconds) of the library that was asked for.
     """
@@ -450,7 +452,7 @@ def compare(
                     del servers[label]
             reference = outputs[next(iter(libraries))]
             error = {label: _largest_error(arrays, reference) for label, arrays in outputs.items()}
-            ms = _time_in_turns(servers, rounds)
+            ms = _time_in_turns(servers, rounds, choose)
             chosen = profile(ms)
             kernels = servers[chosen].ask("profile") if chosen else []
             memory = {label: server.ask("memory") for label, server in servers.items()}
@@ -460,12 +462,14 @@ def compare(
     return {"ms": ms, "bytes": memory, "error": error, "failed": failed, "profile": kernels}
 
 
-def _time_in_turns(servers: Mapping[str, Server], rounds: int) -> dict[str, float]:
+def _time_in_turns(
+    servers: Mapping[str, Server], rounds: int, choose: Callable[[list[float]], float]
+) -> dict[str, float]:
     seconds: dict[str, list[float]] = {label: [] for label in servers}
     for turn in range(rounds):
         for label in list(servers)[:: 1 if turn % 2 else -1]:
             seconds[label].append(servers[label].ask())
-    return {label: statistics.median(samples) * 1e3 for label, samples in seconds.items()}
+    return {label: choose(samples) * 1e3 for label, samples in seconds.items()}
 
 
 def _largest_error(outputs: list[Any], reference: list[Any]) -> float:
