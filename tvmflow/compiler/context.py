@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import tvm
 
+from tvmflow.compiler.choices import WINOGRAD, Choices, Operator
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
+from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
@@ -22,11 +25,15 @@ class LoweringContext:
         target: TVM's target.
         cpu: The target's CPU; None for a GPU, or a CPU that has no optimized kernels.
         options: The options of the recipe.
+        choices: What was chosen for operators by measuring; others are computed as the rules estimate.
+        operators: The operators that there are alternatives for, as far as passes have met them.
     """
 
     target: tvm.target.Target
     cpu: CpuModel | None
     options: LoweringOptions
+    choices: Choices = field(default_factory=dict)
+    operators: list[Operator] = field(default_factory=list)
 
     @property
     def lanes(self) -> int:
@@ -61,6 +68,28 @@ class LoweringContext:
         own = self.cpu.winograd_tile if self.cpu is not None else 0
         largest = own if asked == "auto" else asked
         return tuple(tile for tile in TRANSFORMS if tile <= largest)
+
+    @property
+    def measured_tiles(self) -> tuple[int, ...]:
+        """The tiles of Winograd convolutions that a search may measure; none where results are rounded."""
+        asked = self.options.winograd
+        largest = max(TRANSFORMS) if asked == "auto" else asked
+        tiles = tuple(tile for tile in TRANSFORMS if tile <= largest)
+        return tiles if self.has_full_precision() else ()
+
+    def choose_tile(self, text: str, nodes: Marks, ranked: Sequence[int], by_rule: int) -> int:
+        """Return the tile of a Winograd convolution: the chosen one, or that of the rules.
+
+        Args:
+            text: The description of the convolution.
+            nodes: The bindings that it came from.
+            ranked: The tiles that are possible, 0 for a direct convolution, the fastest estimate first.
+            by_rule: The tile of the rules.
+        """
+        alternatives = tuple({WINOGRAD: tile} for tile in ranked)
+        self.operators.append(Operator(text, nodes, {WINOGRAD: by_rule}, alternatives))
+        tile = self.choices.get(text, {}).get(WINOGRAD, by_rule)
+        return tile if tile in ranked else by_rule
 
     def uses_bfloat16(self) -> bool:
         """Return whether the recipe asks for products of bfloat16, and the CPU has an instruction for them."""

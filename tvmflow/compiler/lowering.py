@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir, open_sizes, pipeline, schedules
 from tvmflow.compiler.c_sources import compile_c_sources
+from tvmflow.compiler.choices import Choices, Operator
 from tvmflow.compiler.code_generation import compile_model
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import CpuModel
@@ -170,6 +172,7 @@ class LoweredModel:
         weight_mod: A module whose `main` computes the weights; None if they are used as they are.
         width: The vectors of the code; None where no CPU model chose them. Files do not have it: it is in the kernels.
         kernel_nodes: The bindings of the imported `main` that each call of a kernel came from.
+        operators: The operators that there were alternatives for. Files do not have them.
     """
 
     mod: tvm.IRModule
@@ -177,6 +180,7 @@ class LoweredModel:
     weight_mod: tvm.IRModule | None
     width: VectorWidth | None = None
     kernel_nodes: KernelNodes = field(default_factory=dict)
+    operators: tuple[Operator, ...] = ()
 
     def compute_weights(self, params: Weights) -> list[np.ndarray[Any, Any]]:
         """Compute the weights that `main` takes, in its order.
@@ -249,6 +253,7 @@ def lower(
     target: tvm.target.Target,
     options: LoweringOptions,
     dump: IRDump | None = None,
+    choices: Choices = MappingProxyType({}),
 ) -> LoweredModel:
     """Lower an imported model to fused kernels.
 
@@ -257,6 +262,7 @@ def lower(
         target: The target to lower for.
         options: The options of the recipe.
         dump: Where to write the module after each pass; None to write nothing.
+        choices: What was chosen for its operators by measuring.
     """
     names = tuple(str(var.name) for var in ir.list_weights(mod["main"]))
     has_narrow_weights = ir.NARROW_WEIGHTS in dict(mod["main"].attrs or {})
@@ -269,9 +275,9 @@ def lower(
         options = replace(options, precision="model")
     width = choose_vector_width(mod, cpu, options.vector_bits) if cpu else None
     narrowed = cpu._replace(lanes=width.lanes) if cpu and width else None
-    context = LoweringContext(target, narrowed, options)
+    context = LoweringContext(target, narrowed, options, choices)
     if narrowed and context.computes_float16():
-        context = LoweringContext(target, narrowed.for_float16(), options)
+        context = LoweringContext(target, narrowed.for_float16(), options, choices)
     tracker = NodeTracker(mod)
     graph = pipeline.run_phases(pipeline.GRAPH_PHASES, mod, context, tracker, dump)
     with target, tvm.transform.PassContext(opt_level=3):
@@ -282,6 +288,7 @@ def lower(
         weight_mod=split_weights(graph),
         width=width,
         kernel_nodes=tracker.list_kernels(),
+        operators=tuple(context.operators),
     )
 
 

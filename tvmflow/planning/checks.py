@@ -35,7 +35,7 @@ from tvmflow.frontends.peers import PEERS
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe, Target, resolved_targets
 from tvmflow.recipe import Recipe
-from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage
+from tvmflow.recipe.lock_file import Lock, LockedRecipe, LockedStage, LockedTarget
 from tvmflow.recipe.verify import AUTO as COMPARE_AUTO
 from tvmflow.recipe.verify import FIXED
 from tvmflow.runtime.bundles import C_RUNTIME, VM
@@ -45,6 +45,7 @@ from tvmflow.runtime.labels import parse_labels
 from tvmflow.stages import (
     STAGES,
     build,
+    choose,
     export,
     extract_tasks,
     join,
@@ -672,7 +673,7 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
         traits = STAGES[need.maker].TRAITS.run
         if traits.searches:
             # A lock file has the schedules that the search chose, and no outputs of the search.
-            name = f"{need.stage}/{pick_best.CHOSEN}"
+            name = f"{need.stage}/{searched_file(need)}"
             inputs[name] = recipe.stages[spec.label].inputs.get(name, "")
         elif traits.is_locked:
             locked = recipe.stages.get(need.stage_id.partition(":")[2])
@@ -717,15 +718,27 @@ def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery
     )
 
 
+def searched_file(need: Need) -> str:
+    """Return the file of what a search chose."""
+    return choose.CHOICES if need.stage == choose.NAME else pick_best.CHOSEN
+
+
+def searched_text(need: Need, target: LockedTarget | None) -> str:
+    """Return the content of that file, as a lock file has it."""
+    if need.stage == choose.NAME:
+        return choose.choices_text(target.choices if target else {})
+    return pick_best.choice_text(target.choice if target else {})
+
+
 def _write_schedules(
     lock: Lock, spec: StageSpec, need: Need, locked: LockedStage, store: LocalStore
 ) -> InputFile:
-    """Write the file of chosen schedules as `pick_best` wrote it when the lock file was made."""
-    role = f"{need.stage}/{pick_best.CHOSEN}"
+    """Write what a search chose as it wrote it when the lock file was made."""
+    role = f"{need.stage}/{searched_file(need)}"
     target_name = need.stage_id.partition("/")[2]
     target = lock.recipes[spec.recipe].targets.get(target_name)
     digest = locked.inputs[role]
-    store.notes.write(pick_best.choice_text(target.choice if target else {}), LOCKED, digest)
+    store.notes.write(searched_text(need, target), LOCKED, digest)
     path = Path(store.root, LOCKED, digest)
     where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
     if hash_file(str(path)) != digest:

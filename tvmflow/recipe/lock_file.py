@@ -10,6 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import Field, model_validator
 
+from tvmflow.compiler.choices import find_problem_of_choices
 from tvmflow.core.documents import Unreadable, read_json
 from tvmflow.core.errors import RecipeError, UsageError
 from tvmflow.core.file_kinds import LOCK, check_kind
@@ -92,7 +93,8 @@ class Measurements(ClosedModel):
 class LockedTarget(ClosedModel):
     """A target, its kernels by workload, and the measurements when the lock file was written.
 
-    `peak_gflops` is the speed of the machine that chose the schedules.
+    `peak_gflops` is the speed of the machine that chose the schedules. `choices` are the operators that are computed
+    otherwise than by rule.
     """
 
     tvm: dict[str, Json]
@@ -102,6 +104,13 @@ class LockedTarget(ClosedModel):
     measured: Measurements = Field(default=Measurements())
     peak_gflops: float | None = None
     kernels: dict[str, LockedKernel] = Field(default={})
+    choices: dict[str, dict[str, int]] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> LockedTarget:
+        if problem := find_problem_of_choices(self.choices):
+            raise field_error(f"is refused: {problem}", "choices")
+        return self
 
     @property
     def measured_kernels(self) -> list[MeasuredKernel]:

@@ -31,6 +31,11 @@ _AUTOTVM_STRATEGIES: Final = {
 }
 
 
+# The libraries that choices are measured in take as long as such a budget.
+_MIN_TRIALS: Final = 128
+_MIN_MINUTES: Final = 1.0
+
+
 class Tune(ClosedModel):
     """The budget of the search for fast kernels, and the way of measuring them."""
 
@@ -114,6 +119,11 @@ class Tune(ClosedModel):
         le=64,
         description="Number of a kernel's best trials that are measured again.",
     )
+    choices: bool = Field(
+        default=True,
+        description="Also measure how else operators can be computed (3×3 convolutions directly, or by Winograd's method with tiles of 2×2 or 4×4), if the budget is at "
+        "least 128 trials, or a minute.",
+    )
     min_coverage: float | None = Field(
         default=None,
         ge=0,
@@ -126,6 +136,12 @@ class Tune(ClosedModel):
         le=1e6,
         description="Minimum speed of the library relative to the untuned one.",
     )
+
+    @property
+    def measures_choices(self) -> bool:
+        """Whether the budget allows for measuring how else operators can be computed."""
+        is_long = self.minutes is None or self.minutes >= _MIN_MINUTES
+        return self.choices and self.trials >= _MIN_TRIALS and is_long
 
     @model_validator(mode="before")
     @classmethod

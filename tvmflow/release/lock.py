@@ -29,6 +29,7 @@ from tvmflow.recipe.yaml_files import write_yaml
 from tvmflow.stages import (
     STAGES,
     build,
+    choose,
     export,
     extract_tasks,
     import_model,
@@ -172,6 +173,9 @@ class _RecipeResults:
             measured=self._measurements(resolved.name, target.name, coverage),
             peak_gflops=enforced.peak_gflops if enforced else self._peak(resolved.name),
             kernels=(enforced and enforced.kernels) or self._kernels(resolved.name),
+            choices=enforced.choices
+            if enforced
+            else self._read_json(f"{choose.NAME}/{resolved.name}", choose.CHOICES) or {},
         )
 
     def _measurements(self, resolved: str, target: str, coverage: float | None) -> Measurements:

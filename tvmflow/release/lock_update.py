@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import InputFile, Json, Need, Plan, StageSpec
 from tvmflow.engine.report import RunReport
+from tvmflow.planning.checks import searched_file, searched_text
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import (
     Lock,
@@ -30,7 +31,7 @@ from tvmflow.recipe.lock_file import (
     Measurements,
     read_lock,
 )
-from tvmflow.stages import STAGES, extract_tasks, lower, pick_best
+from tvmflow.stages import STAGES, choose, extract_tasks, lower
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.tvm_target import split_threads, with_threads
@@ -40,6 +41,8 @@ from tvmflow.tuning.trial_import import ImportedWorkload, ImportResult, Problems
 from tvmflow.tuning.trials import Trial
 
 _log = logging.getLogger(__name__)
+
+_SEARCHES: Final = tuple(name for name, stage in STAGES.items() if stage.TRAITS.run.searches)
 
 
 class UncoveredKernels(NamedTuple):
@@ -96,7 +99,7 @@ def update_plan(lock: Lock, plan: Plan, state: PlanState) -> LockUpdate:
         _log.debug("%s: %d kernels, %d not covered", spec.id, len(kernels), len(missing))
     updated = lock._replace(file=lock.file.model_copy(update={"recipes": recipes}))
     stages = tuple(
-        _reuse_schedules(updated, spec, state.store)
+        _reuse_searched(updated, spec, state.store, _SEARCHES)
         for spec in plan.stages
         if not spec.traits.searches
     )
@@ -109,6 +112,11 @@ def run_update(
     lock: Lock, plan: Plan, store: LocalStore, run: Callable[[Plan], RunReport]
 ) -> LockUpdate | RunReport:
     """Find the kernels of the models, and return the plan that builds them; the report when that failed."""
+    # kernels are those of the locked choices
+    stages = (spec for spec in plan.stages if spec.stage != choose.NAME)
+    plan = plan._replace(
+        stages=tuple(_reuse_searched(lock, spec, store, (choose.NAME,)) for spec in stages)
+    )
     report = run(select_task_stages(plan))
     if report.exit_code:
         return report
@@ -167,19 +175,23 @@ def _with_kernels(
     return recipe.model_copy(update={"targets": {**recipe.targets, spec.target: entry}})
 
 
-def _reuse_schedules(lock: Lock, spec: StageSpec, store: LocalStore) -> StageSpec:
-    """Return a stage that reads the schedules of a lock file in place of a search."""
-    searched = [need for need in spec.needs if STAGES[need.maker].TRAITS.run.searches]
-    files = tuple(_write_schedules(lock, spec, need, store) for need in searched)
+def _reuse_searched(
+    lock: Lock, spec: StageSpec, store: LocalStore, makers: Collection[str]
+) -> StageSpec:
+    """Return a stage that reads what a lock file has in place of what some searches choose."""
+    searched = [need for need in spec.needs if need.maker in makers]
+    files = tuple(_write_searched(lock, spec, need, store) for need in searched)
     needs = tuple(need for need in spec.needs if need not in searched)
     return spec._replace(files=(*spec.files, *files), needs=needs)
 
 
-def _write_schedules(lock: Lock, spec: StageSpec, need: Need, store: LocalStore) -> InputFile:
-    target = lock.recipes[spec.recipe].targets[need.stage_id.partition("/")[2]]
-    name = f"{spec.recipe}+{need.stage_id.partition('/')[2]}"
-    store.notes.write(pick_best.choice_text(target.choice), "locked", name)
-    role = f"{need.stage}/{pick_best.CHOSEN}"
+def _write_searched(lock: Lock, spec: StageSpec, need: Need, store: LocalStore) -> InputFile:
+    target_name = need.stage_id.partition("/")[2]
+    recipe = lock.recipes.get(spec.recipe)
+    target = recipe.targets.get(target_name) if recipe else None
+    name = f"{spec.recipe}+{need.stage}+{target_name}"
+    store.notes.write(searched_text(need, target), "locked", name)
+    role = f"{need.stage}/{searched_file(need)}"
     return InputFile(role, str(Path(store.root, "locked", name)), str(lock.path))
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from tvmflow.core.types import Json
 from tvmflow.stages import (
     build,
+    choose,
     cut,
     emulation_libc,
     emulation_program,
@@ -32,6 +33,7 @@ STAGES: Final[dict[str, Stage[Any, Any, Any]]] = {
     import_model.NAME: import_model,
     cut.NAME: cut,
     quantize.NAME: quantize,
+    choose.NAME: choose,
     lower.NAME: lower,
     extract_tasks.NAME: extract_tasks,
     tune.NAME: tune,

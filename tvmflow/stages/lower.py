@@ -18,6 +18,7 @@ from tvmflow.core.fork_server import Emit
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.recipe import Recipe
+from tvmflow.stages import choose
 from tvmflow.stages.base import (
     KnownFacts,
     Lowering,
@@ -49,7 +50,8 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 TRAITS: Final = StageTraits(
     version=2,
     scope="level",
-    needs={"import": ("model.json",)},
+    needs={"import": ("model.json",), choose.NAME: (choose.CHOICES,)},
+    optional_needs=(choose.NAME,),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     added_with=("extract_tasks", "build"),
@@ -118,7 +120,7 @@ def _lower(
     if dimensions := read_dimensions(mod["main"]):
         tuned = [d._replace(tune_at=settings.tune_at.get(d.name, ())) for d in dimensions]
         mod.update_func(mod.get_global_var("main"), with_dimensions(mod["main"], tuned))
-    return lowering.lower(mod, target, settings.lowering, dump)
+    return lowering.lower(mod, target, settings.lowering, dump, choose.read_choices(inputs))
 
 
 def describe(facts: LowerFacts, inputs: KnownFacts) -> list[str]:

@@ -22,6 +22,7 @@ from tvmflow.tuning.replay import TraceCheck, TraceVerdict
 from tvmflow.tuning.trials import (
     Ban,
     Baseline,
+    ChoiceTimes,
     ExhaustedMark,
     FileHeader,
     FinalistsRecord,
@@ -45,6 +46,7 @@ _KIND_NAMES: Final[Mapping[type[Record], str]] = {
     FinalistsRecord: "times of finalists",
     LibraryRecord: "comparison of libraries",
     Ban: "ban",
+    ChoiceTimes: "times of a choice",
     SearchTime: "time of searches",
     SearchEnd: "end of a search",
     ExhaustedMark: "mark of an exhausted search",

@@ -13,6 +13,7 @@ from typing import Annotated, Final, NamedTuple
 
 from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationError
 
+from tvmflow.compiler.choices import choice_text, find_problem
 from tvmflow.core import documents
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import without_empty
@@ -35,14 +36,17 @@ SEARCH_VERSION: Final = 5
 """The version of what searches note about themselves, which a tvmflow that reads version 4 leaves alone."""
 
 SIZES_VERSION: Final = 6
-"""The version of times at several sizes, the newest of all records."""
+"""The version of times at several sizes, which a tvmflow that reads version 5 leaves alone."""
+
+CHOICE_VERSION: Final = 7
+"""The version of times of choices, the newest of all records."""
 
 TRIAL_START: Final = b'{"failure":'
 FAILED_TRIAL_START: Final = TRIAL_START + b"{"
 RECORD_STARTS: Final = (
     TRIAL_START,
     *(b'{"baseline":', b'{"finalists":', b'{"exhausted":', b'{"library":', b'{"ban":'),
-    *(b'{"spent":', b'{"ended":'),
+    *(b'{"spent":', b'{"ended":', b'{"choice":'),
 )
 """The first bytes of each kind of record in its canonical form."""
 
@@ -65,6 +69,15 @@ _Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 _Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _When = Annotated[StrictStr, AfterValidator(_utc)]
+
+
+def _check_choice(choice: dict[str, int]) -> dict[str, int]:
+    if problem := find_problem(choice):
+        raise ValueError(problem)
+    return choice
+
+
+_Choice = Annotated[dict[str, Annotated[int, Field(strict=True)]], AfterValidator(_check_choice)]
 
 
 class Failure(NamedTuple):
@@ -279,6 +292,40 @@ class SearchEnd(NamedTuple):
         return {"v": SEARCH_VERSION, "ended": self.search, **_fields_after_first(self)}
 
 
+class ChoiceTimes(NamedTuple):
+    """The times of an operator computed as the rules choose and otherwise, each in a whole library, in turns.
+
+    Attributes:
+        choice: What was chosen otherwise.
+        rule: What the rules choose.
+        seconds: Seconds of all of its kernels in a call of the one library.
+        rule_seconds: Those in the other one.
+        calls: How often the library called them.
+        when: The time of the record (ISO 8601, UTC).
+    """
+
+    choice: _Choice
+    rule: _Choice
+    seconds: tuple[_Seconds, ...]
+    rule_seconds: tuple[_Seconds, ...]
+    calls: Annotated[int, Field(strict=True, ge=1, lt=1 << 31)]
+    when: _When
+
+    @property
+    def key(self) -> str:
+        """What tells it from the times of other choices for the same operator."""
+        return f"{choice_text(self.choice)} {choice_text(self.rule)}"
+
+    @property
+    def ratio(self) -> float:
+        """The time relative to that by rule, of the shortest of each, which no other process disturbed."""
+        return min(self.seconds) / min(self.rule_seconds)
+
+    def to_json(self) -> Json:
+        """Return the record as it is written."""
+        return {"v": CHOICE_VERSION, "choice": self.choice, **_fields_after_first(self)}
+
+
 class FileHeader(NamedTuple):
     """The workload and target that a file is about; a copy under another name is not that one's file."""
 
@@ -290,7 +337,7 @@ class FileHeader(NamedTuple):
         return {"v": NOTE_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
-Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd
+Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd | ChoiceTimes
 """What a ledger keeps beside trials, because it decides which schedule is tried or chosen."""
 
 Record = Trial | ExhaustedMark | Note | FileHeader
@@ -306,6 +353,7 @@ _KINDS: Final = {
     "ban": ("trial", TypeAdapter[Record](Ban)),
     "spent": ("seconds", TypeAdapter[Record](SearchTime)),
     "ended": ("search", TypeAdapter[Record](SearchEnd)),
+    "choice": ("choice", TypeAdapter[Record](ChoiceTimes)),
     "header": ("workload", TypeAdapter[Record](FileHeader)),
 }
 
@@ -326,7 +374,7 @@ def parse_line(line: bytes) -> Record | None:
     version = record.pop("v", None)
     if type(version) is not int or version < 1:
         raise ValueError("the field 'v' is not a version")
-    if version > SIZES_VERSION:
+    if version > CHOICE_VERSION:
         return None
     try:
         for name, (first_field, kind) in _KINDS.items():
@@ -358,7 +406,11 @@ def read_object(line: bytes) -> dict[str, Json]:
 
 
 def _check_sizes(record: Record) -> None:
-    """Raise ValueError when times at several sizes are not those of as many turns."""
+    """Raise ValueError when times of several subjects are not those of as many turns."""
+    if isinstance(record, ChoiceTimes):
+        if not record.seconds or len(record.seconds) != len(record.rule_seconds):
+            raise ValueError("the field 'seconds' has another number of times than there are turns")
+        return
     if isinstance(record, FinalistsRecord):
         subjects: tuple[tuple[float, ...], ...] = (record.untuned, *record.samples)
     elif isinstance(record, LibraryRecord):

@@ -147,7 +147,7 @@ def compare_libraries(payload: Json, emit: Emit) -> Json:
     """
     del emit
     request = LibraryRequest(**payload)
-    libraries = _Libraries(request)
+    libraries = Libraries(request)
     untuned, tuned = libraries.load({}), libraries.load(request.chosen)
     slower = {
         key for feed in libraries.feeds for key in libraries.find_slower(tuned, untuned, feed)
@@ -211,7 +211,7 @@ def find_slower(
     return [key for key in sorted(names) if called & set(names[key]) and pair(key).is_slower]
 
 
-class _Libraries:
+class Libraries:
     """Compiles a model with schedules, and times it."""
 
     def __init__(self, request: LibraryRequest) -> None:

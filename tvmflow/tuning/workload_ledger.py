@@ -26,6 +26,7 @@ from tvmflow.tuning.trials import (
     NOTE_VERSION,
     Ban,
     Baseline,
+    ChoiceTimes,
     ExhaustedMark,
     FileHeader,
     FinalistsRecord,
@@ -51,6 +52,7 @@ class WorkloadRecords:
         finalists: The times of finalists, by the digest of what was measured and how.
         libraries: The same of comparisons of libraries.
         bans: The bans of trials, by their ids.
+        choices: The times of choices for an operator, by their keys.
         search_time: The time that searches have spent; None where none has noted it.
         search_ends: The searches that ended, each under the largest budget, by their names.
     """
@@ -61,6 +63,7 @@ class WorkloadRecords:
         self.finalists: dict[str, FinalistsRecord] = {}
         self.libraries: dict[str, LibraryRecord] = {}
         self.bans: dict[str, Ban] = {}
+        self.choices: dict[str, ChoiceTimes] = {}
         self.search_time: SearchTime | None = None
         self.search_ends: dict[str, SearchEnd] = {}
         self._exhausted: dict[str, int] = {}
@@ -88,6 +91,8 @@ class WorkloadRecords:
                 self.finalists[record.request] = record
             elif isinstance(record, Ban):
                 self.bans[record.trial] = record
+            elif isinstance(record, ChoiceTimes):
+                self.choices[record.key] = record
             elif isinstance(record, SearchTime):
                 self.search_time = record
             elif isinstance(record, SearchEnd):
@@ -109,6 +114,8 @@ class WorkloadRecords:
             known = self.finalists.get(record.request)
         elif isinstance(record, Ban):
             known = self.bans.get(record.trial)
+        elif isinstance(record, ChoiceTimes):
+            known = self.choices.get(record.key)
         elif isinstance(record, SearchTime):
             known = self.search_time
         elif isinstance(record, SearchEnd):
@@ -149,6 +156,7 @@ class WorkloadRecords:
             *(self.finalists[request] for request in sorted(self.finalists)),
             *(self.libraries[request] for request in sorted(self.libraries)),
             *(self.bans[trial] for trial in sorted(self.bans)),
+            *(self.choices[key] for key in sorted(self.choices)),
             *([self.search_time] if self.search_time else []),
             *(self.search_ends[search] for search in sorted(self.search_ends)),
         ]

@@ -96,6 +96,7 @@ def test_three_fields_are_enough() -> None:
         "trial_timeout_s": 30.0,
         "flush_cache": False,
         "finalists": 3,
+        "choices": True,
         "min_coverage": None,
         "min_speedup": None,
     }

@@ -18,6 +18,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvmflow.compiler.choices import DIRECT
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
 from tvmflow.compiler.tir_kernels import blocked, tiles
@@ -125,7 +126,17 @@ class Geometry(NamedTuple):
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
-def choose_tile(
+def choose_tile(tiles: Sequence[int], *convolution: Any) -> int:
+    """Return the tile with which a convolution is estimated to be fastest; 0 where a direct one is.
+
+    Args:
+        tiles: The tiles to choose from.
+        convolution: The other arguments of `rank_tiles`.
+    """
+    return rank_tiles(tiles, *convolution)[0]
+
+
+def rank_tiles(
     tiles: Sequence[int],
     geometry: Geometry,
     out: int,
@@ -133,8 +144,8 @@ def choose_tile(
     lanes: int,
     terms: int = 1,
     weight_bytes: int = 4,
-) -> int:
-    """Return the tile with which a convolution is estimated to be fastest; 0 where a direct one is.
+) -> list[int]:
+    """Return tiles of a convolution, that with the least estimated time first; 0 for a direct convolution.
 
     The estimate assumes that weights come from memory and data from a cache.
 
@@ -152,16 +163,17 @@ def choose_tile(
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
     memory_cost = memory_cost * weight_bytes // 4
 
-    def estimate(tile: int) -> int:
+    def estimate(tile: int) -> float:
+        if not tile:
+            return float(_KERNEL**2 * weights * max(n * depth * height * width, memory_cost))
         own = geometry._replace(tile=tile)
         count = n * math.prod(own.tiles)
         product = own.edge**2 * weights * max(depth * count, memory_cost)
         transformed = own.slices * inner_blocks + depth * out_blocks
-        return int(product + _TRANSFORM_COST[tile] * lanes * count * transformed)
+        cost = int(product + _TRANSFORM_COST[tile] * lanes * count * transformed)
+        return terms * _MIN_GAIN * cost
 
-    best = min(tiles, key=estimate)
-    direct = _KERNEL**2 * weights * max(n * depth * height * width, memory_cost)
-    return best if direct > terms * _MIN_GAIN * estimate(best) else 0
+    return sorted((DIRECT, *tiles), key=estimate)
 
 
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:

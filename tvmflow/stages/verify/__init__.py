@@ -17,6 +17,7 @@ from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
+from tvmflow.stages import choose
 from tvmflow.stages.base import Files, StageContext, StageTraits
 from tvmflow.stages.image_data import DATA
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
@@ -86,6 +87,7 @@ TRAITS: Final = StageTraits(
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
+        choose.NAME: (choose.CHOICES,),
         "lower": (LOWERED,),
         "extract_tasks": ("workloads.json",),
         "pick_best": ("chosen.json",),
@@ -93,7 +95,7 @@ TRAITS: Final = StageTraits(
         "export": ("module.tvmflow", "vm.tvmflow"),
         "emulation_program": ("program",),
     },
-    optional_needs=("extract_tasks", "pick_best"),
+    optional_needs=(choose.NAME, "extract_tasks", "pick_best"),
     needs_of_parts=("emulation_program",),
     needs_all={"export": lambda recipe: recipe.verify.run_on == CHROMIUM},
     reads=("reference", "operators", "data"),

@@ -14,6 +14,7 @@ import psutil
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.choose import read_choices
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify.libraries import Library, Timed, TimedLibrary
 from tvmflow.stages.verify.verdict import Latency, Profile, Speedup, Verdict
@@ -112,7 +113,7 @@ def _measure_variants(
     repeat = settings.verify.repeat
     kernels = context.inputs.get("build/kernels.json")
     rules: dict[str, str] = json.loads(kernels.read_text()) if kernels else {}
-    if build.TUNED in rules.values():
+    if build.TUNED in rules.values() or read_choices(context.inputs):
         untuned = library.load_variant(_schedule_untuned(settings, context))
         times = measure_variant(library, untuned, feed)
         verdict["latency"] = {
@@ -298,10 +299,16 @@ def settle() -> None:
 
 
 def _schedule_untuned(settings: VerifySettings, context: StageContext) -> ScheduledModel:
-    """Return the model with the schedules that it has without tuning."""
+    """Return the model with the operators and schedules that it has without tuning."""
     from tvmflow.compiler import lowering
 
-    lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
+    if read_choices(context.inputs):
+        target, options = settings.machines[""].tvm, settings.lowering
+        assert options is not None, "a model with choices is in one piece"
+        mod = lowering.load_ir(context.inputs["import/model.json"])
+        lowered = lowering.lower(mod, lowering.make_target(target), options)
+    else:
+        lowered = lowering.LoweredModel.read(context.inputs[LOWERED_ROLE])
     [scheduled] = _schedule_by_rules([lowered], settings, context)
     return scheduled
 

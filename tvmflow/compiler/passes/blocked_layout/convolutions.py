@@ -13,6 +13,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import SHARED_LANES
+from tvmflow.compiler.marks import read_marks
 from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.blocked_layout import direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Image, Window
@@ -205,7 +206,8 @@ def _find_winograd(
 
     An instruction of the direct convolution computes so many `terms` of each result.
     """
-    tiles = rewriter.context.winograd_tiles
+    context = rewriter.context
+    tiles = context.winograd_tiles
     out, inner, *edges = ir.known_shape(kernel)
     shape = rewriter.numbers.shape(call)
     if (
@@ -234,21 +236,38 @@ def _find_winograd(
         dilation=dilation,
     )
     # levels that share weights choose alike
-    lanes = SHARED_LANES if rewriter.context.options.shares_weights else rewriter.block
-    tile = winograd.choose_tile(
-        tiles, geometry, out, inner, lanes, terms, 2 if rewriter.context.computes_float16() else 4
-    )
+    lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
+    weight_bytes = 2 if context.computes_float16() else 4
+    costs = (geometry, out, inner, lanes, terms, weight_bytes)
+    tile = by_rule = winograd.choose_tile(tiles, *costs)
+    n, _, *sizes = known_sizes(call)
+    is_fixed = not any(map(is_open, (n, *sizes)))
+    if is_fixed and terms == 1 and context.measured_tiles:
+        ranked = winograd.rank_tiles(context.measured_tiles, *costs)
+        text = _describe(call, kernel, window)
+        tile = context.choose_tile(text, read_marks(call), ranked, by_rule)
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
     if not tile:
         return None
-    cpu = rewriter.context.cpu
+    cpu = context.cpu
     assert cpu is not None, "layouts are blocked for a CPU model"
-    n, _, *sizes = known_sizes(call)
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
     if any(map(is_open, sizes)):
         return geometry
-    geometry = geometry._replace(is_separate=cpu.factor_lanes > 0)
+    # a tile that was measured takes less time in two steps, and much less to compile
+    is_separate = cpu.factor_lanes > 0 or tile not in tiles
+    geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
+
+
+def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
+    """Return the description of a convolution that all equal ones share, in any model."""
+    shapes = [ir.known_shape(tensor) for tensor in (call.args[0], kernel, call)]
+    sizes = [*shapes, window.strides, window.padding, window.dilation]
+    data, weights, result, *numbers = ("×".join(map(str, size)) for size in sizes)
+    names = ("strides", "padding", "dilation")
+    details = ", ".join(f"{name} {text}" for name, text in zip(names, numbers, strict=True))
+    return f"conv {data} by {weights} to {result}, {details}"
 
 
 def _is_faster_in_floats(

@@ -1,0 +1,99 @@
+"""Choices: how an operator is computed where lowering has alternatives, by a rule or by measurement.
+
+A choice is a small JSON object such as `{"winograd": 4}`. Ledgers, packs and lock files of anybody may
+hold some, so that only those that are listed here are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.types import Json
+
+WINOGRAD: Final = "winograd"
+"""The size of a tile of a Winograd convolution; 0 for a direct one."""
+
+DIRECT: Final = 0
+
+_VALUES: Final[Mapping[str, tuple[int, ...]]] = {WINOGRAD: (DIRECT, 2, 4)}
+_MAX_OPERATOR: Final = 400
+
+WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 4: 8e-6}
+"""The largest error of a float32 convolution, relative to its largest result, by the size of its tile.
+
+They are those of 256 channels of random numbers, whose sums are added up one by one.
+"""
+
+Choice = Mapping[str, int]
+"""The name of what is chosen -> the alternative."""
+
+Choices = Mapping[str, Choice]
+"""The operators of a model, as `Operator.text` describes them, and what was chosen for each."""
+
+
+class Operator(NamedTuple):
+    """An operator of a model that lowering has alternatives for.
+
+    Attributes:
+        text: Its description: the same for equal operators of all models.
+        nodes: The bindings of the imported `main` that it came from, by their places.
+        by_rule: The choice that is estimated to be fastest.
+        alternatives: All choices that are possible, that one included, the fastest estimate first.
+    """
+
+    text: str
+    nodes: frozenset[int]
+    by_rule: Choice
+    alternatives: tuple[Choice, ...]
+
+
+def choice_text(choice: Choice) -> str:
+    """Return the one spelling of a choice.
+
+    >>> choice_text({"winograd": 4})
+    '{"winograd":4}'
+    """
+    return canonical(dict(choice)).decode()
+
+
+def choice_key(operator: str) -> str:
+    """Return the key under which a ledger keeps the choices that were measured for an operator."""
+    return digest_of({"operator": operator})
+
+
+def find_problem(choice: Json) -> str:
+    """Return why a value is no choice that tvmflow makes; empty for one that is.
+
+    >>> find_problem({"winograd": 4}), find_problem({"winograd": 5})
+    ('', 'it is not a choice that this version of tvmflow makes')
+    """
+    if isinstance(choice, dict) and len(choice) == 1:
+        ((name, value),) = choice.items()
+        if name in _VALUES and type(value) is int and value in _VALUES[name]:
+            return ""
+    return "it is not a choice that this version of tvmflow makes"
+
+
+def find_problem_of_choices(choices: Json) -> str:
+    """Return why a value is no mapping of operators to choices; empty for one that is."""
+    if not isinstance(choices, dict):
+        return "it is not a mapping of operators to choices"
+    for operator, choice in choices.items():
+        if not isinstance(operator, str) or len(operator) > _MAX_OPERATOR:
+            return "an operator is not described in one line"
+        if problem := find_problem(choice):
+            return problem
+    return ""
+
+
+def is_exact_enough(choice: Choice, rtol: float | None) -> bool:
+    """Return whether the error of a choice is well below a recipe's relative tolerance; None is the default."""
+    return rtol is None or 10 * WINOGRAD_ERRORS[choice[WINOGRAD]] <= rtol
+
+
+def describe_choice(choice: Choice) -> str:
+    """Return a choice for people."""
+    tile = choice[WINOGRAD]
+    return f"Winograd with tiles of {tile}×{tile}" if tile else "direct"

@@ -1,0 +1,476 @@
+"""`choose`: measures how else operators can be computed, and keeps what makes the library faster.
+
+It comes before `lower`, which computes each operator as was chosen. The ledger keeps all times, so that
+the same model always gets the same choices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from tvmflow.compiler.choices import (
+    Choice,
+    Choices,
+    choice_key,
+    describe_choice,
+    is_exact_enough,
+)
+from tvmflow.compiler.options import lowering_options, schedules_version
+from tvmflow.core import packages
+from tvmflow.core.errors import StageError
+from tvmflow.core.files import hash_file
+from tvmflow.core.formatting import count_text, latency_text
+from tvmflow.core.types import Json, RunTraits
+from tvmflow.recipe import Recipe
+from tvmflow.stages.base import (
+    KnownFacts,
+    Lowering,
+    StageContext,
+    StageTraits,
+    no_files,
+)
+from tvmflow.stages.runtime_choice import choose_runtime
+from tvmflow.stages.tune_settings import TrialSettings, measured_threads
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.resolve import ResolvedTarget
+
+if TYPE_CHECKING:
+    from tvmflow.compiler.choices import Operator
+    from tvmflow.compiler.lowering import LoweredModel
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning.choice_trials import Outcome
+    from tvmflow.tuning.trials import ChoiceTimes
+    from tvmflow.tuning.workload_ledger import WorkloadLedger
+
+    Groups = Mapping[str, Sequence[Operator]]
+
+NAME: Final = "choose"
+
+_LOG: Final = "choices.log"
+# Two compilations of the model, and its calls.
+_TIMEOUT_S: Final = 1800.0
+# Two libraries have their weights in memory at once.
+_MAX_WEIGHT_BYTES: Final = 1 << 30
+
+
+def _is_needed(recipe: Recipe) -> bool:
+    """Return whether a recipe's budget allows for it, and its options leave something to choose."""
+    tune, kernels = recipe.tune, recipe.kernels
+    is_open = kernels.layout == "blocked" and kernels.winograd != 0 and kernels.precision == "model"
+    return is_open and kernels.schedules == "rules" and tune.measures_choices
+
+
+TRAITS: Final = StageTraits(
+    version=1,
+    scope="measured",
+    needs={"import": ("model.json",)},
+    tools=("apache-tvm", "apache-tvm-ffi"),
+    timeout_s=4 * 3600.0,
+    compiles_kernels=True,
+    added_with=("extract_tasks",),
+    is_needed=_is_needed,
+    run=RunTraits(measures=True, searches=True, uses_ledger=True),
+)
+deliveries = no_files
+
+CHOICES: Final = "choices.json"
+CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
+"""The role of the choices for the stages that read them."""
+
+
+class ChooseSettings(TrialSettings):
+    """How the model is lowered, the runtime, and the recipe's relative tolerance.
+
+    `is_measurable` is false where no library can be timed here, or one is for several levels.
+    """
+
+    lowering: Lowering
+    runtime: str
+    rtol: float | None = None
+    is_measurable: bool = True
+
+
+def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
+    """Return what the model is lowered for, and the machine that is measured on."""
+    is_here = backend_for(target.tvm).RUNS_ON_HOST_CPU and not target.remote
+    return ChooseSettings(
+        lowering=lowering_options(recipe),
+        runtime=choose_runtime(recipe, target),
+        rtol=recipe.verify.rtol,
+        schedules=schedules_version(recipe),
+        target=target.tvm,
+        threads=measured_threads(target),
+        device=target.device,
+        remote=target.remote or None,
+        is_measurable=is_here and not target.leveled_target and not target.unmeasurable_reason,
+    )
+
+
+def choices_text(choices: Choices) -> str:
+    """Return the one spelling of the choices of a model."""
+    plain = {text: dict(choice) for text, choice in choices.items()}
+    return json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False)
+
+
+def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
+    """Return the choices among the inputs of a stage; none where nothing was chosen by measuring.
+
+    Raises:
+        StageError: They are not those that tvmflow makes.
+    """
+    from tvmflow.compiler.choices import find_problem_of_choices
+
+    path = inputs.get(CHOICES_ROLE)
+    choices: dict[str, Choice] = json.loads(path.read_text()) if path else {}
+    if problem := find_problem_of_choices(choices):
+        raise StageError(f"{path}: {problem}", fix="write the lock file again with `tvmflow lock`")
+    return choices
+
+
+class ChosenOperator(NamedTuple):
+    """An operator that is faster otherwise than by rule; times in µs of all its calls, in a library.
+
+    Attributes:
+        operator: Its description.
+        calls: How often the model has it.
+        rule: How the rules compute it.
+        choice: How it is computed otherwise.
+        rule_us: Its time by rule.
+        us: Its time otherwise.
+        is_kept: Whether it is so in the library.
+    """
+
+    operator: str
+    calls: int
+    rule: str
+    choice: str
+    rule_us: float
+    us: float
+    is_kept: bool
+
+
+class ChooseFacts(NamedTuple):
+    """The outcome; times in µs of a call.
+
+    Attributes:
+        operators: The operators that have alternatives.
+        measured: How many choices this run measured.
+        reused: How many the ledger had.
+        chosen: Those that are faster otherwise than by rule.
+        is_kept: Whether the library has them.
+        found: The speedup that the times of the operators promise; 1 where none is faster.
+        speedup: The one that was measured for the whole library; 0 where none was.
+        low: Its lower limit.
+        high: Its upper limit.
+        pairs: How many turns there were.
+        us: A call of the library with the choices.
+        rule_us: A call of the one by rule.
+        reason: Why nothing was measured; otherwise empty.
+    """
+
+    operators: int = 0
+    measured: int = 0
+    reused: int = 0
+    chosen: tuple[ChosenOperator, ...] = ()
+    is_kept: bool = False
+    found: float = 1.0
+    speedup: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    pairs: int = 0
+    us: float = 0.0
+    rule_us: float = 0.0
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the facts as plain JSON."""
+        return self._asdict()
+
+
+def run(settings: ChooseSettings, context: StageContext) -> ChooseFacts:
+    """Measure what the ledger lacks, and write what makes the whole library faster."""
+    choices, facts = _choose(settings, context)
+    (context.out / CHOICES).write_text(choices_text(choices))
+    return facts
+
+
+def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, ChooseFacts]:
+    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.tuning import choice_trials, measure
+    from tvmflow.tuning.ledger import Ledger, WorkloadDescription
+
+    if not settings.is_measurable:
+        return {}, ChooseFacts(reason="no library for it can be timed here")
+    rule = _Lowered(settings, context, {}, "rule.json")
+    groups = choice_trials.group_operators(rule.model.operators)
+    if rule.has_dimensions or not groups:
+        return {}, ChooseFacts()
+    if rule.weight_bytes > _MAX_WEIGHT_BYTES:
+        return {}, ChooseFacts(
+            len(groups), reason="two libraries with its weights take too much memory"
+        )
+    tvm_build = packages.identity("apache-tvm")
+    ledger = Ledger.open(context.ledger, settings.measured_target, tvm_build, settings.device)
+    ledgers = {text: ledger.workload(choice_key(text)) for text in groups}
+
+    def is_allowed(choice: Choice) -> bool:
+        return is_exact_enough(choice, settings.rtol)
+
+    rounds = choice_trials.list_unknown(groups, ledgers, is_allowed)
+    known = sum(len(records.choices) for records in ledgers.values())
+    measure.load_compiler(settings.target)
+    with ForkServer.fork() as fork_server:
+        for done, choices in enumerate(rounds):
+            other = _Lowered(settings, context, choices, f"choices-{done}.json")
+            answer = _measure(settings, context, fork_server, rule, other, choices, is_whole=False)
+            for text, times in choice_trials.read_times(answer, groups, choices).items():
+                if not ledger.description(choice_key(text)).name:
+                    ledger.describe(choice_key(text), WorkloadDescription(name=text), "")
+                ledgers[text].add([times])
+            context.emit(
+                {
+                    "event": "progress",
+                    "unit": "library",
+                    "done": done + 1,
+                    "total": len(rounds),
+                    "workload": f"library {done + 1}",
+                    "best_us": None,
+                    "failed": 0,
+                }
+            )
+        chosen = choice_trials.choose(groups, ledgers, is_allowed)
+        records = ledger.workload(choice_trials.library_digest({}, [hash_file(rule.path)]))
+        outcome = _compare(settings, context, fork_server, rule, groups, chosen, records)
+    measured = sum(map(len, rounds))
+    facts = _make_facts(groups, chosen, outcome)._replace(measured=measured, reused=known)
+    return (outcome.choices if outcome and outcome.is_kept else {}), facts
+
+
+class _Lowered:
+    """The model lowered with some choices, and its file.
+
+    Args:
+        settings: Those of the stage.
+        context: That of the stage.
+        choices: The choices.
+        name: The name of the file.
+    """
+
+    def __init__(
+        self, settings: ChooseSettings, context: StageContext, choices: Choices, name: str
+    ) -> None:
+        from tvmflow.compiler import ir, lowering
+        from tvmflow.compiler.open_sizes import read_dimensions
+
+        mod = lowering.load_ir(context.inputs["import/model.json"])
+        self.has_dimensions = bool(read_dimensions(mod["main"]))
+        target = lowering.make_target(settings.target)
+        self.model: LoweredModel = lowering.lower(mod, target, settings.lowering, choices=choices)
+        self.path = context.work / name
+        self.model.write(self.path)
+        weights = ir.list_weights(self.model.mod["main"])
+        self.weight_bytes = sum(_count_bytes(weight.ty) for weight in weights)
+
+    def request(self, settings: ChooseSettings, workloads: Path) -> dict[str, Json]:
+        """Return the fields of a `LibraryRequest` without tuned schedules."""
+        return {
+            "lowered": str(self.path),
+            "workloads": str(workloads),
+            "calls": {},
+            "names": {},
+            "chosen": {},
+            "target": settings.target,
+            "threads": settings.threads,
+            "runtime": settings.runtime,
+            "rules_version": settings.schedules,
+        }
+
+
+def _count_bytes(ty: object) -> int:
+    import math
+
+    import numpy as np
+
+    shape, dtype = ty.shape, str(ty.dtype.dtype)  # type: ignore[attr-defined] # a type of TVM's
+    return math.prod(map(int, shape)) * np.dtype(dtype).itemsize
+
+
+def _measure(
+    settings: ChooseSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+    rule: _Lowered,
+    other: _Lowered,
+    texts: Mapping[str, object],
+    *,
+    is_whole: bool,
+) -> Json:
+    """Time some operators of two libraries in a child that has the device alone."""
+    from tvmflow.targets import devices
+    from tvmflow.tuning import choice_trials
+
+    workloads = context.work / "workloads.json"
+    workloads.write_text("{}")
+    kernels = []
+    for lowered in (rule, other):
+        groups = choice_trials.group_operators(lowered.model.operators)
+        found = choice_trials.find_kernels(groups, lowered.model.kernel_nodes)
+        kernels.append({text: list(found.get(text, ())) for text in texts})
+    payload = {
+        "rule": rule.request(settings, workloads),
+        "other": other.request(settings, workloads),
+        "rule_kernels": kernels[0],
+        "kernels": kernels[1],
+        "is_whole": is_whole,
+    }
+    with devices.exclusive(context.locks, settings.device):
+        outcome = fork_server.call(
+            choice_trials.measure_choices,
+            payload,
+            timeout_s=_TIMEOUT_S,
+            log=context.work / _LOG,
+            emit=lambda _: None,
+        )
+    if outcome.kind == "cancelled":
+        raise StageError("measuring was cancelled", fix="run it again")
+    if outcome.kind != "ok":
+        raise StageError(
+            f"libraries with other choices could not be measured: {outcome.message}",
+            fix="set tune.choices to false to keep those of the rules",
+        )
+    return outcome.value
+
+
+def _compare(
+    settings: ChooseSettings,
+    context: StageContext,
+    fork_server: ForkServer,
+    rule: _Lowered,
+    groups: Groups,
+    chosen: Mapping[str, ChoiceTimes],
+    records: WorkloadLedger,
+) -> Outcome | None:
+    """Compare the library that has all choices with that of the rules; None where none is faster."""
+    from tvmflow.tuning.choice_trials import Outcome, find_gain, library_digest, library_record
+    from tvmflow.tuning.untuned_comparison import LibraryTimes
+
+    choices = {text: times.choice for text, times in chosen.items()}
+    if not choices:
+        return None
+    calls = {text: len(operators) for text, operators in groups.items()}
+    digest = library_digest(choices, [settings.schedules, settings.runtime])
+    known = records.libraries.get(digest)
+    if known is None:
+        slower: set[str] = set()
+        while True:
+            left = {text: choice for text, choice in choices.items() if text not in slower}
+            if not left:
+                known = library_record(digest, map(choice_key, slower), (), ())
+                break
+            other = _Lowered(settings, context, left, "chosen.json")
+            answer = _measure(settings, context, fork_server, rule, other, left, is_whole=True)
+            lost = {
+                text
+                for text, (by_rule, seconds) in answer["operators"].items()
+                if min(seconds) > min(by_rule)
+            }
+            slower |= lost
+            if not lost:
+                seconds = (answer["other"], answer["rule"])
+                known = library_record(digest, map(choice_key, slower), *seconds)
+                break
+        records.add([known])
+    kept = {text: c for text, c in choices.items() if choice_key(text) not in known.slower}
+    times = LibraryTimes(known.slower, known.tuned, known.untuned)
+    found = 1.0
+    if known.untuned:
+        kept_times = {text: chosen[text] for text in kept}
+        found = find_gain(kept_times, calls, min(known.untuned))
+    return Outcome(kept, times, found)
+
+
+def _make_facts(
+    groups: Groups, chosen: Mapping[str, ChoiceTimes], outcome: Outcome | None
+) -> ChooseFacts:
+    """Return what was found, and what became of the whole library."""
+    kept = outcome.choices if outcome and outcome.is_kept else {}
+    rows = [
+        ChosenOperator(
+            operator=text,
+            calls=len(groups[text]),
+            rule=describe_choice(times.rule),
+            choice=describe_choice(times.choice),
+            rule_us=_microseconds(times.rule_seconds) * len(groups[text]) / times.calls,
+            us=_microseconds(times.seconds) * len(groups[text]) / times.calls,
+            is_kept=text in kept,
+        )
+        for text, times in chosen.items()
+    ]
+    facts = ChooseFacts(
+        operators=len(groups),
+        chosen=tuple(sorted(rows, key=lambda row: row.us - row.rule_us)),
+        is_kept=bool(kept),
+    )
+    if outcome is None or not outcome.times.tuned:
+        return facts
+    pairs = outcome.times.pairs
+    low, high = pairs.limits
+    return facts._replace(
+        found=round(outcome.found, 4),
+        speedup=round(outcome.speedup, 4),
+        low=round(1 / high, 4),
+        high=round(1 / low, 4),
+        pairs=len(pairs.first),
+        us=round(_microseconds(pairs.first), 3),
+        rule_us=round(_microseconds(pairs.second), 3),
+    )
+
+
+def _microseconds(seconds: Sequence[float]) -> float:
+    return min(seconds) * 1e6
+
+
+def describe(facts: ChooseFacts, inputs: KnownFacts) -> list[str]:
+    """Return how many operators are computed otherwise than by rule, and what the library gains."""
+    if facts.reason:
+        return [f"operators are computed as the rules choose: {facts.reason}"]
+    if not facts.operators:
+        return ["no operator has an alternative to what the rules choose"]
+    trials = f"{facts.measured} alternatives measured, {facts.reused} from the ledger"
+    kept = sum(row.is_kept for row in facts.chosen)
+    count = f"{kept} of {count_text(facts.operators, 'operator')}"
+    if not facts.chosen:
+        return [
+            f"{count} computed otherwise than by rule: the rules were already fastest ({trials})"
+        ]
+    limits = f"{facts.low:.3g} to {facts.high:.3g}, {count_text(facts.pairs, 'pair')} in turns"
+    gain = (
+        f"delivers {facts.speedup:.3g}× ({limits}), where the operators promised {facts.found:.3g}×"
+    )
+    if not facts.is_kept:
+        if not facts.speedup:
+            return [
+                f"{count} computed otherwise than by rule: in the library none was faster ({trials})"
+            ]
+        return [
+            f"{count} computed otherwise than by rule: the library {gain}, which is no gain ({trials})"
+        ]
+    return [f"{count} computed otherwise than by rule: the library {gain} ({trials})"]
+
+
+def explain(facts: ChooseFacts) -> list[str]:
+    """Return each operator that is faster otherwise than by rule, the largest gain first."""
+    lines = [
+        f"  {row.operator}: {row.choice} {latency_text(row.us / 1e6)}, by rule {row.rule} "
+        f"{latency_text(row.rule_us / 1e6)}, in {count_text(row.calls, 'call')}"
+        f"{'' if row.is_kept else '; not kept: the library is not faster with it'}"
+        for row in facts.chosen
+    ]
+    return (
+        ["operators that are faster otherwise than by rule, measured in the library", *lines]
+        if lines
+        else []
+    )

@@ -1,0 +1,285 @@
+"""Trials of choices: operators computed otherwise than the rules choose, each timed in a whole library.
+
+A kernel takes another time alone than between others, whose results are in the caches or not, and whose
+layouts it shares. So one library has an alternative for each operator that has one, the other is that of
+the rules, and both are profiled in turns: what a choice gains here is what a library gains by it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from tvmflow.compiler.choices import Choice, Choices, Operator, choice_text
+from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.fork_server import Emit
+from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
+from tvmflow.core.types import Json
+from tvmflow.tuning.trials import ChoiceTimes, LibraryRecord, timestamp
+from tvmflow.tuning.untuned_comparison import Libraries, LibraryRequest, LibraryTimes
+from tvmflow.tuning.workload_ledger import WorkloadLedger
+
+if TYPE_CHECKING:
+    from tvmflow.compiler.node_tracking import KernelNodes
+
+MIN_GAIN: Final = 0.02
+"""The least share of its time that an operator must save."""
+
+_ROUNDS: Final = 2 * MIN_PAIRS
+_SECONDS: Final = 30.0
+# In each turn a library is called so often, and for so long.
+_MIN_CALLS: Final = 3
+_SECONDS_PER_TURN: Final = 0.2
+
+_T = TypeVar("_T")
+
+Kernels = Mapping[str, Sequence[str]]
+"""An operator -> its kernels in a library."""
+
+
+def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
+    """Return the operators of a model that have alternatives, equal ones together."""
+    groups: dict[str, list[Operator]] = {}
+    for operator in operators:
+        if len(operator.alternatives) > 1:
+            groups.setdefault(operator.text, []).append(operator)
+    return groups
+
+
+def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> Kernels:
+    """Return the kernels that compute each operator.
+
+    Args:
+        groups: The operators.
+        nodes: The bindings that each call of a kernel came from.
+    """
+    return {
+        text: [
+            name for name, calls in nodes.items() if any(own.intersection(call) for call in calls)
+        ]
+        for text, operators in groups.items()
+        if (own := frozenset().union(*(operator.nodes for operator in operators)))
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceRequest:
+    """Two libraries of one model to profile in turns.
+
+    Attributes:
+        rule: The one by rule.
+        other: The other one; its kernels and those of `rule` have no tuned schedules.
+        rule_kernels: The kernels of each operator in `rule`.
+        kernels: Those in `other`.
+        is_whole: Whether whole calls are timed, too.
+    """
+
+    rule: Mapping[str, Json]
+    other: Mapping[str, Json]
+    rule_kernels: Kernels
+    kernels: Kernels
+    is_whole: bool
+
+
+def measure_choices(payload: Json, emit: Emit) -> Json:
+    """Time operators in two libraries: the entry point of the child.
+
+    Args:
+        payload: A `ChoiceRequest` as JSON.
+        emit: Not used.
+
+    Returns:
+        For each operator its seconds by rule and otherwise (`operators`), and those of the whole
+        libraries (`rule`, `other`), none where they were not asked for.
+    """
+    del emit
+    request = ChoiceRequest(**payload)
+    libraries = [Libraries(LibraryRequest(**entry)) for entry in (request.rule, request.other)]
+    rule, other = (library.load({}) for library in libraries)
+    feed = libraries[0].feeds[0]
+
+    def profile(module: Any) -> dict[str, float]:
+        calls = _repeat(
+            lambda: {entry.name: entry.seconds for entry in module.profile(feed, repeat=1)}
+        )
+        return {name: min(call[name] for call in calls) for name in calls[0]}
+
+    def latency(module: Any) -> float:
+        calls: list[float] = _repeat(lambda: module.latency(feed, repeat=1, min_seconds=0.0)[0])
+        return min(calls)
+
+    rounds = _profile_in_turns(lambda: profile(rule), lambda: profile(other))
+    operators = {
+        text: [
+            [sum(times[side].get(name, 0.0) for name in names) for times in rounds]
+            for side, names in enumerate((request.rule_kernels[text], request.kernels[text]))
+        ]
+        for text in request.kernels
+    }
+    whole = PairedTimes((), ())
+    if request.is_whole:
+        whole = measure_in_turns(
+            lambda: latency(other),
+            lambda: latency(rule),
+            seconds=_SECONDS,
+            min_pairs=MIN_PAIRS,
+        )
+    return {"operators": operators, "rule": whole.second, "other": whole.first}
+
+
+def _repeat(call: Callable[[], _T]) -> list[_T]:
+    """Return the results of some calls in a row, of which the least one is what no other process disturbed."""
+    started, results = time.monotonic(), [call()]
+    while len(results) < _MIN_CALLS or time.monotonic() - started < _SECONDS_PER_TURN:
+        results.append(call())
+    return results
+
+
+_Profile = Callable[[], Mapping[str, float]]
+
+
+def _profile_in_turns(rule: _Profile, other: _Profile) -> list[list[Mapping[str, float]]]:
+    """Return the seconds of each kernel in calls of two libraries, which are called in turns."""
+    started = time.monotonic()
+    rounds: list[list[Mapping[str, float]]] = []
+    # what is called first reads its weights for the first time
+    rule(), other()
+    while len(rounds) < _ROUNDS and (
+        len(rounds) < MIN_PAIRS or time.monotonic() - started < _SECONDS
+    ):
+        if len(rounds) % 2:
+            second, first = other(), rule()
+        else:
+            first, second = rule(), other()
+        rounds.append([first, second])
+    return rounds
+
+
+def read_times(
+    answer: Json, groups: Mapping[str, Sequence[Operator]], choices: Choices
+) -> dict[str, ChoiceTimes]:
+    """Return the times of choices in the answer of a child, by operator; none for what was not called."""
+    times = {}
+    for text, (by_rule, seconds) in answer["operators"].items():
+        if all(by_rule) and all(seconds):
+            times[text] = ChoiceTimes(
+                choice=dict(choices[text]),
+                rule=dict(groups[text][0].by_rule),
+                seconds=tuple(seconds),
+                rule_seconds=tuple(by_rule),
+                calls=len(groups[text]),
+                when=timestamp(),
+            )
+    return times
+
+
+def list_unknown(
+    groups: Mapping[str, Sequence[Operator]],
+    ledgers: Mapping[str, WorkloadLedger],
+    is_allowed: Callable[[Choice], bool],
+) -> list[dict[str, Choice]]:
+    """Return the choices to measure: of each library, those of the operators that differ from the rules'.
+
+    The first one has what is estimated to be fastest.
+
+    Args:
+        groups: The operators.
+        ledgers: The records of each.
+        is_allowed: Returns whether a choice may be made.
+    """
+    rounds: list[dict[str, Choice]] = []
+    for text, (operator, *_) in groups.items():
+        known = {times.key for times in ledgers[text].choices.values()}
+        unknown = [
+            choice
+            for choice in operator.alternatives
+            if choice != operator.by_rule
+            and is_allowed(choice)
+            and f"{choice_text(choice)} {choice_text(operator.by_rule)}" not in known
+        ]
+        for place, choice in enumerate(unknown):
+            if place == len(rounds):
+                rounds.append({})
+            rounds[place][text] = choice
+    return rounds
+
+
+def choose(
+    groups: Mapping[str, Sequence[Operator]],
+    ledgers: Mapping[str, WorkloadLedger],
+    is_allowed: Callable[[Choice], bool],
+) -> dict[str, ChoiceTimes]:
+    """Return the times of what each operator gains most by: the candidates for the whole library.
+
+    Args:
+        groups: The operators.
+        ledgers: The records of each.
+        is_allowed: Returns whether a choice may be made.
+    """
+    chosen = {}
+    for text, (operator, *_) in groups.items():
+        faster = [
+            times
+            for times in ledgers[text].choices.values()
+            if times.rule == operator.by_rule
+            and times.choice in operator.alternatives
+            and is_allowed(times.choice)
+            and times.ratio < 1 - MIN_GAIN
+        ]
+        if faster:
+            chosen[text] = min(faster, key=lambda times: (times.ratio, times.key))
+    return chosen
+
+
+class Outcome(NamedTuple):
+    """A library with some choices beside the one by rule.
+
+    Attributes:
+        choices: What was chosen, without what was slower in this library.
+        times: Both libraries, the one with the choices tuned; no times where nothing was left.
+        found: The speedup that the times of the operators promise.
+    """
+
+    choices: Choices
+    times: LibraryTimes
+    found: float
+
+    @property
+    def speedup(self) -> float:
+        """The speedup of the library: of its shortest calls, which no other process disturbed."""
+        return min(self.times.untuned) / min(self.times.tuned)
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the whole library is faster beyond the noise."""
+        return bool(self.choices) and bool(self.times.tuned) and self.times.pairs.is_faster
+
+
+def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_s: float) -> float:
+    """Return the speedup of a library that the times of its operators promise.
+
+    Args:
+        chosen: The times of what was chosen.
+        calls: How often the model has each operator.
+        rule_s: The seconds of a call of the library by rule.
+    """
+    saved_s = sum(
+        calls[text] * (min(times.rule_seconds) - min(times.seconds)) / times.calls
+        for text, times in chosen.items()
+    )
+    return rule_s / max(rule_s - saved_s, rule_s / 100)
+
+
+def library_record(
+    request: str, slower: Iterable[str], tuned: Sequence[float], untuned: Sequence[float]
+) -> LibraryRecord:
+    """Return the record of a comparison; `slower` are the keys of operators."""
+    fields = (tuple(sorted(slower)), tuple(tuned), tuple(untuned))
+    return LibraryRecord(request, *fields, timestamp())
+
+
+def library_digest(choices: Choices, settings: Sequence[Json]) -> str:
+    """Return the digest of what is compared, and how, for one model on one target."""
+    return digest_of([{text: dict(choice) for text, choice in choices.items()}, *settings])
