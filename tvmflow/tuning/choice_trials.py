@@ -31,7 +31,7 @@ _ROUNDS: Final = 2 * MIN_PAIRS
 _SECONDS: Final = 30.0
 # In each turn a library is called so often, and for so long.
 _MIN_CALLS: Final = 3
-_SECONDS_PER_TURN: Final = 0.2
+_SECONDS_PER_TURN: Final = 0.1
 
 _T = TypeVar("_T")
 

@@ -15,6 +15,7 @@ from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe, Target
 from tvmflow.recipe.lock_file import Lock, read_lock
 from tvmflow.release.lock import lock_text, make_lock
+from tvmflow.stages.choose import choices_text
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning.trials import trial_id
 
@@ -23,6 +24,7 @@ WORKLOAD = "ab" * 32
 CONTENTS = {
     "tasks.json": f'[{{"key": "{WORKLOAD}", "names": ["conv"], "weight": 2}}]',
     "chosen.json": json.dumps({WORKLOAD: TRACE}, indent=1),
+    "choices.json": choices_text({"conv 1×8": {"winograd": 4}}),
 }
 
 
@@ -91,17 +93,20 @@ KINDS: dict[str, tuple[Target, ...]] = {
 }
 
 
+@pytest.mark.parametrize("trials", [4, 128])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_locked_plan_has_the_same_keys_and_searches_nothing(
-    kind: str, store: LocalStore, folder: str
+    kind: str, trials: int, store: LocalStore, folder: str
 ) -> None:
-    recipe = engine.planned(engine.recipe(tune={"trials": 4}), *KINDS[kind], folder=folder)
+    """Schedules are those of the lock file, and so are choices, which larger budgets measure."""
+    recipe = engine.planned(engine.recipe(tune={"trials": trials}), *KINDS[kind], folder=folder)
     plan, state, lock = write_lock(recipe, store)
     locked = enforce_lock(lock, plan, new_state(store), store)
     again = new_state(store)
     again.decide_all(locked)
     stages = {spec.stage for spec in locked.stages}
-    assert stages == {spec.stage for spec in plan.stages} - {"tune", "pick_best"}
+    assert stages == {spec.stage for spec in plan.stages} - {"choose", "tune", "pick_best"}
+    assert ("choose" in {spec.stage for spec in plan.stages}) == (trials == 128)
     assert {id: again.keys[id] for id in again.keys} == {
         spec.id: state.keys[spec.id] for spec in locked.stages
     }
@@ -127,6 +132,14 @@ def test_a_lock_file_names_the_trial_of_each_kernel(store: LocalStore, folder: s
     _, _, lock = write_lock(recipe, store)
     (kernel,) = lock.recipes["net"].targets["host"].kernels.values()
     assert (kernel.names, kernel.calls, kernel.trial) == (["conv"], 2, trial_id(TRACE))
+
+
+def test_a_choice_that_tvmflow_does_not_make_is_refused(store: LocalStore, folder: str) -> None:
+    recipe = engine.planned(engine.recipe(tune={"trials": 128}), folder=folder)
+    _, _, lock = write_lock(recipe, store)
+    lock.path.write_text(lock.path.read_text().replace("winograd: 4", "winograd: 5"))
+    with pytest.raises(RecipeError, match="is refused: it is not a choice that this version"):
+        read_lock(lock.path)
 
 
 def test_the_same_results_give_the_same_text(store: LocalStore, folder: str) -> None:
