@@ -130,7 +130,8 @@ def test_a_chosen_tile_is_lowered_and_computes_the_same() -> None:
         computed = map(tvm.runtime.tensor, lowered.compute_weights(weights))
         machine = relax.VirtualMachine(tvm.compile(lowered.mod, target), tvm.cpu())
         results.append(machine["main"](data, *computed).numpy())
-    np.testing.assert_allclose(*results, atol=1e-5 * np.abs(results[1]).max())
+    actual, expected = results
+    np.testing.assert_allclose(actual, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_a_summary_says_what_the_library_gains() -> None:
