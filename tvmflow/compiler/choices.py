@@ -41,12 +41,19 @@ class Operator(NamedTuple):
         nodes: The bindings of the imported `main` that it came from, by their places.
         by_rule: The choice that is estimated to be fastest.
         alternatives: All choices that are possible, that one included, the fastest estimate first.
+        weight_bytes: The size of the weights for each of the alternatives.
     """
 
     text: str
     nodes: frozenset[int]
     by_rule: Choice
     alternatives: tuple[Choice, ...]
+    weight_bytes: tuple[int, ...]
+
+    def count_added_bytes(self, choice: Choice) -> int:
+        """Return by how much a choice makes the weights larger than they are by rule; 0 if it does not."""
+        sizes = dict(zip(map(choice_text, self.alternatives), self.weight_bytes, strict=True))
+        return max(sizes[choice_text(choice)] - sizes[choice_text(self.by_rule)], 0)
 
 
 def choice_text(choice: Choice) -> str:
@@ -88,8 +95,8 @@ def find_problem_of_choices(choices: Json) -> str:
     return ""
 
 
-def is_exact_enough(choice: Choice, rtol: float | None) -> bool:
-    """Return whether the error of a choice is well below a recipe's relative tolerance; None is the default."""
+def is_within_tolerance(choice: Choice, rtol: float | None) -> bool:
+    """Return whether the error of a choice is well below the `rtol` of a recipe, if it has one."""
     return rtol is None or 10 * WINOGRAD_ERRORS[choice[WINOGRAD]] <= rtol
 
 

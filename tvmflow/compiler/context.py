@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import tvm
@@ -77,17 +77,25 @@ class LoweringContext:
         tiles = tuple(tile for tile in TRANSFORMS if tile <= largest)
         return tiles if self.has_full_precision() else ()
 
-    def choose_tile(self, text: str, nodes: Marks, ranked: Sequence[int], by_rule: int) -> int:
+    def choose_tile(self, text: str, nodes: Marks, ranked: Mapping[int, int], by_rule: int) -> int:
         """Return the tile of a Winograd convolution: the chosen one, or that of the rules.
 
         Args:
             text: The description of the convolution.
             nodes: The bindings that it came from.
-            ranked: The tiles that are possible, 0 for a direct convolution, the fastest estimate first.
+            ranked: The size of the weights for each tile, 0 for a direct convolution, the fastest
+                estimate first.
             by_rule: The tile of the rules.
         """
         alternatives = tuple({WINOGRAD: tile} for tile in ranked)
-        self.operators.append(Operator(text, nodes, {WINOGRAD: by_rule}, alternatives))
+        operator = Operator(
+            text=text,
+            nodes=nodes,
+            by_rule={WINOGRAD: by_rule},
+            alternatives=alternatives,
+            weight_bytes=tuple(ranked.values()),
+        )
+        self.operators.append(operator)
         tile = self.choices.get(text, {}).get(WINOGRAD, by_rule)
         return tile if tile in ranked else by_rule
 

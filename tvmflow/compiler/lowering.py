@@ -343,6 +343,7 @@ def schedule_untuned(
     target: Mapping[str, Json],
     options: LoweringOptions,
     rules_version: int,
+    choices: Choices = MappingProxyType({}),
 ) -> ScheduledModel:
     """Lower an imported model, and schedule its kernels by the rules alone.
 
@@ -352,8 +353,9 @@ def schedule_untuned(
         target: TVM's mapping of the target.
         options: The options of the recipe.
         rules_version: As for `schedules.schedule_untuned`.
+        choices: As for `lower`.
     """
-    lowered = lower(mod, make_target(target), options)
+    lowered = lower(mod, make_target(target), options, choices=choices)
     return lowered.schedule_untuned(params, target, rules_version)
 
 

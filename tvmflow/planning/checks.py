@@ -673,7 +673,7 @@ def _locked_inputs(recipe: LockedRecipe, spec: StageSpec) -> dict[str, str]:
         traits = STAGES[need.maker].TRAITS.run
         if traits.searches:
             # A lock file has the schedules that the search chose, and no outputs of the search.
-            name = f"{need.stage}/{searched_file(need)}"
+            name = f"{need.stage}/{chosen_file(need)}"
             inputs[name] = recipe.stages[spec.label].inputs.get(name, "")
         elif traits.is_locked:
             locked = recipe.stages.get(need.stage_id.partition(":")[2])
@@ -718,12 +718,12 @@ def _pin_delivery(lock: Lock, delivery: Delivery, store: LocalStore) -> Delivery
     )
 
 
-def searched_file(need: Need) -> str:
+def chosen_file(need: Need) -> str:
     """Return the file of what a search chose."""
     return choose.CHOICES if need.stage == choose.NAME else pick_best.CHOSEN
 
 
-def searched_text(need: Need, target: LockedTarget | None) -> str:
+def chosen_text(need: Need, target: LockedTarget | None) -> str:
     """Return the content of that file, as a lock file has it."""
     if need.stage == choose.NAME:
         return choose.choices_text(target.choices if target else {})
@@ -734,11 +734,11 @@ def _write_schedules(
     lock: Lock, spec: StageSpec, need: Need, locked: LockedStage, store: LocalStore
 ) -> InputFile:
     """Write what a search chose as it wrote it when the lock file was made."""
-    role = f"{need.stage}/{searched_file(need)}"
+    role = f"{need.stage}/{chosen_file(need)}"
     target_name = need.stage_id.partition("/")[2]
     target = lock.recipes[spec.recipe].targets.get(target_name)
     digest = locked.inputs[role]
-    store.notes.write(searched_text(need, target), LOCKED, digest)
+    store.notes.write(chosen_text(need, target), LOCKED, digest)
     path = Path(store.root, LOCKED, digest)
     where = lock.where("recipes", spec.recipe, "targets", target_name, "kernels")
     if hash_file(str(path)) != digest:

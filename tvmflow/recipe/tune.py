@@ -33,7 +33,7 @@ _AUTOTVM_STRATEGIES: Final = {
 
 # The libraries that choices are measured in take as long as such a budget.
 _MIN_TRIALS: Final = 128
-_MIN_MINUTES: Final = 1.0
+_MIN_MINUTES: Final = 2.0
 
 
 class Tune(ClosedModel):
@@ -122,7 +122,7 @@ class Tune(ClosedModel):
     choices: bool = Field(
         default=True,
         description="Also measure how else operators can be computed (3×3 convolutions directly, or by Winograd's method with tiles of 2×2 or 4×4), if the budget is at "
-        "least 128 trials, or a minute.",
+        "least 128 trials, or two minutes.",
     )
     min_coverage: float | None = Field(
         default=None,
@@ -139,7 +139,7 @@ class Tune(ClosedModel):
 
     @property
     def measures_choices(self) -> bool:
-        """Whether the budget allows for measuring how else operators can be computed."""
+        """True if the budget allows for measuring how else operators can be computed."""
         is_long = self.minutes is None or self.minutes >= _MIN_MINUTES
         return self.choices and self.trials >= _MIN_TRIALS and is_long
 

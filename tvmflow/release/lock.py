@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
+from tvmflow.compiler.choices import choice_text
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.formatting import latency_text
 from tvmflow.core.keys import list_changes
@@ -334,6 +335,11 @@ def _diff_targets(old_recipe: LockedRecipe, new_recipe: LockedRecipe, name: str)
         yield "target", f"{', '.join(sorted(new_features - old_features))} now used"
     if old_features - new_features:
         yield "target", f"{', '.join(sorted(old_features - new_features))} no longer used"
+    choices = (
+        {text: choice_text(choice) for text, choice in entry.choices.items()}
+        for entry in (old, new)
+    )
+    yield from (("choice", text) for text in _values(*choices))
     yield from _diff_kernels(old.kernels, new.kernels)
     yield from _diff_files(old_recipe, new_recipe, name)
     yield from _diff_measurements(old.measured, new.measured)

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from tvmflow.core.errors import UsageError
 from tvmflow.core.types import InputFile, Json, Need, Plan, StageSpec
 from tvmflow.engine.report import RunReport
-from tvmflow.planning.checks import searched_file, searched_text
+from tvmflow.planning.checks import chosen_file, chosen_text
 from tvmflow.planning.decisions import PlanState
 from tvmflow.recipe.lock_file import (
     Lock,
@@ -190,8 +190,8 @@ def _write_searched(lock: Lock, spec: StageSpec, need: Need, store: LocalStore) 
     recipe = lock.recipes.get(spec.recipe)
     target = recipe.targets.get(target_name) if recipe else None
     name = f"{spec.recipe}+{need.stage}+{target_name}"
-    store.notes.write(searched_text(need, target), "locked", name)
-    role = f"{need.stage}/{searched_file(need)}"
+    store.notes.write(chosen_text(need, target), "locked", name)
+    role = f"{need.stage}/{chosen_file(need)}"
     return InputFile(role, str(Path(store.root, "locked", name)), str(lock.path))
 
 

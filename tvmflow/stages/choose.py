@@ -16,7 +16,7 @@ from tvmflow.compiler.choices import (
     Choices,
     choice_key,
     describe_choice,
-    is_exact_enough,
+    is_within_tolerance,
 )
 from tvmflow.compiler.options import lowering_options, schedules_version
 from tvmflow.core import packages
@@ -82,7 +82,7 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 
 
 class ChooseSettings(TrialSettings):
-    """How the model is lowered, the runtime, and the recipe's relative tolerance.
+    """The options of lowering, the runtime, and the recipe's relative tolerance.
 
     `is_measurable` is false where no library can be timed here, or one is for several levels.
     """
@@ -217,7 +217,7 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     ledgers = {text: ledger.workload(choice_key(text)) for text in groups}
 
     def is_allowed(choice: Choice) -> bool:
-        return is_exact_enough(choice, settings.rtol)
+        return is_within_tolerance(choice, settings.rtol)
 
     rounds = choice_trials.list_unknown(groups, ledgers, is_allowed)
     known = sum(len(records.choices) for records in ledgers.values())

@@ -1,4 +1,4 @@
-"""Trials of choices: operators computed otherwise than the rules choose, each timed in a whole library.
+"""Choices measured: operators computed otherwise than by rule, each timed in a whole library.
 
 A kernel takes another time alone than between others, whose results are in the caches or not, and whose
 layouts it shares. So one library has an alternative for each operator that has one, the other is that of
@@ -24,8 +24,10 @@ from tvmflow.tuning.workload_ledger import WorkloadLedger
 if TYPE_CHECKING:
     from tvmflow.compiler.node_tracking import KernelNodes
 
-MIN_GAIN: Final = 0.02
-"""The least share of its time that an operator must save."""
+_MIN_GAIN: Final = 0.02
+# And this much more for each MiB that its weights become larger: where other processes use the caches
+# and the memory, too, reading them takes longer than here.
+_MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
 
 _ROUNDS: Final = 2 * MIN_PAIRS
 _SECONDS: Final = 30.0
@@ -130,7 +132,7 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
 
 
 def _repeat(call: Callable[[], _T]) -> list[_T]:
-    """Return the results of some calls in a row, of which the least one is what no other process disturbed."""
+    """Return the results of some calls in a row; no other process disturbed the shortest one."""
     started, results = time.monotonic(), [call()]
     while len(results) < _MIN_CALLS or time.monotonic() - started < _SECONDS_PER_TURN:
         results.append(call())
@@ -226,11 +228,16 @@ def choose(
             if times.rule == operator.by_rule
             and times.choice in operator.alternatives
             and is_allowed(times.choice)
-            and times.ratio < 1 - MIN_GAIN
+            and times.ratio < 1 - _min_gain(operator, times.choice)
         ]
         if faster:
             chosen[text] = min(faster, key=lambda times: (times.ratio, times.key))
     return chosen
+
+
+def _min_gain(operator: Operator, choice: Choice) -> float:
+    """Return the least share of its time that an operator must save."""
+    return _MIN_GAIN + _MIN_GAIN_PER_BYTE * operator.count_added_bytes(choice)
 
 
 class Outcome(NamedTuple):

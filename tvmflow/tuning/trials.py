@@ -293,7 +293,7 @@ class SearchEnd(NamedTuple):
 
 
 class ChoiceTimes(NamedTuple):
-    """The times of an operator computed as the rules choose and otherwise, each in a whole library, in turns.
+    """The times of an operator computed by rule and otherwise, each in a whole library, in turns.
 
     Attributes:
         choice: What was chosen otherwise.
@@ -313,7 +313,7 @@ class ChoiceTimes(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from the times of other choices for the same operator."""
+        """Both choices, which tell it from other records about the operator."""
         return f"{choice_text(self.choice)} {choice_text(self.rule)}"
 
     @property

@@ -176,6 +176,11 @@ def rank_tiles(
     return sorted((DIRECT, *tiles), key=estimate)
 
 
+def count_products(tile: int) -> int:
+    """Return the elements of a transformed kernel; those of the kernel for a direct convolution (0)."""
+    return int((tile + _KERNEL - 1) ** 2) if tile else _KERNEL**2
+
+
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
     """Return a convolution with columns of tiles added where no register tile divides those that it has.
 

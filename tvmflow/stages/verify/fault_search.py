@@ -26,6 +26,7 @@ from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.build import TUNED, BuildSettings, schedule_kernels
+from tvmflow.stages.choose import read_choices
 from tvmflow.stages.image_data import DATA
 from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
 from tvmflow.stages.lower import LOWERED_ROLE
@@ -479,7 +480,12 @@ class _Search:
         return self._run(
             loaded,
             lowering.schedule_untuned(
-                loaded.mod, loaded.params, build.target, options, build.schedules
+                loaded.mod,
+                loaded.params,
+                build.target,
+                options,
+                build.schedules,
+                read_choices(self._context.inputs),
             ),
         )
 

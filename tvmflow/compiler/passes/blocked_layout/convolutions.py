@@ -245,7 +245,10 @@ def _find_winograd(
     if is_fixed and terms == 1 and context.measured_tiles:
         ranked = winograd.rank_tiles(context.measured_tiles, *costs)
         text = _describe(call, kernel, window)
-        tile = context.choose_tile(text, read_marks(call), ranked, by_rule)
+        block = rewriter.block
+        elements = taps * -(-out // block) * -(-inner // block) * block**2
+        weights = {tile: winograd.count_products(tile) * elements * 4 for tile in ranked}
+        tile = context.choose_tile(text, read_marks(call), weights, by_rule)
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
     if not tile:
         return None
