@@ -354,6 +354,7 @@ def _compare(
     records: WorkloadLedger,
 ) -> Outcome | None:
     """Compare the library that has all choices with that of the rules; None where none is faster."""
+    from tvmflow.core.statistics import PairedTimes
     from tvmflow.tuning.choice_trials import Outcome, find_gain, library_digest, library_record
     from tvmflow.tuning.untuned_comparison import LibraryTimes
 
@@ -382,7 +383,9 @@ def _compare(
                 seconds = (answer["other"], answer["rule"])
                 known = library_record(digest, map(choice_key, slower), *seconds)
                 break
-        records.add([known])
+        # what was too noisy to decide may be decided another time
+        if not known.tuned or PairedTimes(known.tuned, known.untuned).is_decided:
+            records.add([known])
     kept = {text: c for text, c in choices.items() if choice_key(text) not in known.slower}
     times = LibraryTimes(known.slower, known.tuned, known.untuned)
     found = 1.0

@@ -31,9 +31,12 @@ _MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
 
 _ROUNDS: Final = 2 * MIN_PAIRS
 _SECONDS: Final = 30.0
+# Whole libraries are called until it is decided which is faster: the choice is made once.
+_WHOLE_SECONDS: Final = 120.0
 # In each turn a library is called so often, and for so long.
 _MIN_CALLS: Final = 3
 _SECONDS_PER_TURN: Final = 0.1
+_WHOLE_SECONDS_PER_TURN: Final = 0.3
 
 _T = TypeVar("_T")
 
@@ -109,7 +112,9 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
         return {name: min(call[name] for call in calls) for name in calls[0]}
 
     def latency(module: Any) -> float:
-        calls: list[float] = _repeat(lambda: module.latency(feed, repeat=1, min_seconds=0.0)[0])
+        calls: list[float] = _repeat(
+            lambda: module.latency(feed, repeat=1, min_seconds=0.0)[0], _WHOLE_SECONDS_PER_TURN
+        )
         return min(calls)
 
     rounds = _profile_in_turns(lambda: profile(rule), lambda: profile(other))
@@ -125,16 +130,16 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
         whole = measure_in_turns(
             lambda: latency(other),
             lambda: latency(rule),
-            seconds=_SECONDS,
+            seconds=_WHOLE_SECONDS,
             min_pairs=MIN_PAIRS,
         )
     return {"operators": operators, "rule": whole.second, "other": whole.first}
 
 
-def _repeat(call: Callable[[], _T]) -> list[_T]:
+def _repeat(call: Callable[[], _T], seconds: float = _SECONDS_PER_TURN) -> list[_T]:
     """Return the results of some calls in a row; no other process disturbed the shortest one."""
     started, results = time.monotonic(), [call()]
-    while len(results) < _MIN_CALLS or time.monotonic() - started < _SECONDS_PER_TURN:
+    while len(results) < _MIN_CALLS or time.monotonic() - started < seconds:
         results.append(call())
     return results
 

@@ -54,6 +54,31 @@ TRANSFER = {"tensor": "y", "bytes": 12, "from": "a", "to": "b", "devices": ["cpu
 
 FACTS: dict[str, dict[str, Any]] = {
     "import": import_facts(nodes=["a", "b"], inputs=[TENSOR], outputs=[TENSOR]),
+    "choose": {
+        "operators": 2,
+        "measured": 4,
+        "reused": 0,
+        "chosen": [
+            {
+                "operator": "conv 1×8×8×8",
+                "calls": 1,
+                "rule": "direct",
+                "choice": "Winograd with tiles of 4×4",
+                "rule_us": 2.0,
+                "us": 1.0,
+                "is_kept": True,
+            }
+        ],
+        "is_kept": True,
+        "found": 1.2,
+        "speedup": 1.2,
+        "low": 1.1,
+        "high": 1.3,
+        "pairs": 8,
+        "us": 10.0,
+        "rule_us": 12.0,
+        "reason": "",
+    },
     "cut": import_facts(inputs=[{**TENSOR, "bounded_axis": 1}], outputs=[]),
     "quantize": import_facts(
         inputs=[TENSOR],
