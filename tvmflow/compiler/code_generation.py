@@ -449,6 +449,42 @@ def _replace_differences(
 # else stores or reads these sums has to do so, too.
 
 
+# A loop with a body of so many sums of products is not worth unrolling, and LLVM does not unroll more in all.
+_MIN_LONG_BODY: Final = 36
+_MAX_UNROLLED: Final = 240
+# LLVM knows of no value of it.
+_ADDITION: Final = "llvm.aarch64.neon.uqadd"
+
+
+def keep_product_loops() -> tvm.transform.Pass:
+    """Return a pass that keeps LLVM from unrolling loops of a few rounds with long bodies, for 64-bit ARM.
+
+    Of all rounds together it loads factors so early that it must store some of them and of the sums.
+    """
+
+    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        target = function.attrs.get("target")
+        if target is None or not find_factor_lanes(target.attrs):
+            return function
+        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _hide_rounds)))
+
+    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepProductLoops")
+
+
+def _hide_rounds(loop: tirx.For) -> tirx.For:
+    """Return a loop with a number of rounds that only the CPU computes, if LLVM would unroll it."""
+    rounds = _as_number(loop.extent)
+    if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
+        return loop
+    stores = find_nodes(loop.body, tirx.BufferStore)
+    count = sum(bool(find_nodes(store.value, tirx.Shuffle)) for store in stores)
+    if count < _MIN_LONG_BODY or count * rounds > _MAX_UNROLLED:
+        return loop
+    dtype = str(loop.loop_var.ty.dtype)
+    extent = tirx.call_llvm_pure_intrin(dtype, _ADDITION, loop.extent, tirx.const(0, dtype))
+    return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body)
+
+
 def order_matrix_sums() -> tvm.transform.Pass:
     """Return a pass that selects the sums of each pixel from those of two, for 64-bit ARM."""
 
@@ -1099,6 +1135,7 @@ CPU_PASSES: Final = (
     take_factors_from_lanes,
     start_sums_at_offsets,
     order_matrix_sums,
+    keep_product_loops,
     join_narrow_stores,
     tirx.transform.RemoveNoOp,
     s_tir.transform.RewriteUnsafeSelect,

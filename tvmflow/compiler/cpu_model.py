@@ -42,7 +42,7 @@ MAX_TILE_POINTS: Final = 28
 MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
-_MIN_SUMS_OF_LANES: Final = 14
+_MIN_SUMS_OF_LANES: Final = 10
 _FUNCTION_VECTORS: Final = 4
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
@@ -68,16 +68,13 @@ _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
 # Where factors are lanes: the time to issue a multiplication, by whether a CPU does one or two of vectors in a
 # cycle, and the loads of a vector and of a point in multiplications. Each register too many costs a share of the
-# tile's time: LLVM loads the next factors of all points early, and those of the next taps where it unrolls these,
-# and a vector of weights shortly before it is used.
-_ISSUE_TIMES: Final = (0.65, 0.72)
+# tile's time: LLVM loads the next factors of all points early, and a vector of weights shortly before it is used.
+_ISSUE_TIMES: Final = (0.6, 0.67)
 _ONE_MULTIPLICATION: Final = frozenset({"cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72"})
-_LANE_INSTRUCTIONS: Final = (1.5, 0.5)
+_LANE_INSTRUCTIONS: Final = (2.0, 0.5)
 _SPILL_COST: Final = 0.1
 _FACTOR_REGISTERS: Final = 4
 _UNROLLED_FACTOR_REGISTERS: Final = 9
-# LLVM unrolls a whole loop with at most so many multiplications.
-_MAX_UNROLLED_PRODUCTS: Final = 216
 
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
 _LOOP_INSTRUCTIONS: Final = 4
@@ -342,18 +339,17 @@ class CpuModel(NamedTuple):
         loads = 2 * vectors + points
         return sums / (max(sums, 2 * MIN_SUMS) + pairs + _MATRIX_LOADS * loads)
 
-    def estimate_lane_time(self, vectors: int, points: int, rounds: int = 0) -> float:
-        """Estimate the time of a tile whose factors are lanes, relative to its multiplications; at least 1.
+    def holds_unrolled_taps(self, vectors: int, points: int) -> bool:
+        """Return whether a tile whose factors are lanes is computed without spilling where taps are unrolled."""
+        return vectors * points + points + _UNROLLED_FACTOR_REGISTERS <= self.registers
 
-        Args:
-            vectors: The vectors of weights.
-            points: The points, each of which has a vector of factors.
-            rounds: How often the loop around all lanes of a vector runs, if LLVM may unroll it.
+    def estimate_lane_time(self, vectors: int, points: int) -> float:
+        """Estimate the time of a tile whose factors are lanes, relative to its multiplications.
+
+        It is at least 1. The registers hold all sums, and a vector of factors for each point.
         """
         sums = vectors * points
-        is_unrolled = 0 < rounds * self.factor_lanes * sums <= _MAX_UNROLLED_PRODUCTS
-        others = _UNROLLED_FACTOR_REGISTERS if is_unrolled else _FACTOR_REGISTERS
-        spilled = max(0, sums + points + others - self.registers)
+        spilled = max(0, sums + points + _FACTOR_REGISTERS - self.registers)
         waits = math.sqrt(max(1.0, self.min_sums / sums))
         of_vector, of_point = _LANE_INSTRUCTIONS
         issue = self.issue_time * (1 + (of_vector * vectors + of_point * points + 1) / sums)

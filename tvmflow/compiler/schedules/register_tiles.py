@@ -51,6 +51,8 @@ from tvmflow.compiler.schedules.elementwise import (
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
 
 _MAX_UNROLLED: Final = 160
+# Taps whose factors are lanes, if registers hold what is loaded early.
+_MAX_TAPS: Final = 192
 # Rows of few channels are unrolled whole.
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
@@ -495,8 +497,8 @@ def _schedule_reduction(
     terms = [reduction_loops.pop() for _ in range(is_dot + is_matrix)][::-1]
     extents = list(block.reduction_extents[: len(reduction_loops)])
     factors = _count_factors(block, cpu)
-    is_long = extents[-1] > SHORT_REDUCTION
-    if is_long and _reads_whole_vectors(block, extents, factors):
+    takes_lanes = _reads_whole_vectors(block, extents, factors)
+    if takes_lanes and extents[-1] > SHORT_REDUCTION:
         reduction_loops += schedule.split(reduction_loops.pop(), [None, factors])
         extents += [extents.pop() // factors, factors]
     unit_loops, register_loops, vector = _order_spatial_loops(schedule, spatial, axes)
@@ -510,10 +512,13 @@ def _schedule_reduction(
         schedule.unroll(loop)
     if not is_dot:
         schedule.vectorize(vector)
+    sums = tile.vectors * tile.points
     longest, limit = max(SHORT_REDUCTION, cpu.factor_lanes), _MAX_UNROLLED
     if _reads_rows(block, extents, cpu):
         longest, limit = _LONG_REDUCTION, _MAX_ROW
-    sums = tile.vectors * tile.points
+    elif takes_lanes and not is_dot:
+        holds_taps = cpu.holds_unrolled_taps(tile.vectors, tile.points)
+        limit = _MAX_TAPS if holds_taps else factors * sums
     _unroll_short(schedule, reduction_loops, extents, sums, longest, limit)
     initial = schedule.decompose_reduction(block.handle, reduction_loops[0])
     if is_dot:
@@ -863,9 +868,7 @@ def _estimate_utilization(
         stalls *= 1 + 0.05 * max(0, sums + vectors - free)
         test_factor = 0.97 if vectors == 1 or sums <= _TESTED_SUMS else 0.6
     elif _reads_whole_vectors(block, block.reduction_extents, cpu.factor_lanes):
-        # those of the last axis but the lanes themselves
-        *_, rounds = (n for n in (0, *block.reduction_extents[:-1]) if n != 1)
-        stalls = cpu.estimate_lane_time(vectors, points, rounds)
+        stalls = cpu.estimate_lane_time(vectors, points)
         test_factor = 0.9
     else:
         live = sums + min(vectors, points)

@@ -207,12 +207,15 @@ def _choose_rows(blocks: _Blocks, tile_bytes: int, in_strips: bool, cpu: CpuMode
 def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float, int]:
     """Return an estimate of the time for a product of vectors; of equal ones, more sums come last."""
     sums = split.vectors * split.points
-    stalls = max(1.0, cpu.min_sums / sums)
-    # two loads take the time of two products
-    loads = max(1.0, (split.vectors + split.points) / sums)
+    if cpu.factor_lanes:
+        time = cpu.estimate_lane_time(split.vectors, split.points)
+    else:
+        # two loads take the time of two products
+        loads = max(1.0, (split.vectors + split.points) / sums)
+        time = max(1.0, cpu.min_sums / sums) * loads
     parts = out_blocks // split.vectors
     is_balanced = split.in_strips or parts % cpu.cores == 0 or parts >= STRIPS_PER_CORE * cpu.cores
-    return stalls * loads * (1.0 if is_balanced else 1.2), sums
+    return time * (1.0 if is_balanced else 1.2), sums
 
 
 def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) -> None:

@@ -271,6 +271,24 @@ def test_factors_that_lie_together_are_one_load_on_arm(depth: int) -> None:
     assert bool(re.search(r"\bld(p|r|ur|1r)\s+(s\d|\{)", code)) != is_whole
 
 
+def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
+    """LLVM would unroll the four rounds of 56 products each, and spill what it loads early."""
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    data = te.placeholder((14, 16), "float32", "data")
+    weights = te.placeholder((8, 16, 16), "float32", "weights")
+    choice = rules.choose_schedule(
+        kernel(data, weights, blocked.dense(data, weights, 128)), cpu_model(mapping)
+    )
+    assert choice is not None and choice.rule == "register_tiles"
+    code = make_assembly(
+        choice.schedule.mod["main"].with_attr("global_symbol", "dense"),
+        tvm.target.Target(mapping),
+        is_plain_c=True,
+    )
+    assert 0 < len(re.findall(r"fmla.*\.s\[3\]", code)) < 30
+    assert "[sp" not in "".join(line for line in code.splitlines() if "q" in line)
+
+
 def test_factors_of_few_channels_are_lanes_on_arm() -> None:
     """All taps of a row of a first layer are unrolled: their factors lie together, in vectors that begin anywhere."""
     mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}
