@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tvmflow.runtime.statements import Finding
 
 
+TRUSTED_HELP: Final = (
+    "accept only what one of these keys signed: a .pub file or a folder of them "
+    "($TVMFLOW_TRUSTED_KEYS; may be repeated)"
+)
 _DELIVERED: Final = "a delivered file, or a folder of delivered files"
 
 
@@ -24,8 +28,7 @@ class StatementOptions(Options):
 
     trusted: tuple[Path, ...] = option(
         "KEYS",
-        "accept only what one of these keys signed: a .pub file or a folder of them "
-        "($TVMFLOW_TRUSTED_KEYS; may be repeated)",
+        TRUSTED_HELP,
         default=(),
     )
     provenance: tuple[Path, ...] = option(

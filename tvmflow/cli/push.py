@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.provenance import TRUSTED_HELP
 from tvmflow.core.errors import EXIT_OK, UsageError
 
 if TYPE_CHECKING:
     from tvmflow.store.addresses import OciReference
 
-_PLAIN_HELP: Final = "reach the registry without encryption and credentials; localhost always is ($TVMFLOW_PLAIN_HTTP)"
+
+class _RegistryOptions(Options):
+    """The options of commands that use a registry."""
+
+    plain_http: bool = flag(
+        "reach the registry without encryption and credentials, as this machine always is "
+        "($TVMFLOW_PLAIN_HTTP names hosts)"
+    )
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
 
 
-class PushOptions(Options):
+class PushOptions(_RegistryOptions):
     """Bring a delivery or a release to an OCI registry.
 
     Files that the registry has are not sent again. Statements and bills of materials refer to the
@@ -31,17 +42,13 @@ class PushOptions(Options):
 
     address: str = argument("ADDRESS", "oci://HOST/NAME:TAG")
     folder: Path = argument("FOLDER", "the folder of a release, or of delivered files")
-    plain_http: bool = flag(_PLAIN_HELP)
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class PullOptions(Options):
+class PullOptions(_RegistryOptions):
     """Fetch a delivery or a release from an OCI registry, with its statements.
 
-    Nothing is left of what was not complete; an interrupted pull goes on where it was. With keys to
-    trust, nothing is left of what none of them signed, and the exit code is 3.
+    The folder is complete or not made; an interrupted pull goes on where it was. With keys to trust,
+    the exit code is 3 for what none of them signed.
 
     Examples:
         tvmflow pull oci://ghcr.io/ann/digits:1.2.0
@@ -51,16 +58,7 @@ class PullOptions(Options):
 
     address: str = argument("ADDRESS", "oci://HOST/NAME:TAG, or …@sha256:DIGEST")
     to: Path | None = option("DIR", "the folder to make (the last part of NAME)")
-    trusted: tuple[Path, ...] = option(
-        "KEYS",
-        "accept only what one of these keys signed: a .pub file or a folder of them "
-        "($TVMFLOW_TRUSTED_KEYS; may be repeated)",
-        default=(),
-    )
-    plain_http: bool = flag(_PLAIN_HELP)
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
+    trusted: tuple[Path, ...] = option("KEYS", TRUSTED_HELP, default=())
 
 
 @with_disk_errors
@@ -80,13 +78,9 @@ def push(options: PushOptions) -> int:
     with explain_wait(f"sending files to {reference.host}: as long as your network takes"):
         pushed = push_folder(options.folder, reference, options.store.open())
     files = f"{count_text(pushed.files, 'file')} ({size_text(pushed.size)})"
-    sent = (
-        f"{count_text(pushed.sent_files, 'file')} sent ({size_text(pushed.sent)})"
-        if pushed.sent
-        else "nothing to send"
-    )
+    sent = f"{count_text(pushed.sent_files, 'file')} sent ({size_text(pushed.sent)})"
     lines = [
-        f"pushed {reference.address}: {files}, {sent}",
+        f"pushed {reference.address}: {files}, {sent if pushed.sent else 'nothing to send'}",
         f"  as     {pushed.address}",
         f"  about  {count_text(pushed.statements, 'statement')} of provenance",
     ]
@@ -121,7 +115,13 @@ def pull(options: PullOptions) -> int:
 
 
 def _parse(address: str, *, is_plain: bool) -> OciReference:
-    from tvmflow.store.addresses import OCI, InvalidAddress, parse_oci_reference, scheme_of
+    from tvmflow.store.addresses import (
+        OCI,
+        InvalidAddress,
+        parse_oci_reference,
+        scheme_of,
+        without_secrets,
+    )
     from tvmflow.store.oci import PLAIN_HTTP_VARIABLE
 
     try:
@@ -129,7 +129,7 @@ def _parse(address: str, *, is_plain: bool) -> OciReference:
             raise InvalidAddress("an address in a registry begins with oci://")
         reference = parse_oci_reference(address)
     except InvalidAddress as error:
-        raise UsageError(f"{address}: {error}") from None
+        raise UsageError(f"{without_secrets(address)}: {error}") from None
     if is_plain:
         others = os.environ.get(PLAIN_HTTP_VARIABLE, "")
         os.environ[PLAIN_HTTP_VARIABLE] = f"{others} {reference.host}"

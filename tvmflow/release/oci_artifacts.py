@@ -102,7 +102,7 @@ def push(folder: Path, reference: OciReference, store: LocalStore) -> Pushed:
         (referrers.setdefault(media_type, []) if end else layers).append(file)
     statements = [folder / file.title for file in referrers.get(PAYLOAD_TYPE, ())]
     if statements:
-        _check(folder, ())
+        _check(folder, (), f"{folder} is not as it was delivered", f"`tvmflow verify {folder}`")
     signed = [entry for path in statements for entry in read_statements(path, ())]
     annotations = _annotate(folder, signed)
     config = _make_config(layers, annotations[f"{_IMAGE}.title"])
@@ -190,12 +190,8 @@ def pull(
 ) -> Pulled:
     """Bring an artifact's files, and the statements about them, into a new folder: all or none.
 
-    Args:
-        reference: The artifact.
-        folder: The folder, which does not exist, or has the same files.
-        store: Where downloads are kept, so that what was interrupted goes on.
-        trusted: Keys of which one must have signed the statements; none to check no signature.
-        on_progress: Called a few times a second.
+    The store keeps downloads, so that what was interrupted goes on. One of the trusted keys must have
+    signed the statements; with none, no signature is checked.
 
     Raises:
         UsageError: when the folder has other files.
@@ -211,6 +207,8 @@ def pull(
     if (name := find_invalid_name(file.title for file in files)) is not None:
         raise DownloadError(f"{reference.address}: it has a file with the name {quoted(name)}")
     pinned = reference._replace(tag="", digest=manifest.digest, path="")
+    refused = f"{reference.address} is refused"
+    fix = "ask its publisher, or trust the key that signed it if it is theirs"
     pulled = Pulled(
         address=pinned.address,
         files=len(files),
@@ -219,22 +217,20 @@ def pull(
     )
     if not pulled.is_new:
         _check_same(folder, files)
-        return pulled._replace(signature=_check(folder, trusted) if trusted else "")
+        signature = _check(folder, trusted, refused, fix) if trusted else ""
+        return pulled._replace(signature=signature)
     make_folder(folder.absolute().parent)
     part = folder.absolute().parent / f".{folder.absolute().name}.{os.getpid()}.part"
     try:
         for file in files:
-            url = pinned._replace(path=file.title).address
-            downloads = Path(store.downloads)
-            got = download(
-                url, file.sha256, downloads, on_progress=on_progress, max_bytes=file.size
-            )
+            url, kept = pinned._replace(path=file.title).address, Path(store.downloads)
+            got = download(url, file.sha256, kept, on_progress=on_progress, max_bytes=file.size)
             if (size := got.stat().st_size) != file.size:
                 raise DownloadError(f"{url} has {size} bytes, and its manifest says {file.size}")
             with disk_errors(str(folder), needed=file.size):
                 (part / file.title).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(got, part / file.title)
-        signature = _check(part, trusted) if trusted else ""
+        signature = _check(part, trusted, refused, fix) if trusted else ""
         with disk_errors(str(folder)):
             part.rename(folder)
     finally:
@@ -265,13 +261,15 @@ def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
         raise UsageError(f"{folder} exists with other files", fix=fix)
 
 
-def _check(folder: Path, trusted: Sequence[PublicKey]) -> str:
+def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> str:
     """Check files against their statements, and return who signed these."""
     findings = list(check_delivered(folder, trusted))
     bad = [finding for finding in findings if not finding.good]
-    problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in bad]
+    # a statement that is not believed is why all of its files are not
+    causes = [finding for finding in bad if finding.path.name.endswith(STATEMENT_SUFFIX)] or bad
+    problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in causes]
     if problems:
-        more = [f"and {len(bad) - _SHOWN_PROBLEMS} more"] if len(bad) > _SHOWN_PROBLEMS else []
-        text = f"not as delivered: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}"
-        raise VerifyFailed(text, fix="`tvmflow verify` says what is wrong with delivered files")
+        hidden = len(problems) - _SHOWN_PROBLEMS
+        more = [f"and {hidden} more"] if hidden > 0 else []
+        raise VerifyFailed(f"{about}: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}", fix=fix)
     return ", ".join(sorted({finding.source.signature for finding in findings if finding.source}))

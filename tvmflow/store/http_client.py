@@ -286,9 +286,15 @@ class HttpClient:
         return self._max_idle > 0
 
     def get(
-        self, url: str, headers: Mapping[str, str], credential: Credential | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        credential: Credential | None = None,
+        method: str = "GET",
     ) -> Answer:
         """Return the answer to a GET request, after redirects; the credential is sent to its own host alone.
+
+        A request with HEAD is sent in the same way.
 
         Raises:
             DownloadError: when the server redirects to where it must not.
@@ -296,7 +302,7 @@ class HttpClient:
         """
         for _ in range(1 + _MAX_REDIRECTS):
             secret = {_CREDENTIAL: credential.header} if credential else {}
-            answer = self.request("GET", url, {**headers, **secret})
+            answer = self.request(method, url, {**headers, **secret})
             location = answer.headers.get("Location")
             if answer.status not in _REDIRECTS or location is None:
                 return answer

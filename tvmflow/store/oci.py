@@ -315,8 +315,7 @@ class Repository:
 
         def put() -> int:
             with self._call("HEAD", f"{self.url}/blobs/{blob.digest}") as answer:
-                # a redirect leads to the storage that has it
-                if 200 <= answer.status < 400:
+                if answer.is_success:
                     return 0
             uploads = f"{self.url}/blobs/uploads/?{urllib.parse.urlencode(mount)}"
             with self._call("POST", uploads) as answer:
@@ -329,26 +328,22 @@ class Repository:
                 text = f"files are to be sent to {without_secrets(url)}, which is not on it"
                 raise self.error(text, "check the address of the registry, and its proxy")
             url += f"{'&' if '?' in url else '?'}digest={blob.digest}"
-            opened = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
-            headers = {"Content-Type": "application/octet-stream"}
-            with opened as body, self._call("PUT", url, headers, body) as answer:
-                if not answer.is_success:
-                    raise self.explain(answer)
+            body = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+            self._put(url, "application/octet-stream", body)
             return blob.size
 
         return self._repeat(put)
 
     def put_manifest(self, content: bytes, version: str, media_type: str = MANIFEST) -> Message:
         """Store a manifest under a tag or its digest, and return the header of the answer."""
+        url = f"{self.url}/manifests/{version}"
+        return self._repeat(lambda: self._put(url, media_type, io.BytesIO(content)))
 
-        def put() -> Message:
-            url, headers = f"{self.url}/manifests/{version}", {"Content-Type": media_type}
-            with self._call("PUT", url, headers, io.BytesIO(content)) as answer:
-                if not answer.is_success:
-                    raise self.explain(answer)
-                return answer.headers
-
-        return self._repeat(put)
+    def _put(self, url: str, media_type: str, content: IO[bytes]) -> Message:
+        with content, self._call("PUT", url, {"Content-Type": media_type}, content) as answer:
+            if not answer.is_success:
+                raise self.explain(answer)
+            return answer.headers
 
     def put_referrer(self, subject: str, content: bytes, listed: Descriptor) -> None:
         """Store a manifest that refers to another one, so that it is listed there with this descriptor."""
@@ -370,8 +365,8 @@ class Repository:
         """
         for is_last in (False, True):
             credential = _TOKENS.get(self.url)
-            if method == "GET":
-                answer = self._client.get(url, headers, credential)
+            if method in ("GET", "HEAD"):
+                answer = self._client.get(url, headers, credential, method)
             else:
                 secret = {"Authorization": credential.header} if credential else {}
                 answer = self._client.request(method, url, {**headers, **secret}, body)

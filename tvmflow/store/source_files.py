@@ -50,8 +50,9 @@ from tvmflow.store.remote.bucket import INSTALL
 
 _log = logging.getLogger(__name__)
 
-# The beginning of the names of notes about commits of the Hub.
+# The beginnings of the names of notes about commits of the Hub, and about artifacts.
 _NOTE: Final = "hub-"
+_ARTIFACT_NOTE: Final = "oci-"
 # Names that mean themselves in a YAML mapping in braces.
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][\w./-]*")
 
@@ -348,7 +349,7 @@ class SourceFiles:
 
     def _find_artifact(self, reference: OciReference) -> Manifest:
         """Return an artifact, from the store if it was looked up before."""
-        note = f"oci-{reference.digest}"
+        note = f"{_ARTIFACT_NOTE}{reference.digest}"
         known = (self._store.notes.read("facts", note) or "").encode()
         if describe(known, MANIFEST).digest == reference.digest:
             return parse_manifest(known)
@@ -375,9 +376,10 @@ def find_snapshot(file: HubFile, store: LocalStore) -> Snapshot | None:
 
 
 def copy_snapshots(store: LocalStore, other: LocalStore) -> None:
-    """Copy what a store knows of the Hub to another store, which then sends no request for it."""
+    """Copy what a store knows of the Hub and of registries to another one, which then sends no request."""
     for name in store.notes.list("facts"):
-        text = store.notes.read("facts", name) if name.startswith(_NOTE) else None
+        is_known = name.startswith((_NOTE, _ARTIFACT_NOTE))
+        text = store.notes.read("facts", name) if is_known else None
         if text is not None:
             other.notes.write(text, "facts", name)
 

@@ -26,6 +26,7 @@ from tests.support.registry import (
     front,
     needs_registry,
 )
+from tvmflow.cli import main
 from tvmflow.core import signing
 from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
 from tvmflow.provenance.write import sign_statements
@@ -192,6 +193,30 @@ def test_the_client_of_oras_reads_an_artifact(
     made = client.OrasClient(insecure=True)
     made.pull(target=f"{registry.host}/{name}:1", outdir=str(tmp_path / "got"))
     assert content(tmp_path / "got") == content(folder)
+
+
+def test_the_commands_say_what_they_did(
+    registry: Front, name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The address with the digest is what others are given; a password in an address is not repeated."""
+    address, store = f"oci://{registry.host}/{name}", ("--store", str(tmp_path / "store"))
+    assert main.main(["push", f"{address}:1", str(folder), *store]) == 0
+    first, pinned, _ = capsys.readouterr().out.splitlines()
+    assert first == f"pushed {address}:1: 3 files (200.0 kB), 2 files sent (200.0 kB)"
+    assert pinned.startswith(f"  as     {address}@sha256:")
+    assert main.main(["push", f"{address}:1", str(folder), *store]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"pushed {address}:1: 3 files (200.0 kB), nothing to send"
+    )
+    to = ("--to", str(tmp_path / "got"))
+    assert main.main(["pull", pinned.split()[1], *to, *store, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["is_new"], said["files"], said["address"]) == (True, 3, pinned.split()[1])
+    assert main.main(["pull", f"oci://ann:hunter2@{registry.host}/{name}", *store]) == 2
+    assert main.main(["push", address, str(folder), *store]) == 2
+    assert (
+        f"fix: write {address}:TAG" in (error := capsys.readouterr().err) and "hunter" not in error
+    )
 
 
 # ---------------------------------------------------------------- statements
