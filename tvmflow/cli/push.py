@@ -79,10 +79,11 @@ def push(options: PushOptions) -> int:
         pushed = push_folder(options.folder, reference, options.store.open())
     files = f"{count_text(pushed.files, 'file')} ({size_text(pushed.size)})"
     sent = f"{count_text(pushed.sent_files, 'file')} sent ({size_text(pushed.sent)})"
+    about = count_text(pushed.statements, "statement") if pushed.statements else "no statement"
     lines = [
         f"pushed {reference.address}: {files}, {sent if pushed.sent else 'nothing to send'}",
         f"  as     {pushed.address}",
-        f"  about  {count_text(pushed.statements, 'statement')} of provenance",
+        f"  about  {about} of provenance",
     ]
     value = {"event": "pushed", "tag": reference.tag, **pushed._asdict()}
     return print_outcome(value, lines, EXIT_OK, options)

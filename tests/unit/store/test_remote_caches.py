@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_server import Cache, cache_server
-from tests.support.registry import docker_registry, needs_registry
+from tests.support.registry import HTPASSWD, LOGIN, docker_registry, needs_registry
 from tvmflow.core.errors import UsageError
 from tvmflow.store.remote import REMOTE_CACHES, open_remote_cache
 from tvmflow.store.remote.base import Corrupt, Forbidden, RemoteCache, Unreachable
@@ -255,3 +256,19 @@ def test_a_server_that_does_not_speak_http_is_reported() -> None:
         with pytest.raises(Forbidden):
             remote.get(ACTION, 1000, ignore)
         remote.close()
+
+
+@pytest.mark.skipif(HTPASSWD is None, reason="needs htpasswd")
+@needs_registry
+def test_a_registry_that_wants_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials it refuses access, with those of docker it takes results."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with docker_registry(tmp_path / "registry", with_login=True) as host:
+        made = open_remote_cache(f"oci://{host}/team/x", timeout_s=5)
+        with pytest.raises(Forbidden, match=f"^{host} denies access: 401"):
+            made.get(ACTION, 1000, ignore)
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {host: {"auth": LOGIN}}}))
+        made.put(ACTION, b"")
+        assert made.get(ACTION, 1000, ignore)
+        made.close()

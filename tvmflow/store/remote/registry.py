@@ -80,7 +80,7 @@ class RegistryCache(HttpCache):
             self._repository.put_blob(EMPTY, b"{}")
             self._repository.put_manifest(make_manifest(_KIND, layers, notes), name)
         except OciError as error:
-            raise _translate(error) from None
+            raise self._translate(error) from None
 
     def close(self) -> None:
         """Close all idle connections."""
@@ -94,15 +94,15 @@ class RegistryCache(HttpCache):
             url = f"{self._repository.url}/{place}"
             return self._repository.request(method, url, headers, body)
         except OciError as error:
-            raise _translate(error) from None
+            raise self._translate(error) from None
         except BROKEN_ANSWER as error:
             raise self._unreachable(error) from error
 
-
-def _translate(error: OciError) -> RemoteCacheError:
-    """Return the error of a remote cache for one of a registry."""
-    if error.status in ACCESS_DENIED:
-        return Forbidden(error.message)
-    if 400 <= error.status < 500 and error.status not in RETRYABLE:
-        return Declined(error.message)
-    return Unreachable(error.message, retryable=error.status in RETRYABLE)
+    def _translate(self, error: OciError) -> RemoteCacheError:
+        """Return the error of a remote cache for one of a registry."""
+        reason = error.message.removeprefix(f"{self.address}: ")
+        if error.status in ACCESS_DENIED:
+            return Forbidden(reason)
+        if 400 <= error.status < 500 and error.status not in RETRYABLE:
+            return Declined(reason)
+        return Unreachable(reason, retryable=error.status in RETRYABLE)
