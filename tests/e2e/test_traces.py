@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 from tests.support.project import Project
@@ -32,3 +33,22 @@ def test_the_trace_of_a_run_has_its_trials(finished_project: Project) -> None:
     assert {"tiny:tune/host", "tiny:pick_best/host", "tiny:verify/host"} == {
         item["name"] for item in device
     }
+
+
+def test_the_trace_of_an_inference_has_the_nodes_of_each_kernel(finished_project: Project) -> None:
+    """As the store knows them that built the library; another one has no nodes."""
+    bundle = "dist/tiny/host/tiny.tvmflow"
+    words = ("run-model", bundle, "--trace", "t.json.gz", "--repeat", "2", "--json")
+    written = finished_project.tvmflow(*words)
+    assert written.code == 0, written.err
+    assert json.loads(written.out)["trace"] == {
+        "path": "t.json.gz", "calls": 2, "names_nodes": True,
+    }  # fmt: skip
+    content = gzip.decompress((finished_project.folder / "t.json.gz").read_bytes())
+    (items,) = check_trace(json.loads(content)).slices.values()
+    kernels = [item["args"]["nodes"] for item in items if not item["name"].startswith("call ")]
+    assert kernels[0] == "Conv (c), Relu (r)"
+    assert len(kernels) == 2 * len(set(kernels))
+    (finished_project.folder / "empty").mkdir()
+    other = json.loads(finished_project.tvmflow(*words, "--store", "empty").out)
+    assert not other["trace"]["names_nodes"]

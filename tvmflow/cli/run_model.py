@@ -10,11 +10,12 @@ from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.core.dimensions import choose_representative, sizes_text, specs_at
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
-from tvmflow.core.formatting import excerpt, names_text, quoted
+from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
     from tvmflow.cli.run_model_comparison import ComparedRun, Element, ModelRun
+    from tvmflow.core.types import Json
     from tvmflow.runtime import samples
     from tvmflow.runtime.input_files import InputFile
     from tvmflow.runtime.module import Module
@@ -40,6 +41,8 @@ class RunModelOptions(Options):
         tvmflow run-model net.tvmflow --size seq=37 --print-time
         # beside another runtime
         tvmflow run-model net.tvmflow --compare onnxruntime
+        # when each kernel ran, and which nodes it computes, for Perfetto
+        tvmflow run-model net.tvmflow --trace trace.json
     """
 
     bundle: Path = argument("BUNDLE", "a delivered .tvmflow file")
@@ -82,8 +85,14 @@ class RunModelOptions(Options):
         type=positive_int,
     )
     print_time: bool = flag("show the latency of a call")
-    repeat: int = option("N", "repeats of a measurement (10)", default=10, type=positive_int)
+    repeat: int = option(
+        "N", "repeats of a measurement, and calls in a trace (10)", default=10, type=positive_int
+    )
     profile: bool = flag("show the time of each operator")
+    trace: Path | None = option(
+        "FILE",
+        "write when each kernel of some calls (--repeat) ran, and the nodes that it computes, for Perfetto and other viewers; packed if it ends in .gz",
+    )
     compare: tuple[str, ...] = option(
         "RUNTIME",
         "run the model in onnxruntime, openvino, pytorch or tensorrt, too, and compare outputs and latency (may be repeated)",
@@ -101,12 +110,13 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 
 def run_model(options: RunModelOptions) -> int:
-    from tvmflow.cli.output import print_result
+    from tvmflow.cli.output import check_output_file, print_result
     from tvmflow.cli.run_model_comparison import ModelRun, format_run, summarize_output
     from tvmflow.runtime import loading, samples
     from tvmflow.runtime.input_files import parse_input
 
     _check_bundle(options.bundle)
+    check_output_file(options.trace, (str(options.bundle),))
     if options.model and not options.compare:
         raise UsageError(
             "--model names the model that --compare runs, and nothing is compared",
@@ -132,6 +142,8 @@ def run_model(options: RunModelOptions) -> int:
     )
     result = _add_best(result, module, outputs, files, options.top)
     result = _add_times(result, module, feed, options)
+    if options.trace:
+        result = result._replace(trace=_write_trace(module, feed, options))
     if options.compare:
         result = result._replace(compared=_compare(module, feed, options))
     lines = (repr(module), *format_run(result, options.output))
@@ -249,6 +261,36 @@ def _add_times(
         operators = [Operator(row.name, row.calls, row.seconds * 1e6) for row in profile]
         result = result._replace(operators=operators)
     return result
+
+
+def _write_trace(
+    module: Module, feed: samples.Samples, options: RunModelOptions
+) -> Mapping[str, Json]:
+    """Write the trace of calls, and return where it is and what it has."""
+    from tvmflow.cli.output import write_file
+    from tvmflow.cli.run_model_comparison import find_kernel_nodes_of
+    from tvmflow.core.trace_events import Trace
+    from tvmflow.targets.backends import cpu
+
+    path = options.trace
+    assert path is not None
+    name, target = module.manifest["name"], module.manifest["target"]
+    kind, threads = target["tvm"]["kind"], count_text(module.threads, "thread")
+    place = f"calls with {threads}" if kind == cpu.KIND else f"calls on {kind}"
+    nodes = find_kernel_nodes_of(options.bundle, options.store.locate())
+    calls = module.trace(feed.batches[0], repeat=options.repeat)
+    trace = Trace({"model": name, "target": target["name"], "threads": module.threads})
+    track = trace.track(f"{name} for {target['name']}", place)
+    for number, call in enumerate(calls, 1):
+        track.slice(f"call {number}", call.began_s, call.ended_s - call.began_s)
+        # a kernel that is called several times computes other nodes each time
+        left = {kernel: list(known) for kernel, known in nodes.items()}
+        for kernel in call.kernels:
+            known = left.get(kernel.name)
+            arguments = {"nodes": ", ".join(known.pop(0).nodes) if known else None}
+            track.slice(kernel.name, kernel.began_s, kernel.seconds, arguments)
+    write_file(path, trace.to_bytes(path))
+    return {"path": str(path), "calls": len(calls), "names_nodes": bool(nodes)}
 
 
 def _compare(module: Module, feed: samples.Samples, options: RunModelOptions) -> list[ComparedRun]:

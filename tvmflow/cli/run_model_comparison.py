@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.statistics import PairedTimes, judge_ratio
 from tvmflow.core.text import columns, did_you_mean
 from tvmflow.core.types import Json, TensorSpec
+from tvmflow.engine.builds import list_kernel_calls
+from tvmflow.engine.report import ReportedFacts, StageReport
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
 from tvmflow.frontends.peers import PEERS, Peer, open_peer
@@ -23,7 +26,8 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.labels import format_predictions
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
-from tvmflow.stages import import_model
+from tvmflow.stages import build, import_model
+from tvmflow.stages.kernel_nodes import KernelCall
 from tvmflow.stages.verify.comparison import compare
 from tvmflow.stages.verify.latency import measure_peer
 from tvmflow.stages.verify.tolerances import FLOAT32, Tolerance, tolerance_for
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _MAX_SHOWN: Final = 8
+_KEY: Final = re.compile("[0-9a-f]{64}")
 
 
 class Element(NamedTuple):
@@ -117,8 +122,8 @@ class ModelRun(NamedTuple):
     """The outputs of a model, and the measurements that were requested.
 
     `top` has the largest elements of each output and sample, `predictions` the best classes of each image as JSON,
-    `ms` statistics of the latency of a call, `operators` the time of each, `compared` other runtimes: each only if
-    it was asked for.
+    `ms` statistics of the latency of a call, `operators` the time of each, `trace` what was written of calls,
+    `compared` other runtimes: each only if it was asked for.
     """
 
     model: str
@@ -132,6 +137,7 @@ class ModelRun(NamedTuple):
     probabilities: str | None = None
     ms: Mapping[str, float] | None = None
     operators: Sequence[Operator] | None = None
+    trace: Mapping[str, Json] | None = None
     compared: Sequence[ComparedRun] | None = None
 
     def to_json(self) -> Json:
@@ -186,6 +192,14 @@ def format_run(result: ModelRun, output: Path | None) -> Iterator[str]:
         yield "  ".join(f"{value:>10.4f}" for value in result.ms.values())
     if result.operators is not None:
         yield from _format_operators(result.operators)
+    if result.trace is not None:
+        calls = count_text(result.trace["calls"], "call")
+        yield f"trace of {calls}: {result.trace['path']} (https://ui.perfetto.dev shows it)"
+        if not result.trace["names_nodes"]:
+            yield (
+                "the nodes that its kernels compute are not known: the results from which the library was "
+                "built are not in this store (--store)"
+            )
     for runtime in result.compared or ():
         yield from _format_compared(runtime)
 
@@ -365,6 +379,28 @@ def _find_statement(bundle: Path) -> Statement | None:
             if statement and digest in statement.names and not statement.is_of_measurements:
                 return statement
     return None
+
+
+def find_kernel_nodes_of(bundle: Path, store: LocalStore) -> dict[str, tuple[KernelCall, ...]]:
+    """Return the calls of each kernel of a bundle with the nodes of the model that they compute.
+
+    The statement beside the bundle names the results that it was made from; nothing is known if it is
+    missing, if the store does not have them, or if the model was partitioned.
+    """
+    statement = _find_statement(bundle)
+    if statement is None:
+        return {}
+    body = get_field(statement.body, "predicate", "buildDefinition", of=dict)
+    stages = get_field(body, "internalParameters", "stages", of=dict)
+    reports = []
+    for label in stages:
+        key = get_field(stages, label, "key", of=str)
+        artifact = store.find(key) if _KEY.fullmatch(key) else None
+        if artifact is not None:
+            reports.append(StageReport.of_result(f"{statement.recipe}:{label}", artifact.facts))
+    if sum(report.stage == build.NAME for report in reports) != 1:
+        return {}
+    return list_kernel_calls(ReportedFacts(reports).of(reports))
 
 
 def _check_kind(name: str, peer: Peer, module: Module, statement: Statement | None) -> None:

@@ -543,9 +543,12 @@ class _Context:
     def profile(self, record: Record) -> None:
         """Report each kernel of all calls."""
         kernel_name = self._functions["kernel_name"]
+        names: dict[int, str] = {}
 
         def report(_user: Any, kernel: int, nanoseconds: int) -> None:
-            record(kernel_name(kernel).decode(), nanoseconds / 1e9)
+            # asked for once: what the hook takes is part of the call
+            name = names.get(kernel) or names.setdefault(kernel, kernel_name(kernel).decode())
+            record(name, nanoseconds / 1e9)
 
         self._hook = _Hook(report)
         self._check(self._functions["profile"](self._handle, self._hook, None))

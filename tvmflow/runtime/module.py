@@ -28,6 +28,22 @@ class OperatorTime(NamedTuple):
     seconds: float
 
 
+class KernelRun(NamedTuple):
+    """A kernel, or another step, of a call: its beginning on the clock of the trace, and its time."""
+
+    name: str
+    began_s: float
+    seconds: float
+
+
+class CallTrace(NamedTuple):
+    """A call of a model: beginning and end on a clock that starts with the first one, and kernels."""
+
+    began_s: float
+    ended_s: float
+    kernels: tuple[KernelRun, ...]
+
+
 class Module:
     """A loaded model, which several threads may call.
 
@@ -209,21 +225,51 @@ class Module:
         """
         from statistics import median
 
-        _check_repeat(repeat)
         runs: list[dict[str, list[float]]] = []
-
-        def record(name: str, seconds: float) -> None:
-            runs[-1].setdefault(name, []).append(seconds)
-
-        with self.program.profiled(self._match(feed), record) as call:
-            for _ in range(repeat + 1):
-                runs.append({})
-                call()
-        # the first run is the warm-up
-        del runs[0]
+        for traced in self.trace(feed, repeat=repeat):
+            runs.append({})
+            for kernel in traced.kernels:
+                runs[-1].setdefault(kernel.name, []).append(kernel.seconds)
         totals = {name: median(sum(run[name]) for run in runs) for name in runs[0]}
         times = [OperatorTime(name, len(runs[0][name]), total) for name, total in totals.items()]
         return sorted(times, key=lambda operator: -operator.seconds)
+
+    def trace(self, feed: Any, *, repeat: int = 10) -> list[CallTrace]:
+        """Time each kernel of calls, and each step of TVM's virtual machine where that runs the model.
+
+        A C library calls a hook after each kernel, which takes about a microsecond of the calling thread;
+        the virtual machine is slower. On a GPU each call is waited for.
+
+        Args:
+            feed: The inputs as for `run`.
+            repeat: The number of calls, after one that warms up.
+        """
+        _check_repeat(repeat)
+        clock = time.perf_counter
+        kernels: list[tuple[str, float, float]] = []
+        calls = []
+
+        def record(name: str, seconds: float) -> None:
+            kernels.append((name, clock(), seconds))
+
+        with self.program.profiled(self._match(feed), record) as call:
+            for _ in range(repeat + 1):
+                first, began_s = len(kernels), clock()
+                call()
+                calls.append((began_s, clock(), first))
+        start_s = calls[1][0]
+        ends = [first for _, _, first in calls[1:]] + [len(kernels)]
+        return [
+            CallTrace(
+                began_s=began_s - start_s,
+                ended_s=ended_s - start_s,
+                kernels=tuple(
+                    KernelRun(name, end_s - seconds - start_s, seconds)
+                    for name, end_s, seconds in kernels[first:end]
+                ),
+            )
+            for (began_s, ended_s, first), end in zip(calls[1:], ends[1:], strict=True)
+        ]
 
     def _match(self, feed: Any) -> list[Array]:
         # the check for a Mapping of another type takes as long as a small kernel

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from tests.support.images import brightness_module, write_images
+from tests.support.trace_checks import check_trace
 from tvmflow.cli import main
 from tvmflow.core import signing
+from tvmflow.core.errors import EXIT_USAGE
 from tvmflow.runtime import loading
 
 
@@ -105,6 +107,24 @@ def test_times_and_operators_are_shown(
     assert 0 < report["ms"]["min"] <= report["ms"]["median"] <= report["ms"]["max"]
     names = {row["name"]: row["us"] for row in report["operators"]}
     assert {"add", "multiply"} <= set(names) and min(names.values()) >= 0
+
+
+def test_a_trace_has_the_kernels_of_each_call(
+    small_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within the slice of the call; without the store that built it, their nodes are not known."""
+    written = tmp_path / "t.json"
+    code, out, _ = run(capsys, small_bundle, "--trace", written, "--repeat", 2)
+    assert code == 0
+    assert f"trace of 2 calls: {written}" in out
+    assert "the nodes that its kernels compute are not known" in out
+    (items,) = check_trace(json.loads(written.read_text())).slices.values()
+    names = [item["name"] for item in items if not item["name"].startswith("vm.")]
+    assert [name for name in names if name in ("call 1", "call 2", "add", "multiply")] == [
+        *("call 1", "add", "multiply"),
+        *("call 2", "add", "multiply"),
+    ]
+    assert run(capsys, small_bundle, "--trace", small_bundle)[0] == EXIT_USAGE
 
 
 @pytest.mark.parametrize(
