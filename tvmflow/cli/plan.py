@@ -25,7 +25,7 @@ from tvmflow.core.formatting import count_text, duration_text, names_text, print
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
-    from tvmflow.engine.critical import ChainLink, CriticalChain
+    from tvmflow.engine.critical import CriticalChain
     from tvmflow.engine.run_records import RunRecord
     from tvmflow.planning.decisions import PlanState
     from tvmflow.planning.prepare import RunRequest
@@ -310,8 +310,9 @@ def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
     from tvmflow.core.terminal import find_width
     from tvmflow.core.text import table
 
-    took, before, after = map(duration_text, (run.seconds, chain.before_s, chain.after_s))
-    workers, stages = count_text(chain.jobs, "worker"), duration_text(chain.stages_s)
+    times = (run.seconds, chain.before_s, chain.stages_s, chain.after_s, chain.at_best_s)
+    took, before, stages, after, at_best = map(duration_text, times)
+    workers = count_text(chain.jobs, "worker")
     if not chain.links:
         yield f"run {run.id} took {took}; no stage was executed"
         return
@@ -322,7 +323,9 @@ def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
             "took": duration_text(link.seconds),
             "saves": duration_text(link.saves_s),
             "saves at best": duration_text(link.saves_at_best_s),
-            "began": _describe_begin(link),
+            "began": f"when {link.cause} {'left its worker' if link.waited_for_worker else 'had ended'}"
+            if link.cause
+            else "at once",
         }
         for link in chain.links
     ]
@@ -332,14 +335,7 @@ def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
         "saves: how much shorter the stages would be if this one cost nothing, with "
         f"{workers}; at best: with a worker for each"
     )
-    at_best = duration_text(chain.at_best_s)
     yield f"with a worker for each, the stages would take {at_best}; `--jobs N` runs N at a time"
-
-
-def _describe_begin(link: ChainLink) -> str:
-    if not link.cause:
-        return "at once"
-    return f"when {link.cause} {'left its worker' if link.waited_for_worker else 'had ended'}"
 
 
 COMMANDS: Final = {"plan": plan, "explain": explain}

@@ -1,34 +1,25 @@
-"""Spans: named intervals of the work of this process, for the timeline of a run.
-
-As long as nobody takes them, a span costs hardly anything.
-"""
+"""Spans: named intervals of the work of this process, for the timeline of a run."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 EVENT: Final = "span"
 """The kind of their events."""
-
 _SHORTEST_S: Final = 0.0005
 # An event is one write to a pipe, which several threads may have.
 _MAX_NAME: Final = 300
+_Report: TypeAlias = "Callable[[dict[str, Any]], None] | None"
 
-_report: Callable[[dict[str, Any]], None] | None = None
+_report: _Report = None
 
 
-def report_spans(
-    report: Callable[[dict[str, Any]], None] | None,
-) -> Callable[[dict[str, Any]], None] | None:
-    """Have `report` called with the event of each span of this process; return what was called before.
-
-    It is called in the thread of the span, at its end.
-    """
+def report_spans(report: _Report) -> _Report:
+    """Have `report` called with each span of this process, in its thread; return what was called before."""
     global _report
     before, _report = _report, report
     return before
@@ -41,16 +32,11 @@ def add_span(name: str, began_s: float, ended_s: float, **arguments: Any) -> Non
 
 
 def describe_span(name: str, began_s: float, ended_s: float, **arguments: Any) -> dict[str, Any]:
-    """Return the event of what this thread did between two times in seconds since 1970."""
-    return {
-        "event": EVENT,
-        "name": name[:_MAX_NAME],
-        "began_s": began_s,
-        "seconds": ended_s - began_s,
-        "process": os.getpid(),
-        "thread": threading.current_thread().name,
-        "arguments": arguments,
-    }
+    """Return the event of a span of this thread."""
+    times = {"began_s": began_s, "ended_s": ended_s}
+    thread = threading.current_thread().name.partition(" (")[0]
+    base = {"event": EVENT, "name": name[:_MAX_NAME], "thread": thread}
+    return {**base, **times, "arguments": arguments}
 
 
 @contextlib.contextmanager

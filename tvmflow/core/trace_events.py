@@ -1,6 +1,6 @@
 """Traces in the JSON format of Chrome's viewer, which Perfetto reads: tracks, slices, flows.
 
-A name may be that of a model or of a user: it is written as `printable` text, by `canonical`.
+A name may be that of a model or of a user: it is written as printable text, by `canonical`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.core.formatting import excerpt
 from tvmflow.core.types import Json
 
-PACKED_SUFFIX: Final = ".gz"
-
 _MAX_TEXT: Final = 400
-_NS: Final = 1_000_000_000
 _ROUNDING_NS: Final = 1000
-# Processes are numbered from 1, tracks from here on: Perfetto takes a track with the number of its process
-# for the main one.
+# Processes are numbered from 1; Perfetto takes a track with the number of its process for the main one.
 _FIRST_TRACK: Final = 1000
 
 
@@ -38,45 +34,35 @@ class Slice:
 
 @dataclass
 class Track:
-    """A row of slices, which viewers show below those of the same process. Slices on it nest."""
+    """A row of slices, which viewers show below those of the same process."""
 
     process: int
     number: int
-    name: str
     slices: list[Slice] = field(default_factory=list)
 
     def slice(
         self, name: str, began_s: float, seconds: float, arguments: Mapping[str, Json] | None = None
     ) -> Slice:
         """Add an interval, which began so many seconds after the trace."""
-        began_ns = max(round(began_s * _NS), 0)
-        ended_ns = max(round((began_s + seconds) * _NS), began_ns)
-        added = Slice(
-            track=self,
-            name=name,
-            began_ns=began_ns,
-            ended_ns=ended_ns,
-            arguments=arguments or {},
-        )
-        self.slices.append(added)
-        return added
+        began_ns, ended_ns = (max(round(at_s * 1e9), 0) for at_s in (began_s, began_s + seconds))
+        self.slices.append(Slice(self, name, began_ns, max(began_ns, ended_ns), arguments or {}))
+        return self.slices[-1]
 
-    def nest(self) -> list[Slice]:
-        """Return the slices as viewers need them: sorted, and each ends with the one that it began in.
+    def nest(self) -> Iterator[Slice]:
+        """Return the slices in order, each cut at the end of the one that it began in, as viewers need them.
 
         Clocks of several machines differ, and several threads may have one name.
         """
-        nested: list[Slice] = []
-        open_slices: list[Slice] = []
-        for item in sorted(self.slices, key=lambda one: (one.began_ns, -one.ended_ns)):
-            while open_slices and open_slices[-1].ended_ns <= item.began_ns + _ROUNDING_NS:
-                before = open_slices.pop()
+        outer: list[Slice] = []
+        ordered = sorted(self.slices, key=lambda one: (one.began_ns, -one.ended_ns))
+        for item in ordered:
+            while outer and outer[-1].ended_ns <= item.began_ns + _ROUNDING_NS:
+                before = outer.pop()
                 before.ended_ns = max(min(before.ended_ns, item.began_ns), before.began_ns)
-            if open_slices:
-                item.ended_ns = min(item.ended_ns, open_slices[-1].ended_ns)
-            nested.append(item)
-            open_slices.append(item)
-        return nested
+            if outer:
+                item.ended_ns = min(item.ended_ns, outer[-1].ended_ns)
+            outer.append(item)
+        return iter(ordered)
 
 
 class Trace:
@@ -91,9 +77,8 @@ class Trace:
         """Return a track of a process, both of which may be new."""
         tracks = self._tracks.setdefault(process, {})
         if name not in tracks:
-            place = list(self._tracks).index(process) + 1
             number = _FIRST_TRACK + sum(map(len, self._tracks.values()))
-            tracks[name] = Track(place, number, name)
+            tracks[name] = Track(list(self._tracks).index(process) + 1, number)
         return tracks[name]
 
     def flow(self, first: Slice, second: Slice) -> None:
@@ -102,57 +87,47 @@ class Trace:
 
     def to_json(self) -> Json:
         """Return the trace as viewers read it."""
-        return {
-            "traceEvents": list(self._list_events()),
-            "displayTimeUnit": "ms",
-            "otherData": _shown(self._about),
-        }
+        events = [*self._list_names(), *self._list_slices(), *self._list_flows()]
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _shown(self._about)}
 
     def to_bytes(self, path: Path) -> bytes:
         """Return the content of the file of this name, which is gzipped if it ends in `.gz`."""
         content = canonical(self.to_json())
-        return gzip.compress(content, mtime=0) if path.suffix == PACKED_SUFFIX else content
+        return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
 
-    def _list_events(self) -> Iterator[dict[str, Json]]:
+    def _list_names(self) -> Iterator[dict[str, Json]]:
         for place, (process, tracks) in enumerate(self._tracks.items(), 1):
             # viewers show the number behind the name
-            name = excerpt(process.removesuffix(f" {place}"))
-            yield _name("process_name", place, 0, {"name": name})
-            yield _name("process_sort_index", place, 0, {"sort_index": place})
-            for track in tracks.values():
-                yield _name("thread_name", place, track.number, {"name": excerpt(track.name)})
-                yield _name("thread_sort_index", place, track.number, {"sort_index": track.number})
+            names = [("process", 0, place, process.removesuffix(f" {place}"))]
+            names += [("thread", item.number, item.number, name) for name, item in tracks.items()]
+            for kind, number, order, name in names:
+                base = {"ph": "M", "pid": place, "tid": number}
+                yield {**base, "name": f"{kind}_name", "args": {"name": excerpt(name)}}
+                yield {**base, "name": f"{kind}_sort_index", "args": {"sort_index": order}}
+
+    def _list_slices(self) -> Iterator[dict[str, Json]]:
         for tracks in self._tracks.values():
-            for track in tracks.values():
-                for item in track.nest():
-                    yield _describe(item)
+            for item in (item for track in tracks.values() for item in track.nest()):
+                length_us = (item.ended_ns - item.began_ns) / 1000
+                yield {
+                    "name": excerpt(item.name, _MAX_TEXT),
+                    "cat": "tvmflow",
+                    "args": _shown(item.arguments),
+                    **_place(item.track, item.began_ns),
+                    **({"ph": "X", "dur": length_us} if length_us else {"ph": "i", "s": "t"}),
+                }
+
+    def _list_flows(self) -> Iterator[dict[str, Json]]:
         for number, (first, second) in enumerate(self._flows, 1):
+            base = {"name": "needs", "cat": "needs", "id": number}
             # the arrow begins within the slice, not at its end, which belongs to the next one
-            leaves_ns = max(first.ended_ns - 1, first.began_ns)
-            begin = {"ph": "s", **_place(first.track, min(leaves_ns, second.began_ns))}
-            end = {"ph": "f", "bp": "e", **_place(second.track, second.began_ns)}
-            for event in (begin, end):
-                yield {"name": "needs", "cat": "needs", "id": number, **event}
-
-
-def _name(kind: str, process: int, track: int, arguments: Mapping[str, Json]) -> dict[str, Json]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": dict(arguments)}
+            leaves_ns = min(max(first.ended_ns - 1, first.began_ns), second.began_ns)
+            yield {**base, "ph": "s", **_place(first.track, leaves_ns)}
+            yield {**base, "ph": "f", "bp": "e", **_place(second.track, second.began_ns)}
 
 
 def _place(track: Track, at_ns: int) -> dict[str, Json]:
     return {"pid": track.process, "tid": track.number, "ts": at_ns / 1000}
-
-
-def _describe(item: Slice) -> dict[str, Json]:
-    event = {
-        "name": excerpt(item.name, _MAX_TEXT),
-        "cat": "tvmflow",
-        **_place(item.track, item.began_ns),
-        "args": _shown(item.arguments),
-    }
-    if item.ended_ns == item.began_ns:
-        return {**event, "ph": "i", "s": "t"}
-    return {**event, "ph": "X", "dur": (item.ended_ns - item.began_ns) / 1000}
 
 
 def _shown(arguments: Mapping[str, Json]) -> dict[str, Json]:

@@ -41,16 +41,10 @@ class ChainLink(NamedTuple):
 
 
 class CriticalChain(NamedTuple):
-    """The critical chain of a run.
+    """The critical chain of a run, where so many stages may run at a time.
 
-    Attributes:
-        links: Its stages, the first one first.
-        jobs: How many stages may run at a time.
-        before_s: Seconds of the run before the first stage began.
-        stages_s: Seconds from there until the last stage ended.
-        after_s: Seconds of the run after that.
-        scheduled_s: The seconds of the stages as they are scheduled again, for comparison.
-        at_best_s: The same with a worker for every stage: no number of workers makes them shorter.
+    Its seconds are those before the first stage began, until the last one ended, and after that; of the
+    stages when they are scheduled again; and of these with a worker for every stage.
     """
 
     links: tuple[ChainLink, ...]
@@ -132,38 +126,31 @@ def find_critical_chain(timeline: Timeline, seconds: float) -> CriticalChain:
     jobs = max(timeline.jobs, 1)
     ends, causes = schedule(work, jobs)
     length_s, at_best_s = max(ends.values(), default=0.0), measure_length(work, len(work) or 1)
-    chain: list[str] = []
+    chain: list[ChainLink] = []
     stage = max(ends, key=lambda one: ends[one], default="")
     while stage:
-        chain.append(stage)
-        stage = causes[stage]
-    began_s = min((stage.began_s for stage in timeline.stages if stage.was_executed), default=0.0)
-    ended_s = max((stage.ended_s for stage in timeline.stages if stage.was_executed), default=0.0)
+        free = {**work, stage: work[stage]._replace(seconds=0.0)}
+        cause = causes[stage]
+        link = ChainLink(
+            stage_id=stage,
+            seconds=work[stage].seconds,
+            cause=cause,
+            waited_for_worker=bool(cause) and cause not in work[stage].needs,
+            # with another order, a shorter stage may even make the rest longer
+            saves_s=max(length_s - measure_length(free, jobs), 0.0),
+            saves_at_best_s=at_best_s - measure_length(free, len(work)),
+        )
+        chain.insert(0, link)
+        stage = cause
+    executed = timeline.list_executed()
+    began_s = min((stage.began_s for stage in executed), default=0.0)
+    ended_s = max((stage.ended_s for stage in executed), default=0.0)
     return CriticalChain(
-        links=tuple(
-            _describe(stage, causes[stage], work, (jobs, length_s), at_best_s)
-            for stage in reversed(chain)
-        ),
+        links=tuple(chain),
         jobs=jobs,
         before_s=max(seconds - timeline.seconds, 0.0) + began_s,
         stages_s=ended_s - began_s,
         after_s=max(timeline.seconds - ended_s, 0.0),
         scheduled_s=length_s,
         at_best_s=at_best_s,
-    )
-
-
-def _describe(
-    stage: str, cause: str, work: Mapping[str, Work], run: tuple[int, float], at_best_s: float
-) -> ChainLink:
-    jobs, length_s = run
-    free = {**work, stage: work[stage]._replace(seconds=0.0)}
-    return ChainLink(
-        stage_id=stage,
-        seconds=work[stage].seconds,
-        cause=cause,
-        waited_for_worker=bool(cause) and cause not in work[stage].needs,
-        # with another order, a shorter stage may even make the rest longer
-        saves_s=max(length_s - measure_length(free, jobs), 0.0),
-        saves_at_best_s=at_best_s - measure_length(free, len(work)),
     )

@@ -5,11 +5,10 @@ It is recorded from the events of the run, kept in its record, and written as a 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from tvmflow.core import spans
 from tvmflow.core.codec import Mismatch, from_json
@@ -19,11 +18,10 @@ from tvmflow.core.types import Json, Plan
 from tvmflow.engine.report import StageReport
 from tvmflow.executors.base import PLACE, Event, OnEvent
 
-# The fields of a `Span`: there may be many, and records are to stay small.
-_SpanRow: TypeAlias = tuple[str, str, float, float, int, str, Mapping[str, Json]]
-
 # A search of days has more; of these the first ones are kept.
 _MAX_SPANS: Final = 100_000
+_MAIN_THREAD: Final = threading.main_thread().name
+_RUN: Final = "run"
 
 
 class TimedStage(NamedTuple):
@@ -59,13 +57,12 @@ class TimedStage(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An interval of work: when it began, in seconds since the run began, and in which process and thread."""
+    """An interval of work in a thread, whose name is empty for the main one; times as of a stage."""
 
     name: str
     stage_id: str
     began_s: float
-    seconds: float
-    pid: int
+    ended_s: float
     thread: str
     arguments: Mapping[str, Json]
 
@@ -74,21 +71,19 @@ class Timeline(NamedTuple):
     """The timeline of a run.
 
     Attributes:
-        began_s: When the stages were begun with, in seconds since 1970.
+        began_s: When it turned to its stages, in seconds since 1970.
         seconds: How long it took from there.
         jobs: How many stages may run at a time.
-        pid: The process of the run itself.
         stages: The stages in the order in which they ended; one that ran twice is there twice.
-        spans: The spans as they ended; each is the fields of a `Span`.
+        spans: The fields of each `Span`, in the order in which they ended; records are to stay small.
         left_out: How many further spans there were.
     """
 
     began_s: float
     seconds: float
     jobs: int
-    pid: int
     stages: tuple[TimedStage, ...]
-    spans: tuple[_SpanRow, ...]
+    spans: tuple[tuple[str, str, float, float, str, Mapping[str, Json]], ...]
     left_out: int = 0
 
     def list_executed(self) -> list[TimedStage]:
@@ -107,71 +102,48 @@ class TimelineRecording:
         self._begun: dict[str, float] = {}
         self._places: dict[str, tuple[int, str]] = {}
         self._stages: list[TimedStage] = []
-        self._spans: list[_SpanRow] = []
+        self._spans: list[tuple[str, str, float, float, str, Mapping[str, Json]]] = []
         self._left_out = 0
 
     def event(self, event: Event) -> None:
         """Take an event."""
-        kind, now_s = event["event"], time.time() - self._began_s
+        kind, now_s = event["event"], self._since(time.time())
+        stage_id = event.get("stage_id", "")
         with self._lock:
-            if kind == spans.EVENT:
-                self._add_span(event)
-                return
-            if kind == PLACE:
-                self._places[event["stage_id"]] = (event["pid"], event["worker"])
-                return
-            if kind == "stage_started":
-                self._begun[event["stage_id"]] = now_s
+            if kind == spans.EVENT and len(self._spans) < _MAX_SPANS:
+                times = self._since(event["began_s"]), self._since(event["ended_s"])
+                thread = "" if event["thread"] == _MAIN_THREAD else event["thread"]
+                row = (event["name"], stage_id, *times, thread, event["arguments"])
+                self._spans.append(row)
+            elif kind == spans.EVENT:
+                self._left_out += 1
+            elif kind == PLACE:
+                self._places[stage_id] = (event["pid"], event["worker"])
+            elif kind == "stage_started":
+                self._begun[stage_id] = now_s
             elif kind == "stage_finished":
-                self._add_stage(event, now_s)
-        self._on_event(event)
+                times = self._begun.pop(stage_id, now_s), now_s
+                place = self._places.pop(stage_id, (0, ""))
+                self._stages.append(TimedStage(stage_id, event["outcome"], *times, (), *place))
+        if kind not in (spans.EVENT, PLACE):
+            self._on_event(event)
 
-    def _add_span(self, event: Event) -> None:
-        if len(self._spans) == _MAX_SPANS:
-            self._left_out += 1
-            return
-        began_s = round(event["began_s"] - self._began_s, 6)
-        # rounded, two spans in a row must not overlap
-        ended_s = round(event["began_s"] + event["seconds"] - self._began_s, 6)
-        row = (
-            event["name"],
-            event.get("stage_id", ""),
-            began_s,
-            round(ended_s - began_s, 6),
-            event["process"],
-            _name_thread(event["thread"]),
-            event["arguments"],
-        )
-        self._spans.append(row)
-
-    def _add_stage(self, event: Event, now_s: float) -> None:
-        stage_id = event["stage_id"]
-        pid, worker = self._places.pop(stage_id, (0, ""))
-        stage = TimedStage(
-            stage_id=stage_id,
-            outcome=event["outcome"],
-            began_s=round(self._begun.pop(stage_id, now_s), 6),
-            ended_s=round(now_s, 6),
-            pid=pid,
-            worker=worker,
-        )
-        self._stages.append(stage)
+    def _since(self, at_s: float) -> float:
+        return round(at_s - self._began_s, 6)
 
     def finish(self, plan: Plan, jobs: int) -> Timeline:
         """Return the timeline of a plan whose run has ended."""
         needs = {spec.id: tuple(need.stage_id for need in spec.needs) for spec in plan.stages}
-        with self._lock:
-            return Timeline(
-                began_s=self._began_s,
-                seconds=round(time.time() - self._began_s, 6),
-                jobs=jobs,
-                pid=os.getpid(),
-                stages=tuple(
-                    stage._replace(needs=needs.get(stage.stage_id, ())) for stage in self._stages
-                ),
-                spans=tuple(self._spans),
-                left_out=self._left_out,
-            )
+        return Timeline(
+            began_s=self._began_s,
+            seconds=self._since(time.time()),
+            jobs=jobs,
+            stages=tuple(
+                stage._replace(needs=needs.get(stage.stage_id, ())) for stage in self._stages
+            ),
+            spans=tuple(self._spans),
+            left_out=self._left_out,
+        )
 
 
 def read_timeline(value: Json, run: str) -> Timeline:
@@ -180,30 +152,17 @@ def read_timeline(value: Json, run: str) -> Timeline:
     Raises:
         UsageError: It has none, or none that can be read.
     """
-    fix = "runs of this version have one: `tvmflow runs` lists the runs"
-    if value is None:
-        raise UsageError(f"the record of run {run} has no timeline", fix=fix)
     try:
         return from_json(Timeline, value)
     except Mismatch as error:
-        raise UsageError(f"the timeline of run {run} cannot be read: {error}", fix=fix) from error
-
-
-def _name_thread(name: str) -> str:
-    """Return the name of a thread for people; nothing for the main one of a process."""
-    if name == threading.main_thread().name:
-        return ""
-    # doit and others let Python name theirs: `Thread-2 (function)`
-    return name.partition(" (")[0].replace("Thread-", "thread ")
+        problem = "cannot be read" if value else "is missing"
+        raise UsageError(
+            f"the timeline of run {run} {problem} ({error})",
+            fix="runs of this version record one: `tvmflow runs` lists the runs",
+        ) from error
 
 
 # ---------------------------------------------------------------- as a trace
-
-
-_RUN: Final = "run"
-_RESTORED: Final = "restored and skipped stages"
-_STAGES: Final = "stages"
-_DEVICES: Final = "devices of this machine"
 
 
 def make_trace(
@@ -218,47 +177,35 @@ def make_trace(
         about: What the trace says of the run; `run` is its name.
     """
     by_id = {report.stage_id: report for report in reports}
-    trace = Trace(about)
-    executed = list(_place_stages(timeline))
-    for _, process in executed:
-        trace.track(process, _STAGES)
     own, start_s = f"tvmflow run {about['run']}", max(timeline.began_s - began_s, 0.0)
-    run = trace.track(own, _RUN)
-    run.slice("plan", 0.0, start_s)
-    run.slice("stages and delivery", start_s, timeline.seconds)
-    restored = trace.track(own, _RESTORED)
-    known = {stage.stage_id for stage in timeline.stages}
-    end_s = timeline.seconds
-    skipped = [
-        TimedStage(report.stage_id, report.outcome, end_s, end_s)
-        for report in by_id.values()
-        if report.stage_id not in known
-    ]
-    for stage in (*timeline.stages, *skipped):
-        if not stage.was_executed:
-            arguments = _describe(stage, by_id)
-            restored.slice(_title(stage), start_s + stage.ended_s, 0.0, arguments)
+    trace = Trace(about)
     slices: dict[str, Slice] = {}
     processes: dict[str, list[tuple[float, str]]] = {}
-    for stage, process in executed:
+    for stage, process in _place_stages(timeline):
         processes.setdefault(stage.stage_id, []).append((stage.ended_s, process))
-        slices[stage.stage_id] = trace.track(process, _STAGES).slice(
-            _title(stage), start_s + stage.began_s, stage.seconds, _describe(stage, by_id)
-        )
-        for need in stage.needs:
-            if need in slices:
-                trace.flow(slices[need], slices[stage.stage_id])
-    threads = sorted((Span(*row) for row in timeline.spans), key=lambda span: span.thread)
-    for span in threads:
+        slices[stage.stage_id] = _add_stage(trace, process, "stages", stage, start_s, by_id)
+        for need in filter(slices.get, stage.needs):
+            trace.flow(slices[need], slices[stage.stage_id])
+    trace.track(own, _RUN).slice("plan", 0.0, start_s)
+    trace.track(own, _RUN).slice("stages and delivery", start_s, timeline.seconds)
+    known, end_s = {stage.stage_id for stage in timeline.stages}, timeline.seconds
+    skipped = (
+        TimedStage(name, by_id[name].outcome, end_s, end_s) for name in by_id if name not in known
+    )
+    for stage in (*timeline.stages, *skipped):
+        if not stage.was_executed:
+            _add_stage(trace, own, "restored and skipped stages", stage, start_s, by_id)
+    for span in sorted((Span(*row) for row in timeline.spans), key=lambda span: span.thread):
         # of a stage that ran twice, the execution that had not ended by then
         ends = processes.get(span.stage_id, ())
         where = next((process for until_s, process in ends if span.began_s <= until_s), own)
         thread = span.thread or (_RUN if where == own else "main thread")
-        at_s, arguments = start_s + span.began_s, {"stage": span.stage_id, **span.arguments}
-        trace.track(where, thread).slice(span.name, at_s, span.seconds, arguments)
+        times = start_s + span.began_s, span.ended_s - span.began_s
+        arguments = {"stage": span.stage_id, **span.arguments}
+        trace.track(where, thread).slice(span.name, *times, arguments)
         if device := span.arguments.get("device"):
-            measured = trace.track(_DEVICES, str(device))
-            measured.slice(span.stage_id or own, at_s, span.seconds, arguments)
+            measured = trace.track("devices of this machine", str(device))
+            measured.slice(span.stage_id or own, *times, arguments)
     return trace
 
 
@@ -269,18 +216,21 @@ def _place_stages(timeline: Timeline) -> Iterator[tuple[TimedStage, str]]:
         lanes = ends.setdefault(stage.worker, [])
         lane = next((i for i, end_s in enumerate(lanes) if end_s <= stage.began_s), len(lanes))
         lanes[lane : lane + 1] = [stage.ended_s]
-        if not stage.worker:
-            yield stage, f"worker {lane + 1}"
-        else:
-            yield stage, f"worker {stage.worker}{f' ({lane + 1})' if lane else ''}"
+        number = f" ({lane + 1})" if lane else ""
+        yield stage, f"worker {f'{stage.worker}{number}' if stage.worker else lane + 1}"
 
 
-def _title(stage: TimedStage) -> str:
-    return stage.stage_id if stage.outcome == "ran" else f"{stage.stage_id}: {stage.outcome}"
-
-
-def _describe(stage: TimedStage, reports: Mapping[str, StageReport]) -> dict[str, Json]:
-    report = reports.get(stage.stage_id)
-    known = {} if report is None else {"reason": report.reason, "key": report.key}
-    message = report.message if report and report.outcome == stage.outcome else ""
-    return {**known, "outcome": stage.outcome, "message": message, "pid": stage.pid or None}
+def _add_stage(
+    trace: Trace,
+    process: str,
+    track: str,
+    stage: TimedStage,
+    start_s: float,
+    reports: Mapping[str, StageReport],
+) -> Slice:
+    title = stage.stage_id if stage.outcome == "ran" else f"{stage.stage_id}: {stage.outcome}"
+    arguments = {"outcome": stage.outcome, "pid": stage.pid or None}
+    if report := reports.get(stage.stage_id):
+        arguments |= {"reason": report.reason, "key": report.key, "message": report.message}
+    at_s = start_s + stage.began_s
+    return trace.track(process, track).slice(title, at_s, stage.seconds, arguments)

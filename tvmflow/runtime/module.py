@@ -247,29 +247,25 @@ class Module:
         _check_repeat(repeat)
         clock = time.perf_counter
         kernels: list[tuple[str, float, float]] = []
-        calls = []
+        calls: list[CallTrace] = []
 
         def record(name: str, seconds: float) -> None:
             kernels.append((name, clock(), seconds))
 
         with self.program.profiled(self._match(feed), record) as call:
-            for _ in range(repeat + 1):
-                first, began_s = len(kernels), clock()
+            call()
+            start_s = clock()
+            for _ in range(repeat):
+                kernels.clear()
+                began_s = clock()
                 call()
-                calls.append((began_s, clock(), first))
-        start_s = calls[1][0]
-        ends = [first for _, _, first in calls[1:]] + [len(kernels)]
-        return [
-            CallTrace(
-                began_s=began_s - start_s,
-                ended_s=ended_s - start_s,
-                kernels=tuple(
+                ended_s = clock()
+                runs = (
                     KernelRun(name, end_s - seconds - start_s, seconds)
-                    for name, end_s, seconds in kernels[first:end]
-                ),
-            )
-            for (began_s, ended_s, first), end in zip(calls[1:], ends[1:], strict=True)
-        ]
+                    for name, end_s, seconds in kernels
+                )
+                calls.append(CallTrace(began_s - start_s, ended_s - start_s, tuple(runs)))
+        return calls
 
     def _match(self, feed: Any) -> list[Array]:
         # the check for a Mapping of another type takes as long as a small kernel

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 from tvmflow.core import spans
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
-from tvmflow.core.formatting import excerpt
 from tvmflow.core.statistics import geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
@@ -134,7 +133,10 @@ class Measurer:
             if may_continue():
                 with spans.span(f"trial of {jobs[index].name or 'a kernel'}") as arguments:
                     trial = self._measure_job(jobs[index])
-                    arguments |= {"id": trial.id, **_describe_end(trial)}
+                    if trial.failure is None:
+                        arguments["µs"] = round(trial.seconds * 1e6, 3)
+                    else:
+                        arguments["failed in"] = trial.failure.phase
                 with recording:
                     record(index, trial)
 
@@ -235,13 +237,6 @@ class Measurer:
         """Take the lock of a device. The gate has been passed, so that only other runs may hold it."""
         with self._context.clock.waiting():
             locks.enter_context(device)
-
-
-def _describe_end(trial: Trial) -> dict[str, Json]:
-    """Return the time of a trial, or why it has none, for its span."""
-    if trial.failure is not None:
-        return {"failed in": trial.failure.phase, "problem": excerpt(trial.failure.message)}
-    return {"µs": round(trial.seconds * 1e6, 3)}
 
 
 class _BuildRunGate:

@@ -132,10 +132,10 @@ def test_logs_and_explain_take_the_same_arguments(
 def test_a_trace_is_written_of_the_last_run(
     store: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Named by the run, or as `-o` says; a run of an earlier version has no timeline."""
+    """Named by the run, or as `-o` says; a run of an earlier version is missing."""
     record(store, "net")
     assert main.main(["trace"]) == EXIT_USAGE
-    assert "has no timeline" in capsys.readouterr().err
+    assert "the timeline of run" in capsys.readouterr().err
     recorder = TimelineRecording(lambda _: None)
     recorder.event({"event": "stage_finished", "stage_id": "net:import", "outcome": "hit"})
     with record_run(store, ["run", "net.yaml"]) as recording:
@@ -163,7 +163,7 @@ def test_the_stages_that_decided_the_time_are_explained(
         TimedStage("net:build/a", "ran", 1.5, 3.5, ("net:import",)),
         TimedStage("net:build/b", "ran", 3.5, 8.5, ("net:import",)),
     )
-    timeline = Timeline(began_s=0.0, seconds=9.0, jobs=1, pid=1, stages=stages, spans=())
+    timeline = Timeline(began_s=0.0, seconds=9.0, jobs=1, stages=stages, spans=())
     with record_run(store, ["run", "net.yaml"]) as recording:
         stage = StageReport("net:import", "ran", "never ran", 1.0, {})
         recording.report = RunReport((stage,), timeline=to_json(timeline))

@@ -108,7 +108,7 @@ def timeline_of(work: Graph, jobs: int) -> Timeline:
         TimedStage(stage, "ran", ends[stage] - item.seconds, ends[stage], item.needs)
         for stage, item in work.items()
     )
-    return Timeline(began_s=0.0, seconds=99.0, jobs=jobs, pid=1, stages=stages, spans=())
+    return Timeline(began_s=0.0, seconds=99.0, jobs=jobs, stages=stages, spans=())
 
 
 def test_a_chain_names_needs_and_workers() -> None:
@@ -136,12 +136,12 @@ def test_a_stage_needs_what_those_need_that_were_restored() -> None:
         TimedStage("build", "failed", 1.0, 4.0, ("lower",)),
         TimedStage("build", "ran", 5.0, 6.0, ("lower",)),
     )
-    timeline = Timeline(began_s=0.0, seconds=7.0, jobs=2, pid=1, stages=stages, spans=())
+    timeline = Timeline(began_s=0.0, seconds=7.0, jobs=2, stages=stages, spans=())
     assert list_work(timeline) == {"import": Work(1.0), "build": Work(4.0, ("import",))}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_run_that_executed_nothing_has_no_chain(jobs: int) -> None:
-    timeline = Timeline(began_s=0.0, seconds=2.0, jobs=jobs, pid=1, stages=(), spans=())
+    timeline = Timeline(began_s=0.0, seconds=2.0, jobs=jobs, stages=(), spans=())
     chain = find_critical_chain(timeline, 3.0)
     assert (chain.links, chain.before_s, chain.after_s) == ((), 1.0, 2.0)

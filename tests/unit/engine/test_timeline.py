@@ -85,8 +85,9 @@ def test_what_was_not_executed_is_an_instant(tmp_path: Path) -> None:
 
 
 def span_event(name: str, began_s: float, seconds: float, **fields: Any) -> dict[str, Any]:
-    base = {"event": "span", "process": 7, "thread": "MainThread", "arguments": {}}
-    return {**base, "name": name, "began_s": began_s, "seconds": seconds, **fields}
+    base = {"event": "span", "thread": "MainThread", "arguments": {}}
+    ended_s = began_s + seconds
+    return {**base, "name": name, "began_s": began_s, "ended_s": ended_s, **fields}
 
 
 def test_spans_of_a_stage_are_on_threads_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def test_spans_of_a_stage_are_on_threads_of_its_worker(monkeypatch: pytest.Monke
     trial = span_event("trial of conv", 1001.0, 1.0, thread="builder_0", **stage)
     recorder.event(trial)
     recorder.event(span_event("measurement", 1001.5, 0.5, **stage, arguments={"device": "cpu"}))
-    recorder.event(span_event("fetch import", 999.5, 0.1, thread="Thread-2 (work)"))
+    recorder.event(span_event("fetch import", 999.5, 0.1, thread="Thread-2"))
     now_s = 1004.0
     recorder.event({"event": "stage_finished", "outcome": "ran", **stage})
     made = recorder.finish(Plan((), ()), jobs=3)
@@ -116,7 +117,7 @@ def test_spans_of_a_stage_are_on_threads_of_its_worker(monkeypatch: pytest.Monke
         "worker alpha 1/main thread": ["measurement"],
         "devices of this machine 3/cpu": ["net:tune/host"],
         "tvmflow run abc 2/run": ["plan", "stages and delivery"],
-        "tvmflow run abc 2/thread 2": ["fetch import"],
+        "tvmflow run abc 2/Thread-2": ["fetch import"],
     }
     (slice_,) = trace.slices["worker alpha 1/builder_0"]
     assert (slice_["ts"], slice_["dur"]) == (2e6, 1e6)
@@ -134,8 +135,8 @@ def test_a_long_search_keeps_the_first_spans(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (None, "the record of run abc has no timeline"),
-        ({"jobs": "two"}, "the timeline of run abc cannot be read: "),
+        (None, "the timeline of run abc is missing"),
+        ({"jobs": "two"}, "the timeline of run abc cannot be read ("),
     ],
 )
 def test_a_record_without_a_timeline_says_so(value: Any, message: str) -> None:
