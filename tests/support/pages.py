@@ -178,7 +178,9 @@ class Sandbox:
         tools.mkdir()
         (tools / "tvmflow").write_text(f'#!/bin/sh\nexec {sys.executable} -m tvmflow "$@"\n')
         (tools / "tvmflow").chmod(0o755)
-        (tools / "python").symlink_to(sys.executable)
+        # a symbolic link to it would not find the packages of a virtual environment
+        (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (tools / "python").chmod(0o755)
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")
         }

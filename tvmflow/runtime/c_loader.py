@@ -452,7 +452,7 @@ class _Memory:
         return address
 
     def _release(self, _user: Any, address: int) -> None:
-        del self._blocks[address]
+        self._blocks.pop(address, None)
 
 
 class _Context:
