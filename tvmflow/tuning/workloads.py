@@ -10,6 +10,7 @@ order of its shapes: it has one key whatever a recipe calls its dimensions, and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -258,7 +259,8 @@ class _Digester:
             return _hashed(b"map", *(part for item in items for part in item))
         if isinstance(value, str) or not isinstance(value, Sequence):
             return _hashed(_type_name(value), str(value).encode())
-        return _hashed(b"list", *[self._digest(entry) for entry in value])
+        # a slice of TVM's arrays is a list, which is read faster
+        return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
 
     def _object_digest(self, value: Any) -> bytes:
         import tvm
@@ -281,8 +283,9 @@ class _Digester:
                 b"tensor", str(value.dtype).encode(), str(array.shape).encode(), array.tobytes()
             )
         else:
-            parts = [type(value).__tvm_ffi_type_info__.type_key.encode()]
-            for name, getter in _fields(type(value)):
+            kind: Any = type(value)
+            parts = [kind.__tvm_ffi_type_info__.type_key.encode()]
+            for name, getter in _fields(kind):
                 parts += [name, self._digest(getter(value))]
             self._digests[handle] = _hashed(*parts)
         return self._digests[handle]
@@ -296,6 +299,7 @@ class _FamilyDigester(_Digester):
         return _hashed(b"int") if is_number else super()._digest(value)
 
 
+@functools.cache
 def _fields(kind: Any) -> list[tuple[bytes, Any]]:
     """Return name and getter of each reflected field that structural equality compares."""
     fields = []
