@@ -464,7 +464,7 @@ class _PackageReader:
                 self.add(name, line)
 
     def add(self, name: str, recorded: str | None) -> None:
-        """Add a file that is not as it was installed, with the digest that RECORD would have; leave a missing one out."""
+        """Add a file that is not as it was installed, with its digest as in RECORD; not one that is missing."""
         try:
             status = os.stat(f"{self._folder}/{name}")
         except (FileNotFoundError, NotADirectoryError):

@@ -44,7 +44,7 @@ _ROUNDINGS: Final = frozenset(
 
 
 def _multiply_by_inverses(body: Any) -> Any:
-    """Return a kernel in which quotients of a constant are products with its inverse, which may be off by one unit.
+    """Return a kernel with products in place of quotients of constants, off by one unit at most.
 
     A division takes as long as 14 multiplications. Kernels that round numbers keep it.
     """
