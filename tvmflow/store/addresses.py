@@ -64,15 +64,7 @@ class HubFile(NamedTuple):
 
 
 class OciReference(NamedTuple):
-    """An artifact in an OCI registry, and perhaps one of its files.
-
-    Attributes:
-        host: The registry, with its port.
-        name: The repository.
-        tag: The tag, which may be moved; empty for none.
-        digest: The digest of the manifest, `sha256:…`; empty for none.
-        path: The path of the file in the artifact; empty for the only one.
-    """
+    """An artifact in an OCI registry: host and repository, tag or digest, and perhaps one of its files."""
 
     host: str
     name: str

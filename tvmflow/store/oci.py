@@ -321,6 +321,9 @@ class Repository:
             with self._call("POST", uploads) as answer:
                 if answer.status == 201:
                     return 0
+                if answer.status != 202 and mount:
+                    # the login may not be allowed to read the other repository
+                    return self.put_blob(blob, content)
                 if answer.status != 202:
                     raise self.explain(answer)
                 url = redirect_target(self.url, answer.headers.get("Location", ""))

@@ -118,6 +118,11 @@ def test_what_the_registry_has_is_not_sent_again(
     assert second.address != first.address
     other = push(folder, reference(registry, f"{name}/other"), store)
     assert (other.sent, registry.sent("POST", "mount=sha256")[0].size) == (0, 0)
+    registry.uploads = [Fixed(403, b"{}")]
+    registry.requests.clear()
+    push(folder, reference(registry, f"{name}/denied"), store)
+    # a file that may not be taken over is sent
+    assert ["mount" in one.path for one in registry.sent("POST")][:3] == [True, False, True]
     assert push(folder, reference(registry, name, "2"), store) == second._replace(
         sent=0, sent_files=0
     )
