@@ -25,6 +25,7 @@ from tvmflow.stages.base import StageContext
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import inner_tensors, latency
 from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.targets.host import read_host
 from tvmflow.targets.resolve import ResolvedTarget
 
 Array = np.ndarray[Any, Any]
@@ -65,9 +66,14 @@ class Verified:
             }
         )
         device = {"kind": "cpu", "class": "any"}
-        self._target = ResolvedTarget("host", target or host_level(), 2, (), device, "")
+        flags = tuple(sorted(read_host().flags))
+        self._target = ResolvedTarget("host", target or host_level(), 2, flags, device, "")
         self._runs = 0
         self.imported = self._run("import", {})
+        if self._recipe.quantize:
+            # it takes the place of what was imported
+            made = self._run("quantize", self.imported)
+            self.imported |= {name.replace("quantize/", "import/"): p for name, p in made.items()}
         self._lowered = self._run("lower", self.imported)
 
     @property
@@ -101,6 +107,9 @@ class Verified:
             with _changed(kernel):
                 files |= self._run("build", files)
             files |= self._run("export", files)
+            if self._recipe.quantize:
+                # the reference computes with these weights
+                files |= self.imported
             with _changed(None if is_delivered_only else kernel), _without_times():
                 self._run("verify", files)
         except VerifyFailed as error:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from tests.support.kernels import dot_target
 from tests.support.onnx_models import draw, model, quantized, save, value
 from tests.support.verification import Verified, negate_largest, spoil_kernel
 from tvmflow.core.errors import VerifyFailed
@@ -157,6 +158,8 @@ KINDS: Final[dict[str, tuple[Callable[[Path], onnx.ModelProto], dict[str, Any]]]
     "int8": (lambda folder: quantized(_network(), folder), {}),
     "int8 argmax": (lambda folder: quantized(_network(ARGMAX, BEST), folder), {}),
     "int8 own operator": (_quantize_around_own, {"operators": ["own_swish.py"]}),
+    "quantize": (lambda folder: _network(), {"quantize": {"data": "data.npz"}}),
+    "quantize argmax": (lambda folder: _network(ARGMAX, BEST), {"quantize": {"data": "data.npz"}}),
     "float16": (lambda folder: _network(), {"kernels": {"precision": "mixed"}}),
     "float16 argmax": (lambda folder: _network(ARGMAX, BEST), {"kernels": {"precision": "mixed"}}),
     "nms": (lambda folder: _nms(), {}),
@@ -173,7 +176,13 @@ def make(kind: str, folder: Path) -> Verified:
         path = folder / "own_swish.py"
         path.write_text(SWISH)
         files["operator:own_swish.py"] = path
-    return Verified(folder / "stages", {"onnx": "model.onnx"}, files, **fields)
+    target = None
+    if "quantize" in fields:
+        target = dot_target("avx512_vnni")
+        files["calibration"] = folder / "data.npz"
+        draws = np.random.default_rng(0).random((16, 3, 12, 12), np.float32)
+        np.savez(files["calibration"], data=draws)
+    return Verified(folder / "stages", {"onnx": "model.onnx"}, files, target, **fields)
 
 
 MISSED: Final = {

@@ -342,7 +342,9 @@ class _Search:
                 scale=None,
                 exact_integers=False,
             )
-        return tolerance, own, indices.tensors if indices else ()
+        # no framework has the tensors of a model that tvmflow quantized
+        has_names = indices is not None and not self._settings.quantized
+        return tolerance, own, indices.tensors if indices and has_names else ()
 
     def _blame_tolerance(self, outputs: Sequence[Array]) -> Fault | None:
         """Return the fault of a recipe that asks for more than these outputs of its model give."""

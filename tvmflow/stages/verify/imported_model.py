@@ -27,6 +27,7 @@ class ImportedModel(NamedTuple):
         tensors: Those of its parameters that a reference needs to know.
         bound: The constants, by input.
         dimensions: The sizes that each call of its library chooses.
+        quantized: What the reference computes in place of the model that `quantize` made, with inner tensors.
     """
 
     files: Mapping[str, Path]
@@ -35,6 +36,7 @@ class ImportedModel(NamedTuple):
     tensors: tuple[TensorSpec, ...]
     bound: Mapping[str, np.ndarray[Any, Any]]
     dimensions: tuple[Dimension, ...] = ()
+    quantized: LoadedModel | None = None
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs.

@@ -67,13 +67,18 @@ def find_index_inputs(
     unloaded = IndexInputs(outputs, model_indices.selects, None)
     if reason := no_inner_reason(settings):
         return unloaded._replace(reason=reason)
-    from tvmflow.stages.verify.inner_tensors import load_with_inner
+    from tvmflow.stages.verify.inner_tensors import load_with_inner, return_inner
 
     kind = settings.model["kind"]
     try:
-        loaded = load_with_inner(mod, model_indices.inputs, model, kind, files)
+        if settings.quantized:
+            loaded = return_inner(mod, model_indices.inputs, model, files)
+        else:
+            loaded = load_with_inner(mod, model_indices.inputs, model, kind, files)
     except StageError as error:
         return unloaded._replace(reason=f"the import cannot return it: {error}")
+    if loaded is None and settings.quantized:
+        return unloaded._replace(reason="a condition decides on it, or its sizes are open")
     if loaded is None:
         name = FRONTENDS[kind].REFERENCE.name
         return unloaded._replace(reason=f"it has no name by which {name} returns it")

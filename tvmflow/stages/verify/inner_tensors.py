@@ -23,6 +23,7 @@ from tvmflow.compiler.lowering import LoweredModel, ScheduledModel
 from tvmflow.compiler.open_sizes import read_dimensions, with_dimensions
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
 from tvmflow.core.errors import StageError
+from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.runtime.module import Module
@@ -111,24 +112,85 @@ def cut_at_inner(loaded: LoadedModel) -> LoadedModel | None:
         else:
             bindings.append(binding)
     results = [*outputs[:count], *(computed[var] for var in inner), *counts]
+    mod = _make_main(loaded.mod, bindings, results, tuple(inputs_of.values()))
+    specs = dict(zip(inputs_of, loaded.tensors, strict=True))
+    return loaded._replace(mod=mod, inputs=(*loaded.inputs, *specs.values()))
+
+
+def return_inner(
+    mod: tvm.IRModule,
+    variables: Sequence[Any],
+    model: ImportedModel,
+    files: Mapping[str, Path],
+    dtypes: Sequence[str] = (),
+) -> LoadedModel | None:
+    """Return a model that is in no file of a framework, with some variables as further outputs.
+
+    Args:
+        mod: The module.
+        variables: Variables of its `main`.
+        model: The model that it was made from.
+        files: The files of the stage.
+        dtypes: Those of the tensors; any where none is given.
+
+    Returns:
+        None with control flow, and where sizes are open.
+    """
+    main = mod["main"]
+    if not ir.is_straight_line(mod):
+        return None
+    outputs, count = ir.list_outputs(main), len(model.outputs)
+    left = {
+        var: f"{ir.operator_name(binding.value).removeprefix('relax.')} {place}"
+        for place, binding in enumerate(ir.list_bindings(main.body))
+        for var in variables
+        if binding.var.same_as(var) and var not in set(outputs)
+    }
+    shapes = {var: ir.shape_of(var) for var in left}
+    if any(shape is None for shape in shapes.values()):
+        return None
+    specs = {
+        var: TensorSpec(name, tuple(shapes[var] or ()), ir.dtype_of(var))
+        for var, name in left.items()
+    }
+    specs = {var: spec for var, spec in specs.items() if not dtypes or spec.dtype in dtypes}
+    results = [*outputs[:count], *specs, *outputs[count:]]
+    weights = lowering.load_weights(files["import/params.safetensors"])
+    made = _make_main(mod, ir.list_bindings(main.body), results)
+    params = [str(var.name) for var in ir.list_weights(made["main"])]
+    return LoadedModel(
+        mod=made,
+        params={name: weights[name] for name in params},
+        inputs=tuple(spec for spec in model.inputs if spec.name not in model.bound),
+        outputs=model.outputs,
+        tensors=tuple(specs.values()),
+    )
+
+
+def _make_main(
+    mod: tvm.IRModule, bindings: Sequence[Any], results: Sequence[Any], inputs: Sequence[Any] = ()
+) -> tvm.IRModule:
+    """Return a module with other bindings and results of `main`, and further inputs."""
+    main = mod["main"]
     ends = [relax.Var(f"out_{place}", var.ty) for place, var in enumerate(results)]
-    bindings += [relax.VarBinding(*pair) for pair in zip(ends, results, strict=True)]
+    bindings = [
+        *bindings,
+        *(relax.VarBinding(*pair) for pair in zip(ends, results, strict=True)),
+    ]
     body = relax.SeqExpr([relax.DataflowBlock(bindings)], relax.Tuple(ends))
-    inputs = int(main.attrs["num_input"])
-    params = [*main.params[:inputs], *inputs_of.values(), *main.params[inputs:]]
-    cut = relax.Function(params, body, body.body.ty, is_pure=True).with_attrs(
+    count = int(main.attrs["num_input"])
+    params = [*main.params[:count], *inputs, *main.params[count:]]
+    made = relax.Function(params, body, body.body.ty, is_pure=True).with_attrs(
         {
-            "num_input": inputs + len(inputs_of),
+            "num_input": count + len(inputs),
             "global_symbol": "main",
             **{name: main.attrs[name] for name in COUNT_ATTRIBUTES if name in main.attrs},
         }
     )
-    mod = ir.copy_module(loaded.mod)
-    mod[loaded.mod.get_global_var("main")] = cut
-    mod = relax.transform.CanonicalizeBindings()(mod)
-    mod = relax.transform.DeadCodeElimination(["main"])(mod)
-    specs = dict(zip(inputs_of, loaded.tensors, strict=True))
-    return loaded._replace(mod=mod, inputs=(*loaded.inputs, *specs.values()))
+    changed = ir.copy_module(mod)
+    changed[mod.get_global_var("main")] = made
+    changed = relax.transform.CanonicalizeBindings()(changed)
+    return relax.transform.DeadCodeElimination(["main"])(changed)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tvmflow.stages.verify.comparison import compare_inner_batches
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
-from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference
+from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference, with_inner
 from tvmflow.stages.verify.tolerances import tolerance_for
 from tvmflow.stages.verify.verdict import (
     LayersComparison,
@@ -86,6 +86,7 @@ def compare_layers(
     from tvmflow.compiler import lowering
     from tvmflow.compiler.index_inputs import find_quantized
     from tvmflow.compiler.open_sizes import read_dimensions
+    from tvmflow.stages.verify.inner_tensors import cut_at_inner
 
     if reason := no_inner_reason(settings):
         return {"passed": True, "not_compared": reason}
@@ -94,10 +95,13 @@ def compare_layers(
         # the tensors of the reference would be inputs whose sizes are expressions
         return {"passed": True, "not_compared": "its sizes are open"}
     model, batches = reference.model, reference.results.samples.batches
-    cut = _load_cut(mod, find_quantized(mod["main"]), model, settings, context.inputs)
-    if cut is None:
+    loaded = _load_rounded(mod, find_quantized(mod["main"]), model, settings, context.inputs)
+    cut = cut_at_inner(loaded) if loaded else None
+    if loaded is None or cut is None:
         return {"passed": True, "not_compared": "not all of its rounded tensors have a name"}
-    layers = _compare(cut, model, library, batches[:_MAX_BATCHES], settings, context)
+    layers = _compare(
+        cut, with_inner(settings, model, loaded), library, batches[:_MAX_BATCHES], settings, context
+    )
     layers["is_reproduced"] = _is_reproduced(mod, library, batches[0], settings, context)
     layers["passed"] &= layers["is_reproduced"]
     return layers
@@ -125,27 +129,30 @@ def _is_reproduced(
     return all(again[name].tobytes() == array.tobytes() for name, array in delivered.items())
 
 
-def _load_cut(
+def _load_rounded(
     mod: tvm.IRModule,
     variables: Sequence[Any],
     model: ImportedModel,
     settings: VerifySettings,
     files: Mapping[str, Path],
 ) -> LoadedModel | None:
-    """Return the model, cut at all of its rounded tensors; None where not all of them can be named."""
+    """Return the model with all of its rounded tensors; None where not all of them can be named."""
     from tvmflow.compiler import ir
-    from tvmflow.stages.verify.inner_tensors import cut_at_inner, load_with_inner
+    from tvmflow.stages.verify.inner_tensors import load_with_inner, return_inner
 
+    dtypes = ("int8", "uint8")
     try:
-        loaded = load_with_inner(
-            mod, variables, model, settings.model["kind"], files, ("int8", "uint8")
-        )
+        if settings.quantized:
+            loaded = return_inner(mod, variables, model, files, dtypes)
+        else:
+            kind = settings.model["kind"]
+            loaded = load_with_inner(mod, variables, model, kind, files, dtypes)
     except StageError:
         return None
     inner = set(variables) - set(ir.list_outputs(mod["main"]))
     if loaded is None or len(loaded.tensors) != len(inner):
         return None
-    return cut_at_inner(loaded)
+    return loaded
 
 
 def _compare(
@@ -161,7 +168,7 @@ def _compare(
     from tvmflow.stages.verify.inner_tensors import InnerLibrary
 
     assert isinstance(library, LocalLibrary)
-    with open_reference(settings, model._replace(tensors=cut.tensors), context) as reference:
+    with open_reference(settings, model, context) as reference:
         expected = [reference.run({**feed, **model.bound}) for feed in batches]
     module = InnerLibrary.schedule(cut, settings, context.inputs).load(library)
     names = [spec.name for spec in cut.tensors]

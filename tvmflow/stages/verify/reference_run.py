@@ -31,6 +31,7 @@ from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.frontends.base import LoadedModel
     from tvmflow.runtime.module import Module
 
     Array = np.ndarray[Any, Any]
@@ -92,7 +93,7 @@ def run_reference(
         # what goes into an index tells more than the index
         names = [name for name in names if name not in indices.outputs]
         names += [spec.name for spec in inner]
-    more = model._replace(tensors=(*model.tensors, *inner))
+    more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
     is_timed = settings.run_on == LOCAL
     with contextlib.ExitStack() as own:
         reference = own.enter_context(open_reference(settings, more, context))
@@ -180,6 +181,15 @@ def run_at(
     return best
 
 
+def with_inner(
+    settings: VerifySettings, model: ImportedModel, loaded: LoadedModel
+) -> ImportedModel:
+    """Return a model whose reference returns the inner tensors of a loaded one, too."""
+    if settings.quantized:
+        return model._replace(quantized=loaded)
+    return model._replace(tensors=(*model.tensors, *loaded.tensors))
+
+
 def open_reference(
     settings: VerifySettings, model: ImportedModel, context: StageContext
 ) -> AbstractContextManager[Reference]:
@@ -199,10 +209,14 @@ def _open_quantized(
     from tvmflow.compiler.quantize.points import FloatModel
     from tvmflow.stages.quantize.calibration import Signature
 
-    mod = lowering.load_ir(context.inputs["import/model.json"])
-    params = lowering.load_weights(context.inputs["import/params.safetensors"])
     document = json.loads(context.inputs["import/signature.json"].read_text())
-    module = Signature(document).compile(FloatModel(mod, params, ()))
+    if model.quantized:
+        computed = FloatModel(model.quantized.mod, model.quantized.params, ())
+        module = Signature(document).compile(computed, outputs=model.quantized.tensors)
+    else:
+        mod = lowering.load_ir(context.inputs["import/model.json"])
+        params = lowering.load_weights(context.inputs["import/params.safetensors"])
+        module = Signature(document).compile(FloatModel(mod, params, ()))
     with _open_framework(settings, model, context) as framework:
         yield QuantizedReference(framework, module)
 
