@@ -219,7 +219,7 @@ def prefetch(
     Afterwards, the state contains what was fetched; `on_fetched` gets each stage whose result it was.
     """
     requested: set[str] = set()
-    with ThreadPoolExecutor(_PARALLEL_STAGES) as pool:
+    with ThreadPoolExecutor(_PARALLEL_STAGES, "remote-fetches") as pool:
         while True:
             missing = [
                 spec
