@@ -66,6 +66,9 @@ def test_a_cluster_gives_what_one_worker_gives(
     report = client.run(plan)
     assert set(outcomes(report).values()) == {"ran"}
     assert client.executor.slots == 2
+    by_kind = {kind: [e for e in client.events if e["event"] == kind] for kind in ("place", "span")}
+    assert {event["worker"] for event in by_kind["place"]} == {"w1", "w2"}
+    assert {"fetch inputs", "upload outputs"} <= {event["name"] for event in by_kind["span"]}
     (tmp_path / "again").mkdir()
     again = _client(two, tmp_path / "again")
     again.run(plan)
