@@ -457,7 +457,7 @@ _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
 
 def keep_product_loops() -> tvm.transform.Pass:
-    """Return a pass that keeps LLVM from unrolling loops of a few rounds with long bodies, for 64-bit ARM.
+    """Return a pass that keeps LLVM from unrolling short loops with long bodies, for 64-bit ARM.
 
     Of all rounds together it loads factors so early that it must store some of them and of the sums.
     """

@@ -340,7 +340,7 @@ class CpuModel(NamedTuple):
         return sums / (max(sums, 2 * MIN_SUMS) + pairs + _MATRIX_LOADS * loads)
 
     def holds_unrolled_taps(self, vectors: int, points: int) -> bool:
-        """Return whether a tile whose factors are lanes is computed without spilling where taps are unrolled."""
+        """Return whether a tile whose factors are lanes spills nothing where taps are unrolled."""
         return vectors * points + points + _UNROLLED_FACTOR_REGISTERS <= self.registers
 
     def estimate_lane_time(self, vectors: int, points: int) -> float:

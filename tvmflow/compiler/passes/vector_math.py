@@ -44,9 +44,9 @@ _ROUNDINGS: Final = frozenset(
 
 
 def _multiply_by_inverses(body: Any) -> Any:
-    """Return a kernel with products in place of quotients of constants, off by one unit at most.
+    """Return a kernel in which quotients of constants are products with their inverses.
 
-    A division takes as long as 14 multiplications. Kernels that round numbers keep it.
+    These may be off by one unit in the last place. A division takes as long as 14 multiplications. Kernels that round numbers keep it.
     """
 
     def multiply(quotient: Any) -> Any:
