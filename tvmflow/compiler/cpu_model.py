@@ -363,7 +363,10 @@ class CpuModel(NamedTuple):
         return busy / self.estimate_load_time(vectors, points, is_packed=True)
 
     def for_narrow_weights(self) -> CpuModel:
-        """Return the CPU for a model whose int8 weights are from -64 to 64: no pair of products saturates."""
+        """Return the CPU for a model whose int8 weights are from -64 to 64.
+
+        The sum of two of their products with bytes fits into int16.
+        """
         return self._replace(dot_dtype="uint8") if self.has_narrow_dots else self
 
     def for_float16(self) -> CpuModel:

@@ -107,7 +107,10 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 
 
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
-    """Yield warnings, a table, of a few builds slow kernels and what integers cost, and the headline."""
+    """Yield the warnings of builds, their table, details of a few, and the headline.
+
+    Details are the slowest kernels, and what quantization cost and won.
+    """
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
     if measured:

@@ -278,7 +278,7 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
 
 
 def _register_narrow(name: str, lanes: int) -> None:
-    """Register an intrinsic that adds two products of bytes each as int16, and two such sums to each sum."""
+    """Register an intrinsic that adds four products of bytes to each sum, pairs of them as int16."""
     instructions = PAIR_INSTRUCTIONS[lanes]
     multiply, widen = instructions.multiply, instructions.widen
     sums, pairs, data = f"int32x{lanes}", f"int16x{2 * lanes}", f"uint8x{4 * lanes}"
