@@ -316,7 +316,7 @@ NETS: Final = {
     "mobilenet-v2": _Setup(mobilenet_v2, load_digits, 12, 4e-3),
     "mobilenet-v3": _Setup(mobilenet_v3, load_digits, 12, 4e-3),
     "efficientnet": _Setup(efficientnet, load_digits, 4, 4e-3),
-    "vit": _Setup(vit, load_digits, 8, 1e-3),
+    "vit": _Setup(vit, load_digits, 20, 1e-3),
     "bert": _Setup(bert, load_texts, 5, 1e-3),
     "lstm": _Setup(lstm, load_rows, 15, 4e-3),
 }
