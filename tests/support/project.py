@@ -27,7 +27,7 @@ inputs:
   data: {{shape: [1, 3, 8, 8], dtype: float32}}
 targets:
 {targets}
-tune: {{trials: {trials}, repeat: 2, min_repeat_ms: 2}}
+tune: {{trials: {trials}, repeat: 2, min_repeat_ms: 2, choices: false}}
 outputs: [shared-library, bundle]
 verify: {{against: reference, repeat: 2, samples: 2, rtol: {rtol}, atol: 1.0e-4}}
 """
