@@ -108,10 +108,10 @@ def test_files_name_what_the_project_has(
 
 @pytest.mark.slow
 def test_paths_that_a_service_would_read_otherwise_are_refused(project: Project) -> None:
-    """A space, an expression, and a file outside the project."""
+    """A space, an expression, an option, and a file outside the project."""
     (project.folder / "tvmflow.toml").write_text("")
     text = (project.folder / "tiny.yaml").read_text()
-    for name in ("a b.yaml", "${{ x }}.yaml", "$HOME.yaml", "../other.yaml"):
+    for name in ("a b.yaml", "${{ x }}.yaml", "$HOME.yaml", "../other.yaml", "./--store=x.yaml"):
         path = project.folder / name
         path.write_text(text.replace("tiny.onnx", str(project.folder / "tiny.onnx")))
         refused = project.tvmflow("ci", "github", name, "--stdout")

@@ -157,9 +157,10 @@ def _find_in_project(file: str, root: Path) -> str:
             fix="copy it into the project",
         ) from None
     # services split lists at white space, and replace what looks like a variable or an expression
-    if not re.fullmatch(r"[\w./+@-]+", path):
+    # and a command reads what begins with - as an option
+    if not re.fullmatch(r"[\w./+@][\w./+@-]*", path):
         raise UsageError(
-            f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service",
+            f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service, and it cannot begin with -",
             fix="rename the file or its folder",
         )
     return path

@@ -115,7 +115,7 @@ def _drop_unread(model: ModelProto) -> None:
 
 
 class _Additions:
-    """Additions to a model: nodes that read the same operands share them.
+    """Constants and nodes that are added to a model; nodes that read the same operands share them.
 
     Attributes:
         made: The result of the first node of this graph with the same operands and attributes.
