@@ -262,6 +262,10 @@ class CpuModel(NamedTuple):
         """
         return self.lanes * (_PACKED_VECTORS if self.factor_lanes else 1)
 
+    def divides_packs(self, vectors: int) -> bool:
+        """Return whether a tile of so many vectors reads packed columns that lie together."""
+        return not self.factor_lanes or _PACKED_VECTORS % vectors == 0
+
     @property
     def unspilled_registers(self) -> int:
         """The registers of a tile's values beyond which LLVM begins to spill some."""

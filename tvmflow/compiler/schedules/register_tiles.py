@@ -593,6 +593,8 @@ def _unroll_short(
 SHORT_REDUCTION: Final = 5
 """Reduction axes of at most this length are unrolled if their tile is small."""
 
+# The speed of a tile whose vectors of weights lie apart, relative to one where they lie together.
+_APART_FACTOR: Final = 0.88
 # So many sums stay in registers where each point is tested.
 _TESTED_SUMS: Final = 14
 # The cost of copying one element into a padded window, in multiplications.
@@ -814,6 +816,8 @@ def _estimate_shapes(
                 read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
                 stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
+                if axes.weight == last and not cpu.divides_packs(vectors):
+                    utilization *= _APART_FACTOR
                 yield utilization, vectors, points
 
 

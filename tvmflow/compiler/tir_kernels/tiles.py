@@ -366,7 +366,9 @@ def pad_product(rows: int, columns: int, depth: int, cpu: CpuModel) -> tuple[int
     sizes = itertools.product(
         _list_padded(rows), range(vectors, vectors + vectors // _MIN_USEFUL_VECTORS + 1)
     )
-    padded_rows, padded_vectors = min(sizes, key=lambda size: _estimate_time(*size, depth, cpu))
+    padded_rows, padded_vectors = min(
+        sizes, key=lambda size: _estimate_time(*size, depth, cpu, is_packed=True)
+    )
     return padded_rows, padded_vectors * cpu.lanes
 
 
@@ -396,12 +398,18 @@ def _list_padded(rows: int) -> range:
 
 
 @functools.cache
-def _estimate_time(rows: int, vectors: int, depth: int, cpu: CpuModel) -> float:
+def _estimate_time(
+    rows: int, vectors: int, depth: int, cpu: CpuModel, *, is_packed: bool = False
+) -> float:
     """Return the estimated time of a product in the tiles, which divide its rows, that suit it best."""
     sizes = itertools.product(range(1, MAX_TILE_POINTS + 1), range(1, MAX_TILE_VECTORS + 1))
     best = min(
         max(
-            (_PARTIAL_TILE_COST if vectors % width else 1)
+            (
+                _PARTIAL_TILE_COST
+                if vectors % width or (is_packed and not cpu.divides_packs(width))
+                else 1
+            )
             / cpu.estimate_packed_utilization(width, points),
             estimate_weight_time(points, width * depth, cpu.lanes),
         )
