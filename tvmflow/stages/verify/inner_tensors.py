@@ -258,7 +258,8 @@ class InnerLibrary:
         return {
             spec.name
             for spec, var in zip(self.loaded.tensors, outputs, strict=False)
-            if (kernels := _list_kernels_before(mod["main"], var)) is not None
+            # without a kernel it is an input in another shape, which stays in the caller's memory
+            if (kernels := _list_kernels_before(mod["main"], var))
             and all(workload_key(normalize(mod[kernel])) in keys for kernel in kernels)
         }
 
