@@ -136,8 +136,8 @@ def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) ->
         ("recipes: [tiny.yaml]\nretune: {trials: 5}", "retune: needs the stage 'tune'"),
         ("recipes: [tiny.yaml]\nrelease: {version: x}", "release.version: must be a version"),
         (
-            "recipes: [tiny.yaml]\nrelease: {version: '1', gates: {max_size: 1}}",
-            "release.gates.max_size: unknown field",
+            "recipes: [tiny.yaml]\nrelease: {version: '1', gates: {max_speed: 1}}",
+            "release.gates.max_speed: unknown field",
         ),
     ],
 )

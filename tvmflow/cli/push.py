@@ -45,7 +45,7 @@ class PushOptions(_RegistryOptions):
 
 
 class PullOptions(_RegistryOptions):
-    """Fetch a delivery or a release from an OCI registry, with its statements.
+    """Fetch a delivery or a release from an OCI registry.
 
     The folder is complete or not made; an interrupted pull goes on where it was. With keys to trust,
     the exit code is 3 for what none of them signed.

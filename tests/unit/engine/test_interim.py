@@ -68,7 +68,7 @@ def test_a_search_runs_in_parts_up_to_its_limit() -> None:
     assert interim.run_parts(plan, runs)
     assert runs.minutes == [None, 0.0, 2.0, 4.0]
     assert [ids for ids, _, _ in runs.plans] == [
-        ["import", "lower/host", "extract_tasks/host"],
+        ["import", "choose/host", "lower/host", "extract_tasks/host"],
         *[labels(plan.stages)] * 3,
     ]
     # no key knows what is in the ledger

@@ -324,7 +324,7 @@ def test_a_reference_that_nobody_asked_for_is_timed_briefly(
     monkeypatch: pytest.MonkeyPatch, is_requested: bool, pairs: int
 ) -> None:
     """Although it is not decided which is faster."""
-    monkeypatch.setattr(latency, "_settle", lambda: None)
+    monkeypatch.setattr(latency, "settle", lambda: None)
     library, peer = _Alternating(1.0), _Alternating(0.5, 2.0)
     times = latency.measure_peer(library, {}, peer, {}, is_requested=is_requested)
     assert len(times.first) == pairs

@@ -521,7 +521,7 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
                 has_quads=False,
                 has_fma=True,
                 factor_lanes=4,
-                issue_time=0.65,
+                issue_time=0.6,
             ),
         ),
         ({"kind": "llvm", "mtriple": "armv7a-linux-gnueabihf", "mattr": ["-neon"]}, None),
