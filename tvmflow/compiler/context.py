@@ -63,18 +63,20 @@ class LoweringContext:
 
     @property
     def winograd_tiles(self) -> tuple[int, ...]:
-        """The tiles of Winograd convolutions that each layer may have; none for direct convolutions."""
-        asked = self.options.winograd
-        own = self.cpu.winograd_tile if self.cpu is not None else 0
-        largest = own if asked == "auto" else asked
-        return tuple(tile for tile in TRANSFORMS if tile <= largest)
+        """The tiles of Winograd convolutions that each layer may have; none for direct convolutions.
+
+        Where results are rounded, a recipe has to ask for large ones on CPUs that multiply no lanes.
+        """
+        if self.cpu is None or self.options.winograd != "auto":
+            return _list_tiles(0 if self.options.winograd == "auto" else self.options.winograd)
+        is_exact = self.has_full_precision() or bool(self.cpu.factor_lanes)
+        return _list_tiles(max(TRANSFORMS) if is_exact else min(TRANSFORMS))
 
     @property
     def measured_tiles(self) -> tuple[int, ...]:
         """The tiles of Winograd convolutions that a search may measure; none where results are rounded."""
         asked = self.options.winograd
-        largest = max(TRANSFORMS) if asked == "auto" else asked
-        tiles = tuple(tile for tile in TRANSFORMS if tile <= largest)
+        tiles = _list_tiles(max(TRANSFORMS) if asked == "auto" else asked)
         return tiles if self.has_full_precision() else ()
 
     def choose_tile(self, text: str, nodes: Marks, ranked: Mapping[int, int], by_rule: int) -> int:
@@ -167,3 +169,8 @@ class LoweringContext:
     def has_mixed_data(self) -> bool:
         """Return whether data become float16 like the weights: where there is no CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"
+
+
+def _list_tiles(largest: int) -> tuple[int, ...]:
+    """Return the tiles of Winograd convolutions up to a size."""
+    return tuple(tile for tile in TRANSFORMS if tile <= largest)

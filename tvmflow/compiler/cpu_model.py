@@ -272,11 +272,6 @@ class CpuModel(NamedTuple):
         return self.registers * 11 // 16
 
     @property
-    def winograd_tile(self) -> int:
-        """The largest tile of Winograd convolutions, unless a recipe asks for another one."""
-        return 4 if self.factor_lanes else 2
-
-    @property
     def function_vectors(self) -> int:
         """The vectors of which functions are computed side by side, with their constants loaded once for all."""
         return _FUNCTION_VECTORS if self.factor_lanes else 1
