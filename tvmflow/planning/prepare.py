@@ -29,7 +29,7 @@ from tvmflow.recipe import BuildTarget, Recipe, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock
 from tvmflow.recipe.tune import TuneOverrides
 from tvmflow.recipe.yaml_files import dotted
-from tvmflow.stages import pipeline_stages
+from tvmflow.stages import STAGES, pipeline_stages
 from tvmflow.store.downloads import OnProgress
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
@@ -183,6 +183,11 @@ def _check_names(request: RunRequest, recipes: Sequence[LoadedRecipe]) -> None:
     targets = {target.name for entry in recipes for target in entry.recipe.targets}
     variants = {variant for entry in recipes for variant in entry.recipe.variants}
     until = () if request.until is None else (request.until,)
+    if request.until in STAGES and request.until not in pipeline_stages():
+        raise UsageError(
+            f"--until {request.until}: a pipeline does not list this stage, which others bring along",
+            fix=f"name one that does: {names_text(STAGES[request.until].TRAITS.added_with)}",
+        )
     for option, names, valid in (
         ("--until", until, pipeline_stages()),
         ("--target", request.targets, targets),

@@ -131,6 +131,16 @@ def test_a_missing_linker_is_reported_before_anything_runs(
     assert captured.out == ""
 
 
+def test_a_run_does_not_end_with_a_stage_that_others_bring_along(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(Path("r.yaml"), variants("{b1: {}, b8: {}}"))
+    assert main.main(["plan", "--store", "cache", "r.yaml", "--until", "lower"]) == 2
+    captured = capsys.readouterr().err
+    assert captured.startswith("tvmflow: --until lower: a pipeline does not list this stage")
+    assert "name one that does: extract_tasks" in captured
+
+
 def test_an_unknown_variant_on_the_command_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
