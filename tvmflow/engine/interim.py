@@ -3,16 +3,17 @@
 A search resumes from the ledger at no cost, so it runs in parts, each with a longer time than the
 one before. After each part the rest of the plan runs, as after any search: it is built, verified and
 delivered, and nothing is measured meanwhile. The last part is the plan as it was requested.
+The first library has no choices that would have to be measured before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
-from tvmflow.stages import STAGES
+from tvmflow.stages import STAGES, choose
 from tvmflow.stages.base import find_facts
 from tvmflow.stages.tune import TuneFacts
 
@@ -56,24 +57,48 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
             date. Returns the state of the plan; None when it did not succeed.
     """
     searches = {spec.id: spec for spec in plan.stages if spec.deliver_every_s and is_search(spec)}
-    # what decides whether there is anything to search
-    makers = [need.stage_id for spec in searches.values() for need in spec.needs]
-    state = run(select_stages(plan, makers), frozenset()) if searches else None
+    if not searches:
+        return True
+    needed = [need.stage_id for spec in searches.values() for need in spec.needs]
+    # what decides whether there is anything to choose, then whether there is anything to search
+    choosers = [spec for spec in select_stages(plan, needed).stages if spec.stage == choose.NAME]
+    current = plan
+    if choosers:
+        state = run(
+            select_stages(plan, [need.stage_id for spec in choosers for need in spec.needs]),
+            frozenset(),
+        )
+        if state is None:
+            return False
+        pending = {spec.id for spec in choosers if state.decide(spec).kind != "hit"}
+        current = _without_measured_choices(plan, pending)
+    state = run(select_stages(current, needed), frozenset())
     if state is None:
-        return not searches
+        return False
     # the first part takes what the ledger has, which no key knows
     minutes = {
         stage_id: _NO_TIME
         for stage_id, spec in searches.items()
         if state.decide(spec).kind != "hit"
     }
-    while part := _make_part(plan, minutes):
+    while part := _make_part(current, minutes):
         forced = [spec.id for spec in part.stages if minutes.get(spec.id) == _NO_TIME]
         state = run(part, frozenset(forced))
         if state is None:
             return False
-        minutes = dict(_list_next(searches, minutes, state.artifacts))
+        current, minutes = plan, dict(_list_next(searches, minutes, state.artifacts))
     return True
+
+
+def _without_measured_choices(plan: Plan, choosers: Collection[str]) -> Plan:
+    """Return the plan with these stages taking the choices that the ledger has."""
+
+    def change(spec: StageSpec) -> StageSpec:
+        if spec.id not in choosers:
+            return spec
+        return spec._replace(settings={**spec.settings, "interim": True})
+
+    return plan._replace(stages=tuple(map(change, plan.stages)))
 
 
 def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:

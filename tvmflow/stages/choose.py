@@ -84,13 +84,15 @@ CHOICES_ROLE: Final = f"{NAME}/{CHOICES}"
 class ChooseSettings(TrialSettings):
     """The options of lowering, the runtime, and the recipe's relative tolerance.
 
-    `is_measurable` is false where no library can be timed here, or one is for several levels.
+    `is_measurable` is false where no library can be timed here, or one is for several levels. `interim` takes what
+    the ledger has, and measures nothing.
     """
 
     lowering: Lowering
     runtime: str
     rtol: float | None = None
     is_measurable: bool = True
+    interim: bool = False
 
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> ChooseSettings:
@@ -219,7 +221,8 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     def is_allowed(choice: Choice) -> bool:
         return is_within_tolerance(choice, settings.rtol)
 
-    rounds = choice_trials.list_unknown(groups, ledgers, is_allowed)
+    unknown = choice_trials.list_unknown(groups, ledgers, is_allowed)
+    rounds = [] if settings.interim else unknown
     known = sum(len(records.choices) for records in ledgers.values())
     measure.load_compiler(settings.target)
     with ForkServer.fork() as fork_server:
@@ -244,6 +247,10 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
         chosen = choice_trials.choose(groups, ledgers, is_allowed)
         records = ledger.workload(choice_trials.library_digest({}, [hash_file(rule.path)]))
         outcome = _compare(settings, context, fork_server, rule, groups, chosen, records)
+    if settings.interim and (unknown or (chosen and outcome is None)):
+        return {}, ChooseFacts(
+            len(groups), reason="other ways are measured after the first library"
+        )
     measured = sum(map(len, rounds))
     facts = _make_facts(groups, chosen, outcome)._replace(measured=measured, reused=known)
     return (outcome.choices if outcome and outcome.is_kept else {}), facts
@@ -364,6 +371,8 @@ def _compare(
     calls = {text: len(operators) for text, operators in groups.items()}
     digest = library_digest(choices, [settings.schedules, settings.runtime])
     known = records.libraries.get(digest)
+    if known is None and settings.interim:
+        return None
     if known is None:
         slower: set[str] = set()
         while True:

@@ -31,6 +31,7 @@ class Runs:
 
     def __init__(self, enough_s: float, *, is_tuned: bool = False, fails_at: int = -1) -> None:
         self.plans: list[tuple[list[str], float | None, frozenset[str]]] = []
+        self.takes_known_choices: list[bool | None] = []
         self._enough_s = enough_s
         self._is_tuned = is_tuned
         self._fails_at = fails_at
@@ -41,6 +42,8 @@ class Runs:
         ids = [spec.id.partition(":")[2] for spec in plan.stages]
         assert tune.get("interim", True)
         self.plans.append((ids, tune.get("minutes"), forced))
+        chooser = next((spec for spec in plan.stages if spec.stage == "choose"), None)
+        self.takes_known_choices.append(chooser and bool(chooser.settings.get("interim")))
         if len(self.plans) - 1 == self._fails_at:
             return None
         spent_s = min((tune.get("minutes") or 0.0) * 60, self._enough_s)
@@ -63,17 +66,22 @@ def labels(specs: Iterable[StageSpec]) -> list[str]:
 
 
 def test_a_search_runs_in_parts_up_to_its_limit() -> None:
-    """First what decides whether there is anything to search, then no search at all, then longer and longer."""
+    """First what tells whether there is anything to choose or search, then no search, then longer and longer.
+
+    The first library does not wait for the measurement of choices.
+    """
     plan, runs = plan_for(minutes=5, deliver_every=2), Runs(1e9)
     assert interim.run_parts(plan, runs)
-    assert runs.minutes == [None, 0.0, 2.0, 4.0]
+    assert runs.minutes == [None, None, 0.0, 2.0, 4.0]
+    assert runs.takes_known_choices == [None, True, True, False, False]
     assert [ids for ids, _, _ in runs.plans] == [
+        ["import"],
         ["import", "choose/host", "lower/host", "extract_tasks/host"],
         *[labels(plan.stages)] * 3,
     ]
     # no key knows what is in the ledger
     assert [forced for _, _, forced in runs.plans] == [
-        frozenset(), frozenset({TUNE}), frozenset(), frozenset(),
+        frozenset(), frozenset(), frozenset({TUNE}), frozenset(), frozenset(),
     ]  # fmt: skip
 
 
@@ -81,21 +89,21 @@ def test_a_search_that_has_come_to_its_end_has_no_further_part() -> None:
     """Also one whose budget is in trials."""
     runs = Runs(100.0)
     assert interim.run_parts(plan_for(trials=1000, deliver_every=1), runs)
-    assert runs.minutes == [None, 0.0, 1.0, 2.0]
+    assert runs.minutes == [None, None, 0.0, 1.0, 2.0]
 
 
 def test_what_is_tuned_already_is_not_delivered_in_parts() -> None:
     """As after new weights, when the search is kept."""
     runs = Runs(1e9, is_tuned=True)
     assert interim.run_parts(plan_for(minutes=5, deliver_every=2), runs)
-    assert runs.minutes == [None]
+    assert (runs.minutes, runs.takes_known_choices) == ([None, None], [None, False])
 
 
 def test_a_failure_ends_the_parts() -> None:
     """A library that does not even verify untuned is known before the search."""
-    runs = Runs(1e9, fails_at=1)
+    runs = Runs(1e9, fails_at=2)
     assert not interim.run_parts(plan_for(minutes=5, deliver_every=2), runs)
-    assert runs.minutes == [None, 0.0]
+    assert runs.minutes == [None, None, 0.0]
 
 
 @pytest.mark.parametrize(
