@@ -78,6 +78,8 @@ TRANSFORMS: Final[Mapping[int, Transforms]] = {
 # Times for each lane of a vector, in multiplications of vectors: to transform the data, or the result, of
 # a tile of one block of channels; and to read a vector of weights from memory.
 _TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 22}
+# The same with 16 registers, which do not hold the 36 numbers of a tile.
+_SPILLED_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 64}
 _MEMORY_COST: Final = 4
 # By this factor the estimate must be better than that of the direct convolution.
 _MIN_GAIN: Final = 1.1
@@ -144,6 +146,7 @@ def rank_tiles(
     lanes: int,
     terms: int = 1,
     weight_bytes: int = 4,
+    has_few_registers: bool = False,
 ) -> list[int]:
     """Return tiles of a convolution, that with the least estimated time first; 0 for a direct convolution.
 
@@ -157,7 +160,9 @@ def rank_tiles(
         lanes: The number of values in a vector register.
         terms: The products that an instruction of the direct convolution computes for each result.
         weight_bytes: The size of a weight.
+        has_few_registers: There are 16 registers for vectors, not 32.
     """
+    transform_cost = _SPILLED_TRANSFORM_COST if has_few_registers else _TRANSFORM_COST
     n, depth, height, width = geometry.shape
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
@@ -170,7 +175,7 @@ def rank_tiles(
         count = n * math.prod(own.tiles)
         product = own.edge**2 * weights * max(depth * count, memory_cost)
         transformed = own.slices * inner_blocks + depth * out_blocks
-        cost = int(product + _TRANSFORM_COST[tile] * lanes * count * transformed)
+        cost = int(product + transform_cost[tile] * lanes * count * transformed)
         return terms * _MIN_GAIN * cost
 
     return sorted((DIRECT, *tiles), key=estimate)

@@ -271,7 +271,7 @@ def link(
                 functions += [f"{java.prefix}{method}" for method in _JAVA_METHODS]
             interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
-            if not java:
+            if not (java or linked.exists()):
                 linked.symlink_to(shared.resolve())
         elif shared is not None:
             archive_static(objects, shared, model.triple)

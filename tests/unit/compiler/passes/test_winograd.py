@@ -223,6 +223,14 @@ def test_each_layer_has_the_tile_that_is_estimated_to_be_fastest(
     assert winograd.choose_tile((2,), geometry, channels, channels, 4) == min(tile, 2)
 
 
+def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels() -> None:
+    geometry = winograd.Geometry(2, (1, 1, 56, 56), (0, 1, 1))
+    chosen = [
+        winograd.choose_tile((2, 4), geometry, 8, 8, 8, 1, 4, has_few) for has_few in (False, True)
+    ]
+    assert chosen == [4, 0]
+
+
 def test_a_recipe_limits_the_tiles() -> None:
     """Without a limit, all may be chosen; where results are rounded, large ones on 64-bit ARM alone."""
 

@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 # The share of a direct convolution's time that one of Winograd's takes.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
+_MANY_REGISTERS: Final = 32
 
 
 def rewrite_conv(
@@ -238,7 +239,10 @@ def _find_winograd(
     # levels that share weights choose alike
     lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
-    costs = (geometry, out, inner, lanes, terms, weight_bytes)
+    cpu = context.cpu
+    has_few = cpu is not None and cpu.registers < _MANY_REGISTERS
+    has_few &= not context.options.shares_weights
+    costs = (geometry, out, inner, lanes, terms, weight_bytes, has_few)
     tile = by_rule = winograd.choose_tile(tiles, *costs)
     n, _, *sizes = known_sizes(call)
     is_fixed = not any(map(is_open, (n, *sizes)))
