@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -255,24 +256,21 @@ def test_sequences_and_volumes_of_open_sizes_are_blocked(rank: int) -> None:
 def two_stages(emit: Any, x: Any, a: Any, b: Any, c: Any) -> Any:
     """The same kernel on images of half and of a quarter of the height and width."""
     y = emit(op.nn.relu(emit(op.nn.conv2d(x, a, strides=2, padding=1))))
-    y = emit(op.nn.relu(emit(op.nn.conv2d(y, b, padding=1))))
+    y = emit(op.nn.relu(emit(op.nn.conv2d(y, b, padding=2))))
     y = emit(op.nn.max_pool2d(y, [3, 3], strides=[2, 2], padding=[1, 1, 1, 1]))
-    return emit(op.nn.relu(emit(op.nn.conv2d(y, c, padding=1))))
+    return emit(op.nn.relu(emit(op.nn.conv2d(y, c, padding=2))))
 
 
 def test_stages_of_other_sizes_share_a_kernel() -> None:
     """Its sizes are variables of its own, which the shapes of its tensors give it, in a fixed order."""
-    shapes = {name: [16, 16, 3, 3] for name in "abc"}
-    network = make_image_network(two_stages, **shapes)
+    network = make_image_network(two_stages, a=[16, 16, 3, 3], b=[16, 16, 5, 5], c=[16, 16, 5, 5])
     main = network.lower(level(LEVELS_HERE[-1])).mod["main"]
     calls = [
         binding.value
         for binding in ir.list_bindings(main.body)
         if ir.operator_name(binding.value) == "relax.call_tir"
     ]
-    second, third = (
-        call for call in calls if str(call.args[0].name_hint) == "fused_conv2d_NCHWc1_relu"
-    )
-    assert second.args[0].same_as(third.args[0])
+    kernels = Counter(call.args[0] for call in calls if "conv2d" in str(call.args[0].name_hint))
+    assert sorted(kernels.values()) == [1, 2]
     assert all(isinstance(field.ty, relax.TensorType) for call in calls for field in call.args[1])
     check(network, [])
