@@ -229,6 +229,7 @@ def test_the_list_describes_a_recipe_by_itself(doit: Doit) -> None:
     assert doit("list").split() == "net all stages of net for t0, t1".split()
 
 
+@pytest.mark.slow
 def test_a_dodo_file_of_ones_own_needs_the_installed_package_alone(tmp_path: Path) -> None:
     """Plain `doit` in the folder of the project; a wrong recipe is an error there, too."""
     (tmp_path / "dodo.py").write_text(

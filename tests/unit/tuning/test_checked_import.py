@@ -82,6 +82,7 @@ def with_kernel(pack: Path, kernel: str | None) -> None:
     pack.write_bytes(sealed(b"\n".join([header, line, rest])))
 
 
+@pytest.mark.slow
 def test_a_checked_import_refuses_what_does_not_apply(
     take: Callable[..., ImportResult], tmp_path: Path, task: Task
 ) -> None:

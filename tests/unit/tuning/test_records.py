@@ -411,6 +411,7 @@ def _append_many(root: Path) -> None:
         time.sleep(PAUSE_S)
 
 
+@pytest.mark.slow
 def test_importing_while_others_write_loses_nothing(tmp_path: Path) -> None:
     """Two tunings while packs are imported: each trial is in the ledger once."""
     other_root = tmp_path / "there"

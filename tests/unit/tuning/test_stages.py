@@ -262,6 +262,7 @@ def test_a_new_shape_starts_from_related_workloads(pipeline: Pipeline) -> None:
     assert expected and expected <= set(measured)
 
 
+@pytest.mark.slow
 def test_the_gain_of_tuning_is_in_the_facts(pipeline: Pipeline) -> None:
     """How many kernels are tuned, which share of the time they are, and how much faster they became."""
     facts, files = pipeline(model(conv(16), relu, shape=(1, 16, 24, 24)), recipe(trials=6))

@@ -130,7 +130,13 @@ def upsample(stride: int, padding: int, groups: int = 1) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("taps", "stride", "padding", "channels", "groups"),
-    [(4, 2, 1, 16, 1), (2, 2, 0, 16, 1), (3, 2, 1, 3, 1), (4, 2, 1, 1, 24)],
+    [
+        (4, 2, 1, 16, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, 2, 0, 16, 1), (3, 2, 1, 3, 1), (4, 2, 1, 1, 24))
+        ),
+    ],
 )
 def test_transposed_convolutions_are_interleaved(
     taps: int, stride: int, padding: int, channels: int, groups: int

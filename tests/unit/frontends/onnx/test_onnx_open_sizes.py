@@ -509,6 +509,7 @@ OPERATORS: Mapping[str, tuple[Any, Callable[[Graph], str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "image"])
 def test_operators_follow_the_dimensions(kind: str, tmp_path: Path) -> None:
     """All in one model, each with an output of its own."""
