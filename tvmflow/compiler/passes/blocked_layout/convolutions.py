@@ -262,7 +262,8 @@ def _find_winograd(
     if any(map(is_open, sizes)):
         return geometry
     # a tile that was measured takes less time in two steps, and much less to compile
-    is_separate = cpu.factor_lanes > 0 or tile not in tiles
+    # a large tile takes less time in two steps, and much less to compile
+    is_separate = cpu.factor_lanes > 0 or tile > min(winograd.TRANSFORMS)
     geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
