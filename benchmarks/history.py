@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -159,17 +158,17 @@ def _group(runs: Iterable[Run], *fields: str) -> dict[tuple[str, ...], list[Run]
     return groups
 
 
-def _mean(ratios: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
-
-
 def chain(runs: Sequence[Run]) -> list[float]:
     """Return the height of each run in a chart."""
-    heights = [_mean(runs[0].ratios.values())]
+    heights = [statistics.geometric_mean(runs[0].ratios.values())]
     for before, after in pairwise(runs):
         shared = before.ratios.keys() & after.ratios.keys()
-        factor = _mean(after.ratios[case] / before.ratios[case] for case in shared) if shared else 0
-        heights.append(heights[-1] * factor or _mean(after.ratios.values()))
+        factor = (
+            statistics.geometric_mean(after.ratios[case] / before.ratios[case] for case in shared)
+            if shared
+            else 0
+        )
+        heights.append(heights[-1] * factor or statistics.geometric_mean(after.ratios.values()))
     return heights
 
 
@@ -237,7 +236,10 @@ def _draw_benchmark(benchmark: str, runs: Sequence[Run]) -> Iterator[Markup]:
 
 
 def _describe(run: Run) -> str:
-    mean, worst = _mean(run.ratios.values()), max(run.ratios, key=lambda case: run.ratios[case])
+    mean, worst = (
+        statistics.geometric_mean(run.ratios.values()),
+        max(run.ratios, key=lambda case: run.ratios[case]),
+    )
     return (
         f"{run.day}, {run.commit}: {mean:.2f} over {len(run.ratios)}, "
         f"at most {run.ratios[worst]:.2f} ({worst}), load {run.load:g}"

@@ -19,7 +19,6 @@ import argparse
 import ctypes
 import itertools
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -295,7 +294,7 @@ def summarize(results: dict[str, Any], barrier_s: float) -> None:
     for cores in next(iter(results.values()))["simulated"]:
         simulated = [Simulated(**result["simulated"][cores]) for result in results.values()]
         ratios = [one.alone_s / one.latency_s(barrier_s) for one in simulated]
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        mean = statistics.geometric_mean(ratios)
         print(f"{cores} cores, simulated: {mean:.1f} times one, {mean / cores:.0%} of the cores")
 
 

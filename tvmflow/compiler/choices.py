@@ -6,7 +6,7 @@ hold some, so that only those that are listed here are taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from tvmflow.core.canonical_json import canonical, digest_of
@@ -17,7 +17,6 @@ WINOGRAD: Final = "winograd"
 
 DIRECT: Final = 0
 
-_VALUES: Final[Mapping[str, tuple[int, ...]]] = {WINOGRAD: (DIRECT, 2, 4)}
 _MAX_OPERATOR: Final = 400
 
 WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 4: 8e-6}
@@ -25,6 +24,8 @@ WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 4: 8e-6}
 
 They are those of 256 channels of random numbers, whose sums are added up one by one.
 """
+
+_VALUES: Final[Mapping[str, Collection[int]]] = {WINOGRAD: WINOGRAD_ERRORS}
 
 Choice = Mapping[str, int]
 """The name of what is chosen -> the alternative."""

@@ -67,17 +67,17 @@ class LoweringContext:
 
         Where results are rounded, a recipe has to ask for large ones on CPUs that multiply no lanes.
         """
-        if self.cpu is None or self.options.winograd != "auto":
-            return _list_tiles(0 if self.options.winograd == "auto" else self.options.winograd)
-        is_exact = self.has_full_precision() or bool(self.cpu.factor_lanes)
-        return _list_tiles(max(TRANSFORMS) if is_exact else min(TRANSFORMS))
+        if self.cpu is None:
+            return ()
+        is_exact = self.has_full_precision() or self.cpu.factor_lanes
+        by_rule = max(TRANSFORMS) if is_exact else min(TRANSFORMS)
+        largest = by_rule if self.options.winograd == "auto" else self.options.winograd
+        return tuple(tile for tile in TRANSFORMS if tile <= largest)
 
     @property
     def measured_tiles(self) -> tuple[int, ...]:
         """The tiles of Winograd convolutions that a search may measure; none where results are rounded."""
-        asked = self.options.winograd
-        tiles = _list_tiles(max(TRANSFORMS) if asked == "auto" else asked)
-        return tiles if self.has_full_precision() else ()
+        return self.winograd_tiles if self.has_full_precision() else ()
 
     def choose_tile(self, text: str, nodes: Marks, ranked: Mapping[int, int], by_rule: int) -> int:
         """Return the tile of a Winograd convolution: the chosen one, or that of the rules.
@@ -169,8 +169,3 @@ class LoweringContext:
     def has_mixed_data(self) -> bool:
         """Return whether data become float16 like the weights: where there is no CPU model."""
         return not self.has_cpu_model() and self.options.precision == "mixed"
-
-
-def _list_tiles(largest: int) -> tuple[int, ...]:
-    """Return the tiles of Winograd convolutions up to a size."""
-    return tuple(tile for tile in TRANSFORMS if tile <= largest)

@@ -8,10 +8,10 @@ The first library has no choices that would have to be measured before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from tvmflow.core.types import Artifact, Delivery, Plan, StageSpec
+from tvmflow.core.types import Artifact, Delivery, Json, Plan, StageSpec
 from tvmflow.planning.decisions import PlanState
 from tvmflow.stages import STAGES, choose
 from tvmflow.stages.base import find_facts
@@ -90,15 +90,9 @@ def run_parts(plan: Plan, run: Callable[[Plan, frozenset[str]], PlanState | None
     return True
 
 
-def _without_measured_choices(plan: Plan, choosers: Collection[str]) -> Plan:
+def _without_measured_choices(plan: Plan, choosers: Iterable[str]) -> Plan:
     """Return the plan with these stages taking the choices that the ledger has."""
-
-    def change(spec: StageSpec) -> StageSpec:
-        if spec.id not in choosers:
-            return spec
-        return spec._replace(settings={**spec.settings, "interim": True})
-
-    return plan._replace(stages=tuple(map(change, plan.stages)))
+    return _with_settings(plan, {stage_id: {"interim": True} for stage_id in choosers})
 
 
 def _make_part(plan: Plan, minutes: Mapping[str, float]) -> Plan | None:
@@ -135,11 +129,22 @@ def _list_next(
 
 def _with_minutes(plan: Plan, minutes: Mapping[str, float]) -> Plan:
     """Return the plan with these parts of its searches."""
+    specs = (spec for spec in plan.stages if spec.id in minutes)
+    return _with_settings(
+        plan,
+        {
+            spec.id: {
+                "tune": {**spec.settings["tune"], "minutes": minutes[spec.id], "interim": True}
+            }
+            for spec in specs
+        },
+    )
 
-    def change(spec: StageSpec) -> StageSpec:
-        if spec.id not in minutes:
-            return spec
-        tune = {**spec.settings["tune"], "minutes": minutes[spec.id], "interim": True}
-        return spec._replace(settings={**spec.settings, "tune": tune})
 
-    return plan._replace(stages=tuple(map(change, plan.stages)))
+def _with_settings(plan: Plan, changes: Mapping[str, Mapping[str, Json]]) -> Plan:
+    """Return the plan with other settings of some stages."""
+    stages = (
+        spec._replace(settings={**spec.settings, **changes.get(spec.id, {})})
+        for spec in plan.stages
+    )
+    return plan._replace(stages=tuple(stages))

@@ -16,6 +16,7 @@ from tvmflow.compiler.choices import (
     Choices,
     choice_key,
     describe_choice,
+    find_problem_of_choices,
     is_within_tolerance,
 )
 from tvmflow.compiler.options import lowering_options, schedules_version
@@ -123,8 +124,6 @@ def read_choices(inputs: Mapping[str, Path]) -> dict[str, Choice]:
     Raises:
         StageError: They are not those that tvmflow makes.
     """
-    from tvmflow.compiler.choices import find_problem_of_choices
-
     path = inputs.get(CHOICES_ROLE)
     choices: dict[str, Choice] = json.loads(path.read_text()) if path else {}
     if problem := find_problem_of_choices(choices):

@@ -125,16 +125,18 @@ def find_data_dtype(target: ResolvedTarget) -> str | None:
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
     features = set(target.features)
     if arch == "x86_64":
-        has_dots = features & _VNNI and features & _NARROW_VECTORS
-        return "uint8" if has_dots or _PAIRS in features else None
+        return "uint8" if _has_dot_products(features) or _PAIRS in features else None
     return "int8" if arch in ("aarch64", "arm64") else None
 
 
 def _find_weight_bits(target: ResolvedTarget) -> int:
     """Return the bits of weights: AVX2 adds pairs of products as int16, which holds no more than 7 bits."""
     arch = str(target.tvm.get("mtriple", "")).partition("-")[0]
-    features = set(target.features)
-    return 7 if arch == "x86_64" and not (features & _VNNI and features & _NARROW_VECTORS) else 8
+    return 7 if arch == "x86_64" and not _has_dot_products(set(target.features)) else 8
+
+
+def _has_dot_products(features: set[str]) -> bool:
+    return bool(features & _VNNI and features & _NARROW_VECTORS)
 
 
 def no_integers_reason(target: ResolvedTarget) -> str:
