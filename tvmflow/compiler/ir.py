@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, Final
 
 import tvm
@@ -11,7 +12,7 @@ import tvm_ffi
 import tvm_ffi.serialization
 from tvm import relax, tirx
 
-from tvmflow.compiler.open_sizes import sizes_of
+from tvmflow.compiler.open_sizes import is_open, sizes_of
 
 
 def load_json(text: str) -> Any:
@@ -243,15 +244,27 @@ def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IR
     return made
 
 
-def copies_in_order(function: tirx.PrimFunc) -> bool:
-    """Return whether a kernel copies its input in order: a reshape, which needs no kernel.
+def is_view(function: tirx.PrimFunc) -> bool:
+    """Return whether a kernel only copies its one input to its output, so that both can be one tensor.
 
     Of some with open sizes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
     """
+    tensors = [param for param in function.params if not isinstance(param.ty, tvm.ir.PrimType)]
+    # a copy of the first elements, as of blocks without their padding, has the pattern of a reshape, too
+    if len(tensors) != 2 or not _have_same_length(*(param.ty.shape for param in tensors)):
+        return False
     try:
         return bool(relax.analysis.has_reshape_pattern(function))
     except RuntimeError:
         return False
+
+
+def _have_same_length(first: Any, second: Any) -> bool:
+    """Return whether two shapes have the same number of elements, whatever their open sizes are."""
+    if not any(map(is_open, (*first, *second))):
+        return prod(map(int, first)) == prod(map(int, second))
+    lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]
+    return bool(tvm.sym.Analyzer().can_prove_equal(*lengths))
 
 
 def find_nodes(tree: Any, *kinds: type) -> list[Any]:

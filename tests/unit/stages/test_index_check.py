@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
+from tests.support.kernels import level
+from tests.support.onnx_models import frontend, model, save, value
+from tvmflow.compiler import lowering
+from tvmflow.compiler.lowering import ScheduledModel
+from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
+from tvmflow.compiler.schedules import schedule_untuned
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import findings
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
+from tvmflow.stages.verify.inner_tensors import InnerLibrary
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
@@ -138,3 +147,24 @@ def test_a_wrong_tensor_before_an_index_and_a_wrong_layer_have_a_sentence() -> N
         "that returns it",
         "'u' is up to 7 steps off in 12 elements where it is computed from the tensors that ORT gives, more than 1",
     ]
+
+
+def test_an_input_in_another_shape_is_in_no_memory_of_the_library(tmp_path: Path) -> None:
+    """The executor gives it another shape where it is, in the caller's memory; with several axes, too."""
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "axes"], ["scores"]),
+        helper.make_node("Exp", ["scores"], ["weights"]),
+        helper.make_node("ArgMax", ["weights"], ["best"], axis=3),
+    ]
+    made = model(
+        nodes,
+        [value("x", [3, 5])],
+        [value("best", [1, 1, 3, 1], "int64")],
+        {"axes": np.array([0, 1])},
+    )
+    loaded = frontend.load(save(made, tmp_path), (), ("scores", "weights"))
+    target = lowering.make_target(level("x86-64-v3"))
+    lowered = lowering.lower(loaded.mod, target, LoweringOptions())
+    scheduled, _ = schedule_untuned(lowered.mod, level("x86-64-v3"), SCHEDULES_VERSION)
+    library = InnerLibrary(loaded, lowered, ScheduledModel(scheduled, [], target))
+    assert library.list_shared(lowered.mod) == {"weights"}

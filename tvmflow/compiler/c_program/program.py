@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import prod
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program import open_memory
@@ -433,17 +432,10 @@ class _Reader:
                 )
 
     def _views(self, var: tvm.ir.GlobalVar) -> bool:
-        """Return whether a kernel only copies its one input to its output, so that both can be one tensor."""
+        """Return whether a kernel needs no step: its input and its output are one tensor."""
         name = var.name_hint
         if name not in self._is_view:
-            function = self._mod[var]
-            tensors = [param for param in function.params if not is_size(param)]
-            # A copy of the first elements, as of blocks without their padding, has that pattern too.
-            self._is_view[name] = (
-                len(tensors) == 2
-                and _have_same_length(*(param.ty.shape for param in tensors))
-                and ir.copies_in_order(function)
-            )
+            self._is_view[name] = ir.is_view(self._mod[var])
         return self._is_view[name]
 
 
@@ -515,14 +507,6 @@ def _match(sizes: Any, actual: Any, bound: dict[Any, Any]) -> None:
     for size, value in zip(sizes or (), actual or (), strict=False):
         if isinstance(size, tvm.ir.Var):
             bound.setdefault(size, value)
-
-
-def _have_same_length(first: Any, second: Any) -> bool:
-    """Return whether two shapes have the same number of elements, whatever their open sizes are."""
-    if not any(map(is_open, (*first, *second))):
-        return prod(map(int, first)) == prod(map(int, second))
-    lengths = [prod(shape, start=tirx.const(1, "int64")) for shape in (first, second)]
-    return bool(tvm.sym.Analyzer().can_prove_equal(*lengths))
 
 
 def _itemsize(dtype: str) -> int:

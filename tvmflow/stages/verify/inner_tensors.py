@@ -252,19 +252,22 @@ class InnerLibrary:
             for kernel in delivered.functions.values()
             if isinstance(kernel, tvm.tirx.PrimFunc)
         }
-        mod = self.lowered.mod
+        lowered, scheduled = self.lowered.mod, self.scheduled.mod
         # counts may follow
-        outputs = ir.list_outputs(mod["main"])[len(self.loaded.outputs) :]
-        return {
-            spec.name
-            for spec, var in zip(self.loaded.tensors, outputs, strict=False)
-            # without a kernel it is an input in another shape, which stays in the caller's memory
-            if (kernels := _list_kernels_before(mod["main"], var))
-            and all(workload_key(normalize(mod[kernel])) in keys for kernel in kernels)
-        }
+        outputs = ir.list_outputs(lowered["main"])[len(self.loaded.outputs) :]
+        shared = set()
+        for spec, var in zip(self.loaded.tensors, outputs, strict=False):
+            kernels = _list_kernels_before(lowered["main"], var) or ()
+            # Without one it is an input in another shape, which stays in the caller's memory. A kernel that two
+            # copies were fused to is seen to be one copy once it has a schedule, as in the executor.
+            if all(ir.is_view(scheduled[kernel]) for kernel in kernels):
+                continue
+            if all(workload_key(normalize(lowered[kernel])) in keys for kernel in kernels):
+                shared.add(spec.name)
+        return shared
 
 
-def _list_kernels_before(main: relax.Function, var: Any) -> set[Any] | None:
+def _list_kernels_before(main: relax.Function, var: Any) -> set[str] | None:
     """Return the kernels that compute a variable, and all before it; None where a condition decides."""
     values = ir.DataFlow(main).values
     kernels, left, seen = set(), [var], set()
@@ -277,7 +280,7 @@ def _list_kernels_before(main: relax.Function, var: Any) -> set[Any] | None:
         if isinstance(value, relax.If):
             return None
         if ir.operator_name(value) == "relax.call_tir":
-            kernels.add(value.args[0])
+            kernels.add(str(value.args[0].name_hint))
         left += ir.list_variables(value)
     return kernels
 
