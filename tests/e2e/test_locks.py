@@ -142,6 +142,8 @@ def test_a_tuned_release_is_locked_with_its_schedules(project: Project, tmp_path
     # a convolution without a schedule by rule, which is slower than with any that a search finds
     project.edit_recipe("trials: 8", "trials: 8, only: [conv2d]")
     project.edit_recipe("tune:", "kernels: {schedules: none}\ntune:")
+    # long enough to be told apart beside another worker
+    project.edit_recipe("repeat: 2, min_repeat_ms: 2", "repeat: 6, min_repeat_ms: 8")
     assert project.tvmflow("lock", "tiny.yaml").code == 0
     lock = (project.folder / "tiny.lock.yaml").read_text()
     assert "trace: " in lock
