@@ -410,15 +410,14 @@ def _workload(lowered: tvm.IRModule, name: str, calls: int) -> Workload:
 
 def _untunable_reason(function: tvm.tirx.PrimFunc, mod: tvm.IRModule) -> str:
     """Return why no schedule is searched for a kernel; an empty string when one is."""
-    from tvm import relax
-
+    from tvmflow.compiler import ir
     from tvmflow.compiler.tir_kernels import winograd
 
     if function.attrs.get("tirx.is_scheduled", False):
         return "it comes with a schedule"
     if not _has_static_shapes(function) and not list_compared_sizes(mod):
         return "its shapes are known only when it runs"
-    if relax.analysis.has_reshape_pattern(function):
+    if ir.is_view(function):
         return "it only renames a shape, which costs nothing in the library"
     blocks = _list_blocks(mod["main"])
     if not any(block.name_hint != _ROOT for block in blocks):
