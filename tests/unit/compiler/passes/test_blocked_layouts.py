@@ -16,6 +16,7 @@ from tvm import relax
 
 from tests.support.kernels import FAST, LEVELS_HERE, check_alike, host_level, kernels_of, level
 from tests.support.tuning import conv, dense, model, relu, softmax
+from tvmflow.compiler import lowering
 from tvmflow.compiler.passes import OPERATORS
 
 Layer = Callable[[Any, Any], Any]
@@ -252,6 +253,52 @@ def test_operators_between_convolutions(between: str, channels: int) -> None:
     """Residuals, concatenations, pooling, gates, and operators that need the plain layout."""
     layers = (conv(channels), *BETWEEN[between], conv(7, 1))
     check_alike(model(*layers, shape=(1, 5, 13, 11)), host_level())
+
+
+@pytest.mark.parametrize(
+    ("axes", "size", "keeps_axes"),
+    [
+        ([2], (17,), False),
+        ([-1, -2], (13, 11), False),
+        ([3], (13, 11), False),
+        ([2], (13, 11), True),
+        ([2, 4], (3, 5, 7), False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("kind", "channels", "mcpu"),
+    [("max", 21, LEVELS_HERE[0]), ("min", 32, LEVELS_HERE[-1]), ("mean", 21, LEVELS_HERE[-1])],
+)
+def test_spatial_axes_are_reduced_before_data_are_unpacked(
+    kind: str, channels: int, mcpu: str, axes: list[int], size: tuple[int, ...], keeps_axes: bool
+) -> None:
+    """The last numbers alone are unpacked, whether the reduced axes stay or not."""
+
+    def reduced(value: Any, _: Any) -> Any:
+        return getattr(relax.op, kind)(value, axes, keepdims=keeps_axes)
+
+    mod, target = (
+        model(convolution(channels, (3,) * len(size)), reduced, shape=(2, 5, *size)),
+        level(mcpu),
+    )
+    check_alike(mod, target)
+    lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+    [unpack] = [kernel for var, kernel in lowered.functions_items() if "unpack" in var.name_hint]
+    assert list(unpack.params[-1].ty.shape) == list(mod["main"].ret_ty.shape)
+
+
+def test_what_is_reduced_in_blocks_is_joined_and_scaled_as_a_matrix() -> None:
+    """Features of two widths, of which one fills no block, meet a plain matrix and weights."""
+
+    def features(value: Any, weight: Any) -> Any:
+        largest = relax.op.max(conv(21)(value, weight), [2, 3])
+        means = relax.op.mean(conv(16)(value, weight), [2, 3])
+        plain = relax.op.sum(value, [2, 3])
+        joined = relax.op.concat([means, largest, plain], axis=1)
+        return relax.op.multiply(joined, weight((16 + 21 + 5,)))
+
+    mod = model(features, softmax, dense(7), shape=(2, 5, 9, 11))
+    check_alike(mod, host_level())
 
 
 def test_data_are_packed_once_and_unpacked_once() -> None:

@@ -13,8 +13,9 @@ from tvmflow.compiler.passes.resize import as_resize, emit_resize
 IMAGE_REDUCTIONS: Final = {
     f"relax.{name}": getattr(relax.op, name) for name in ("mean", "sum", "max", "min", "variance")
 }
-"""Operators that may reduce each channel's sequence, image or volume to one number."""
+"""Operators that may reduce spatial axes of each channel's sequence, image or volume."""
 
+_FIRST_SPATIAL_AXIS: Final = 2
 
 _POOLS: Final = {1: topi.nn.pool1d, 2: topi.nn.pool2d, 3: topi.nn.pool3d}
 _ADAPTIVE_POOLS: Final = {
@@ -68,15 +69,16 @@ def rewrite_adaptive_pool(
 def rewrite_image_reduction(
     rewriter: LayoutRewriter, call: relax.Call, data: Any
 ) -> relax.Expr | None:
-    """Rewrite a reduction over all spatial axes that keeps these."""
+    """Rewrite a reduction over spatial axes, which may drop them: no lane is added to another."""
     tensor = rewriter.blocked_form(data)
-    if tensor is None:
+    if tensor is None or call.attrs.axis is None:
         return None
     rank = len(known_sizes(data))
-    axes = sorted(int(axis) % rank for axis in call.attrs.axis or ())
-    if axes != list(range(2, rank)) or not call.attrs.keepdims:
+    axes = sorted(int(axis) % rank for axis in call.attrs.axis)
+    if not axes or axes[0] < _FIRST_SPATIAL_AXIS:
         return None
-    return rewriter.emit(IMAGE_REDUCTIONS[call.op.name](tensor, axes, keepdims=True))
+    reduce = IMAGE_REDUCTIONS[call.op.name]
+    return rewriter.emit(reduce(tensor, axes, keepdims=bool(call.attrs.keepdims)))
 
 
 def _default_layout(call: relax.Call) -> str:
