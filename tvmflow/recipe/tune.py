@@ -225,8 +225,8 @@ class Kernels(ClosedModel):
     )
     winograd: Literal["auto", 0, 2, 4] = Field(
         default="auto",
-        description="Largest tile of the Winograd algorithm, for blocked 3×3 convolutions with stride 1; each layer has the "
-        "one that is estimated to be fastest, or is computed directly. `2`: as accurate as the direct computation. "
+        description="Largest tile of the Winograd algorithm, for blocked 3×3 convolutions with stride 1 (on 64-bit ARM also "
+        "2); each layer has the one that is estimated to be fastest, or is computed directly. `2`: as accurate as the direct computation. "
         "`4`: faster for large images, and five times less accurate. `0`: all are computed directly. "
         "`auto`: `4`, but `2` with another `precision` than that of the model on CPUs other than 64-bit ARM.",
     )

@@ -82,6 +82,21 @@ class _Blocks(NamedTuple):
         return self.image.spatial_extents[4]
 
     @property
+    def weights(self) -> Any:
+        """The buffer of transformed weights."""
+        (weights,) = (
+            load.source
+            for load in list_loads(self.product)
+            if not load.source.same_as(self.data.output)
+        )
+        return weights
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of the transformed weights in float32."""
+        return math.prod(map(int, self.weights.shape)) * _FLOAT_BYTES
+
+    @property
     def has_open_tiles(self) -> bool:
         """True if each call chooses how many tiles there are in an image."""
         return not self.image.open_axes.isdisjoint({3, 4})
@@ -163,8 +178,7 @@ def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
     elements, inner = edge**2, math.prod(blocks.product.reduction_extents)
     taps = blocks.product.reduction_extents[0]
     slices = blocks.data.spatial_extents[4]
-    weight_bytes = elements * inner * out_blocks * lanes * _FLOAT_BYTES
-    in_strips = weight_bytes <= cpu.cached_weight_bytes
+    in_strips = blocks.weight_bytes <= cpu.cached_weight_bytes
     splits = []
     for vectors in _list_divisors(out_blocks):
         channels = slices * inner // taps + depth * vectors * lanes
@@ -371,14 +385,9 @@ def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.Prim
         int(tvm.sym.Analyzer().simplify(axis - index))
         for axis, index in zip(blocks.pad.spatial_axes[3:5], data.indices[2:4], strict=True)
     ]
-    (weights,) = (
-        load.source
-        for load in list_loads(blocks.product)
-        if not load.source.same_as(blocks.data.output)
-    )
     convolution = OpenConvolution(
         data=data.source,
-        weights=weights,
+        weights=blocks.weights,
         tile=tile,
         size=(size[2], size[3]),
         padding=(before[0], before[1]),
@@ -411,7 +420,7 @@ def _divide_open(blocks: _Blocks, cpu: CpuModel) -> OpenBlocks:
         math.prod(blocks.product.reduction_extents),
     )
     out_blocks, lanes = blocks.product.spatial_extents[2], blocks.product.spatial_extents[-1]
-    in_blocks = elements * inner * out_blocks * lanes * _FLOAT_BYTES <= cpu.cached_weight_bytes
+    in_blocks = blocks.weight_bytes <= cpu.cached_weight_bytes
     splits = [
         _Split(1, vectors, points, in_blocks)
         for vectors in _list_divisors(out_blocks)

@@ -5,6 +5,11 @@ elementwise (a matrix product over channels for each element of the tile), and t
 transformed back. Algorithm and matrices: Lavin and Gray, "Fast Algorithms for Convolutional
 Neural Networks", 2015, arXiv:1509.09308. A tile of 2×2 takes 16 multiplications instead of
 36, one of 4×4 36 instead of 144.
+
+With stride 2, the first and the last tap of an axis read data at even places, and the middle one
+at odd places. The former are a convolution of two taps with stride 1, F(2, 2) or F(4, 2), the
+latter are multiplied as they are, all with the same transformed weights. A tile of 2×2 takes 25
+multiplications instead of 36, one of 4×4 81 instead of 144.
 """
 
 from __future__ import annotations
@@ -42,21 +47,69 @@ _KERNEL: Final = 3
 class Transforms(NamedTuple):
     """The matrices by which data, weights and product of a tile are multiplied from both sides.
 
-    These are Bᵀ, G and Aᵀ.
+    These are Bᵀ, G and Aᵀ. Terms of a group are added up first (see `_sum_row`).
+
+    Attributes:
+        data: The matrix for data.
+        weights: That for weights. Elements of data beyond its rows have the weights of the last one.
+        image: That for products.
+        data_groups: The groups of data.
+        image_groups: The groups of products.
     """
 
     data: np.ndarray[Any, Any]
     weights: np.ndarray[Any, Any]
     image: np.ndarray[Any, Any]
+    data_groups: Sequence[Sequence[int]]
+    image_groups: Sequence[Sequence[int]]
+
+
+def _make_transforms(
+    data: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], image: np.ndarray[Any, Any]
+) -> Transforms:
+    """Return the transforms of a convolution with stride 1."""
+    edge = len(data)
+    return Transforms(
+        data,
+        weights,
+        image,
+        # of each pair of rows that differ in signs, the same number is first
+        data_groups=[range(edge - 2, -1, -2), range(edge - 1, 0, -2)],
+        image_groups=[(0,), *((at, at + 1) for at in range(1, edge - 1, 2)), (edge - 1,)],
+    )
+
+
+def _make_strided_transforms(
+    data: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], image: np.ndarray[Any, Any]
+) -> Transforms:
+    """Return the transforms of a convolution with stride 2.
+
+    Args:
+        data: The matrix for data at even places, with two taps and stride 1.
+        weights: That for the first and the last tap.
+        image: That for products of these.
+    """
+    tile, even = image.shape
+    edge = even + tile
+    all_data, all_weights = np.zeros((edge, edge)), np.zeros((even + 1, _KERNEL))
+    all_data[:even, ::2], all_data[even:, 1::2] = data, np.eye(tile)
+    all_weights[:even, ::2], all_weights[even, 1] = weights, 1
+    return Transforms(
+        all_data,
+        all_weights,
+        np.concatenate([image, np.eye(tile)], 1),
+        data_groups=[range(2, edge, 4), range(0, edge, 4), *((at,) for at in range(1, edge, 2))],
+        image_groups=[(0,), (1, 2), *((at,) for at in range(3, edge))],
+    )
 
 
 TRANSFORMS: Final[Mapping[int, Transforms]] = {
-    2: Transforms(
+    2: _make_transforms(
         np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]]),
         np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]]),
         np.array([[1, 1, 1, 0], [0, 1, -1, -1]]),
     ),
-    4: Transforms(
+    4: _make_transforms(
         np.array(
             [
                 [4, 0, -5, 0, 1, 0],
@@ -73,6 +126,28 @@ TRANSFORMS: Final[Mapping[int, Transforms]] = {
         ),
     ),
 }
+"""The transforms of convolutions with stride 1, by the size of a tile."""
+_STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
+    2: _make_strided_transforms(
+        np.array([[1, -1, 0], [0, 1, 0], [0, -1, 1]]),
+        np.array([[1, 0], [1, 1], [0, 1]]),
+        np.array([[1, 1, 0], [0, 1, 1]]),
+    ),
+    # for the points 0, 1, -1, 2 and infinity
+    4: _make_strided_transforms(
+        np.array(
+            [
+                [2, -1, -2, 1, 0],
+                [0, -2, -1, 1, 0],
+                [0, 2, -3, 1, 0],
+                [0, -1, 0, 1, 0],
+                [0, 2, -1, -2, 1],
+            ]
+        ),
+        np.array([[3, 0], [-3, -3], [-1, 1], [1, 2], [0, 6]]) / 6,
+        np.array([[1, 1, 1, 1, 0], [0, 1, -1, 2, 0], [0, 1, 1, 4, 0], [0, 1, -1, 8, 1]]),
+    ),
+}
 
 
 # Times for each lane of a vector, in multiplications of vectors: to transform the data, or the result, of
@@ -80,6 +155,8 @@ TRANSFORMS: Final[Mapping[int, Transforms]] = {
 _TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 22}
 # The same with 16 registers, which do not hold the 36 numbers of a tile.
 _SPILLED_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 64}
+# Those of a convolution with stride 2.
+_STRIDED_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 25, 4: 110}
 _MEMORY_COST: Final = 4
 # By this factor the estimate must be better than that of the direct convolution.
 _MIN_GAIN: Final = 1.1
@@ -100,6 +177,7 @@ class Geometry(NamedTuple):
         tile_columns: Columns of tiles are computed up to a multiple of it (see `pad_columns`).
         is_separate: Whether tiles are transformed along one axis and then along the other. This takes fewer
             sums, and registers for all elements of a tile.
+        step: The stride in height and width, 1 or 2; 2 only where transforms are separate.
     """
 
     tile: int
@@ -110,11 +188,17 @@ class Geometry(NamedTuple):
     dilation: int = 1
     tile_columns: int = 1
     is_separate: bool = False
+    step: int = 1
 
     @property
     def edge(self) -> int:
         """The size of a tile of data."""
-        return self.tile + _KERNEL - 1
+        return (self.tile - 1) * self.step + _KERNEL
+
+    @property
+    def transforms(self) -> Transforms:
+        """The transforms of a tile."""
+        return (TRANSFORMS if self.step == 1 else _STRIDED_TRANSFORMS)[self.tile]
 
     @property
     def tiles(self) -> tuple[IrSize, IrSize]:
@@ -126,6 +210,12 @@ class Geometry(NamedTuple):
     def slices(self) -> IrSize:
         """The depth of the data that the result reads, with padding."""
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+
+def list_strides(cpu: CpuModel) -> Sequence[int]:
+    """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
+    # with 16 registers, most of the larger tile of data would be spilled
+    return (1, 2) if cpu.factor_lanes else (1,)
 
 
 def choose_tile(tiles: Sequence[int], *convolution: Any) -> int:
@@ -163,6 +253,8 @@ def rank_tiles(
         has_few_registers: There are 16 registers for vectors, not 32.
     """
     transform_cost = _SPILLED_TRANSFORM_COST if has_few_registers else _TRANSFORM_COST
+    if geometry.step > 1:
+        transform_cost = _STRIDED_TRANSFORM_COST
     n, depth, height, width = geometry.shape
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
     weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
@@ -173,7 +265,8 @@ def rank_tiles(
             return float(_KERNEL**2 * weights * max(n * depth * height * width, memory_cost))
         own = geometry._replace(tile=tile)
         count = n * math.prod(own.tiles)
-        product = own.edge**2 * weights * max(depth * count, memory_cost)
+        products = own.edge**2 * depth * count
+        product = weights * max(products, count_products(tile) * memory_cost)
         transformed = own.slices * inner_blocks + depth * out_blocks
         cost = int(product + transform_cost[tile] * lanes * count * transformed)
         return terms * _MIN_GAIN * cost
@@ -204,13 +297,14 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 
 
 def conv(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return a convolution of blocked data with a 3×3 kernel and stride 1 in height and width.
+    """Return a convolution of blocked data with a 3×3 kernel, whose strides in height and width are equal.
 
     A kernel over volumes may have any depth.
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
         w: Transformed weights (t, t, o, depth, i, b of i, b of o), where t = tile + 2.
+            With a stride of 2, those of rows and columns at odd places are last.
         geometry: The sizes of the convolution.
 
     Returns:
@@ -238,16 +332,15 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
         value = x(i, c, *offset[6 - len(x.shape) :], lane)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, x.dtype))
 
-    size = (geometry.slices, rows * tile + edge - tile, columns * tile + edge - tile)
+    move = tile * geometry.step
+    size = (geometry.slices, rows * move + edge - move, columns * move + edge - move)
     data = te.compute((n, blocks, *size, lanes), padded, name="pad")
-    matrix = TRANSFORMS[tile].data
+    matrix, groups = geometry.transforms.data, geometry.transforms.data_groups
     shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
     if geometry.is_separate:
-        # of each pair of rows that differ in signs, the same number is first
-        groups = [range(edge - 2, -1, -2), range(edge - 1, 0, -2)]
 
         def down(i: Any, z: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
-            y, z = p // columns * tile, p % columns * tile + z
+            y, z = p // columns * move, p % columns * move + z
             column = [data(image, c, d, y + step, z, lane) for step in range(edge)]
             return _select_row(matrix, groups, column, i)
 
@@ -269,13 +362,15 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
 
 def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
     """Return the product (t, t, o, n, d, tiles, b) of transformed data and weights."""
-    edge, _, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
+    last, _, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
+    edge = geometry.edge
     tap, block = te.reduce_axis((0, taps), "kd"), te.reduce_axis((0, blocks), "ic")
     channel = te.reduce_axis((0, lanes), "ib")
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
         source = d * geometry.stride + tap * geometry.dilation
-        weight = w[i, j, o, tap, block, channel, inner].astype(x.dtype)
+        place = [i, j] if edge == last else [tirx.min(at, last - 1) for at in (i, j)]
+        weight = w(*place, o, tap, block, channel, inner).astype(x.dtype)
         return te.sum(
             x[i, j, block, image, source, p, channel] * weight, axis=[tap, block, channel]
         )
@@ -290,8 +385,7 @@ def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
     edge, _, blocks, *_, lanes = map(plain, x.shape)
     (rows, columns), tile = geometry.tiles, geometry.tile
     row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
-    matrix = TRANSFORMS[tile].image
-    groups = [(0,), *((first, first + 1) for first in range(1, edge - 1, 2)), (edge - 1,)]
+    matrix, groups = geometry.transforms.image, geometry.transforms.image_groups
 
     def down(p: Any, z: Any, *place: Any) -> Any:
         return _select_row(matrix, groups, [x(y, z, *place) for y in range(edge)], p)

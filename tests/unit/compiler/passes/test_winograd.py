@@ -114,6 +114,78 @@ def test_volumes_are_transformed_slice_by_slice(
     check(mod, 2, host_level())
 
 
+@pytest.fixture
+def strided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow strides of 2 on the CPU of this machine, too."""
+    monkeypatch.setattr(winograd, "list_strides", lambda _: (1, 2))
+
+
+@pytest.mark.usefixtures("always", "strided")
+@pytest.mark.parametrize("tile", winograd.TRANSFORMS)
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel", "options"),
+    [
+        # Whole tiles, partial ones of odd and even data, one row and one column of results, three images, volumes.
+        ((1, 16, 16, 16), 32, (3, 3), {"padding": 1}),
+        ((3, 20, 15, 9), 24, (3, 3), {"padding": [0, 1, 2, 1]}),
+        ((1, 17, 3, 30), 16, (3, 3), {}),
+        ((1, 16, 22, 4), 16, (3, 3), {"padding": [1, 0, 0, 0]}),
+        ((2, 16, 5, 9, 6), 17, (3, 3, 3), {"padding": 1}),
+    ],
+)
+def test_strides_of_2(
+    tile: Literal[2, 4],
+    shape: tuple[int, ...],
+    out: int,
+    kernel: tuple[int, ...],
+    options: dict[str, Any],
+) -> None:
+    """Data at even places are a convolution of two taps, those at odd places are multiplied as they are."""
+    mod = model(convolution(out, kernel, strides=2, **options), biased, relu, shape=shape)
+    assert any("winograd" in name for name in kernels_of(mod, host_level(), FAST))
+    check(mod, tile, host_level())
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "options", "is_winograd"),
+    [
+        ((64, 128), 56, {"padding": 1}, True),
+        ((128, 256), 28, {"padding": 1}, True),
+        # Larger weights for a few pixels.
+        ((256, 512), 14, {"padding": 1}, False),
+        # Transforms cost more than the product saves.
+        ((8, 8), 56, {"padding": 1}, False),
+        ((64, 128), 56, {"padding": 1, "dilation": 2}, False),
+        ((64, 128), 56, {"padding": 1, "strides": (2, 1)}, False),
+        ((64, 128), 56, {"padding": 1, "strides": 3}, False),
+    ],
+)
+def test_strides_of_2_have_transforms_on_64_bit_arm(
+    channels: tuple[int, int], size: int, options: dict[str, Any], is_winograd: bool
+) -> None:
+    """With few registers, direct convolutions are faster."""
+    inner, out = channels
+    layer = convolution(out, (3, 3), **{"strides": 2, **options})
+    mod = model(layer, relu, shape=(1, inner, size, size))
+    arm = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    for target, expected in ((arm, is_winograd), (level("x86-64-v4"), False)):
+        lowered = lowering.lower(mod, lowering.make_target(target), FAST).mod
+        _, rules = schedule_for_cpu(lowered, cpu_model_for(target, SCHEDULES_VERSION))
+        assert any(rule == "winograd" for rule in rules.values()) == expected
+
+
+@pytest.mark.usefixtures("always", "strided")
+def test_strides_of_2_over_an_open_image_are_direct() -> None:
+    """Its tiles are numbered by loops that know no strides."""
+    network = make_network(
+        OPEN,
+        {"x": Input(OPEN_IMAGE)},
+        make_weights(a=[16, 16, 3, 3]),
+        lambda emit, x, a: emit(relax.op.nn.conv2d(x, a, strides=2, padding=1)),
+    )
+    assert not any("winograd" in name for name in network.list_kernels(host_level()))
+
+
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("mcpu", LEVELS_HERE)
 def test_every_level_schedules_winograd_convolutions(mcpu: str) -> None:
@@ -221,6 +293,17 @@ def test_each_layer_has_the_tile_that_is_estimated_to_be_fastest(
     geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1))
     assert winograd.choose_tile((2, 4), geometry, channels, channels, 4) == tile
     assert winograd.choose_tile((2,), geometry, channels, channels, 4) == min(tile, 2)
+
+
+def test_the_estimate_knows_strides() -> None:
+    """Weights for data at odd places are read once; 14 rows fill whole tiles of 2 alone."""
+    chosen = [
+        winograd.choose_tile(
+            (2, 4), Geometry(2, (1, 1, size, size), (0, 1, 1), step=2), 256, 128, 4
+        )
+        for size in (28, 14, 7)
+    ]
+    assert chosen == [4, 2, 0]
 
 
 def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels() -> None:

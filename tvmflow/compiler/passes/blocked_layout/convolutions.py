@@ -207,19 +207,24 @@ def _find_winograd(
 
     An instruction of the direct convolution computes so many `terms` of each result.
     """
-    context = rewriter.context
-    tiles = context.winograd_tiles
+    context, cpu = rewriter.context, rewriter.context.cpu
+    assert cpu is not None, "layouts are blocked for a CPU model"
+    tiles, step = context.winograd_tiles, window.strides[-1]
     out, inner, *edges = ir.known_shape(kernel)
     shape = rewriter.numbers.shape(call)
     if (
         not tiles
         or shape is None
         or edges[-2:] != [3, 3]
-        or not window.strides[-2:] == window.dilation[-2:] == [1, 1]
+        or window.strides[-2:] != [step, step]
+        or step not in winograd.list_strides(cpu)
+        or window.dilation[-2:] != [1, 1]
         or int(call.attrs.groups) != 1
         or min(window.padding) < 0
-        # the tiles of an open volume are not numbered
-        or (len(edges) > _IMAGE_AXES and any(map(is_open, known_sizes(call)[2:])))
+        # the tiles of an open volume are not numbered; those with a stride have fixed places
+        or ((len(edges) > _IMAGE_AXES or step > 1) and any(map(is_open, known_sizes(call)[2:])))
+        # more products an instruction save more than the transforms
+        or (step > 1 and terms > 1)
     ):
         return None
     n, _, *size = shape
@@ -235,13 +240,12 @@ def _find_winograd(
         taps=taps,
         stride=stride,
         dilation=dilation,
+        step=step,
     )
     # levels that share weights choose alike
     lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
-    cpu = context.cpu
-    has_few = cpu is not None and cpu.registers < _MANY_REGISTERS
-    has_few &= not context.options.shares_weights
+    has_few = cpu.registers < _MANY_REGISTERS and not context.options.shares_weights
     costs = (geometry, out, inner, lanes, terms, weight_bytes, has_few)
     tile = by_rule = winograd.choose_tile(tiles, *costs)
     n, _, *sizes = known_sizes(call)
@@ -256,14 +260,11 @@ def _find_winograd(
     _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
     if not tile:
         return None
-    cpu = context.cpu
-    assert cpu is not None, "layouts are blocked for a CPU model"
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
     if any(map(is_open, sizes)):
         return geometry
-    # a tile that was measured takes less time in two steps, and much less to compile
     # a large tile takes less time in two steps, and much less to compile
-    is_separate = cpu.factor_lanes > 0 or tile > min(winograd.TRANSFORMS)
+    is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.TRANSFORMS)
     geometry = geometry._replace(is_separate=is_separate)
     return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
 
@@ -291,10 +292,11 @@ def _is_faster_in_floats(
 def _emit_winograd(
     rewriter: LayoutRewriter, name: str, x: Any, kernel: Any, geometry: Geometry
 ) -> Any:
-    block, edge = rewriter.block, geometry.edge
+    block = rewriter.block
     kernel = rewriter.cast(rewriter.pad_to_multiples(kernel, [block, block]), "float32")
     o, i = ir.known_shape(kernel)[:2]
-    matrix = winograd.TRANSFORMS[geometry.tile].weights.astype("float32")
+    matrix = geometry.transforms.weights.astype("float32")
+    edge = len(matrix)
     left = rewriter.emit(relax.op.matmul(relax.const(matrix), kernel))
     both = rewriter.emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
     split = [o // block, block, i // block, block, geometry.taps, edge, edge]
