@@ -1,22 +1,32 @@
 """The rule `row_reductions`: kernels that reduce rows and use the results on the same rows.
 
-Softmax, norms, and sums along the last axis: all steps of a row run while it is in the cache.
+Softmax, norms, and sums along the last axis: all steps of a row run while it is in the cache. Along
+another axis, all steps of some columns do, whose numbers are the lanes of vectors.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous, list_loads
 from tvmflow.compiler.schedules.elementwise import (
+    divisor,
     fuse,
     fuse_and_parallelize,
     peel_last_iteration,
     vectorize_loop,
 )
+
+# Columns of a part: so few that their results stay in the first-level cache, and so many that lines are read whole.
+_MAX_COLUMNS: Final = 512
+_MIN_COLUMNS: Final = 64
+# As many stay in one part if nothing divides them.
+_MAX_UNDIVIDED: Final = 4096
 
 
 class _Step(NamedTuple):
@@ -33,6 +43,9 @@ class _Step(NamedTuple):
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
     """Compute all blocks of a row after each other, rows in parallel; return None for another kernel."""
     blocks = analyze_blocks(schedule) or []
+    part = _find_columns(blocks, cpu)
+    if part is not None:
+        return _apply_to_columns(schedule, blocks, part, cpu)
     row_axes = _count_shared_axes(blocks)
     if not row_axes:
         return None
@@ -98,3 +111,127 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
     if not is_open and block.reduction_extents[-1] % cpu.lanes:
         peel_last_iteration(schedule, vectors)
     return partial_sums
+
+
+# ---------------------------------------------------------------- columns
+
+
+class _Columns(NamedTuple):
+    """The columns of a part, along which no number meets one of another column.
+
+    Attributes:
+        reduced: The position of the reduced axis among those of the data.
+        split: The position of the axis that is divided into parts, among the others.
+        extent: Its length within a part, which has all later axes whole.
+    """
+
+    reduced: int
+    split: int
+    extent: int
+
+
+def _find_columns(blocks: Sequence[Block], cpu: CpuModel) -> _Columns | None:
+    """Return the columns of a kernel that reduces one axis but the last; None for another kernel."""
+    reductions = [block for block in blocks if block.is_reduction]
+    if not reductions or any(block.open_axes for block in blocks):
+        return None
+    shape, lengths = reductions[0].spatial_extents, reductions[0].reduction_extents
+    reduced = _find_reduced_axis(reductions[0])
+    if reduced is None or reduced == len(shape) or len(lengths) != 1:
+        return None
+    data = (*shape[:reduced], *lengths, *shape[reduced:])
+    for block in blocks:
+        extents = (*block.spatial_extents, *block.reduction_extents)
+        is_alike = (
+            (extents, block.spatial_extents) == ((*shape, *lengths), shape)
+            if block.is_reduction
+            else extents in (shape, data)
+        )
+        if not is_alike or not is_contiguous(block, block.spatial_axes[-1]):
+            return None
+    if not _stay_in_columns(blocks, len(shape), reduced):
+        return None
+    return _choose_columns(shape, reduced, lengths[0], cpu)
+
+
+def _stay_in_columns(blocks: Sequence[Block], rank: int, reduced: int) -> bool:
+    """Return whether each block reads the results of others in its own column alone.
+
+    Args:
+        blocks: The blocks of a kernel.
+        rank: The number of axes of what is reduced; data have one more.
+        reduced: The position of that one.
+    """
+
+    def place(axes: Sequence[Any]) -> Sequence[Any]:
+        return axes if len(axes) == rank else [*axes[:reduced], *axes[reduced + 1 :]]
+
+    outputs = [block.output for block in blocks]
+    return all(
+        index.same_as(axis)
+        for block in blocks
+        for load in list_loads(block)
+        if any(load.source.same_as(output) for output in outputs)
+        for index, axis in zip(place(load.indices), place(block.spatial_axes), strict=True)
+    )
+
+
+def _find_reduced_axis(block: Block) -> int | None:
+    """Return the position of a reduction's last axis among the axes of its data; None if there is none."""
+    for load in list_loads(block):
+        if len(load.indices) == len(block.axes):
+            same = (at for at, index in enumerate(load.indices) if index.same_as(block.axes[-1]))
+            return next(same, None)
+    return None
+
+
+def _choose_columns(
+    shape: Sequence[int], reduced: int, length: int, cpu: CpuModel
+) -> _Columns | None:
+    """Return the most columns of a part whose data stay in the cache; None where they would be few.
+
+    Args:
+        shape: The lengths of the axes that are not reduced.
+        reduced: The position of the first of them that comes after the reduced one.
+        length: The length of the reduced axis.
+        cpu: The CPU to schedule for.
+    """
+    kept = cpu.cached_data_bytes // (4 * length)
+    limit = min(max(kept, _MIN_COLUMNS), _MAX_COLUMNS)
+    # all cores have a part
+    limit = min(limit, max(math.prod(shape) // cpu.cores, cpu.lanes))
+    split = len(shape) - 1
+    while split > reduced and math.prod(shape[split:]) <= limit:
+        split -= 1
+    inner = math.prod(shape[split + 1 :])
+    extent = divisor(shape[split], max(limit // inner, 1))
+    if extent * inner < cpu.lanes:
+        extent = shape[split]
+    return _Columns(reduced, split, extent) if 1 < extent * inner <= _MAX_UNDIVIDED else None
+
+
+def _apply_to_columns(
+    schedule: Schedule, blocks: Sequence[Block], columns: _Columns, cpu: CpuModel
+) -> Schedule:
+    """Compute all blocks of some columns after each other, such parts in parallel."""
+    reduced, split, extent = columns
+    rank = next(len(block.spatial_extents) for block in blocks if block.is_reduction)
+    parts, sums = [], []
+    for block in blocks:
+        own = list(schedule.get_loops(block.handle))
+        if block.is_reduction:
+            middle = [own.pop()]
+            sums.append((block.handle, middle[0]))
+        else:
+            middle = [own.pop(reduced)] if len(own) > rank else []
+        part, inside = schedule.split(own[split], [None, extent])
+        after = own[split + 1 :]
+        schedule.reorder(*own[:split], part, *middle, inside, *after)
+        vectorize_loop(schedule, fuse(schedule, [inside, *after]), cpu)
+        parts.append(fuse(schedule, [*own[:split], part]))
+    loop = schedule.merge(*parts) if len(parts) > 1 else parts[0]
+    is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
+    fuse_and_parallelize(schedule, [loop], is_worthwhile, cpu)
+    for handle, along in sums:
+        schedule.decompose_reduction(handle, along)
+    return schedule

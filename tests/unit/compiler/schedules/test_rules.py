@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import tvm
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
@@ -357,6 +357,73 @@ def test_softmax_of_any_rows(outer: list[int], columns: int, mcpu: str) -> None:
 
     mod = kernel(x, topi.nn.softmax(x, len(outer)))
     check(mod, "row_reductions", level(mcpu), reference)
+
+
+@SLOW_EXAMPLES
+@given(
+    st.lists(st.integers(1, 5), max_size=2),
+    st.integers(2, 30),
+    st.lists(st.integers(2, 37), min_size=1, max_size=3),
+    LEVELS,
+)
+@example([], 100, [2003], "x86-64-v3")
+@example([2], 19, [31, 33], "x86-64-v4")
+@example([64], 97, [56], "x86-64-v2")
+@example([], 3, [8209], "x86-64-v4")
+def test_softmax_of_any_axis_but_the_last(
+    outer: list[int], length: int, inner: list[int], mcpu: str
+) -> None:
+    """All steps of some columns are computed after each other, in vectors of columns."""
+    x, axis = te.placeholder((*outer, length, *inner), name="x"), len(outer)
+
+    def reference(x: Array) -> Array:
+        powers = np.exp(x - x.max(axis=axis, keepdims=True))
+        result: Array = powers / powers.sum(axis=axis, keepdims=True)
+        return result
+
+    # more columns than stay in the cache, which nothing divides, are not kept together
+    rule = "generic_loops" if inner == [8209] else "row_reductions"
+    mod, target = kernel(x, topi.nn.softmax(x, axis)), level(mcpu)
+    check(mod, rule, target, reference)
+    if rule == "row_reductions":
+        assert "T.vectorized" in str(choose(mod, target).schedule.mod)
+
+
+@pytest.mark.parametrize("shape", [(2, 21, 13, 11), (3, 64, 49), (40, 7)])
+def test_norms_over_channels_are_computed_in_columns(shape: tuple[int, ...]) -> None:
+    """What is computed between two sums of the same channels stays in the part of its columns."""
+    x = te.placeholder(shape, name="x")
+    axis = 1 if len(shape) > 2 else 0
+    mean = topi.divide(topi.sum(x, axis), float(shape[axis]))
+    centred = te.compute(
+        shape, lambda *at: x(*at) - mean(*at[:axis], *at[axis + 1 :]), name="centred"
+    )
+    squares = topi.sum(topi.multiply(centred, centred), axis)
+    scale = topi.rsqrt(topi.add(squares, 1.0))
+    normed = te.compute(shape, lambda *at: centred(*at) * scale(*at[:axis], *at[axis + 1 :]))
+
+    def reference(x: Array) -> Array:
+        centred = x - x.mean(axis, keepdims=True)
+        result: Array = centred / np.sqrt((centred**2).sum(axis, keepdims=True) + 1)
+        return result
+
+    check(kernel(x, normed), "row_reductions", host_level(), reference)
+
+
+def test_steps_that_read_other_columns_are_not_kept_together() -> None:
+    """A maximum of the column to the left is computed before all columns that read it."""
+    x = te.placeholder((30, 40), name="x")
+    largest = topi.max(x, 0)
+    moved = te.compute((30, 40), lambda i, j: x[i, j] - largest[tirx.max(j - 1, 0)], name="moved")
+    sums = topi.sum(moved, 0)
+    result = te.compute((30, 40), lambda i, j: moved[i, j] * sums[j], name="result")
+
+    def reference(x: Array) -> Array:
+        moved = x - x.max(0)[np.maximum(np.arange(40) - 1, 0)]
+        result: Array = moved * moved.sum(0)
+        return result
+
+    check(kernel(x, result), "generic_loops", host_level(), reference)
 
 
 @SLOW_EXAMPLES
