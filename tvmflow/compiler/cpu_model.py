@@ -43,7 +43,8 @@ MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
 _MIN_SUMS_OF_LANES: Final = 10
-_FUNCTION_VECTORS: Final = 4
+FUNCTION_VECTORS: Final = 4
+"""The vectors of which functions are computed side by side, with their constants loaded once for all."""
 _ARM64: Final = ("aarch64", "arm64")
 _NEON_LANES: Final = 4
 # The vectors of a tile of four rows or more, whose sums fill half of 32 registers.
@@ -270,11 +271,6 @@ class CpuModel(NamedTuple):
     def unspilled_registers(self) -> int:
         """The registers of a tile's values beyond which LLVM begins to spill some."""
         return self.registers * 11 // 16
-
-    @property
-    def function_vectors(self) -> int:
-        """The vectors of which functions are computed side by side, with their constants loaded once for all."""
-        return _FUNCTION_VECTORS if self.factor_lanes else 1
 
     @property
     def min_sums(self) -> int:

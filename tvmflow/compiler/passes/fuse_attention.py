@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -13,7 +13,12 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
+from tvmflow.compiler.cpu_model import (
+    FUNCTION_VECTORS,
+    LINE_FLOATS,
+    MIN_PARALLEL_PRODUCTS,
+    CpuModel,
+)
 from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.open_sizes import (
     IrSize,
@@ -26,6 +31,7 @@ from tvmflow.compiler.open_sizes import (
 )
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import MatrixView, find_view, is_scalar
+from tvmflow.compiler.passes.vector_math import exp_of_negative
 from tvmflow.compiler.tir_kernels.attention import (
     Attention,
     ScoreStep,
@@ -75,8 +81,16 @@ def fuse_attention(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     if context.is_plain("attention"):
         return mod
     if context.cpu is not None:
-        return rewrite_main(mod, _AttentionFuser, context.cpu)
+        exponential = exp_of_negative if context.has_vector_math() else tirx.exp
+        return rewrite_main(mod, _AttentionFuser, _Processor(context.cpu, exponential))
     return rewrite_main(mod, _AttentionFuser, Device.from_target(context.target))
+
+
+class _Processor(NamedTuple):
+    """A CPU, and the function that computes exponentials of negative numbers on it."""
+
+    model: CpuModel
+    exponential: Callable[[Any], Any]
 
 
 class _Step(NamedTuple):
@@ -106,7 +120,7 @@ class _Match(NamedTuple):
 class _AttentionFuser(MainRewriter):
     """Rewrites the last product of attention, or the transpose behind it."""
 
-    def __init__(self, mod: tvm.IRModule, machine: CpuModel | Device) -> None:
+    def __init__(self, mod: tvm.IRModule, machine: _Processor | Device) -> None:
         super().__init__(mod)
         self._machine = machine
         transposed = (
@@ -142,8 +156,8 @@ class _AttentionFuser(MainRewriter):
             return None
         kernel, views = fused
         function: tvm.tirx.PrimFunc | None
-        if isinstance(self._machine, CpuModel):
-            function = make_kernel(kernel, self._machine)
+        if isinstance(self._machine, _Processor):
+            function = _Emitter(kernel, *self._machine).emit()
         else:
             function = make_gpu_kernel(kernel, self._machine)
         if function is None:
@@ -328,17 +342,15 @@ def _match_scores(flow: ir.DataFlow, expr: Any, keys: IrSize) -> _Scores | None:
 # than an online softmax over blocks of keys.
 
 
-def make_kernel(attention: Attention, cpu: CpuModel) -> tvm.tirx.PrimFunc:
-    """Return the kernel; its parameters are the operands and the result."""
-    return _Emitter(attention, cpu).emit()
-
-
 class _Emitter:
     """Emits the loops of one kernel."""
 
-    def __init__(self, attention: Attention, cpu: CpuModel) -> None:
+    def __init__(
+        self, attention: Attention, cpu: CpuModel, exponential: Callable[[Any], Any]
+    ) -> None:
         self._attention = attention
         self._cpu = cpu
+        self._exponential = exponential
         self._lanes = cpu.lanes
         typical = attention.typical
         padded_keys = -(-typical.keys // cpu.lanes) * cpu.lanes
@@ -348,6 +360,8 @@ class _Emitter:
             choose_rows(typical.queries, counts, max_rows, cpu, cpu.lanes, points)
         )
         self._keys = Columns(attention.keys, cpu.lanes, key_vectors)
+        # Rows a power of two apart would evict each other from the cache, of which the second product reads many at once.
+        self._score_stride = (divide_up(self._keys.padded, LINE_FLOATS) // 2 * 2 + 1) * LINE_FLOATS
         self._values = Columns(attention.values, cpu.lanes, value_vectors)
         self._key_size = attention.depth * self._keys.padded
         self._value_size = attention.keys * self._values.padded
@@ -401,15 +415,27 @@ class _Emitter:
         factors = max(1, self._cpu.factor_lanes)
         first = block * rows
         queries = Workspace.allocate(rows * a.depth)
-        scores = Workspace.allocate(rows * self._keys.padded)
+        scores = Workspace.allocate(rows * self._score_stride)
         totals = Workspace.allocate(rows)
         result = Workspace.allocate(rows * self._values.padded)
         self._copy_queries(matrix, first, queries)
         scored = count_rows(a.queries, first, rows, self._key_points)
         Product(
-            rows=scored, depth=a.depth, columns=self._keys, points=self._key_points, factors=factors
+            rows=scored,
+            depth=a.depth,
+            columns=self._keys,
+            points=self._key_points,
+            factors=factors,
+            stride=self._score_stride,
         ).emit(lambda row, k: queries[row * a.depth + k], keys, slot * self._key_size, scores)
         mixed = count_rows(a.queries, first, rows, self._value_points)
+
+        def end_rows(rest: IrSize) -> None:
+            with T.serial(mixed) as row:
+                self._end_row(matrix, self._clamp(first + row), row, rest, scores)
+
+        # Ahead of all rows, so that no vector is read shortly after a part of it was written.
+        self._emit_rest(end_rows)
         with T.serial(mixed) as row:
             self._softmax(matrix, self._clamp(first + row), row, scores, totals)
         Product(
@@ -419,7 +445,7 @@ class _Emitter:
             points=self._value_points,
             factors=factors,
         ).emit(
-            lambda row, k: scores[row * self._keys.padded + k],
+            lambda row, k: scores[row * self._score_stride + k],
             *(values, slot * self._value_size, result),
         )
         with T.serial(rows) as row:
@@ -451,90 +477,92 @@ class _Emitter:
         self, matrix: Any, query: Any, row: Any, scores: Workspace, totals: Workspace
     ) -> None:
         """Emit the exponentials of a row of scores and their sum."""
-        a, base = self._attention, row * self._keys.padded
+        a, base = self._attention, row * self._score_stride
         lanes = self._count_side_by_side()
         largest, total = (T.alloc_buffer((lanes,), FLOAT, scope="local") for _ in range(2))
         with T.vectorized(lanes) as lane:
             T.buffer_store(largest, tirx.min_value(FLOAT), [lane])
             T.buffer_store(total, T.float32(0), [lane])
-        if is_open(a.keys):
-            self._score_open(matrix, query, row, scores, largest)
-        elif self._keys.padded > a.keys:
-            # twice the lowest number is -∞, which TVM writes as C that compilers reject
-            with T.vectorized(self._keys.padded - a.keys) as lane:
-                lowest = tirx.BufferLoad(largest, [lane])
-                scores[base + a.keys + lane] = lowest + lowest
-        for start, count in iterate_pieces(a.keys, lanes) if not is_open(a.keys) else ():
-            with T.vectorized(count) as lane:
-                place = base + start + lane
-                self._score(matrix, query, (start + lane, place), scores, (largest, lane))
+        self._find_largest(matrix, query, row, scores, largest)
         self._reduce(largest, tirx.max, lanes)
-        for start, count in iterate_pieces(self._keys.padded, lanes):
+        for start, count in self._iterate_vectors(self._keys.padded, lanes):
             with T.vectorized(count) as lane:
                 place = base + start + lane
-                scores[place] = tirx.exp(scores[place] - tirx.BufferLoad(largest, [0]))
+                scores[place] = self._exponential(scores[place] - tirx.BufferLoad(largest, [0]))
                 T.buffer_store(total, tirx.BufferLoad(total, [lane]) + scores[place], [lane])
         self._reduce(total, tirx.Add, lanes)
         totals[row] = tirx.BufferLoad(total, [0])
         if a.replacement is not None:
             # the sum is NaN, or 0 where all scores are -∞
             with T.If(tirx.Not(totals[row] > 0)), T.Then():
-                with T.serial(self._keys.padded // lanes) as vector, T.vectorized(lanes) as lane:
-                    scores[base + vector * lanes + lane] = self._load(a.replacement, 0)(0, 0)
+                for start, count in self._iterate_vectors(self._keys.padded, lanes):
+                    with T.vectorized(count) as lane:
+                        scores[base + start + lane] = self._load(a.replacement, 0)(0, 0)
                 totals[row] = T.float32(1)
 
     def _count_side_by_side(self) -> int:
         """Return how many scores of a row have their exponentials computed side by side."""
         keys = self._attention.keys
-        wide = self._lanes * self._cpu.function_vectors
+        wide = self._lanes * FUNCTION_VECTORS
         return self._lanes if is_open(keys) or keys < wide else wide
 
-    def _score_open(
+    def _iterate_vectors(self, length: IrSize, wide: int) -> Iterator[tuple[Any, int]]:
+        """Emit loops over whole vectors, many at once while so many are left; yield start and length."""
+        if is_open(length):
+            with T.serial(length // wide) as piece:
+                yield piece * wide, wide
+            return
+        for start, count in iterate_pieces(length, wide):
+            for inner, lanes in iterate_pieces(count, wide if count == wide else self._lanes):
+                yield start + inner, lanes
+
+    def _emit_rest(self, emit: Callable[[IrSize], None]) -> None:
+        """Emit what is to be done if some keys fill no vector; their number is passed."""
+        rest = self._attention.keys % self._lanes
+        if is_open(rest):
+            with T.If(rest > 0), T.Then():
+                emit(rest)
+        elif rest:
+            emit(rest)
+
+    def _end_row(self, matrix: Any, query: Any, row: Any, rest: IrSize, scores: Workspace) -> None:
+        """Emit the steps on the scores of keys that fill no vector, and -∞ for the lanes behind them."""
+        a, key = self._attention, self._attention.keys - rest
+        place = row * self._score_stride + key
+        if a.steps:
+            # they read masks, of which there are no more numbers
+            with iterate_last(rest, self._lanes) if is_open(rest) else T.vectorized(rest) as lane:
+                score = self._apply_steps(matrix, query, key + lane, scores[place + lane])
+                scores[place + lane] = score
+        lowest = tirx.min_value(FLOAT)
+        with T.vectorized(self._lanes) as lane:
+            score = scores[place + lane]
+            # The sum is -∞, which TVM writes as C that compilers reject if it can compute it.
+            other = tirx.min(score, lowest) + lowest
+            scores[place + lane] = tirx.Select(lane < rest, score, other)
+
+    def _find_largest(
         self, matrix: Any, query: Any, row: Any, scores: Workspace, largest: Any
     ) -> None:
-        """Emit the steps on a row of an open number of scores, and the largest of each lane."""
-        a, lanes, base = self._attention, self._lanes, row * self._keys.padded
-        whole = a.keys // lanes
-        with T.serial(whole) as vector, T.vectorized(lanes) as lane:
-            key = vector * lanes + lane
-            self._score(matrix, query, (key, base + key), scores, (largest, lane))
-        with iterate_last(a.keys % lanes, lanes) as number:
-            # the steps read masks, of which there are no more numbers
-            if a.steps:
-                place = base + whole * lanes + number
-                key = whole * lanes + number
-                scores[place] = self._apply_steps(matrix, query, key, scores[place])
-        with T.If(a.keys % lanes > 0), T.Then(), T.vectorized(lanes) as lane:
-            place = base + whole * lanes + lane
-            lowest = tirx.min_value(FLOAT)
-            exists = lane < a.keys % lanes
-            # twice the lowest number is -∞, which TVM writes as C that compilers reject
-            scores[place] = tirx.Select(exists, scores[place], lowest + lowest)
-            value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
+        """Emit the steps on whole vectors of a row of scores, and the largest score of each lane."""
+        a, base = self._attention, row * self._score_stride
+        whole = a.keys // self._lanes * self._lanes
+
+        def keep(lane: Any, score: Any) -> None:
+            value = tirx.max(tirx.BufferLoad(largest, [lane]), score)
             T.buffer_store(largest, value, [lane])
 
-    def _score(
-        self,
-        matrix: Any,
-        query: Any,
-        key: tuple[Any, Any],
-        scores: Workspace,
-        maximum: tuple[Any, Any],
-    ) -> None:
-        """Emit the steps on a score, and the largest score of its lane.
+        def keep_rest(_: IrSize) -> None:
+            with T.vectorized(self._lanes) as lane:
+                keep(lane, scores[base + whole + lane])
 
-        Args:
-            matrix: The matrix.
-            query: The query.
-            key: The key, and the place of its score.
-            scores: All scores.
-            maximum: The buffer of the largest scores, and the lane.
-        """
-        (number, place), (largest, lane) = key, maximum
-        if self._attention.steps:
-            scores[place] = self._apply_steps(matrix, query, number, scores[place])
-        value = tirx.max(tirx.BufferLoad(largest, [lane]), scores[place])
-        T.buffer_store(largest, value, [lane])
+        for start, count in self._iterate_vectors(whole, self._count_side_by_side()):
+            with T.vectorized(count) as lane:
+                place = base + start + lane
+                if a.steps:
+                    scores[place] = self._apply_steps(matrix, query, start + lane, scores[place])
+                keep(lane, scores[place])
+        self._emit_rest(keep_rest)
 
     def _apply_steps(self, matrix: Any, query: Any, key: Any, value: Any) -> Any:
         for step in self._attention.steps:

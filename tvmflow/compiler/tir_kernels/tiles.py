@@ -188,6 +188,7 @@ class Product(NamedTuple):
         columns: The columns of the packed matrix and of the result, whose rows are `columns.padded` long.
         points: The rows of a tile.
         factors: The rows of the right matrix whose factors are lanes of one vector; 1 if each is loaded.
+        stride: The distance of the rows of the result; None if there is nothing between them.
     """
 
     rows: IrSize
@@ -195,6 +196,7 @@ class Product(NamedTuple):
     columns: Columns
     points: int
     factors: int = 1
+    stride: IrSize | None = None
 
     def emit(self, left: Element, packed: Workspace, base: Any, result: Workspace) -> None:
         """Emit the product.
@@ -245,9 +247,10 @@ class Product(NamedTuple):
     ) -> None:
         """Add some terms of the sums of one tile; `corner` is its first row and column."""
         (row, start), (first, count) = corner, terms
+        stride = self.columns.padded if self.stride is None else self.stride
 
         def place(point: Any, column: Any) -> Any:
-            return (row + point) * self.columns.padded + start + column
+            return (row + point) * stride + start + column
 
         for index, point, column in sums.iterate():
             initial = T.float32(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,16 @@ import onnx
 import onnxruntime
 import pytest
 import tvm
+import tvm_ffi
 from onnx import helper
-from tvm import relax
+from tvm import relax, tirx
 
-from tests.support.kernels import FAST, LEVELS_HERE, level
+from tests.support.kernels import FAST, LEVELS_HERE, host_level, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
-from tvmflow.compiler import lowering
+from tvmflow.compiler import forms, lowering
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.frontends.base import LoadedModel
 
 Array = np.ndarray[Any, Any]
 
@@ -206,3 +209,52 @@ def test_a_recipe_keeps_attention_as_the_model_has_it(tmp_path: Path) -> None:
         lowering.lower(load(made, tmp_path, feed).mod, target, options).mod
     )
     assert any("softmax" in name for name in kernels)
+
+
+def _plain(folder: Path, keys: int, *, replacement: float | None = None) -> LoadedModel:
+    """Return the model of an attention of 29 queries whose scores have a bias."""
+    graph = _Graph(random.Random(0))
+    q, k, v = graph.input(2, 29, 16), graph.input(2, keys, 16), graph.input(2, keys, 16)
+    scores = graph.node("MatMul", q, graph.transpose(k, 0, 2, 1))
+    scores = graph.node("Add", scores, graph.input(29, keys))
+    weights = graph.node("Softmax", scores, axis=-1)
+    if replacement is not None:
+        is_nan = graph.node("IsNaN", weights)
+        weights = graph.node("Where", is_nan, graph.scalar(replacement), weights)
+    result = graph.node("MatMul", weights, v)
+    inputs = [value(name, array.shape) for name, array in graph.feed.items()]
+    made = model(graph.nodes, inputs, [value(result, None)], graph.weights)
+    return load(made, folder, graph.feed)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_weights_that_are_nan_are_all_replaced(mcpu: str, tmp_path: Path) -> None:
+    """In rows that are masked altogether, also in the last vectors, which are fewer than are computed side by side."""
+    loaded = _plain(tmp_path, 141, replacement=0.25)
+    feed = {spec.name: draw(*spec.shape) for spec in loaded.inputs}
+    feed["x3"][5:7] = -np.inf
+    (actual,) = outputs(loaded, feed, level(mcpu))
+    expected = np.broadcast_to(0.25 * feed["x2"].sum(1, keepdims=True), (2, 2, 16))
+    np.testing.assert_allclose(actual[:, 5:7], expected, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(actual).all()
+
+
+def test_attention_is_written_as_c(tmp_path: Path) -> None:
+    """The keys of which there are none have scores of -∞, for which TVM writes no valid constant."""
+    loaded = _plain(tmp_path, 141)
+    target = lowering.make_target(host_level())
+    lowered = lowering.lower(loaded.mod, target, FAST)
+    (tmp_path / "c").mkdir()
+    forms.FORMS["c-source"](forms.FormInputs(lowered.mod, [], target, ""), tmp_path / "c")
+    assert "attention" in (tmp_path / "c" / "lib0.c").read_text()
+
+
+def test_rows_of_scores_are_in_different_sets_of_the_cache(tmp_path: Path) -> None:
+    """A row of 1024 scores takes an odd number of lines, as rows a power of two apart evict each other."""
+    loaded = _plain(tmp_path, 1024)
+    lowered = lowering.lower(loaded.mod, lowering.make_target(host_level()), FAST).mod
+    (kernel,) = (f for var, f in lowered.functions.items() if "attention" in var.name_hint)
+    sizes: list[int] = []
+    allocations = (tirx.AllocBuffer, lambda made: sizes.append(math.prod(made.buffer.shape)))
+    tvm_ffi.structural_walk(kernel, allocations)
+    assert any(size % 1040 == 0 for size in sizes)

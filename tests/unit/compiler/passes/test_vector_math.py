@@ -12,7 +12,7 @@ from tvm import te, tirx
 
 from tests.support.kernels import LEVELS, host_level, level
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.passes.vector_math import vectorize_math
+from tvmflow.compiler.passes.vector_math import exp_of_negative, vectorize_math
 from tvmflow.compiler.schedules import rules
 
 SMALLEST = np.float32(1.2e-38)
@@ -45,7 +45,8 @@ def points(function: str) -> np.ndarray[Any, Any]:
 
 def kernel(function: str, size: int) -> tvm.IRModule:
     x = te.placeholder((size,), name="x")
-    y = te.compute((size,), lambda i: getattr(tirx, function)(x[i]))
+    call = exp_of_negative if function == "exp_of_negative" else getattr(tirx, function)
+    y = te.compute((size,), lambda i: call(x[i]))
     return tvm.IRModule({"main": te.create_prim_func([x, y]).with_attr("global_symbol", "main")})
 
 
@@ -94,6 +95,22 @@ def test_every_value_is_within_a_few_units_in_the_last_place(
     allowed = np.where(np.abs(exact) < SMALLEST, float(SMALLEST), most * unit)
     assert (np.abs(actual[finite] - exact[finite]) <= allowed[finite]).all()
     np.testing.assert_array_equal(actual[~finite], rounded[~finite])
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+def test_exponentials_of_negative_numbers_are_within_two_units_in_the_last_place(mcpu: str) -> None:
+    """They are 1 at 0, 0 where `exp` gives denormals, and NaN of NaN."""
+    values = points("exp")
+    values = -np.abs(np.concatenate([values, [np.inf, np.nan] * 8]).astype(np.float32))
+    actual = compute("exp_of_negative", values, level(mcpu)).astype(np.float64)
+    exact = np.exp(values.astype(np.float64))
+    unit = np.spacing(np.maximum(exact, SMALLEST).astype(np.float32)).astype(np.float64)
+    allowed = np.where(exact < SMALLEST, float(SMALLEST), 1.5 * unit)
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(values))
+    is_number = ~np.isnan(values)
+    assert (np.abs(actual[is_number] - exact[is_number]) <= allowed[is_number]).all()
+    assert (actual[values == 0] == 1).all()
+    assert (actual[values < -88] == 0).all()
 
 
 @pytest.mark.parametrize("has_few_units", [False, True])
