@@ -182,7 +182,9 @@ def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
     load = factor.value
     dtype = str(load.source.dtype) if isinstance(load, tvm.ir.TensorLoad) else ""
     lanes *= _FACTORS_OF_FLOAT32.get(dtype, 0)
-    if not lanes or _as_number(factor.lanes) != lanes:
+    count = _as_number(factor.lanes)
+    # several vectors that a loop computes side by side have one factor
+    if not lanes or not count or count % lanes:
         return factor
     *outer, index = load.indices
     lane = _find_rest(index, lanes, analyzer)
@@ -190,7 +192,8 @@ def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
         return factor
     start = analyzer.simplify(index - lane)
     vector = tirx.BufferLoad(load.source, [*outer, tirx.Ramp(start, 1, lanes)])
-    return tirx.Shuffle([vector], [lane] * lanes)
+    # TVM selects no more lanes than there are
+    return tirx.Shuffle([vector] * (count // lanes), [lane] * count)
 
 
 _VECTOR_BYTES: Final = 16

@@ -12,12 +12,14 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
-from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
+from tvmflow.compiler.open_sizes import IrSize, is_open, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.recurrent import RecurrentLayer, recurrent
+from tvmflow.compiler.tir_kernels.recurrent import RecurrentLayer, count_rows, recurrent
 
 # Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
 _UNIT_MULTIPLE: Final = 16
+# Sequences side by side -> the vectors of units whose sums registers hold.
+_VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
 
 
 def padded_units(hidden: int) -> int:
@@ -49,7 +51,7 @@ class _RecurrentRewriter(MainRewriter):
         assert sizes is not None, "the rank of a layer's data is known"
         steps, batch = sizes[1::-1] if operator.is_batch_first else sizes[:2]
         units = hidden if is_gpu else padded_units(hidden)
-        lanes = units if is_gpu else self._choose_lanes(operator)
+        lanes = units if is_gpu else self._choose_lanes(operator, batch)
         cpu = self._context.cpu
         layer = RecurrentLayer(
             operator=operator,
@@ -63,14 +65,21 @@ class _RecurrentRewriter(MainRewriter):
         )
         return _Lowering(self, layer, operands).lower(is_gpu)
 
-    def _choose_lanes(self, operator: Recurrent) -> int:
+    def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.
 
         With one vector for each of its four gates, an LSTM keeps all sums in registers. With fewer gates,
-        more vectors for each are faster: they share what is read of the state.
+        more vectors for each are faster: they share what is read of the state. So are more vectors of an LSTM
+        where factors are lanes and few sequences are computed side by side; its functions have other vectors
+        to compute while they wait, too.
         """
         cpu = self._context.cpu
-        return cpu.lanes if cpu is not None and operator.kind == "LSTM" else _UNIT_MULTIPLE
+        if cpu is None or operator.kind != "LSTM":
+            return _UNIT_MULTIPLE
+        if not cpu.factor_lanes or is_open(batch):
+            return cpu.lanes
+        vectors = _VECTORS_OF_ROWS.get(count_rows(plain(batch)), 1)
+        return cpu.lanes * vectors
 
 
 class _Lowering:

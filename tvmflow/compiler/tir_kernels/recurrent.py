@@ -65,6 +65,11 @@ class RecurrentLayer(NamedTuple):
         return self.units // self.lanes
 
 
+def count_rows(batch: int) -> int:
+    """Return how many sequences of a batch are computed side by side on a CPU."""
+    return next(n for n in range(_MAX_ROWS, 0, -1) if batch % n == 0)
+
+
 class RecurrentInputs(NamedTuple):
     """The kernel's arguments: `d` directions, `n` sequences, `units` hidden units padded to whole tiles.
 
@@ -368,7 +373,7 @@ class _CpuLoops(_Loops):
         if is_open(layer.batch):
             self._rows = _MAX_ROWS
         else:
-            self._rows = next(n for n in range(_MAX_ROWS, 0, -1) if batch % n == 0)
+            self._rows = count_rows(batch)
         step = layer.operator.gates * layer.hidden * layer.hidden
         groups = directions * max(batch // self._rows, 1)
         work = step * steps * batch * directions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,14 @@ import onnxruntime
 import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from tvm import tirx
 
 from tests.support.kernels import FAST, outputs
 from tests.support.onnx_models import agree, load, model, value
 from tests.support.seeds import seeds
 from tests.unit.compiler.schedules.test_every_preset import CPUS
-from tvmflow.compiler import forms, lowering, schedules
+from tvmflow.compiler import forms, ir, lowering, schedules
+from tvmflow.compiler.assembly import make_assembly
 from tvmflow.core.errors import ImportFailed
 
 KINDS = ("LSTM", "GRU", "RNN")
@@ -263,6 +266,24 @@ def test_a_layer_can_be_written_as_c(tmp_path: Path) -> None:
     inputs = forms.FormInputs(lowered.mod, weights, target, "")
     forms.FORMS["c-source"](inputs, tmp_path)
     assert "gru" in "".join(path.read_text() for path in tmp_path.glob("lib*.c"))
+
+
+@pytest.mark.parametrize(("batch", "lanes"), [(1, 16), (2, 8), (3, 4), (4, 4)])
+def test_an_lstm_on_64_bit_arm_fills_registers_with_sums(
+    batch: int, lanes: int, tmp_path: Path
+) -> None:
+    """Four gates of all sequences side by side have sixteen vectors at most; four numbers of the state are one load."""
+    made, feed = layer("LSTM", hidden=32, batch=batch)
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    loaded = load(made, tmp_path, feed)
+    lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST).mod
+    function = schedules.schedule_untuned(lowered, target, 1).mod["lstm"]
+    loops = ir.find_nodes(function.body, tirx.For)
+    assert {int(o.extent) for o in loops if o.kind == tirx.ForKind.VECTORIZED} == {lanes}
+    named = function.with_attr("global_symbol", "lstm")
+    code = make_assembly(named, lowering.make_target(target), is_plain_c=True)
+    assert len(re.findall(r"fmla.*\.4s.*\.s\[3\]", code)) >= batch * lanes
+    assert not re.search(r"\bld(?:p|r|ur|1r)\s+(?:s\d|\{)", code)
 
 
 @pytest.mark.nightly
