@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -155,21 +155,25 @@ def insert(
     changed = [layer for layer in layers if layer.var in quantization.weights]
     names = {str(var.name) for var in model.main.params}
     own: dict[str, Array] = {}
+    shared: dict[tuple[Any, ...], relax.Var] = {}
     params: dict[Any, list[relax.Var]] = {}
     for layer in changed:
         params[layer.var] = []
         for what, array in quantization.weights[layer.var].pack().items():
-            kind = relax.TensorType(array.shape, str(array.dtype))
-            var = relax.Var(_free_name(f"{layer.name}.{what}", names), kind)
-            params[layer.var].append(var)
-            own[str(var.name)] = array
+            # layers that share weights share their integers, unless smoothing has changed those of one
+            content = (what, array.dtype.str, array.shape, sha256(array.tobytes()).digest())
+            if content not in shared:
+                kind = relax.TensorType(array.shape, str(array.dtype))
+                var = relax.Var(_free_name(f"{layer.name}.{what}", names), kind)
+                shared[content], own[str(var.name)] = var, array
+            params[layer.var].append(shared[content])
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
     corrected = relax.Var(CORRECTED, relax.TensorType([1], "float32"))
     inputs = [
         *([switches] if with_switches else []),
         *([corrected] if can_leave_corrections else []),
     ]
-    mod = _add_parameters(model.mod, inputs, list(chain(*params.values())))
+    mod = _add_parameters(model.mod, inputs, list(shared.values()))
     marks.mark_bindings(mod)
     places = {layer.var: place for place, layer in enumerate(layers)}
     mod = rewrite_main(

@@ -54,13 +54,14 @@ class FloatModel(NamedTuple):
         mod: A Relax function `main` that takes inputs, then weights.
         params: The weights by name.
         nodes: The node of the user's model that each binding of `main` came from; may be empty.
-        products: The node of each product with constant weights, by the first of the parameters that these are made of.
+        products: The nodes of products with constant weights, in the order of their bindings, by the largest of the
+            parameters that these are made of: layers can share weights.
     """
 
     mod: tvm.IRModule
     params: Mapping[str, Array]
     nodes: Sequence[str]
-    products: Mapping[str, str] = {}
+    products: Mapping[str, Sequence[str]] = {}
 
     @property
     def main(self) -> relax.Function:
@@ -137,15 +138,18 @@ def fold_model(model: FloatModel) -> FloatModel:
     return FloatModel(mod, model.params, take_nodes(mod, model.nodes), products)
 
 
-def _name_products(model: FloatModel) -> dict[str, str]:
-    """Return the node of each product: a folded norm would give its own name to the convolution before it."""
+def _name_products(model: FloatModel) -> dict[str, list[str]]:
+    """Return the nodes of products: a folded norm would give its own name to the convolution before it."""
     flow = ir.DataFlow(model.main)
-    bindings = ir.list_bindings(model.main.body)
-    return {
-        _name_weights(binding.value.args[1], flow): node
-        for binding, node in zip(bindings, model.nodes, strict=False)
-        if ir.operator_name(binding.value) in _PRODUCTS and flow.is_weight(binding.value.args[1])
-    }
+    products: dict[str, list[str]] = {}
+    for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
+        if _is_product(binding.value, flow):
+            products.setdefault(_name_weights(binding.value.args[1], flow), []).append(node)
+    return products
+
+
+def _is_product(value: Any, flow: ir.DataFlow) -> bool:
+    return ir.operator_name(value) in _PRODUCTS and flow.is_weight(value.args[1])
 
 
 def _name_weights(weights: Any, flow: ir.DataFlow) -> str:
@@ -168,16 +172,19 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
     """Return the layers of a model that has no control flow, in the order of its bindings."""
     flow = ir.DataFlow(model.main)
     layers: list[Layer] = []
+    nodes = {name: iter(own) for name, own in model.products.items()}
     seen: dict[str, int] = {}
     for binding in ir.list_bindings(model.main.body):
         call = binding.value
+        if not _is_product(call, flow):
+            continue
+        node = next(nodes.get(_name_weights(call.args[1], flow), iter(())), "")
         operator = ir.operator_name(call)
-        if operator not in _PRODUCTS or not _is_layer(call, operator, flow):
+        if not _is_layer(call, operator, flow):
             continue
         kind = operator.rpartition(".")[2]
         if operator != _MATMUL and int(call.attrs.groups) > 1:
             kind = f"{'depthwise' if ir.is_depthwise(call) else 'grouped'}_{kind}"
-        node = model.products.get(_name_weights(call.args[1], flow), "")
         base = node or kind
         seen[base] = seen.get(base, 0) + 1
         data = ir.resolve_alias(call.args[0], flow.values.get)
@@ -201,7 +208,6 @@ def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
         ir.is_float32(call)
         and ir.is_float32(data)
         and ir.is_float32(weights)
-        and flow.is_weight(weights)
         and not flow.is_weight(data)
         and len(ir.shape_of(weights) or ()) == _PRODUCTS[operator]
         and sizes_of(data) is not None

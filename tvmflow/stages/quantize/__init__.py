@@ -56,7 +56,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=3,
+    version=4,
     scope="machine",
     needs={
         "import": (
@@ -252,7 +252,7 @@ def _list_candidates(
     """Return the layers of a model, and what they read.
 
     Raises:
-        StageError: when there is no layer, or a pattern of the recipe matches none.
+        StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
     """
     from tvmflow.compiler.quantize.insertion import read_weights
     from tvmflow.compiler.quantize.smoothing import list_smoothable
@@ -260,6 +260,7 @@ def _list_candidates(
 
     layers, skipped = _choose_layers(model, settings.quantize.skip)
     floats = read_weights(model, layers)
+    _check_weights(layers, floats)
     chosen = [layer for layer in layers if layer.name not in skipped]
     ranged = _list_ranged(settings, model, chosen, floats)
     tensors = dict.fromkeys(ranged)
@@ -275,6 +276,18 @@ def _list_candidates(
     return _Candidates(
         model=model, layers=layers, skipped=skipped, floats=floats, ranged=ranged, tapped=tapped
     )
+
+
+def _check_weights(layers: Sequence[Layer], floats: Mapping[Any, Array]) -> None:
+    """Check that weights are numbers: one that is not would get an arbitrary integer."""
+    import numpy as np
+
+    for layer in layers:
+        if layer.var in floats and not np.isfinite(floats[layer.var]).all():
+            raise StageError(
+                f"the weights of layer {quoted(layer.name)} have NaN or infinity",
+                fix="replace the model: its training has failed, or its file is damaged",
+            )
 
 
 def _list_ranged(

@@ -289,6 +289,44 @@ def test_constant_data(files: dict[str, Path], tmp_path: Path) -> None:
     assert run(settings_of(data="zeros.npz"), own, tmp_path / "out").samples == 1
 
 
+def shared_network(weights: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """Two convolutions with the same weights."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], "first", pads=[1] * 4),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Conv", ["b", "w"], ["y"], "second", pads=[1] * 4),
+    ]
+    made = model(nodes, [value("x", [1, 16, 8, 8])], [value("y", [1, 16, 8, 8])])
+    made.graph.initializer.append(numpy_helper.from_array(weights.astype(np.float32), "w"))
+    return made
+
+
+def test_layers_with_the_same_weights_share_integers(tmp_path: Path) -> None:
+    """Each layer has the name of its node, and integers are kept once."""
+    network = shared_network(RNG.normal(0, 0.2, (16, 16, 3, 3)))
+    files = import_files(save(network, tmp_path), tmp_path / "import")
+    np.savez(tmp_path / "data.npz", x=RNG.normal(size=(4, 16, 8, 8)).astype(np.float32))
+    files["data"] = tmp_path / "data.npz"
+    facts = run(settings_of(), files, tmp_path / "out")
+    assert [layer.name for layer in facts.layers] == ["first", "second"]
+    assert facts.weight_bytes == 16 * 16 * 9
+    assert facts.error is not None and facts.error < 0.02
+    settings = settings_of(skip=["first"], activations="none")
+    skipped = run(settings, files, tmp_path / "skipped")
+    assert [layer.reason for layer in skipped.layers] == ["quantize.skip", ""]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_weights_that_are_no_numbers(wrong: float, tmp_path: Path) -> None:
+    """A weight that is no number has no integer: the layer is named, whose result may hide it."""
+    weights = RNG.normal(0, 0.2, (16, 16, 3, 3))
+    weights[3, 0, 0, 0] = wrong
+    files = import_files(save(shared_network(weights), tmp_path), tmp_path / "import")
+    np.savez(tmp_path / "data.npz", x=np.ones((1, 16, 8, 8), np.float32))
+    with pytest.raises(StageError, match="the weights of layer 'first' have NaN or infinity"):
+        run(settings_of(), {**files, "data": tmp_path / "data.npz"}, tmp_path / "out")
+
+
 def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> None:
     """A folded norm does not give its own name to the convolution before it."""
     nodes = json.loads(files["import/nodes.json"].read_text())
