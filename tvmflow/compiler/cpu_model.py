@@ -42,6 +42,7 @@ MAX_TILE_POINTS: Final = 28
 MIN_SUMS: Final = 8
 """Independent sums that keep two pipelines with a latency of four cycles busy."""
 _OPERAND_REGISTERS: Final = 4
+_MANY_REGISTERS: Final = 32
 _MIN_SUMS_OF_LANES: Final = 10
 FUNCTION_VECTORS: Final = 4
 """The vectors of which functions are computed side by side, with their constants loaded once for all."""
@@ -244,6 +245,11 @@ class CpuModel(NamedTuple):
     has_float16: bool = False
     factor_lanes: int = 0
     issue_time: float = _ISSUE_TIMES[1]
+
+    @property
+    def has_few_registers(self) -> bool:
+        """True if there are 16 registers for vectors, not 32."""
+        return self.registers < _MANY_REGISTERS
 
     @property
     def cached_weight_bytes(self) -> int:

@@ -150,16 +150,24 @@ _STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
 }
 
 
-# Times for each lane of a vector, in multiplications of vectors: to transform the data, or the result, of
-# a tile of one block of channels; and to read a vector of weights from memory.
-_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 22}
-# The same with 16 registers, which do not hold the 36 numbers of a tile.
-_SPILLED_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 9, 4: 64}
-# Those of a convolution with stride 2.
-_STRIDED_TRANSFORM_COST: Final[Mapping[int, int]] = {2: 25, 4: 110}
-_MEMORY_COST: Final = 4
-# By this factor the estimate must be better than that of the direct convolution.
-_MIN_GAIN: Final = 1.1
+class Costs(NamedTuple):
+    """The constants of an estimated time: times in multiplications of vectors, for each lane of a vector.
+
+    Attributes:
+        transforms: By the size of a tile and the stride, to transform the data, or the result, of a tile of one
+            block of channels.
+        memory: To read a vector of weights from memory.
+        gain: By this factor a tile must be better than the direct convolution.
+    """
+
+    transforms: Mapping[tuple[int, int], float]
+    memory: float
+    gain: float
+
+
+_COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
+# With 16 registers, which do not hold the 36 numbers of a tile.
+_SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
 # By this factor columns that are added must make the product faster.
 _MIN_PADDING_GAIN: Final = 1.25
 
@@ -240,8 +248,6 @@ def rank_tiles(
 ) -> list[int]:
     """Return tiles of a convolution, that with the least estimated time first; 0 for a direct convolution.
 
-    The estimate assumes that weights come from memory and data from a cache.
-
     Args:
         tiles: The tiles to choose from.
         geometry: The sizes of the convolution.
@@ -252,26 +258,76 @@ def rank_tiles(
         weight_bytes: The size of a weight.
         has_few_registers: There are 16 registers for vectors, not 32.
     """
-    transform_cost = _SPILLED_TRANSFORM_COST if has_few_registers else _TRANSFORM_COST
-    if geometry.step > 1:
-        transform_cost = _STRIDED_TRANSFORM_COST
-    n, depth, height, width = geometry.shape
-    inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
-    weights, memory_cost = geometry.taps * inner_blocks * lanes * out_blocks, _MEMORY_COST * lanes
-    memory_cost = memory_cost * weight_bytes // 4
+    costs = costs_by_rule(has_few_registers)
 
     def estimate(tile: int) -> float:
-        if not tile:
-            return float(_KERNEL**2 * weights * max(n * depth * height * width, memory_cost))
-        own = geometry._replace(tile=tile)
-        count = n * math.prod(own.tiles)
-        products = own.edge**2 * depth * count
-        product = weights * max(products, count_products(tile) * memory_cost)
-        transformed = own.slices * inner_blocks + depth * out_blocks
-        cost = int(product + transform_cost[tile] * lanes * count * transformed)
-        return terms * _MIN_GAIN * cost
+        time = count_work(tile, geometry, out, inner, lanes, weight_bytes).estimate(costs)
+        return terms * time if tile else time
 
     return sorted((DIRECT, *tiles), key=estimate)
+
+
+def costs_by_rule(has_few_registers: bool) -> Costs:
+    """Return the constants by which the rules estimate a time.
+
+    Args:
+        has_few_registers: There are 16 registers for vectors, not 32.
+    """
+    return _SPILLED_COSTS if has_few_registers else _COSTS
+
+
+class Work(NamedTuple):
+    """The work of a convolution, by which its time is estimated.
+
+    Weights come from memory, data from a cache.
+
+    Attributes:
+        tile: The size of a tile; 0 for a direct convolution.
+        step: The stride in height and width.
+        products: Multiplications of vectors.
+        weights: Vectors of weights that are read, times their lanes; fewer where these are not float32.
+        transforms: Transforms of a tile of one block of channels, times the lanes of a vector.
+    """
+
+    tile: int
+    step: int
+    products: int
+    weights: float
+    transforms: int
+
+    def estimate(self, costs: Costs) -> float:
+        """Return the time in multiplications of vectors; `gain` times that of a tile."""
+        time = max(float(self.products), costs.memory * self.weights)
+        if not self.tile:
+            return time
+        return costs.gain * (time + costs.transforms[self.tile, self.step] * self.transforms)
+
+
+def count_work(
+    tile: int, geometry: Geometry, out: int, inner: int, lanes: int, weight_bytes: int = 4
+) -> Work:
+    """Return what a convolution takes with a tile; 0 for a direct convolution.
+
+    Args:
+        tile: The size of a tile.
+        geometry: The sizes of the convolution.
+        out: The number of output channels.
+        inner: The number of input channels.
+        lanes: The number of values in a vector register.
+        weight_bytes: The size of a weight.
+    """
+    n, depth, height, width = geometry.shape
+    inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
+    vectors = geometry.taps * inner_blocks * lanes * out_blocks
+    weights = count_products(tile) * vectors * lanes * weight_bytes / 4
+    if not tile:
+        products = _KERNEL**2 * vectors * n * depth * height * width
+        return Work(tile, geometry.step, int(products), weights, transforms=0)
+    own = geometry._replace(tile=tile)
+    count = n * math.prod(own.tiles)
+    transforms = lanes * count * (own.slices * inner_blocks + depth * out_blocks)
+    products = own.edge**2 * vectors * depth * count
+    return Work(tile, geometry.step, int(products), weights, int(transforms))
 
 
 def count_products(tile: int) -> int:

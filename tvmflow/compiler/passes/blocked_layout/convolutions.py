@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 # The share of a direct convolution's time that one of Winograd's takes.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
-_MANY_REGISTERS: Final = 32
 
 
 def rewrite_conv(
@@ -245,7 +244,7 @@ def _find_winograd(
     # levels that share weights choose alike
     lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
-    has_few = cpu.registers < _MANY_REGISTERS and not context.options.shares_weights
+    has_few = cpu.has_few_registers and not context.options.shares_weights
     costs = (geometry, out, inner, lanes, terms, weight_bytes, has_few)
     tile = by_rule = winograd.choose_tile(tiles, *costs)
     n, _, *sizes = known_sizes(call)

@@ -1,0 +1,308 @@
+"""The constants by which rules choose how operators are computed, fitted to the times of choices.
+
+The ledger has the times of convolutions computed directly and by Winograd's method, each in a whole library. Of
+each operator the logarithms of estimated and measured times are compared, without their means: an estimate has
+no unit. The constants are those with the least squares of these differences (Levenberg and Marquardt's method);
+large differences count less (Huber's loss), and each constant costs a little for its distance from that of the
+rules, where it stays if no time depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from tvmflow.compiler.choices import WINOGRAD, describe_choice
+from tvmflow.compiler.tir_kernels.winograd import Costs
+from tvmflow.tuning.measured_operators import (
+    DeviceClass,
+    MeasuredOperator,
+    group_models,
+)
+
+if TYPE_CHECKING:
+    from tvmflow.core.types import Json
+
+    Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+MIN_OPERATORS: Final = 8
+"""Fewer operators are not fitted to."""
+MIN_MODELS: Final = 2
+"""Fewer models are not fitted to: each is judged by a fit to the others."""
+
+# From this relative difference on, it counts by its size and not by its square. Smaller ones are noise.
+_LARGE: Final = 0.1
+# The cost of a constant that is e times as large as that of the rules, as a square of differences.
+_DISTANCE_COST: Final = 0.01
+# With an error of this size no time depends on a constant.
+_MAX_ERROR: Final = 0.5
+_STARTS: Final = (0.25, 1.0, 4.0)
+_STEPS: Final = 100
+
+
+class Ranking(NamedTuple):
+    """The outcome of choosing by an estimate.
+
+    Attributes:
+        right: Of how many operators the choice is the fastest, within the noise.
+        lost: By which part all take longer than with the fastest choice of each.
+    """
+
+    right: int
+    lost: float
+
+
+class Constant(NamedTuple):
+    """A constant of the estimate.
+
+    Attributes:
+        name: What it stands for.
+        rule: Its value in the rules.
+        fitted: Its fitted value.
+        error: The standard deviation of the logarithm of that.
+    """
+
+    name: str
+    rule: float
+    fitted: float
+    error: float
+
+    @property
+    def is_known(self) -> bool:
+        """True if measured times depend on it."""
+        return self.error < _MAX_ERROR
+
+
+class Fit(NamedTuple):
+    """The constants that fit the operators of several models best.
+
+    Attributes:
+        constants: The constants, fitted to all models.
+        ranking: The outcome of choosing for each model by constants that were fitted to the others.
+        tiles: What these choose for each operator.
+    """
+
+    constants: tuple[Constant, ...]
+    ranking: Ranking
+    tiles: tuple[int, ...]
+
+
+class Disagreement(NamedTuple):
+    """An operator for which the rules do not choose what was measured to be fastest.
+
+    Attributes:
+        operator: Its description.
+        rule: What the rules choose.
+        fastest: What was fastest.
+        fitted: What a fit to the other models chooses; empty without a fit.
+        speedup: By how much the fastest is faster than what the rules choose.
+    """
+
+    operator: str
+    rule: str
+    fastest: str
+    fitted: str
+    speedup: float
+
+
+class Learnt(NamedTuple):
+    """The rules, judged by the measured choices of a class of devices.
+
+    Attributes:
+        kind: The class.
+        operators: How many operators were measured.
+        models: Of how many models.
+        rule: The outcome of choosing by the rules.
+        fit: The fit; None where too few operators were measured.
+        disagreements: The operators for which the rules choose another way, the largest gain first.
+    """
+
+    kind: DeviceClass
+    operators: int
+    models: int
+    rule: Ranking
+    fit: Fit | None
+    disagreements: tuple[Disagreement, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """Return it as plain JSON."""
+        fit = self.fit and {
+            "constants": [constant._asdict() for constant in self.fit.constants],
+            **self.fit.ranking._asdict(),
+        }
+        return {
+            **self.kind._asdict(),
+            "operators": self.operators,
+            "models": self.models,
+            "rule": self.rule._asdict(),
+            "fit": fit,
+            "disagreements": [entry._asdict() for entry in self.disagreements],
+        }
+
+
+def learn(kind: DeviceClass, operators: Sequence[MeasuredOperator]) -> Learnt:
+    """Compare the rules with the times of operators, and fit their constants to these if they are enough.
+
+    Args:
+        kind: The class of devices.
+        operators: One or more operators that were measured there.
+    """
+    numbers = group_models(operators)
+    models, by_rule = len(set(numbers)), [operator.choose(kind.rule) for operator in operators]
+    is_enough = len(operators) >= MIN_OPERATORS and models >= MIN_MODELS
+    learnt = _fit_models(operators, numbers, kind.rule) if is_enough else None
+    disagreements = [
+        Disagreement(
+            operator=operator.text,
+            rule=_describe(tile),
+            fastest=_describe(operator.fastest),
+            fitted=_describe(learnt.tiles[place]) if learnt else "",
+            speedup=operator.seconds[tile] / operator.seconds[operator.fastest],
+        )
+        for place, (operator, tile) in enumerate(zip(operators, by_rule, strict=True))
+        if not operator.is_right(tile)
+    ]
+    disagreements.sort(key=lambda entry: -entry.speedup)
+    return Learnt(
+        kind=kind,
+        operators=len(operators),
+        models=models,
+        rule=_rank(operators, by_rule),
+        fit=learnt,
+        disagreements=tuple(disagreements),
+    )
+
+
+def _describe(tile: int) -> str:
+    return describe_choice({WINOGRAD: tile})
+
+
+def _fit_models(operators: Sequence[MeasuredOperator], numbers: Sequence[int], rule: Costs) -> Fit:
+    """Return the fit to all operators, judged by those to all but one model; `numbers` are the models'."""
+    owned = list(zip(operators, numbers, strict=True))
+    others = {
+        model: fit([operator for operator, number in owned if number != model], rule)[0]
+        for model in set(numbers)
+    }
+    tiles = [operator.choose(others[number]) for operator, number in owned]
+    costs, errors = fit(operators, rule)
+    values = zip(_names(rule), _to_vector(rule), _to_vector(costs), errors, strict=True)
+    constants = tuple(Constant(name, *map(float, figures)) for name, *figures in values)
+    return Fit(constants, _rank(operators, tiles), tuple(tiles))
+
+
+def _rank(operators: Sequence[MeasuredOperator], choices: Sequence[int]) -> Ranking:
+    pairs = list(zip(operators, choices, strict=True))
+    best = sum(operator.seconds[operator.fastest] for operator in operators)
+    total = sum(operator.seconds[tile] for operator, tile in pairs)
+    return Ranking(sum(operator.is_right(tile) for operator, tile in pairs), total / best - 1)
+
+
+def fit(operators: Sequence[MeasuredOperator], rule: Costs) -> tuple[Costs, Numbers]:
+    """Return the constants that fit the measured times best, and the relative error of each.
+
+    Args:
+        operators: The operators.
+        rule: Today's constants.
+
+    Returns:
+        The constants; the errors of those of transforms, of `memory` and of `gain`, each one standard deviation of
+        its logarithm.
+    """
+    problem = _Problem(operators, rule)
+    memory = np.eye(len(problem.origin))[-2]
+    starts = (problem.origin + np.log(factor) * memory for factor in _STARTS)
+    theta = min(map(problem.descend, starts), key=problem.loss)
+    return _to_costs(np.exp(theta), rule), problem.errors(theta)
+
+
+def _names(costs: Costs) -> list[str]:
+    transforms = [
+        f"transform of a tile of {tile}×{tile}, stride {step}" for tile, step in costs.transforms
+    ]
+    return [*transforms, "memory", "gain"]
+
+
+def _to_vector(costs: Costs) -> Numbers:
+    return np.array([*costs.transforms.values(), costs.memory, costs.gain])
+
+
+def _to_costs(vector: Numbers, rule: Costs) -> Costs:
+    *transforms, memory, gain = map(float, vector)
+    return Costs(dict(zip(rule.transforms, transforms, strict=True)), memory, gain)
+
+
+class _Problem:
+    """The differences of the logarithms of estimated and measured times, to be made small.
+
+    Args:
+        operators: The operators.
+        rule: The constants that a fit starts at.
+    """
+
+    def __init__(self, operators: Sequence[MeasuredOperator], rule: Costs) -> None:
+        self.origin = np.log(_to_vector(rule))
+        self._owner = np.array(
+            [n for n, operator in enumerate(operators) for _ in operator.seconds]
+        )
+        rows = [(op.works[tile], op.seconds[tile]) for op in operators for tile in op.seconds]
+        self._is_tiled = np.array([work.tile > 0 for work, _ in rows])
+        self._loads = np.array([(work.products, work.weights) for work, _ in rows], np.float64).T
+        # of each constant of a transform, how often it counts
+        self._transforms = np.array(
+            [
+                [work.transforms * ((work.tile, work.step) == form) for work, _ in rows]
+                for form in rule.transforms
+            ],
+            np.float64,
+        )
+        self._measured = np.log([seconds for _, seconds in rows])
+
+    def differences(self, theta: Numbers) -> Numbers:
+        """Return estimated minus measured logarithms, of each operator without their mean."""
+        constants = np.exp(theta)
+        transforms, (memory, gain) = constants[:-2], constants[-2:]
+        products, weights = self._loads
+        time = np.maximum(products, memory * weights) + transforms @ self._transforms
+        times = np.log(np.where(self._is_tiled, gain * time, time)) - self._measured
+        means = np.bincount(self._owner, times) / np.bincount(self._owner)
+        result: Numbers = times - means[self._owner]
+        return result
+
+    def loss(self, theta: Numbers) -> float:
+        """Return what the fit makes as small as it can."""
+        sizes = np.abs(self.differences(theta))
+        costs = np.where(sizes < _LARGE, sizes**2, _LARGE * (2 * sizes - _LARGE))
+        return float(costs.sum() + _DISTANCE_COST * ((theta - self.origin) ** 2).sum())
+
+    def _linearize(self, theta: Numbers) -> tuple[Numbers, Numbers]:
+        """Return half of the gradient of the loss, and a matrix of its second derivatives."""
+        values = self.differences(theta)
+        moved = [self.differences(theta + step) for step in np.eye(len(theta)) * 1e-5]
+        slopes = (np.array(moved) - values).T / 1e-5
+        weights = np.minimum(1.0, _LARGE / np.maximum(np.abs(values), 1e-12))
+        matrix = slopes.T @ (weights[:, None] * slopes) + _DISTANCE_COST * np.eye(len(theta))
+        return slopes.T @ (weights * values) + _DISTANCE_COST * (theta - self.origin), matrix
+
+    def descend(self, theta: Numbers) -> Numbers:
+        """Return the constants with the least loss near some, all as logarithms."""
+        damping, loss = 1e-2, self.loss(theta)
+        for _ in range(_STEPS):
+            gradient, matrix = self._linearize(theta)
+            damped = matrix + damping * np.diag(np.diag(matrix))
+            step = np.clip(np.linalg.solve(damped, -gradient), -1.0, 1.0)
+            following = self.loss(theta + step)
+            damping *= 0.3 if following < loss else 4.0
+            if following < loss:
+                theta, loss = theta + step, following
+            if np.abs(step).max() < 1e-6:
+                break
+        return theta
+
+    def errors(self, theta: Numbers) -> Numbers:
+        """Return a standard deviation of each constant's logarithm; a time has at least the noise `_LARGE`."""
+        noise = max(float(np.sqrt(np.mean(self.differences(theta) ** 2))), _LARGE)
+        result: Numbers = noise * np.sqrt(np.diag(np.linalg.inv(self._linearize(theta)[1])))
+        return result
