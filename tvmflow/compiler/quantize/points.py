@@ -168,6 +168,22 @@ def take_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(nodes[min(own)] if own else "" for own in taken) if nodes else ()
 
 
+def multiplies_integers(mod: tvm.IRModule) -> bool:
+    """Return whether products of a model read integers, other than its inputs: it is quantized already."""
+    main = mod["main"]
+    flow = ir.DataFlow(main)
+    inputs = set(main.params[: int(main.attrs["num_input"])])
+    for value in flow.values.values():
+        if ir.operator_name(value) not in _PRODUCTS:
+            continue
+        for operand in value.args[:2]:
+            source = _find_source(ir.resolve_alias(operand, flow.values.get), flow)
+            real = ir.as_call(flow.values.get(source), "relax.dequantize")
+            if real is not None and real.args[0] not in inputs:
+                return True
+    return False
+
+
 def list_layers(model: FloatModel) -> tuple[Layer, ...]:
     """Return the layers of a model that has no control flow, in the order of its bindings."""
     flow = ir.DataFlow(model.main)

@@ -206,7 +206,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 def _load(files: Mapping[str, Path]) -> FloatModel:
     """Return the imported model as it is quantized."""
     from tvmflow.compiler import ir, lowering
-    from tvmflow.compiler.quantize.points import FloatModel, fold_model
+    from tvmflow.compiler.quantize.points import FloatModel, fold_model, multiplies_integers
 
     mod = lowering.load_ir(files["import/model.json"])
     if not ir.is_straight_line(mod):
@@ -214,7 +214,7 @@ def _load(files: Mapping[str, Path]) -> FloatModel:
             "the model has branches, and which of them calibration data take would decide its ranges",
             fix="leave `quantize` out, or export the model without conditions",
         )
-    if ir.calls_operator(mod, "relax.quantize", "relax.dequantize"):
+    if multiplies_integers(mod):
         raise StageError("the model is quantized already", fix="leave `quantize` out")
     params = lowering.load_weights(files["import/params.safetensors"])
     nodes = json.loads(files["import/nodes.json"].read_text())
@@ -594,10 +594,17 @@ def _control(
             f"quantize.max_accuracy_drop needs labels, and verify.data has no array {quoted(settings.label)}",
             fix="add labels, or set quantize.max_error",
         )
+    zero_points = _find_zero_points(model, signature)
+    has_error = bool(zero_points) or any("float" in spec.dtype for spec in signature.outputs)
+    if limits.error is not None and not has_error:
+        raise StageError(
+            "quantize.max_error needs an output of floats, and the model has none",
+            fix="leave it out, or export the model with its scores as a further output",
+        )
     if not len(data.batches):
         return possible, Control()
     switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
-    evaluation = Evaluation(switched, data, signature.outputs[0].name)
+    evaluation = Evaluation(switched, data, signature.outputs[0].name, zero_points)
 
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
@@ -638,13 +645,29 @@ def _control(
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
     return quantization, Control(
-        error=cost.error,
+        error=cost.error if has_error else None,
         float_accuracy=before,
         accuracy=after,
         damage=damage,
         reasons=reasons,
         gains=gains,
     )
+
+
+def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, float]:
+    """Return the integer that stands for 0, by the names of the outputs that are quantized."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
+
+    flow = ir.DataFlow(model.main)
+    known = {var: model.params[str(var.name)] for var in ir.list_weights(model.main)}
+    zero_points = {}
+    for spec, var in zip(signature.outputs, ir.list_outputs(model.main), strict=True):
+        call = ir.as_call(flow.values.get(var), "relax.quantize")
+        zero = None if call is None else evaluate_weight(call.args[2], flow, known)
+        if zero is not None and zero.size == 1:
+            zero_points[spec.name] = float(zero.reshape(-1)[0])
+    return zero_points
 
 
 def _estimate_gains(

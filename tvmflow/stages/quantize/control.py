@@ -123,10 +123,18 @@ class Evaluation:
         switched: The model.
         data: The samples; of several sizes they have no labels.
         output: The name of the output that has scores of classes.
+        zero_points: The integer that stands for 0, by the names of outputs that are quantized.
     """
 
-    def __init__(self, switched: Switched, data: Samples, output: str) -> None:
+    def __init__(
+        self,
+        switched: Switched,
+        data: Samples,
+        output: str,
+        zero_points: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         self._switched = switched
+        self._zero_points = zero_points
         self._data = data
         self._output = output
         self._exact: dict[int, Mapping[str, Array]] = {}
@@ -161,10 +169,11 @@ class Evaluation:
             exact = self._read_exact(place)
             rounded = run(self._data.batches[place])
             for name, array in exact.items():
-                if array.dtype.kind == "f":
+                zero = self._zero_points.get(name, 0.0)
+                if array.dtype.kind == "f" or name in self._zero_points:
                     own = sums.setdefault(name, [0.0, 0.0])
                     own[0] += _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
-                    own[1] += _sum_squares(array.astype(np.float64))
+                    own[1] += _sum_squares(array.astype(np.float64) - zero)
             kept.append(rounded)
         error = max((_relate(*pair) for pair in sums.values()), default=0.0)
         if self.accuracy is None or batches < len(self._data.batches):

@@ -327,6 +327,49 @@ def test_weights_that_are_no_numbers(wrong: float, tmp_path: Path) -> None:
         run(settings_of(), {**files, "data": tmp_path / "data.npz"}, tmp_path / "out")
 
 
+def with_integers_at_ends(output: str) -> onnx.ModelProto:
+    """Two float convolutions of an image of uint8; the output is that operator's."""
+    network = shared_network(RNG.normal(0, 0.2, (16, 16, 3, 3)))
+    graph = network.graph
+    for name, array in {"s": np.float32(0.05), "z": np.uint8(128)}.items():
+        graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+    graph.node[0].input[0], graph.node[-1].output[0] = "real", "c"
+    graph.node.insert(0, helper.make_node("DequantizeLinear", ["x", "s", "z"], ["real"]))
+    del graph.input[:], graph.output[:]
+    graph.input.append(value("x", [1, 16, 8, 8], "uint8"))
+    if output == "ArgMax":
+        graph.node.append(helper.make_node("ArgMax", ["c"], ["y"], axis=1))
+        graph.output.append(value("y", [1, 1, 8, 8], "int64"))
+    else:
+        graph.node.append(helper.make_node("QuantizeLinear", ["c", "s", "z"], ["y"]))
+        graph.output.append(value("y", [1, 16, 8, 8], "uint8"))
+    return network
+
+
+def test_integers_at_the_ends_of_a_float_model(tmp_path: Path) -> None:
+    """Inputs and outputs that are quantized leave layers that are not; the error is that of the numbers they stand for."""
+    network = with_integers_at_ends("QuantizeLinear")
+    files = import_files(save(network, tmp_path), tmp_path / "import")
+    images = RNG.integers(0, 256, (4, 16, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=images)
+    facts = run(settings_of(), {**files, "data": tmp_path / "data.npz"}, tmp_path / "out")
+    assert [layer.data_bits for layer in facts.layers] == [8, 8]
+    assert facts.error is not None and 0 < facts.error < 0.05
+    again = {f"import/{path.name}": path for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(StageError, match="the model is quantized already"):
+        run(settings_of(), {**again, "data": tmp_path / "data.npz"}, tmp_path / "again")
+
+
+def test_indices_have_no_error(tmp_path: Path) -> None:
+    """Of a model that only returns indices no error is told, and none can be limited."""
+    files = import_files(save(with_integers_at_ends("ArgMax"), tmp_path), tmp_path / "import")
+    np.savez(tmp_path / "data.npz", x=RNG.integers(0, 256, (2, 16, 8, 8), dtype=np.uint8))
+    files["data"] = tmp_path / "data.npz"
+    assert run(settings_of(), files, tmp_path / "out").error is None
+    with pytest.raises(StageError, match="max_error needs an output of floats"):
+        run(settings_of(max_error=0.1), files, tmp_path / "limited")
+
+
 def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> None:
     """A folded norm does not give its own name to the convolution before it."""
     nodes = json.loads(files["import/nodes.json"].read_text())
