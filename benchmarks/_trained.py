@@ -7,8 +7,10 @@ test, so one image is 0.11 percent points. Texts are pieces of Python's standard
 of a hash; the classes are the packages they come from. Architectures are those of their papers
 with fewer and narrower layers: ResNet (arXiv:1512.03385), MobileNet v2 (arXiv:1801.04381) and v3
 (arXiv:1905.02244), EfficientNet (arXiv:1905.11946), ViT (arXiv:2010.11929), BERT
-(arXiv:1810.04805) and two layers of LSTM. Each takes seconds to a minute on two cores, is seeded,
-and is kept in `TVMFLOW_BENCH_FOLDER` (default: a folder in the system's temporary one).
+(arXiv:1810.04805), two layers of LSTM, and the digits' network of `recipes/models`, which reads them
+as they are. Each takes seconds to a minute on two cores, is seeded, and is kept in
+`TVMFLOW_BENCH_FOLDER` (default: a folder in the system's temporary one). UltraFace is not trained
+but a published detector, with images of `_faces.py`.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ import sysconfig
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from _faces import average_precision, compose_images, write_detector
 
 SCRATCH: Final = Path(
     os.environ.get("TVMFLOW_BENCH_FOLDER") or Path(tempfile.gettempdir()) / "tvmflow-benchmarks"
@@ -51,12 +54,17 @@ class Trained(NamedTuple):
     Attributes:
         model: The ONNX file, for one sample.
         calibration: An npz file with samples that it was trained with.
-        test: An npz file with other samples, and `label`.
+        test: An npz file with other samples, and `label`; of a detector `faces`, their boxes.
     """
 
     model: Path
     calibration: Path
     test: Path
+
+    def read_test(self) -> tuple[Any, Any]:
+        """Return the other samples, and their labels or faces."""
+        with np.load(self.test) as arrays:
+            return arrays["x"], arrays["label" if "label" in arrays else "faces"]
 
 
 def load_digits() -> Data:
@@ -71,6 +79,18 @@ def load_digits() -> Data:
         small, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False
     )
     images = large.repeat(1, 3, 1, 1).numpy()
+    labels = digits.target[order].astype(np.int64)
+    half = len(labels) // 2
+    return Data(images[:half], labels[:half], images[half:], labels[half:])
+
+
+def load_small_digits() -> Data:
+    """Return the digits as 1×8×8 images between 0 and 1."""
+    from sklearn.datasets import load_digits as load
+
+    digits = load()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images = digits.images[order].astype(np.float32)[:, None] / 16
     labels = digits.target[order].astype(np.int64)
     half = len(labels) // 2
     return Data(images[:half], labels[:half], images[half:], labels[half:])
@@ -304,6 +324,16 @@ def lstm() -> Any:
     return Net()
 
 
+def digits() -> Any:
+    """Return the network of `recipes/models`: two convolutions and a dense layer."""
+    from torch import nn
+
+    convolutions = (_conv(1, 16, 3, 1, nn.ReLU), _conv(16, 32, 3, 1, nn.ReLU))
+    return nn.Sequential(
+        *convolutions, nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(512, 10)
+    )
+
+
 class _Setup(NamedTuple):
     make: Callable[[], Any]
     load: Callable[[], Data]
@@ -319,22 +349,33 @@ NETS: Final = {
     "vit": _Setup(vit, load_digits, 20, 1e-3),
     "bert": _Setup(bert, load_texts, 5, 1e-3),
     "lstm": _Setup(lstm, load_rows, 15, 4e-3),
+    "digits": _Setup(digits, load_small_digits, 20, 4e-3),
 }
 """The networks that can be trained."""
+
+DETECTOR: Final = "ultraface"
+"""The network that is not trained."""
+_FACES_TESTED: Final = 200
 
 
 def train(name: str, folder: Path | None = None) -> Trained:
     """Return the files of a network, which is trained when they are not there yet."""
-    setup = NETS[name]
     folder = folder or SCRATCH / "trained"
     files = Trained(
         *(folder / f"{name}{end}" for end in (".onnx", "-calibration.npz", "-test.npz"))
     )
     if all(path.exists() for path in files):
         return files
+    folder.mkdir(parents=True, exist_ok=True)
+    if name == DETECTOR:
+        write_detector(files.model)
+        np.savez(files.calibration, x=compose_images(_CALIBRATION, 0)[0])
+        images, boxes = compose_images(_FACES_TESTED, 1)
+        np.savez(files.test, x=images, faces=boxes)
+        return files
     import torch
 
-    folder.mkdir(parents=True, exist_ok=True)
+    setup = NETS[name]
     data = setup.load()
     torch.manual_seed(0)
     net = setup.make()
@@ -379,8 +420,15 @@ def _export(net: Any, sample: Any, path: Path) -> None:
         )
 
 
+def join(outputs: Iterable[Any]) -> Any:
+    """Return the outputs for one sample, side by side."""
+    return np.concatenate([output[0] for output in outputs], axis=-1)
+
+
 def accuracy_of(outputs: Any, labels: Any) -> float:
-    """Return the percentage of samples whose largest output is that of their class."""
+    """Return the percentage of samples whose largest output is that of their class; of a detector, average precision."""
+    if labels.ndim > 1:
+        return average_precision(outputs, labels)
     return float(np.mean(np.argmax(outputs, axis=-1) == labels) * 100)
 
 
@@ -390,14 +438,14 @@ def main() -> None:
 
     import onnxruntime
 
-    for name in sys.argv[1:] or NETS:
+    for name in sys.argv[1:] or (*NETS, DETECTOR):
         started = time.monotonic()
         files = train(name)
         seconds = time.monotonic() - started
         session = onnxruntime.InferenceSession(files.model)
-        with np.load(files.test) as arrays:
-            outputs = [session.run(None, {"x": row[None]})[0][0] for row in arrays["x"]]
-            accuracy = accuracy_of(np.array(outputs), arrays["label"])
+        samples = files.read_test()
+        outputs = [join(session.run(None, {"x": row[None]})) for row in samples[0]]
+        accuracy = accuracy_of(np.array(outputs), samples[1])
         size = files.model.stat().st_size / 1e6
         print(f"{name:<14} {accuracy:6.2f} %  {size:5.2f} MB  {seconds:5.1f} s", flush=True)
 
