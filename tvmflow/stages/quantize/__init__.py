@@ -162,6 +162,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
     signature = Signature(document)
+    _check_names(signature)
     start = _list_candidates(settings, _load(context.inputs), signature)
     source = _describe_data(settings, signature, context.inputs)
     calibration = _load_calibration(settings, source, context.inputs)
@@ -201,6 +202,20 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         float_accuracy=control.float_accuracy,
         accuracy=control.accuracy,
     )
+
+
+# What libraries that calibrate take and return besides has names that start so.
+_RESERVED: Final = "tvmflow."
+
+
+def _check_names(signature: Signature) -> None:
+    """Check that no input or output has a name that is taken."""
+    for spec in (*signature.inputs, *signature.outputs):
+        if spec.name.startswith(_RESERVED):
+            raise StageError(
+                f"quantize cannot calibrate a model with an input or output named {quoted(spec.name)}",
+                fix=f"export the model with a name that does not start with '{_RESERVED}'",
+            )
 
 
 def _load(files: Mapping[str, Path]) -> FloatModel:

@@ -327,6 +327,15 @@ def test_weights_that_are_no_numbers(wrong: float, tmp_path: Path) -> None:
         run(settings_of(), {**files, "data": tmp_path / "data.npz"}, tmp_path / "out")
 
 
+def test_names_that_calibration_takes(tmp_path: Path) -> None:
+    """An output named as one that the stage adds would be counted in its place: it is refused."""
+    network = shared_network(RNG.normal(0, 0.2, (16, 16, 3, 3)))
+    network.graph.node[-1].output[0] = network.graph.output[0].name = "tvmflow.tapped.0"
+    files = import_files(save(network, tmp_path), tmp_path / "import")
+    with pytest.raises(StageError, match=r"an input or output named 'tvmflow\.tapped\.0'"):
+        run(settings_of(), files, tmp_path / "out")
+
+
 def with_integers_at_ends(output: str) -> onnx.ModelProto:
     """Two float convolutions of an image of uint8; the output is that operator's."""
     network = shared_network(RNG.normal(0, 0.2, (16, 16, 3, 3)))
