@@ -209,6 +209,10 @@ def count_fused_axes(block: Block, lanes: int) -> int:
             break
         if not _follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
             break
+        lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
+        if len(lengths) > 2 and lanes % lengths[-1] == 0:
+            # nor those of parts of a vector, along three axes: each number would be loaded by itself
+            break
         count += 1
     return count
 

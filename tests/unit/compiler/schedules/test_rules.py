@@ -126,6 +126,22 @@ def test_long_elementwise_kernels_that_no_vector_divides(shape: list[int]) -> No
     assert "T.parallel" in choose(mod, host_level()).schedule.mod.script()
 
 
+@pytest.mark.parametrize("shape", [(6, 37, 8), (6, 37, 1, 4), (2, 3, 31, 2)], ids=str)
+def test_rows_of_parts_of_vectors_are_read_in_vectors(shape: tuple[int, ...]) -> None:
+    """Two axes become one: the indices of a vector along three would be computed for each number."""
+    x = te.placeholder(shape, name="x")
+    mod = kernel(x, topi.nn.relu(x))
+    check(mod, "elementwise", host_level(), lambda x: np.maximum(x, 0))
+    target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v4"}
+    schedule = choose(mod, target).schedule
+    (block,) = blocks.analyze_simple_blocks(Schedule(mod))
+    name = schedule.get_sblock(block.stmt.name_hint)
+    lengths = [int(schedule.get(loop).extent) for loop in schedule.get_loops(name)]
+    rows = int(np.prod([extent for extent in shape if extent > 1][:-2]))
+    assert int(np.prod(lengths[:-2])) == rows
+    assert lengths[-1] == 16
+
+
 @pytest.mark.parametrize("columns", [3, 15, 16, 17, 49, 257])
 def test_softmax_of_rows_that_no_vector_divides(columns: int) -> None:
     """What is left of a row belongs to its maximum and its sum, and nothing behind the row does."""
