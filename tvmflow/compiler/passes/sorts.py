@@ -36,13 +36,14 @@ class _SortRewriter(MainRewriter):
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
         super().__init__(mod)
         self._cores = context.cpu.cores if context.cpu else 1
+        self._lanes = context.cpu.lanes if context.cpu else _NARROW_LANES
         self._is_mixed = context.is_mixed()
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten, sort = super().visit_call_(call), _as_sort(call, self.numbers)
         if sort is None or not is_supported(sort):
             return rewritten
-        function, sizes = with_own_sizes(make_kernel(sort, self._cores))
+        function, sizes = with_own_sizes(make_kernel(sort, self._cores, self._lanes))
         if sizes:
             return rewritten
         if self._is_mixed:
@@ -102,11 +103,19 @@ def _as_sort(call: Any, numbers: Representative) -> Sort | None:
 #
 # Short runs are sorted by Batcher's odd-even merge network (Knuth, The Art of Computer Programming
 # 3, 5.3.4), then merged pairwise from both ends at once, as in quadsort: two runs of equal length
-# never run out, and the two ends are computed side by side.
+# never run out, and the two ends are computed side by side. Of few words that are wanted, each is the
+# least of those after the one before it, which vectors find.
 
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
+# So many words are found one by one in a row of several times as many: LLVM unrolls shorter loops in place of vectors.
+_MAX_LEAST: Final = 8
+_MIN_ROW_FOR_LEAST: Final = 64
+# Longer rows are gathered from before. Narrow vectors hold few words, and most of them have no minimum of 64 bits.
+_MAX_ROW_FOR_LEAST: Final = 2048
+_ROW_OF_LANES: Final = 16
+_NARROW_LANES: Final = 4
 # The elements that are tested at once for one among the first k.
 _BLOCK: Final = 64
 # To select k elements of a row that is shorter than so many times k costs more than sorting it.
@@ -167,12 +176,13 @@ def is_supported(sort: Sort) -> bool:
     return sort.dtype in _BITS and 0 < sort.k <= sort.length and 0 < size < 1 << 31
 
 
-def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
+def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data and the results.
 
     Args:
         sort: The sort.
         cores: The cores that the work is divided for.
+        lanes: The numbers of 32 bits in a vector.
     """
     with define_kernel("sort") as builder:
         signature = [("data", sort.shape, sort.dtype)]
@@ -184,23 +194,26 @@ def make_kernel(sort: Sort, cores: int) -> tvm.tirx.PrimFunc:
                 flatten(argument, shape, dtype)
                 for argument, (_, shape, dtype) in zip(arguments, signature, strict=True)
             )
-            _emit_rows(sort, data, results, cores)
+            _emit_rows(sort, data, results, cores, lanes)
     return builder.get()
 
 
-def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int) -> None:
+def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int) -> None:
     inner = math.prod(sort.shape[sort.axis + 1 :])
     rows = math.prod(sort.shape[: sort.axis]) * inner
     several = math.prod(sort.typical) // sort.length
     is_parallel = cores > 1 and several > 1 and several * sort.length >= _MIN_PARALLEL_ELEMENTS
-    is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK)
+    order = _Order(sort.dtype, sort.length, sort.descending)
+    is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
+        sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
+        and _finds_least(order, sort.length, sort.k)
+    )
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
         def place(index: Any, length: int) -> Any:
             part = positive(inner)
             return row // part * (length * inner) + index * inner + row % part
 
-        order = _Order(sort.dtype, sort.length, sort.descending)
         source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))
         words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
         with T.serial(sort.k) as position:
@@ -370,12 +383,17 @@ def _padded_size(size: int) -> int:
 
 
 def _emit_whole_sort(sort: Sort, row: _Row) -> _Words:
-    """Emit the sort of a row; return its words in order."""
-    size = _padded_size(sort.length)
-    words = _Words.allocate(row.order, size)
-    words.fill(0, sort.length, row.word)
-    words.fill(sort.length, size, lambda _: row.order.last())
-    return _emit_sort(row.order, words, size)
+    """Emit the sort of a row, or the selection of few of its words; return them in order."""
+    order, length = row.order, sort.length
+    if _finds_least(order, length, sort.k):
+        words = _Words.allocate(order, length)
+        words.fill(0, length, row.word)
+        return _emit_least(order, words, length, sort.k)
+    size = _padded_size(length)
+    words = _Words.allocate(order, size)
+    words.fill(0, length, row.word)
+    words.fill(length, size, lambda _: order.last())
+    return _emit_sort(order, words, size)
 
 
 def _emit_selection(sort: Sort, row: _Row) -> _Words:
@@ -404,7 +422,11 @@ def _emit_selection(sort: Sort, row: _Row) -> _Words:
             filled.add(_precedes(word, limit))
         with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
             gathered.fill(filled.get(), size, lambda _: order.last())
-            _emit_front_merge(first, _emit_sort(order, gathered, size), merged, count)
+            if _finds_least(order, size, count):
+                ordered = _emit_least(order, gathered, size, count)
+            else:
+                ordered = _emit_sort(order, gathered, size)
+            _emit_front_merge(first, ordered, merged, count)
             first.fill(0, count, lambda k: merged[k])
             filled.set(_ZERO)
     return first
@@ -418,6 +440,30 @@ def _emit_front_merge(left: _Words, right: _Words, target: _Words, count: int) -
         is_left = T.Bind(_precedes(a, b))
         target[k] = _select(is_left, a, b)
         taken.add(is_left)
+
+
+def _finds_least(order: _Order, size: int, count: int) -> bool:
+    """Return whether the first of some words are found one by one, which is faster than to sort all."""
+    is_few = count <= _MAX_LEAST and size >= _MIN_ROW_FOR_LEAST
+    return is_few and len(order.dtypes) == 1
+
+
+def _emit_least(order: _Order, words: _Words, size: int, count: int) -> _Words:
+    """Emit the search for the first of some words of one integer; return these in order."""
+    first = _Words.allocate(order, count)
+    (last,) = order.last()
+    # no differences, which TVM tells LLVM do not wrap around
+    start = _Variable.allocate(tirx.const(0, order.dtypes[0]))
+    with T.serial(count) as k:
+        least, begin = _Variable.allocate(last), T.Bind(start.get())
+        with T.serial(size) as place:
+            word = T.Bind(words[place][0])
+            least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
+        found = T.Bind(least.get())
+        first[k] = (found,)
+        # where there are no more, the last word follows itself
+        start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
+    return first
 
 
 def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:

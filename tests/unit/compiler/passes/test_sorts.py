@@ -12,7 +12,7 @@ import tvm
 from onnx.helper import make_node as node
 from tvm import relax
 
-from tests.support.kernels import FAST, host_level, kernels_of, outputs, run
+from tests.support.kernels import FAST, LEVELS_HERE, host_level, kernels_of, level, outputs, run
 from tests.support.onnx_models import agree, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
@@ -43,10 +43,12 @@ def make_topk(data: Array, count: int, axis: int, *, descending: bool) -> tvm.IR
     return builder.get()
 
 
-def check(data: Array, count: int, axis: int, *, descending: bool) -> None:
+def check(
+    data: Array, count: int, axis: int, *, descending: bool, mcpu: str = LEVELS_HERE[-1]
+) -> None:
     """Check values, bit by bit, and places against numpy."""
     mod = make_topk(data, count, axis, descending=descending)
-    values, places = run(mod, host_level(), FAST, data)
+    values, places = run(mod, level(mcpu), FAST, data)
     order = expected_order(data, axis, descending=descending)
     expected = np.take(order, np.arange(count), axis)
     np.testing.assert_array_equal(places, expected)
@@ -86,6 +88,38 @@ def test_first_elements_in_stable_order(
 def test_ties_zeros_and_nan(descending: bool) -> None:
     """Equal elements keep their order, -0.0 equals 0.0, and NaN of any sign is the greatest."""
     check(np.tile(np.array(SPECIAL, "float32"), 3)[None], 30, 1, descending=descending)
+
+
+@pytest.mark.parametrize(
+    ("length", "count", "dtype"),
+    [
+        *((n, 1, "float32") for n in (63, 64, 80, 127)),
+        (65, 4, "float32"),
+        (65, 4, "int32"),
+        (80, 8, "uint32"),
+        *((129, 8, dtype) for dtype in ("float16", "uint8", "int64")),
+        *((n, 5, "float32") for n in (40, 1000, 2049)),
+        (80, 9, "float32"),
+    ],
+)
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_few_elements_of_short_rows(length: int, count: int, dtype: str, mcpu: str) -> None:
+    """They are found one by one, also among equal ones and those that follow all others."""
+    random, descending = np.random.default_rng(length), length % 2 == 0
+    for shape, axis in (((5, length), 1), ((length, 3), 0)):
+        data = draw_data(random, shape, dtype)
+        check(data, count, axis, descending=descending, mcpu=mcpu)
+    constant = np.full((2, length), np.nan if dtype.startswith("float") else 0, dtype)
+    check(constant, count, 1, descending=not descending, mcpu=mcpu)
+
+
+@pytest.mark.parametrize(("count", "sorts"), [(1, False), (8, False), (9, True)])
+def test_few_elements_are_found_without_sorting_the_row(count: int, sorts: bool) -> None:
+    """The kernel has no network of comparisons."""
+    mod = make_topk(np.zeros((4, 80), "float32"), count, 1, descending=True)
+    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST).mod
+    [kernel] = [function for var, function in lowered.functions_items() if var.name_hint == "sort"]
+    assert (str(kernel).count("T.Select") > 50) == sorts
 
 
 @pytest.mark.parametrize("seed", seeds(0, 15, 120))
