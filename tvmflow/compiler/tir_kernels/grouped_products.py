@@ -2,7 +2,8 @@
 
 A tile has some columns. Its weights are one piece of memory, which is read from its beginning to its
 end: words of 32 bits, one for each column, with neighboring terms of a sum. They become numbers in
-registers. Zero points are subtracted from the sums of a group, so that weights stay as they are.
+registers. Zero points are subtracted from the sums of a group, so that weights stay as they are. On x86-64, what is
+read later is prefetched.
 
 The data are arranged first. For sums of float32, each number is divided by the power of two by which its weight is
 too large: a weight is masked within its word, and not moved. For sums of integers, the numbers of a row that meet
@@ -39,6 +40,11 @@ _MAX_POINTS: Final = 4
 _TERMS: Final = 4
 # The words of 4-bit weights whose products an int16 holds, two of each half: 2 · 2 · 15 · 128 · 4 is below 2¹⁵.
 _PAIR_WORDS: Final = 4
+# Words are prefetched so far ahead (8 KiB): instructions wait for memory otherwise, because no more than a few hundred
+# are in flight, and the CPU's own prefetching ends with each page.
+_WORDS_AHEAD: Final = 2048
+# The words of a line of the cache.
+_LINE_WORDS: Final = 16
 # Rows of data that are apart by a power of two would share sets of the cache: a line is between them.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
@@ -106,6 +112,11 @@ class GroupedProduct(NamedTuple):
         return min(TILE_COLUMNS, -(-self.columns // 16) * 16)
 
     @property
+    def words_ahead(self) -> int:
+        """The words of a column between those that are read and those that are prefetched."""
+        return _WORDS_AHEAD // self.width
+
+    @property
     def tiles(self) -> int:
         """The number of tiles."""
         return -(-self.columns // self.width)
@@ -119,12 +130,14 @@ class Machine(NamedTuple):
         registers: The number of vector registers.
         dot_dtype: The dtype of data in dot products of bytes, whose weights are int8; None without them.
         has_pairs: Whether an instruction adds the products of two bytes each as int16.
+        prefetches: Whether words and scales are prefetched.
     """
 
     lanes: int
     registers: int
     dot_dtype: str | None
     has_pairs: bool = False
+    prefetches: bool = False
 
     @classmethod
     def of(cls, cpu: CpuModel, features: Collection[str]) -> Machine:
@@ -140,6 +153,7 @@ class Machine(NamedTuple):
             registers=cpu.registers,
             dot_dtype=cpu.dot_dtype if is_supported else None,
             has_pairs=pairs is not None and pairs.feature in features,
+            prefetches="sse2" in features,
         )
 
 
@@ -167,12 +181,34 @@ def make_kernel(product: GroupedProduct, machine: Machine, *, rounds_data: bool)
         digits = 1 if rounds_data else _DIGITS
         if machine.dot_dtype is not None:
             _IntegerSums(product, machine, digits, buffers, out).emit()
-        elif rounds_data and machine.has_pairs and product.bits < _BYTE:
-            # int16 holds no sums with weights of 8 bits, and three digits take as long as float32
+        elif not machine.has_pairs or product.bits == _BYTE:
+            # int16 holds no sums with weights of 8 bits
+            _FloatSums(product, machine, 1, buffers, out).emit()
+        elif rounds_data:
             _PairSums(product, machine, 1, buffers, out).emit()
         else:
-            _FloatSums(product, machine, 1, buffers, out).emit()
+            _emit_digits_or_floats(product, machine, buffers, out)
     return builder.get()
+
+
+def _emit_digits_or_floats(
+    product: GroupedProduct, machine: Machine, buffers: Sequence[Any], out: Any
+) -> None:
+    """Emit sums of three digits for a single row, of float32 for several.
+
+    Several rows share the conversion of weights.
+    """
+    single = product._replace(rows=1)
+    if not is_open(product.rows):
+        is_single = product.rows == 1
+        kind, digits = (_PairSums, _DIGITS) if is_single else (_FloatSums, 1)
+        kind(product, machine, digits, buffers, out).emit()
+        return
+    with T.If(product.rows == 1):
+        with T.Then():
+            _PairSums(single, machine, _DIGITS, buffers, out).emit()
+        with T.Else():
+            _FloatSums(product, machine, 1, buffers, out).emit()
 
 
 class _Sums:
@@ -242,6 +278,9 @@ class _Sums:
             places = [(part * vectors + vector) * lanes for vector in range(vectors)]
             for vector, place in enumerate(places):
                 self._start(sums, tile, first, group, vector, place)
+            if product.scales_dtype == _FLOAT:
+                ahead = -(-product.words_ahead // product.words)
+                self._prefetch(self._scales, tile, group, places, ahead)
             self._add_words(sums, tile, first, group, places)
             for vector, place in enumerate(places):
                 for point in range(points):
@@ -263,8 +302,23 @@ class _Sums:
     ) -> None:
         """Emit the sums of a group; `places` are those of vectors of columns in a tile."""
         with T.serial(self._product.words) as index:
+            self._prefetch_words(tile, group * self._product.words + index, places)
             for vector, place in enumerate(places):
                 self._add(sums, vector, tile, first, group, index, place)
+
+    def _prefetch(
+        self, tensor: Any, tile: Any, row: Any, places: Sequence[Any], ahead: int
+    ) -> None:
+        """Emit the prefetching of a later row of a tensor, which may be beyond its end: nothing is read there."""
+        if self._machine.prefetches:
+            for place in places[:: max(1, _LINE_WORDS // self._machine.lanes)]:
+                address = T.address_of(tensor[tile, row + ahead, place])
+                # for reading, into all caches, as data
+                flags = map(T.int32, (0, 3, 1))
+                T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *flags))
+
+    def _prefetch_words(self, tile: Any, row: Any, places: Sequence[Any]) -> None:
+        self._prefetch(self._words, tile, row, places, self._product.words_ahead)
 
     def _columns(self, is_ragged: bool = False) -> Iterator[Any]:
         """Emit loops over the columns of a tile; yield the column."""
@@ -534,8 +588,9 @@ class _PairSums(_IntegerSums):
             for row, vector in vectors:
                 pairs[row, vector, narrow] = tirx.Broadcast(tirx.const(0, "int16"), 2 * lanes)
             with T.serial(together) as step:
+                index = part * together + step
+                self._prefetch_words(tile, group * words + index, places)
                 for vector, place in enumerate(places):
-                    index = part * together + step
                     self._add(pairs, vector, tile, first, group, index, place)
             for row, vector in vectors:
                 total = T.call_llvm_pure_intrin(

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
-from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
+from tests.support.kernels import DOT_TARGETS, FAST, LEVELS, dot_target, kernels_of, level, outputs
 from tests.support.onnx_models import Array, draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
@@ -23,7 +23,7 @@ from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 
 TARGETS: dict[str, Callable[[], dict[str, Any]]] = {
     **{flag: lambda flag=flag: dot_target(flag) for flag in DOT_TARGETS},  # type: ignore[misc]
-    **{mcpu: lambda mcpu=mcpu: level(mcpu) for mcpu in ("x86-64-v2", "x86-64-v4")},  # type: ignore[misc]
+    **{mcpu: lambda mcpu=mcpu: level(mcpu) for mcpu in LEVELS},  # type: ignore[misc]
 }
 OPSETS = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
 SEEDS = seeds(4, 12, 40)
