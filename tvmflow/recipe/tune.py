@@ -69,7 +69,8 @@ class Tune(ClosedModel):
         default=None,
         ge=1,
         le=UNLIMITED_TRIALS,
-        description="Stop tuning a kernel after this many measurements without a gain of `min_gain`.",
+        description="Stop tuning a kernel after this many measurements without a gain of `min_gain`. "
+        "Default: when what it may still gain is too little to be shown.",
     )
     min_gain: float = Field(
         default=0.01,

@@ -88,7 +88,8 @@ _FINISHED: Final = "; it had its share of this budget before"
 _STOPPED_TEXTS: Final[Mapping[str, str]] = {
     "time": "stopped at tune.minutes; raise it and run again to continue",
     "exhausted": "stopped before the budget was spent: every search space was exhausted",
-    "converged": "stopped before the budget was spent: nothing worth a trial is left to gain",
+    "converged": "stopped before the budget was spent: nothing worth a trial is left to gain "
+    "(with tune.patience it goes on)",
     "no search": "nothing was searched: these are the best schedules so far",
     "finished": "stopped before the budget was spent: the other kernels had their share in an earlier search; "
     "raise it and run again to continue",
@@ -411,14 +412,38 @@ def _describe_open_sizes(workloads: Sequence[WorkloadFacts], single: Sequence[st
 
 
 def _describe_roofline(workloads: Sequence[WorkloadFacts]) -> list[str]:
-    """Return how many workloads are at the roofline; what trials gained is measured later, in turns."""
+    """Return what workloads could gain by the roofline; what trials gained is measured later, in turns."""
+    lines = _describe_possible_gain(workloads)
     done = sum(workload.at_roofline for workload in workloads)
     if not done:
-        return []
+        return lines
     verb = "reaches" if done == 1 else "reach"
     share = f"{ROOFLINE_SHARE:.0%} of the roofline and {'is' if done == 1 else 'are'}"
     count = f"{done} of {count_text(len(workloads), 'workload')}"
-    return [f"{count} {verb} {share} not tuned further"]
+    return [*lines, f"{count} {verb} {share} not tuned further"]
+
+
+def _describe_possible_gain(workloads: Sequence[WorkloadFacts]) -> list[str]:
+    """Return what workloads with trials, and those without, could have gained by the roofline."""
+    gains_s = {True: 0.0, False: 0.0}
+    total_s = 0.0
+    for workload in workloads:
+        if not workload.untuned_us or workload.roofline_us is None:
+            return []
+        untuned_s = workload.calls * workload.untuned_us / 1e6
+        least_s = workload.calls * workload.roofline_us / 1e6
+        total_s += untuned_s
+        gains_s[workload.trials > 0] += max(untuned_s - least_s, 0.0)
+    tried = sum(workload.trials > 0 for workload in workloads)
+    if not total_s:
+        return []
+    line = (
+        f"{tried} of {count_text(len(workloads), 'workload')} could gain at most "
+        f"{latency_text(gains_s[True])} of {latency_text(total_s)}"
+    )
+    if tried < len(workloads):
+        line += f"; those without a trial {latency_text(gains_s[False])} together"
+    return [line]
 
 
 def explain(facts: TuneFacts) -> list[str]:

@@ -7,6 +7,7 @@ the ledger lacks is exactly the rest.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -22,6 +23,14 @@ ROOFLINE_SHARE: Final = 0.95
 
 # A batch that is expected to save less than this share of an inference is not worth its time.
 _MIN_BATCH_GAIN: Final = 0.001
+# Batches for several workloads that are expected to save less than this share of an inference together: no
+# comparison of the libraries would show it, and finalists that gain less of a kernel are not kept.
+_MIN_SHOWN_GAIN: Final = 0.02
+# As long as no trial gains, so many of them halve the gain that the roofline leaves a workload, and slow ones leave
+# less: a schedule rule that is never beaten is the limit, however far its kernel is from the peak of the machine.
+_HALVING_TRIALS: Final = 2
+# On a busy machine a trial may be faster than the untuned kernel by this share without being better.
+_NOISE: Final = 0.1
 
 # Ansor (Zheng et al., OSDI 2020, section 6.2) weighs what a workload gained lately against what
 # it may still gain; the weight of the former is its alpha.
@@ -61,7 +70,8 @@ class BudgetRules(NamedTuple):
     Attributes:
         trials: Trials of all workloads together.
         trials_per_task: Trials of one workload at most.
-        patience: Trials without a gain that end the tuning of a workload.
+        patience: Trials without a gain that end the tuning of a workload; None to end it when its trials
+            show that what it may still gain is too little.
         min_gain: The relative improvement that counts as a gain.
         minutes: Minutes of all workloads together, those that earlier searches spent included; None
             without a limit.
@@ -87,6 +97,7 @@ class _WorkloadHistory:
         self.spent = 0
         # A schedule that is slower than the untuned kernel is no gain.
         self.best_s = share.untuned_s
+        self.best_trial_s = math.inf
         self.best_after: list[float] = []
         self.last_gain = 0
         self.exhausted = False
@@ -96,6 +107,7 @@ class _WorkloadHistory:
         if seconds < self.best_s * (1 - min_gain):
             self.last_gain = self.spent
         self.best_s = min(self.best_s, seconds)
+        self.best_trial_s = min(self.best_trial_s, seconds)
         self.best_after.append(self.best_s)
 
     @property
@@ -114,16 +126,36 @@ class _WorkloadHistory:
             best = max(self.share.flops, 1.0) / _ASSUMED_FLOPS_PER_S
         return self.share.calls * max(best - self.share.least_s, 0.0)
 
-    def expected_gain(self) -> float:
-        """Return the seconds of one inference that the next batch is expected to save."""
+    @property
+    def inference_s(self) -> float:
+        """Seconds of one inference in the fastest kernel so far."""
+        return self.share.calls * self.best_s
+
+    @property
+    def plausible_gain(self) -> float:
+        """The part of `possible_gain` that is left after the trials so far: about what they found."""
+        possible = self.possible_gain
+        found = self.share.calls * max((1 - _NOISE) * self.share.untuned_s - self.best_s, 0.0)
+        left = possible * math.pow(0.5, self.spent / _HALVING_TRIALS)
+        if math.isfinite(self.best_trial_s):
+            left *= self.best_s / self.best_trial_s
+        return min(possible, found + left)
+
+    def expected_gain(self, *, by_trials: bool = True) -> float:
+        """Return the seconds of one inference that the next batch is expected to save.
+
+        Args:
+            by_trials: Expect no more than the `plausible_gain`.
+        """
+        limit = self.plausible_gain if by_trials else self.possible_gain
         if not self.spent:
-            return self.possible_gain
+            return limit
         earlier = self.best_after[-min(BATCH_SIZE, self.spent)]
         recent = 0.0 if math.isinf(earlier) else self.share.calls * (earlier - self.best_s)
         trials = self.spent + _NO_GAIN_WEIGHT * self.trials_since_gain
-        further = BATCH_SIZE * self.possible_gain / trials
+        further = BATCH_SIZE * limit / trials
         expected = _RECENT_GAIN_WEIGHT * recent + (1 - _RECENT_GAIN_WEIGHT) * further
-        return min(expected, self.possible_gain)
+        return min(expected, limit)
 
 
 class Budget:
@@ -139,10 +171,14 @@ class Budget:
         histories = [_WorkloadHistory(share) for share in ordered]
         times = [share.calls * share.untuned_s for share in ordered]
         # Without the time of an inference no gain is too small.
-        self._least_gain = _MIN_BATCH_GAIN * sum(times) if math.isfinite(sum(times)) else 0.0
-        if self._least_gain:
+        self._is_timed = 0 < sum(times) < math.inf
+        # Where the roofline is not known, too much seems possible for a small gain to be told from none.
+        is_limited = self._is_timed and all(share.least_s for share in shares)
+        self._ends_by_trials = is_limited and rules.patience is None
+        if self._is_timed:
             histories.sort(key=lambda history: -history.possible_gain)
         self._histories = {history.share.key: history for history in histories}
+        self._least_gain = self._find_least_gain()
         self.reused_s = 0.0
 
     @property
@@ -200,6 +236,7 @@ class Budget:
         for value in seconds:
             history.add(value, self._rules.min_gain)
         history.exhausted = history.exhausted or exhausted
+        self._least_gain = self._find_least_gain()
 
     def _room(self, history: _WorkloadHistory) -> int:
         """Return how many more trials a workload may get."""
@@ -215,7 +252,31 @@ class Budget:
 
     def _is_worthwhile(self, history: _WorkloadHistory) -> bool:
         """Return whether a batch for a workload is expected to shorten an inference."""
-        return not history.is_at_roofline and history.expected_gain() >= self._least_gain
+        return not history.is_at_roofline and self._expected_gain(history) >= self._least_gain
+
+    def _find_least_gain(self) -> float:
+        """Return the seconds of one inference that a batch has to be expected to save.
+
+        Without `patience`, those with the least to gain are left out that would gain too little together.
+        """
+        if not self._is_timed:
+            return 0.0
+        inference_s = sum(history.inference_s for history in self._histories.values())
+        least_gain = _MIN_BATCH_GAIN * inference_s
+        if not self._ends_by_trials:
+            return least_gain
+        gains = sorted(
+            self._expected_gain(history)
+            for history in self._histories.values()
+            if self._room(history) > 0 and not history.is_at_roofline
+        )
+        together = zip(gains, itertools.accumulate(gains), strict=True)
+        shown = (gain for gain, total in together if total >= _MIN_SHOWN_GAIN * inference_s)
+        return max(least_gain, next(shown, math.inf))
+
+    def _expected_gain(self, history: _WorkloadHistory) -> float:
+        """Return the seconds of one inference that a batch is expected to save, by what the rules say."""
+        return history.expected_gain(by_trials=self._ends_by_trials)
 
     def _warmup_round(self, left: int) -> dict[str, int]:
         """Return one trial for each workload, or for each the rest of the warm-up."""
@@ -243,5 +304,5 @@ class Budget:
         if not open_ones:
             return {}
         # Of equal ones the first: they are ordered by their work.
-        chosen = max(open_ones, key=_WorkloadHistory.expected_gain)
+        chosen = max(open_ones, key=self._expected_gain)
         return {chosen.share.key: min(BATCH_SIZE, left, self._room(chosen))}

@@ -318,12 +318,13 @@ def run_rounds(
 
 
 def _is_decided(samples: Sequence[Sequence[float]]) -> bool:
-    """Return whether it is known that the fastest finalist beats the untuned kernel, or gains nothing."""
+    """Return whether the fastest finalist is known to beat the untuned kernel, or has not gained so far."""
     measured = [times for times in samples[1:] if times]
     if not measured:
         return True
     times = pair_with_untuned(min(measured, key=median), samples[0])
-    return times.is_decided or times.limits[0] > 1 - MIN_GAIN
+    # more rounds seldom make a finalist faster that was not in the first ones, and take seconds
+    return times.is_decided or times.ratio >= 1 or times.limits[0] > 1 - MIN_GAIN
 
 
 def pair_with_untuned(samples: Sequence[float], untuned: Sequence[float]) -> PairedTimes:

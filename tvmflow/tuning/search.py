@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # Before so many trials, the first of which start slowly, nothing is said of the time that is left.
 _FEWEST_TRIALS: Final = 8
+# An untuned kernel that takes longer is timed once.
+_SLOW_S: Final = 0.1
 
 
 class Tuning:
@@ -157,13 +159,13 @@ class Tuning:
             if trial.run_secs:
                 self._trials[task.key].record_untuned(version, trial.seconds, least_s)
 
-        # With 0 as the best time a kernel gets the first look alone: some take seconds.
+        # Beside that time a kernel that takes seconds gets the first look alone.
         jobs = [
             MeasureJob(
                 id=task.key,
                 mod=task.mod,
                 trace=None,
-                best_s=0.0,
+                best_s=_SLOW_S,
                 seed=self._options.seed,
                 name=f"{task.name}, untuned",
             )

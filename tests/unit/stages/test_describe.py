@@ -301,6 +301,22 @@ def test_facts_of_a_choice_cover_kernels_that_have_a_schedule() -> None:
     assert [kernel.untuned_us for kernel in facts.kernels] == [8.0, 1.0]
 
 
+def test_the_summary_says_what_trials_could_gain() -> None:
+    """At most, by the roofline, and what the workloads without trials could; nothing where a time is not known."""
+    rows = (
+        tune.WorkloadFacts("conv", "conv", 9, 2, 1000.0, None, roofline_us=900.0),
+        tune.WorkloadFacts("pool", "pool", 0, 1, 100.0, None, roofline_us=75.0),
+        tune.WorkloadFacts("relu", "relu", 0, 1, 10.0, None, roofline_us=0.0),
+    )
+    assert tune._describe_roofline(rows) == [
+        "1 of 3 workloads could gain at most 200 µs of 2.11 ms; those without a trial 35 µs together",
+    ]
+    assert tune._describe_roofline(rows[:1]) == [
+        "1 of 1 workload could gain at most 200 µs of 2 ms"
+    ]
+    assert tune._describe_roofline((*rows, rows[0]._replace(roofline_us=None))) == []
+
+
 def test_workloads_at_the_roofline_are_counted() -> None:
     """The gain of trials is not told here: it is measured again in turns."""
     near = tune._make_workload_facts(
@@ -314,6 +330,7 @@ def test_workloads_at_the_roofline_are_counted() -> None:
         )
     )
     assert tune._describe_roofline((far, near)) == [
+        "1 of 2 workloads could gain at most 500 µs of 3 ms; those without a trial 40 µs together",
         "1 of 2 workloads reaches 95% of the roofline and is not tuned further",
     ]
     assert tune._describe_roofline(()) == []

@@ -115,7 +115,7 @@ def test_a_kernel_that_is_fast_untuned_has_a_small_expected_gain() -> None:
     budget = Budget(shares, BudgetRules(100))
     for _ in range(2):
         for key, number in {**budget.next_round()}.items():
-            budget.record(key, [5e-6] * number)
+            budget.record(key, [{"pool": 5e-6, "conv": 2e-3}[key]] * number)
     assert budget.next_round() == {"conv": BATCH_SIZE}
 
 
@@ -228,3 +228,55 @@ def test_a_search_ends_when_the_next_batch_is_not_worth_its_time() -> None:
     while step := budget.next_round():
         budget.record("a", [1e-3] * step["a"])
     assert 1_000 < budget.spent < 5_000 and budget.left_out == ["a"]
+
+
+def test_a_rule_that_no_trial_beats_ends_the_search_of_its_kernel() -> None:
+    """However far it is from the roofline: after its first batch, not after a thousand trials."""
+    share = WorkloadShare("a", 1, 1e6, untuned_s=1e-3, least_s=1e-4)
+    budget = Budget([share], BudgetRules(UNLIMITED_TRIALS))
+    while step := budget.next_round():
+        budget.record("a", [0.99e-3] * step["a"])
+    assert budget.spent == WARMUP_TRIALS + BATCH_SIZE and budget.left_out == ["a"]
+
+
+def test_patience_has_a_search_go_on_where_no_trial_beats_the_rule() -> None:
+    """Up to that number of trials."""
+    share = WorkloadShare("a", 1, 1e6, untuned_s=1e-3, least_s=1e-4)
+    budget = Budget([share], BudgetRules(UNLIMITED_TRIALS, patience=300))
+    while step := budget.next_round():
+        budget.record("a", [1e-3] * step["a"])
+    assert 300 <= budget.spent <= 300 + BATCH_SIZE
+
+
+def test_a_kernel_that_trials_make_faster_is_searched_on() -> None:
+    """One without a schedule, and one whose rule leaves a third: as long as batches gain."""
+    for untuned_s in (50e-3, 1.5e-3):
+        share = WorkloadShare("a", 1, 1e6, untuned_s=untuned_s, least_s=1e-4)
+        budget = Budget([share], BudgetRules(200))
+        seconds = 1e-3
+        while step := budget.next_round():
+            seconds *= 0.95
+            budget.record("a", [seconds] * step["a"])
+        assert budget.spent == 200
+
+
+def test_kernels_that_could_gain_too_little_together_get_no_trial() -> None:
+    """Less than a fiftieth of an inference cannot be shown; those that gain more are tuned."""
+    light = [WorkloadShare(f"light{n}", 1, 1e6, untuned_s=1e-6, least_s=1e-7) for n in range(10)]
+    heavy = WorkloadShare("heavy", 1, 1e6, untuned_s=1e-3, least_s=0.5e-3)
+    budget = Budget([*light, heavy], BudgetRules(100))
+    assert budget.next_round() == {"heavy": 1}
+
+    heavy = heavy._replace(least_s=0.99e-3)
+    budget = Budget([*light, heavy], BudgetRules(100))
+    assert budget.next_round() == {} and budget.spent == 0
+    assert len(budget.left_out) == 11
+
+
+def test_many_kernels_that_could_gain_a_little_each_are_tuned() -> None:
+    """Together they could shorten an inference by half."""
+    shares = [
+        WorkloadShare(f"layer{n:03}", 1, 1e6, untuned_s=1e-4, least_s=0.5e-4) for n in range(100)
+    ]
+    first = Budget(shares, BudgetRules(1000)).next_round()
+    assert 90 < len(first) <= 100

@@ -87,7 +87,7 @@ def test_a_comparison_is_made_once(tmp_path: Path) -> None:
 
 
 def test_finalists_take_turns_until_the_fastest_is_settled() -> None:
-    """Nine rounds where it is clear; then the fastest alone goes on. A broken finalist has no times."""
+    """Nine rounds where it is clear, or none is faster; then the fastest alone goes on. A broken one has no times."""
     clear = run_rounds([3.0, 1.0, None, 2.0], lambda kernel: kernel, 9, clock=lambda: 0.0)
     assert clear == {"untuned": [3.0] * 9, "samples": [[1.0] * 9, [], [2.0] * 9]}
     noise = random.Random(0)
@@ -95,6 +95,10 @@ def test_finalists_take_turns_until_the_fastest_is_settled() -> None:
         [1.0, 0.9, 3.0], lambda kernel: kernel * noise.uniform(1, 2), 9, clock=lambda: 0.0
     )
     assert [len(times) for times in (unclear["untuned"], *unclear["samples"])] == [36, 36, 9]
+    slower = run_rounds(
+        [1.0, 1.1, 3.0], lambda kernel: kernel * noise.uniform(1, 2), 9, clock=lambda: 0.0
+    )
+    assert [len(times) for times in (slower["untuned"], *slower["samples"])] == [9, 9, 9]
     late = itertools.count(step=100)
     ended = run_rounds(
         [1.0, 0.9], lambda kernel: kernel * noise.uniform(1, 2), 9, clock=lambda: float(next(late))
