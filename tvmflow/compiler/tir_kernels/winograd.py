@@ -261,8 +261,8 @@ def rank_tiles(
     costs = costs_by_rule(has_few_registers)
 
     def estimate(tile: int) -> float:
-        time = count_work(tile, geometry, out, inner, lanes, weight_bytes).estimate(costs)
-        return terms * time if tile else time
+        work = count_work(tile, geometry, out, inner, lanes, terms, weight_bytes)
+        return work.estimate(costs) * (terms if tile else 1)
 
     return sorted((DIRECT, *tiles), key=estimate)
 
@@ -304,7 +304,13 @@ class Work(NamedTuple):
 
 
 def count_work(
-    tile: int, geometry: Geometry, out: int, inner: int, lanes: int, weight_bytes: int = 4
+    tile: int,
+    geometry: Geometry,
+    out: int,
+    inner: int,
+    lanes: int,
+    terms: int = 1,
+    weight_bytes: int = 4,
 ) -> Work:
     """Return what a convolution takes with a tile; 0 for a direct convolution.
 
@@ -314,11 +320,15 @@ def count_work(
         out: The number of output channels.
         inner: The number of input channels.
         lanes: The number of values in a vector register.
+        terms: The products that an instruction of the direct convolution computes for each result.
         weight_bytes: The size of a weight.
     """
     n, depth, height, width = geometry.shape
     inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
-    vectors = geometry.taps * inner_blocks * lanes * out_blocks
+    # a direct convolution does not multiply the empty lanes of a single block
+    is_one_block = not tile and terms == 1 and inner < lanes
+    channels = inner if is_one_block else inner_blocks * lanes
+    vectors = geometry.taps * channels * out_blocks
     weights = count_products(tile) * vectors * lanes * weight_bytes / 4
     if not tile:
         products = _KERNEL**2 * vectors * n * depth * height * width

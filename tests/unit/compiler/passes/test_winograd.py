@@ -314,6 +314,18 @@ def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels
     assert chosen == [4, 0]
 
 
+@pytest.mark.parametrize(("inner", "tile"), [(8, 0), (16, 4)])
+def test_a_direct_convolution_does_not_multiply_the_empty_lanes_of_a_single_block(
+    inner: int, tile: int
+) -> None:
+    geometry = winograd.Geometry(2, (1, 1, 112, 112), (0, 1, 1))
+    assert winograd.choose_tile((2, 4), geometry, 16, inner, 16) == tile
+    direct = winograd.count_work(0, geometry, 16, inner, 16)
+    assert direct.products == 9 * inner * 112 * 112
+    # with several terms an instruction, blocks are whole
+    assert winograd.count_work(0, geometry, 16, inner, 16, 2).products == 9 * 16 * 112 * 112
+
+
 def test_a_recipe_limits_the_tiles() -> None:
     """Without a limit, all may be chosen; where results are rounded, large ones on 64-bit ARM alone."""
 
