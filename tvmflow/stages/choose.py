@@ -324,7 +324,7 @@ def _measure(
     for lowered in (rule, other):
         groups = choice_trials.group_operators(lowered.model.operators)
         found = choice_trials.find_kernels(groups, lowered.model.kernel_nodes)
-        kernels.append({text: list(found.get(text, ())) for text in texts})
+        kernels.append({text: dict(found.get(text, {})) for text in texts})
     payload = {
         "rule": rule.request(settings, workloads),
         "other": other.request(settings, workloads),

@@ -40,8 +40,8 @@ _WHOLE_SECONDS_PER_TURN: Final = 0.3
 
 _T = TypeVar("_T")
 
-Kernels = Mapping[str, Sequence[str]]
-"""An operator -> its kernels in a library."""
+Kernels = Mapping[str, Mapping[str, float]]
+"""An operator -> its kernels in a library, each with the share of its calls that are the operator's."""
 
 
 def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
@@ -56,14 +56,18 @@ def group_operators(operators: Iterable[Operator]) -> dict[str, list[Operator]]:
 def find_kernels(groups: Mapping[str, Sequence[Operator]], nodes: KernelNodes) -> Kernels:
     """Return the kernels that compute each operator.
 
+    Different operators may share a kernel: its calls are divided among them.
+
     Args:
         groups: The operators.
         nodes: The bindings that each call of a kernel came from.
     """
     return {
-        text: [
-            name for name, calls in nodes.items() if any(own.intersection(call) for call in calls)
-        ]
+        text: {
+            name: count / len(calls)
+            for name, calls in nodes.items()
+            if (count := sum(not own.isdisjoint(call) for call in calls))
+        }
         for text, operators in groups.items()
         if (own := frozenset().union(*(operator.nodes for operator in operators)))
     }
@@ -120,8 +124,11 @@ def measure_choices(payload: Json, emit: Emit) -> Json:
     rounds = _profile_in_turns(lambda: profile(rule), lambda: profile(other))
     operators = {
         text: [
-            [sum(times[side].get(name, 0.0) for name in names) for times in rounds]
-            for side, names in enumerate((request.rule_kernels[text], request.kernels[text]))
+            [
+                sum(share * times[side].get(name, 0.0) for name, share in shares.items())
+                for times in rounds
+            ]
+            for side, shares in enumerate((request.rule_kernels[text], request.kernels[text]))
         ]
         for text in request.kernels
     }

@@ -123,6 +123,15 @@ def test_a_gain_is_counted_for_every_call() -> None:
     assert gain == pytest.approx(1.5)
 
 
+def test_a_kernel_of_several_operators_counts_for_each_by_its_calls() -> None:
+    """As where their channels fill the same blocks."""
+    [both] = groups().values()
+    other = [both[0]._replace(text="other", nodes=frozenset({5}))]
+    nodes = {"shared": [[3], [3, 4], [5], [5, 6]], "own": [[5]], "none": [[7]]}
+    kernels = choice_trials.find_kernels({OPERATOR: both, "other": other}, nodes)
+    assert kernels == {OPERATOR: {"shared": 0.5}, "other": {"shared": 0.5, "own": 1.0}}
+
+
 def test_a_chosen_tile_is_lowered_and_computes_the_same() -> None:
     """What was not chosen is lowered as before."""
     mod = model(conv(16), relu, conv(16), shape=(1, 16, 8, 8))
