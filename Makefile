@@ -1,6 +1,6 @@
 # Each target sets up what it needs: a Python 3.10-3.14 with venv and pip, and this file, are enough.
 #   make demo    the whole pipeline on a small trained model, then where the files are
-#   make test    the tests, about ten minutes on two cores
+#   make test    the tests, about seven minutes on two cores
 
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3.14 python3 python; do \
     $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
