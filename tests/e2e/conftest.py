@@ -40,6 +40,7 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ran]:
 
 @pytest.fixture
 def finished_project(first_run: tuple[Path, Ran], project: Project) -> Project:
-    """A copy of that project after its first run."""
+    """A copy of that project after its first run; other runs leave no kernel without trials, either."""
+    project.spend_whole_budget()
     shutil.copytree(first_run[0], project.folder, dirs_exist_ok=True)
     return project
