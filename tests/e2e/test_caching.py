@@ -153,6 +153,7 @@ def test_a_lowering_that_gives_the_same_kernels_builds_nothing(finished_project:
 def test_more_trials_measure_only_the_difference(finished_project: Project) -> None:
     """4 trials and then 7 are 7 measured trials."""
     project = finished_project
+    project.spend_whole_budget()
     before = project.trials()
     assert len(before) == 4
     project.write_recipe(trials=7)
