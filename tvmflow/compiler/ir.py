@@ -244,12 +244,17 @@ def rename_parameters(mod: tvm.IRModule, rename: Callable[[str], str]) -> tvm.IR
     return made
 
 
+def is_size(param: Any) -> bool:
+    """Return whether a parameter of a kernel is a size, and no tensor."""
+    return isinstance(param.ty, tvm.ir.PrimType)
+
+
 def is_view(function: tirx.PrimFunc) -> bool:
     """Return whether a kernel only copies its one input to its output, so that both can be one tensor.
 
     Of some with open sizes, TVM's analysis fails (apache-tvm 0.27): those may do something else.
     """
-    tensors = [param for param in function.params if not isinstance(param.ty, tvm.ir.PrimType)]
+    tensors = [param for param in function.params if not is_size(param)]
     # a copy of the first elements, as of blocks without their padding, has the pattern of a reshape, too
     if len(tensors) != 2 or not _have_same_length(*(param.ty.shape for param in tensors)):
         return False

@@ -23,6 +23,7 @@ from tvmflow.compiler.cpu_model import list_masked_types
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
+    is_size,
     operator_name,
     replace_variables,
     rewrite_indices,
@@ -1033,7 +1034,7 @@ def keep_open_places_on_stack() -> tvm.transform.Pass:
     """
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        if not any(isinstance(param.ty, tvm.ir.PrimType) for param in function.params):
+        if not any(map(is_size, function.params)):
             return function
         return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Bind, _store_places)))
 

@@ -23,7 +23,7 @@ from tvmflow.compiler.code_generation import (
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
-from tvmflow.compiler.ir import replace_variables
+from tvmflow.compiler.ir import is_size, replace_variables
 from tvmflow.compiler.open_sizes import list_symbols, size_text
 from tvmflow.compiler.open_tiles import keep_open_places_on_stack
 from tvmflow.core.types import Size
@@ -96,11 +96,6 @@ def named_size_text(size: Any, names: Mapping[Any, str]) -> Size:
     """
     variables = {variable: tirx.Var(name, variable.ty.dtype) for variable, name in names.items()}
     return size_text(replace_variables(size, variables))
-
-
-def is_size(param: Any) -> bool:
-    """Return whether a parameter of a kernel is a size, and no tensor."""
-    return isinstance(param.ty, ir.PrimType)
 
 
 def lower_kernels(

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.c_program import open_memory
-from tvmflow.compiler.c_program.c_kernels import is_size, list_size_parameters
+from tvmflow.compiler.c_program.c_kernels import list_size_parameters
 from tvmflow.compiler.c_program.open_memory import Values, multiply
 from tvmflow.compiler.c_program.parallel_work import OpenWork, ParallelWork, count_useful_tasks
 from tvmflow.compiler.counts import SIZES_NEEDED, OutputCount, read_counts
@@ -395,7 +395,7 @@ class _Reader:
             return ()
         bound: dict[Any, Any] = {}
         for param, ty in zip(function.params, types, strict=True):
-            if is_size(param):
+            if ir.is_size(param):
                 bound[param] = ty
             else:
                 _match(param.ty.shape, _sizes_of_type(ty), bound)

@@ -89,8 +89,7 @@ class Quantization:
 
 def read_weights(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, Array]:
     """Return the float weights of layers, by the variable of each."""
-    flow = ir.DataFlow(model.main)
-    known = {var: model.params[str(var.name)] for var in ir.list_weights(model.main)}
+    flow, known = ir.DataFlow(model.main), model.known
     weights = {}
     for layer in layers:
         array = evaluate_weight(layer.weights, flow, known)

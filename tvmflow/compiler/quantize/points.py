@@ -64,6 +64,11 @@ class FloatModel(NamedTuple):
     products: Mapping[str, Sequence[str]] = {}
 
     @property
+    def known(self) -> dict[relax.Var, Array]:
+        """The weights by their parameters of `main`."""
+        return {var: self.params[str(var.name)] for var in ir.list_weights(self.main)}
+
+    @property
     def main(self) -> relax.Function:
         """The function that computes the outputs."""
         return self.mod["main"]

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS, CpuModel
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, LINE_FLOATS, PAIR_INSTRUCTIONS, CpuModel
 from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16
@@ -43,8 +43,6 @@ _PAIR_WORDS: Final = 4
 # Words are prefetched so far ahead (8 KiB): instructions wait for memory otherwise, because no more than a few hundred
 # are in flight, and the CPU's own prefetching ends with each page.
 _WORDS_AHEAD: Final = 2048
-# The words of a line of the cache.
-_LINE_WORDS: Final = 16
 # Rows of data that are apart by a power of two would share sets of the cache: a line is between them.
 _LINE_QUADS: Final = 16
 _BYTE: Final = 8
@@ -311,7 +309,8 @@ class _Sums:
     ) -> None:
         """Emit the prefetching of a later row of a tensor, which may be beyond its end: nothing is read there."""
         if self._machine.prefetches:
-            for place in places[:: max(1, _LINE_WORDS // self._machine.lanes)]:
+            # words have the size of a float32
+            for place in places[:: max(1, LINE_FLOATS // self._machine.lanes)]:
                 address = T.address_of(tensor[tile, row + ahead, place])
                 # for reading, into all caches, as data
                 flags = map(T.int32, (0, 3, 1))

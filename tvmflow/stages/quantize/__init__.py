@@ -674,8 +674,7 @@ def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, floa
     from tvmflow.compiler import ir
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
 
-    flow = ir.DataFlow(model.main)
-    known = {var: model.params[str(var.name)] for var in ir.list_weights(model.main)}
+    flow, known = ir.DataFlow(model.main), model.known
     zero_points = {}
     for spec, var in zip(signature.outputs, ir.list_outputs(model.main), strict=True):
         call = ir.as_call(flow.values.get(var), "relax.quantize")

@@ -255,9 +255,10 @@ class InnerLibrary:
         lowered, scheduled = self.lowered.mod, self.scheduled.mod
         # counts may follow
         outputs = ir.list_outputs(lowered["main"])[len(self.loaded.outputs) :]
+        values = ir.DataFlow(lowered["main"]).values
         shared = set()
         for spec, var in zip(self.loaded.tensors, outputs, strict=False):
-            kernels = _list_kernels_before(lowered["main"], var) or ()
+            kernels = _list_kernels_before(values, var) or ()
             # Without one it is an input in another shape, which stays in the caller's memory. A kernel that two
             # copies were fused to is seen to be one copy once it has a schedule, as in the executor.
             if all(ir.is_view(scheduled[kernel]) for kernel in kernels):
@@ -267,9 +268,13 @@ class InnerLibrary:
         return shared
 
 
-def _list_kernels_before(main: relax.Function, var: Any) -> set[str] | None:
-    """Return the kernels that compute a variable, and all before it; None where a condition decides."""
-    values = ir.DataFlow(main).values
+def _list_kernels_before(values: Mapping[Any, Any], var: Any) -> set[str] | None:
+    """Return the kernels that compute a variable, and all before it; None where a condition decides.
+
+    Args:
+        values: The values of all variables.
+        var: The variable.
+    """
     kernels, left, seen = set(), [var], set()
     while left:
         current = left.pop()
