@@ -79,6 +79,7 @@ def record(
     ratios: Mapping[str, float],
     peers: Mapping[str, str] | None = None,
     counted_for: str = "",
+    gpu: str = "",
 ) -> None:
     """Append what a benchmark has found; nothing if it has found nothing.
 
@@ -87,6 +88,7 @@ def record(
         ratios: For each case the ratio of tvmflow's latency, cycles or time to that of the fastest peer.
         peers: For each case the fastest peer, where there is more than one.
         counted_for: The CPU for which instructions or cycles were counted, which are the same on a busy machine.
+        gpu: The GPU that ran it, if one did.
     """
     if not ratios:
         return
@@ -95,7 +97,7 @@ def record(
         benchmark=benchmark,
         day=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         commit=_ask_git("rev-parse", "--short", "HEAD") + ("+" if _has_changes() else ""),
-        machine=f"{counted_for or host.model} × {1 if counted_for else host.cores}",
+        machine=f"{counted_for or gpu or host.model} × {1 if counted_for or gpu else host.cores}",
         load=0.0 if counted_for else round(os.getloadavg()[0], 1),
         ratios={case: round(ratio, 4) for case, ratio in ratios.items()},
         peers=peers or {},

@@ -20,9 +20,27 @@ from tvmflow.targets.tracker import TRACKER_VARIABLE
 pytestmark = pytest.mark.slow
 
 
+# What of PyTorch TVM looks at. Like PyTorch it starts the driver, which does not work in what is forked then.
+_TORCH = """
+import ctypes
+class Tensor:
+    __dlpack_c_exchange_api__ = None
+class cuda:
+    class Stream:
+        __cuda_stream__ = None
+    def is_available():
+        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+"""
+
+
 @pytest.fixture
 def with_gpu(project: Project, gpu: dict[str, str]) -> Project:
+    """A project where programs find a GPU and a PyTorch."""
     project.environment.update(gpu)
+    package = project.folder / "site/torch/__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text(_TORCH)
+    project.environment["PYTHONPATH"] += f":{package.parents[1]}"
     return project
 
 

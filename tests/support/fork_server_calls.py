@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import signal
 import subprocess
@@ -115,3 +116,10 @@ def grow_in_a_child(megabytes: int, emit: Emit) -> int:
 def tell_whether_child(payload: Any, emit: Emit) -> bool:
     """Say what a function called here sees of the process it runs in."""
     return fork_server_process.is_child
+
+
+def find_torch(_payload: None, _emit: Emit) -> list[bool]:
+    """Return whether PyTorch was imported with the modules of the server, and whether it can be imported."""
+    was_imported = "torch" in sys.modules
+    importlib.import_module("torch")
+    return [was_imported, "torch" in sys.modules]

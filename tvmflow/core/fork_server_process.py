@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import TvmflowError
-from tvmflow.core.processes import kill_tree
+from tvmflow.core.processes import kill_tree, without_torch
 
 Emit = Callable[[dict[str, Any]], None]
 """Sends an event, a small JSON object with the key `event`, to the caller."""
@@ -200,8 +200,9 @@ def main(argv: list[str]) -> NoReturn:
     control = socket.socket(fileno=int(argv[0]))
     # what is imported stays: to look through it for garbage would take each child a tenth of its time
     gc.disable()
-    for module in argv[1:]:
-        importlib.import_module(module)
+    with without_torch():
+        for module in argv[1:]:
+            importlib.import_module(module)
     gc.freeze()
     gc.enable()
     serve(control)

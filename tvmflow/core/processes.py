@@ -7,6 +7,8 @@ this one.
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # ---------------------------------------------------------------- process trees
 
@@ -94,3 +96,20 @@ def code_command(code: str) -> list[str]:
     folder = os.getcwd()
     path = [os.path.join(folder, entry) if entry else folder for entry in sys.path]
     return [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}"]
+
+
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Let TVM be imported in this process as if PyTorch were not installed.
+
+    TVM's package tvm_ffi imports PyTorch where it is installed, and asks it for a GPU. That takes seconds and hundreds
+    of megabytes, and starts NVIDIA's driver, which then fails in every process that is forked.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.modules.pop("torch", None)

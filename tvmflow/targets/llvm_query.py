@@ -183,7 +183,9 @@ def _query_in_process(
 ) -> list[Json]:
     """Return the answers, up to the query over which the process ended, if there is one."""
     name = function.__name__
-    code = f"import tvm; from {__name__} import {name}, answer_queries; answer_queries({name})"
+    # of PyTorch, which TVM would import, nothing is used
+    without_torch = "sys.modules['torch'] = None"
+    code = f"{without_torch}; import tvm; from {__name__} import {name}, answer_queries; answer_queries({name})"
     done = run_process(
         code_command(code),
         input=json.dumps(list(queries)),

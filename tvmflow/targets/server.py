@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.processes import without_torch
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.threads import VARIABLE, count_usable_cpus
 from tvmflow.targets.tracker import Tracker, split_address
@@ -43,7 +44,9 @@ def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn
     Raises:
         EnvironmentProblem: when the tracker cannot be reached, or no port is free.
     """
-    from tvm.rpc.server import PopenRPCServerState
+    # sessions are forked from this process
+    with without_torch():
+        from tvm.rpc.server import PopenRPCServerState
 
     Tracker(tracker).list_devices()
     _load_backends(say)

@@ -61,6 +61,15 @@ def test_a_call_can_tell_that_it_is_in_a_child(fork_server: ForkServer) -> None:
     assert not fork_server_process.is_child
 
 
+def test_tvm_is_imported_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would start a GPU's driver, which does not work in children; they can import it themselves."""
+    (tmp_path / "torch.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with ForkServer.start(["tvm_ffi"]) as server:
+        outcome = server.call(fork_server_calls.find_torch, None, timeout_s=60)
+    assert outcome.value == [False, True], outcome
+
+
 def test_a_segmentation_fault_is_a_result(fork_server: ForkServer, tmp_path: Path) -> None:
     """A crash in native code names its signal and leaves the stack in the log; the next call works."""
     log = tmp_path / "log"

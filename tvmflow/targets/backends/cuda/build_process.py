@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tvmflow.core.errors import StageError, TvmflowError
-from tvmflow.core.processes import module_command
+from tvmflow.core.processes import module_command, without_torch
 from tvmflow.core.types import Json
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 
@@ -99,9 +99,10 @@ def load_without_driver(errors: list[TvmflowError]) -> None:
     Raises:
         EnvironmentProblem: when CUDA's compiler or TVM's CUDA runtime is missing.
     """
-    import tvm_ffi
-
     from tvmflow.targets.linking import link_stub
+
+    with without_torch():
+        import tvm_ffi
 
     toolkit = nvrtc.find_toolkit()
     if tvm_ffi.get_global_func(_RUNTIME_FUNCTION, allow_missing=True) is None:
