@@ -327,6 +327,30 @@ def test_blocks_write_only_results_of_their_own_group(tmp_path: Path) -> None:
     assert written[:, :4].all() and not written[:, 4:].any()
 
 
+def test_groups_of_threads_divide_the_depth_of_few_results(tmp_path: Path) -> None:
+    """A GPU would else wait for each step of the depth; every step is loaded during the one before."""
+    device = opencl.find_device()
+    if device is None:
+        pytest.skip("this machine has no OpenCL (install PoCL: pocl-opencl-icd)")
+    made, feed = conv((1, 40, 5, 5), (24, 40, 3, 3), pads=[1, 1, 1, 1])
+    loaded = load(made, tmp_path)
+    # a GPU with as many threads as NVIDIA's
+    target = lowering.make_target({**opencl.TARGET, "max_threads_per_block": 1024})
+    lowered = lowering.lower(loaded.mod, target, LoweringOptions())
+    ((var, _),) = list_unscheduled(lowered.mod)
+    scheduled = gpu.schedule_for_gpu(lowered.mod, target)
+    assert scheduled.rules == {str(var.name_hint): "tiled_products"}
+    generated = opencl.generate(scheduled.mod[var], target, "kernel")
+    assert generated.launches[0].block[2] > 1
+    program = read_program(scheduled.mod, lowered.compute_weights(loaded.params))
+    run = opencl.Model(device, scheduled.mod, program, target)
+    (expected,) = open_session(made).run(None, feed)
+    outputs = [np.full_like(expected, np.nan)]
+    run.run(list(feed.values()), outputs)
+    run.close()
+    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_odd_shapes_compute_what_onnx_runtime_does(name: str, tmp_path: Path) -> None:

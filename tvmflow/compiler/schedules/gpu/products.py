@@ -43,6 +43,11 @@ _EFFICIENCY: Final = {4: 0.45, 8: 0.65, 16: 0.85, 32: 0.95, 64: 1.0}
 # A number that is copied from the memory of the GPU takes as long as so many products.
 _LOAD_COST: Final = 8
 _MORE_REGISTERS: Final = 32
+# Of a compute unit: the products that it adds up at once, and how long it waits for the memory of the GPU, in the same unit
+# of time. The numbers of a step are loaded during the one before.
+_LANES: Final = 128
+_WAIT: Final = 800
+_GROUPS: Final = (1, 2, 4, 8)
 _DTYPE_INDEX: Final = "int64"
 
 
@@ -63,16 +68,18 @@ class Tile(NamedTuple):
         columns: Its columns.
         down: The threads along its rows.
         across: The threads along its columns.
+        groups: Groups of so many threads, each of which adds up a part of the depth.
     """
 
     rows: int
     columns: int
     down: int
     across: int
+    groups: int = 1
 
     @property
     def threads(self) -> int:
-        """The threads of a block."""
+        """The threads of a group."""
         return self.down * self.across
 
     @property
@@ -296,21 +303,25 @@ def _choose_tile(lengths: dict[str, int], depth: int, device: Device) -> Tile | 
             for kind, size in (("row", tile.rows), ("column", tile.columns))
         )
         loads = _LOAD_COST * (tile.rows + tile.columns) / tile.threads
-        work = tile.results / _EFFICIENCY[tile.results] + loads
-        return device.estimate_time(blocks, tile.threads, work, tile.results)
+        work = depth * (tile.results / _EFFICIENCY[tile.results] + loads)
+        steps = -(-lengths["depth"] // (depth * tile.groups))
+        on_each = -(-blocks // device.units) * tile.groups * tile.threads
+        return steps * max(work * on_each / _LANES, _WAIT)
 
     return min(_list_fitting(depth, device), key=estimate, default=None)
 
 
 def _list_fitting(depth: int, device: Device) -> Iterator[Tile]:
     """Yield the tiles for a GPU: a kernel with many registers rarely gets the largest blocks."""
-    for tile in TILES:
-        bytes_shared = 4 * (depth + VECTOR) * (tile.rows + tile.columns)
-        # its results, the numbers that it multiplies, and addresses
+    for tile in (tile._replace(groups=groups) for groups in _GROUPS for tile in TILES):
+        sums = tile.rows * tile.columns if tile.groups > 1 else 0
+        numbers = tile.groups * ((depth + VECTOR) * (tile.rows + tile.columns) + sums)
+        # its results, the numbers that it multiplies and those of the next step, and addresses
         registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
         if (
             4 * tile.threads <= device.threads
-            and bytes_shared <= device.shared_bytes
+            and 2 * tile.groups * tile.threads <= device.threads
+            and 4 * numbers <= device.shared_bytes
             and registers <= device.registers
         ):
             yield tile
@@ -324,14 +335,25 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     left, right = product.left, 1 - product.left
     fuse_epilogue(schedule, main)
     make_matrices(schedule, product)
-    schedule.pad_einsum(main, [1, tile.rows, tile.columns, depth])
-    batch, row, column, reduced = schedule.get_loops(main)
+    schedule.pad_einsum(main, [1, tile.rows, tile.columns, tile.groups * depth])
+    total = None
+    if tile.groups > 1:
+        _, group, _ = schedule.split(schedule.get_loops(main)[-1], [None, tile.groups, depth])
+        total, main = main, schedule.rfactor(group, 0)
+        schedule.set_scope(main, 0, "shared")
+    batch, row, column, *reduced = schedule.get_loops(main)
     vectors = tile.columns // tile.across // VECTOR
     block_y, thread_y, row_in = schedule.split(row, [None, tile.down, tile.rows // tile.down])
     block_x, vector, thread_x, lane = schedule.split(column, [None, vectors, tile.across, VECTOR])
-    outer, middle, inner = schedule.split(reduced, [None, depth // VECTOR, VECTOR])
+    if total is None:
+        group = []
+        outer, middle, inner = schedule.split(reduced[0], [None, depth // VECTOR, VECTOR])
+    else:
+        outer, group = reduced[0], [reduced[1]]
+        middle, inner = schedule.split(reduced[2], [None, VECTOR])
+        schedule.bind(reduced[1], "threadIdx.z")
     schedule.reorder(
-        *(batch, block_y, block_x, thread_y, thread_x),
+        *(batch, block_y, block_x, *group, thread_y, thread_x),
         *(outer, middle, inner, row_in, vector, lane),
     )
     schedule.bind(schedule.fuse(batch, block_y), "blockIdx.y")
@@ -343,6 +365,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     result = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(result, thread_x, preserve_unit_loops=True)
 
+    copies = []
     for operand, lanes in ((right, product.right_lanes), (left, product.left_lanes)):
         shared = schedule.cache_read(main, find_position(schedule, main, operand), "shared")
         schedule.compute_at(shared, outer, preserve_unit_loops=True)
@@ -352,6 +375,8 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
             schedule.storage_align(shared, 0, axis=1, factor=4 * VECTOR, offset=VECTOR)
         divide_copy(schedule, shared, tile, lanes)
         fuse_before(schedule, shared)
+        copies.append(shared)
+    load_ahead(schedule, outer, copies)
     local = schedule.cache_read(main, find_position(schedule, main, right), "local")
     schedule.compute_at(local, inner, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
@@ -360,11 +385,29 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     schedule.compute_at(local, place, preserve_unit_loops=True)
     vectorize(schedule, schedule.get_loops(local)[-1], VECTOR)
 
-    fuse_after(schedule, result)
+    if total is not None:
+        _add_groups(schedule, total, tile, block_x)
+    else:
+        fuse_after(schedule, result)
     if product.stores_columns:
         vectorize(schedule, schedule.get_loops(result)[-1], VECTOR)
     schedule.decompose_reduction(main, outer)
     return schedule
+
+
+def _add_groups(schedule: Schedule, total: Any, tile: Tile, block: Any) -> None:
+    """Add up the results of all groups of threads, of which each thread takes a part."""
+    schedule.reverse_compute_at(total, block, preserve_unit_loops=True)
+    group, batch, row, column = schedule.get_loops(total)[-4:]
+    schedule.reorder(batch, row, column, group)
+    threads = [tile.groups, tile.down, tile.across]
+    split = schedule.split(schedule.fuse(row, column), [None, *threads])
+    for loop, name in zip(split[1:], "zyx", strict=True):
+        schedule.bind(loop, f"threadIdx.{name}")
+    result = schedule.cache_write(total, 0, "local")
+    schedule.reverse_compute_at(result, split[-1], preserve_unit_loops=True)
+    fuse_after(schedule, result)
+    schedule.decompose_reduction(total, group)
 
 
 def make_matrices(schedule: Schedule, product: Product) -> None:
@@ -416,10 +459,27 @@ def divide_copy(schedule: Schedule, copy: Any, tile: Tile, lanes: int) -> None:
     """Divide a copy to shared memory between all threads: neighbors copy neighboring numbers."""
     loops = schedule.get_loops(copy)[-3:]
     count = math.prod(length(schedule, loop) for loop in loops)
-    lanes = lanes if count % (tile.threads * lanes) == 0 else 1
-    split = schedule.split(schedule.fuse(*loops), [None, tile.down, tile.across, lanes])
-    _, thread_y, thread_x, vector = split
+    threads = tile.groups * tile.threads
+    lanes = lanes if count % (threads * lanes) == 0 else 1
+    divisions = [None, tile.groups, tile.down, tile.across, lanes]
+    part, thread_z, thread_y, thread_x, vector = schedule.split(schedule.fuse(*loops), divisions)
+    # what is loaded ahead is in registers
+    unroll(schedule, part, 32)
     if lanes > 1:
         schedule.vectorize(vector)
+    if tile.groups > 1:
+        schedule.bind(thread_z, "threadIdx.z")
     schedule.bind(thread_y, "threadIdx.y")
     schedule.bind(thread_x, "threadIdx.x")
+
+
+def load_ahead(schedule: Schedule, steps: Any, copies: Sequence[Any]) -> None:
+    """Have each step of a product load into registers what the next one needs, and wait for it no longer.
+
+    A step is two copies to shared memory, then the products.
+    """
+    for copy in copies:
+        schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    # each copy is a load, of the step before, and a store
+    schedule.annotate(steps, "software_pipeline_stage", [0, 1, 0, 1, 1])
+    schedule.annotate(steps, "software_pipeline_order", [2, 0, 3, 1, 4])

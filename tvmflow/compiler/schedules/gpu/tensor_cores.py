@@ -34,6 +34,7 @@ from tvmflow.compiler.schedules.gpu.products import (
     divide_groups,
     find_position,
     find_product,
+    load_ahead,
     make_matrices,
 )
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
@@ -204,6 +205,7 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     _store_result(schedule, stored, result, product, warp, length(schedule, down))
 
     threads = tile._replace(down=warps, across=_LANES)
+    copies = []
     for operand, by_depth, lanes in (
         (1, product.right_by_depth, product.right_lanes),
         (0, not product.left_by_depth, product.left_lanes),
@@ -216,6 +218,8 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         schedule.storage_align(shared, 0, axis=1, factor=SIDE, offset=_ROW_OFFSET)
         divide_copy(schedule, shared, threads, lanes)
         fuse_before(schedule, shared)
+        copies.append(shared)
+    load_ahead(schedule, outer, copies)
     for operand, name in ((0, "a"), (1, "b")):
         scope = f"wmma.matrix_{name}"
         loaded = schedule.cache_read(main, find_position(schedule, main, operand), scope)
