@@ -2,9 +2,9 @@
 
 The ledger has the times of convolutions computed directly and by Winograd's method, each in a whole library. Of
 each operator the logarithms of estimated and measured times are compared, without their means: an estimate has
-no unit. The constants are those with the least squares of these differences (Levenberg and Marquardt's method);
-large differences count less (Huber's loss), and each constant costs a little for its distance from that of the
-rules, where it stays if no time depends on it.
+no unit. The constants are those with the least squares of these differences; large differences count less (a smooth
+form of Huber's loss), and each constant costs a little for its distance from that of the rules, where it stays if no
+time depends on it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ MIN_MODELS: Final = 2
 
 # From this relative difference on, it counts by its size and not by its square. Smaller ones are noise.
 _LARGE: Final = 0.1
-# The cost of a constant that is e times as large as that of the rules, as a square of differences.
-_DISTANCE_COST: Final = 0.01
+# A constant that is e times as large as that of the rules counts as this difference.
+_DISTANCE: Final = 0.1
 # With an error of this size no time depends on a constant.
 _MAX_ERROR: Final = 0.5
 _STARTS: Final = (0.25, 1.0, 4.0)
-_STEPS: Final = 100
 
 
 class Ranking(NamedTuple):
@@ -211,11 +210,25 @@ def fit(operators: Sequence[MeasuredOperator], rule: Costs) -> tuple[Costs, Numb
         The constants; the errors of those of transforms, of `memory` and of `gain`, each one standard deviation of
         its logarithm.
     """
+    # takes 0.2 s to import
+    from scipy.optimize import least_squares
+
     problem = _Problem(operators, rule)
     memory = np.eye(len(problem.origin))[-2]
-    starts = (problem.origin + np.log(factor) * memory for factor in _STARTS)
-    theta = min(map(problem.descend, starts), key=problem.loss)
-    return _to_costs(np.exp(theta), rule), problem.errors(theta)
+    fits = [
+        least_squares(
+            problem.residuals,
+            problem.origin + np.log(factor) * memory,
+            loss="soft_l1",
+            f_scale=_LARGE,
+        )
+        for factor in _STARTS
+    ]
+    best = min(fits, key=lambda fit: fit.cost)
+    # a time has at least the noise `_LARGE`
+    noise = max(float(np.sqrt(np.mean(problem.differences(best.x) ** 2))), _LARGE)
+    errors: Numbers = noise * np.sqrt(np.diag(np.linalg.inv(best.jac.T @ best.jac)))
+    return _to_costs(np.exp(best.x), rule), errors
 
 
 def _names(costs: Costs) -> list[str]:
@@ -271,38 +284,6 @@ class _Problem:
         result: Numbers = times - means[self._owner]
         return result
 
-    def loss(self, theta: Numbers) -> float:
-        """Return what the fit makes as small as it can."""
-        sizes = np.abs(self.differences(theta))
-        costs = np.where(sizes < _LARGE, sizes**2, _LARGE * (2 * sizes - _LARGE))
-        return float(costs.sum() + _DISTANCE_COST * ((theta - self.origin) ** 2).sum())
-
-    def _linearize(self, theta: Numbers) -> tuple[Numbers, Numbers]:
-        """Return half of the gradient of the loss, and a matrix of its second derivatives."""
-        values = self.differences(theta)
-        moved = [self.differences(theta + step) for step in np.eye(len(theta)) * 1e-5]
-        slopes = (np.array(moved) - values).T / 1e-5
-        weights = np.minimum(1.0, _LARGE / np.maximum(np.abs(values), 1e-12))
-        matrix = slopes.T @ (weights[:, None] * slopes) + _DISTANCE_COST * np.eye(len(theta))
-        return slopes.T @ (weights * values) + _DISTANCE_COST * (theta - self.origin), matrix
-
-    def descend(self, theta: Numbers) -> Numbers:
-        """Return the constants with the least loss near some, all as logarithms."""
-        damping, loss = 1e-2, self.loss(theta)
-        for _ in range(_STEPS):
-            gradient, matrix = self._linearize(theta)
-            damped = matrix + damping * np.diag(np.diag(matrix))
-            step = np.clip(np.linalg.solve(damped, -gradient), -1.0, 1.0)
-            following = self.loss(theta + step)
-            damping *= 0.3 if following < loss else 4.0
-            if following < loss:
-                theta, loss = theta + step, following
-            if np.abs(step).max() < 1e-6:
-                break
-        return theta
-
-    def errors(self, theta: Numbers) -> Numbers:
-        """Return a standard deviation of each constant's logarithm; a time has at least the noise `_LARGE`."""
-        noise = max(float(np.sqrt(np.mean(self.differences(theta) ** 2))), _LARGE)
-        result: Numbers = noise * np.sqrt(np.diag(np.linalg.inv(self._linearize(theta)[1])))
-        return result
+    def residuals(self, theta: Numbers) -> Numbers:
+        """Return the differences, and after them what the distances of constants from the rules' count as."""
+        return np.concatenate([self.differences(theta), _DISTANCE * (theta - self.origin)])
