@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.compiler.choices import WINOGRAD, choice_key
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.tir_kernels.winograd import Costs, Geometry, Work, costs_by_rule, count_work
+from tvmflow.compiler.tir_kernels.winograd import Convolution, Costs, Geometry, Work, costs_by_rule
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 
 if TYPE_CHECKING:
@@ -192,7 +192,8 @@ def _count_works(text: str, lanes: int) -> dict[int, Work] | None:
         dilation=spread,
         step=strides[-1],
     )
-    return {tile: count_work(tile, geometry, kernel[0], kernel[1], lanes) for tile in TILES}
+    convolution = Convolution(geometry, out=kernel[0], inner=kernel[1], lanes=lanes)
+    return {tile: convolution.count_work(tile) for tile in TILES}
 
 
 def group_models(operators: Sequence[MeasuredOperator]) -> list[int]:

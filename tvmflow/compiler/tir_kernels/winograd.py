@@ -226,47 +226,6 @@ def list_strides(cpu: CpuModel) -> Sequence[int]:
     return (1, 2) if cpu.factor_lanes else (1,)
 
 
-def choose_tile(tiles: Sequence[int], *convolution: Any) -> int:
-    """Return the tile with which a convolution is estimated to be fastest; 0 where a direct one is.
-
-    Args:
-        tiles: The tiles to choose from.
-        convolution: The other arguments of `rank_tiles`.
-    """
-    return rank_tiles(tiles, *convolution)[0]
-
-
-def rank_tiles(
-    tiles: Sequence[int],
-    geometry: Geometry,
-    out: int,
-    inner: int,
-    lanes: int,
-    terms: int = 1,
-    weight_bytes: int = 4,
-    has_few_registers: bool = False,
-) -> list[int]:
-    """Return tiles of a convolution, that with the least estimated time first; 0 for a direct convolution.
-
-    Args:
-        tiles: The tiles to choose from.
-        geometry: The sizes of the convolution.
-        out: The number of output channels.
-        inner: The number of input channels.
-        lanes: The number of values in a vector register.
-        terms: The products that an instruction of the direct convolution computes for each result.
-        weight_bytes: The size of a weight.
-        has_few_registers: There are 16 registers for vectors, not 32.
-    """
-    costs = costs_by_rule(has_few_registers)
-
-    def estimate(tile: int) -> float:
-        work = count_work(tile, geometry, out, inner, lanes, terms, weight_bytes)
-        return work.estimate(costs) * (terms if tile else 1)
-
-    return sorted((DIRECT, *tiles), key=estimate)
-
-
 def costs_by_rule(has_few_registers: bool) -> Costs:
     """Return the constants by which the rules estimate a time.
 
@@ -303,41 +262,56 @@ class Work(NamedTuple):
         return costs.gain * (time + costs.transforms[self.tile, self.step] * self.transforms)
 
 
-def count_work(
-    tile: int,
-    geometry: Geometry,
-    out: int,
-    inner: int,
-    lanes: int,
-    terms: int = 1,
-    weight_bytes: int = 4,
-) -> Work:
-    """Return what a convolution takes with a tile; 0 for a direct convolution.
+class Convolution(NamedTuple):
+    """A convolution and the instructions that compute it directly.
 
-    Args:
-        tile: The size of a tile.
-        geometry: The sizes of the convolution.
+    Attributes:
+        geometry: The sizes over which it slides; their tile is not read.
         out: The number of output channels.
         inner: The number of input channels.
         lanes: The number of values in a vector register.
         terms: The products that an instruction of the direct convolution computes for each result.
         weight_bytes: The size of a weight.
     """
-    n, depth, height, width = geometry.shape
-    inner_blocks, out_blocks = -(-inner // lanes), -(-out // lanes)
-    # a direct convolution does not multiply the empty lanes of a single block
-    is_one_block = not tile and terms == 1 and inner < lanes
-    channels = inner if is_one_block else inner_blocks * lanes
-    vectors = geometry.taps * channels * out_blocks
-    weights = count_products(tile) * vectors * lanes * weight_bytes / 4
-    if not tile:
-        products = _KERNEL**2 * vectors * n * depth * height * width
-        return Work(tile, geometry.step, int(products), weights, transforms=0)
-    own = geometry._replace(tile=tile)
-    count = n * math.prod(own.tiles)
-    transforms = lanes * count * (own.slices * inner_blocks + depth * out_blocks)
-    products = own.edge**2 * vectors * depth * count
-    return Work(tile, geometry.step, int(products), weights, int(transforms))
+
+    geometry: Geometry
+    out: int
+    inner: int
+    lanes: int
+    terms: int = 1
+    weight_bytes: int = 4
+
+    def rank_tiles(self, tiles: Sequence[int], costs: Costs) -> list[int]:
+        """Return tiles, that with the least estimated time first; 0 for a direct convolution.
+
+        Args:
+            tiles: The tiles to choose from.
+            costs: The constants of the estimate.
+        """
+
+        def estimate(tile: int) -> float:
+            return self.count_work(tile).estimate(costs) * (self.terms if tile else 1)
+
+        return sorted((DIRECT, *tiles), key=estimate)
+
+    def count_work(self, tile: int) -> Work:
+        """Return what it takes with a tile; 0 for a direct convolution."""
+        geometry, lanes = self.geometry, self.lanes
+        n, depth, height, width = geometry.shape
+        inner_blocks, out_blocks = -(-self.inner // lanes), -(-self.out // lanes)
+        # a direct convolution does not multiply the empty lanes of a single block
+        is_one_block = not tile and self.terms == 1 and self.inner < lanes
+        channels = self.inner if is_one_block else inner_blocks * lanes
+        vectors = geometry.taps * channels * out_blocks
+        weights = count_products(tile) * vectors * lanes * self.weight_bytes / 4
+        if not tile:
+            products = _KERNEL**2 * vectors * n * depth * height * width
+            return Work(tile, geometry.step, int(products), weights, transforms=0)
+        own = geometry._replace(tile=tile)
+        count = n * math.prod(own.tiles)
+        transforms = lanes * count * (own.slices * inner_blocks + depth * out_blocks)
+        products = own.edge**2 * vectors * depth * count
+        return Work(tile, geometry.step, int(products), weights, int(transforms))
 
 
 def count_products(tile: int) -> int:

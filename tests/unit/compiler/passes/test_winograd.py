@@ -32,7 +32,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION
 from tvmflow.compiler.schedules import winograd as schedules
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.compiler.tir_kernels import winograd
-from tvmflow.compiler.tir_kernels.winograd import Geometry
+from tvmflow.compiler.tir_kernels.winograd import Convolution, Geometry
 from tvmflow.core.types import Dimension, TensorSpec
 
 # The tolerance for each tile, relative to the largest number.
@@ -42,7 +42,7 @@ ERRORS = {2: 1e-5, 4: 5e-5}
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use Winograd convolutions for small shapes too, where they are not profitable."""
-    monkeypatch.setattr(winograd, "choose_tile", lambda tiles, *_: tiles[-1])
+    monkeypatch.setattr(winograd.Convolution, "rank_tiles", lambda _, tiles, *costs: tiles[::-1])
 
 
 @pytest.fixture(params=["at once", "separate"])
@@ -283,6 +283,12 @@ def test_winograd_is_used_where_it_is_profitable(
     assert used == [is_winograd, False]
 
 
+def choose_tile(
+    convolution: Convolution, tiles: tuple[int, ...] = (2, 4), *, has_few: bool = False
+) -> int:
+    return convolution.rank_tiles(tiles, winograd.costs_by_rule(has_few))[0]
+
+
 @pytest.mark.parametrize(
     ("channels", "size", "tile"), [(64, 56, 4), (128, 28, 4), (512, 7, 2), (4, 6, 0)]
 )
@@ -291,27 +297,22 @@ def test_each_layer_has_the_tile_that_is_estimated_to_be_fastest(
 ) -> None:
     """Few pixels do not pay for the larger weights of a tile of 4, and few of few channels for no transforms."""
     geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1))
-    assert winograd.choose_tile((2, 4), geometry, channels, channels, 4) == tile
-    assert winograd.choose_tile((2,), geometry, channels, channels, 4) == min(tile, 2)
+    convolution = Convolution(geometry, channels, channels, lanes=4)
+    assert choose_tile(convolution) == tile
+    assert choose_tile(convolution, (2,)) == min(tile, 2)
 
 
 def test_the_estimate_knows_strides() -> None:
     """Weights for data at odd places are read once; 14 rows fill whole tiles of 2 alone."""
-    chosen = [
-        winograd.choose_tile(
-            (2, 4), Geometry(2, (1, 1, size, size), (0, 1, 1), step=2), 256, 128, 4
-        )
-        for size in (28, 14, 7)
-    ]
+    geometries = [Geometry(2, (1, 1, size, size), (0, 1, 1), step=2) for size in (28, 14, 7)]
+    chosen = [choose_tile(Convolution(geometry, 256, 128, lanes=4)) for geometry in geometries]
     assert chosen == [4, 2, 0]
 
 
 def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels() -> None:
     geometry = winograd.Geometry(2, (1, 1, 56, 56), (0, 1, 1))
-    chosen = [
-        winograd.choose_tile((2, 4), geometry, 8, 8, 8, 1, 4, has_few) for has_few in (False, True)
-    ]
-    assert chosen == [4, 0]
+    convolution = Convolution(geometry, 8, 8, lanes=8)
+    assert [choose_tile(convolution, has_few=has_few) for has_few in (False, True)] == [4, 0]
 
 
 @pytest.mark.parametrize(("inner", "tile"), [(8, 0), (16, 4)])
@@ -319,11 +320,11 @@ def test_a_direct_convolution_does_not_multiply_the_empty_lanes_of_a_single_bloc
     inner: int, tile: int
 ) -> None:
     geometry = winograd.Geometry(2, (1, 1, 112, 112), (0, 1, 1))
-    assert winograd.choose_tile((2, 4), geometry, 16, inner, 16) == tile
-    direct = winograd.count_work(0, geometry, 16, inner, 16)
-    assert direct.products == 9 * inner * 112 * 112
+    convolution = Convolution(geometry, 16, inner, lanes=16)
+    assert choose_tile(convolution) == tile
+    assert convolution.count_work(0).products == 9 * inner * 112 * 112
     # with several terms an instruction, blocks are whole
-    assert winograd.count_work(0, geometry, 16, inner, 16, 2).products == 9 * 16 * 112 * 112
+    assert convolution._replace(terms=2).count_work(0).products == 9 * 16 * 112 * 112
 
 
 def test_a_recipe_limits_the_tiles() -> None:

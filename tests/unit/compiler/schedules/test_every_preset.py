@@ -59,7 +59,7 @@ def test_kernels_of_all_kinds_compile(
     preset: str, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Winograd, padded pooling, depthwise and transposed convolutions, products, row reductions, vectorized math."""
-    monkeypatch.setattr(winograd, "choose_tile", lambda tiles, *_: tiles[-1])
+    monkeypatch.setattr(winograd.Convolution, "rank_tiles", lambda _, tiles, *costs: tiles[::-1])
     mod = model(
         convolution(16, (7, 7), strides=2, padding=3),
         biased,

@@ -244,13 +244,13 @@ def _find_winograd(
     # levels that share weights choose alike
     lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
-    has_few = cpu.has_few_registers and not context.options.shares_weights
-    costs = (geometry, out, inner, lanes, terms, weight_bytes, has_few)
-    tile = by_rule = winograd.choose_tile(tiles, *costs)
+    costs = winograd.costs_by_rule(cpu.has_few_registers and not context.options.shares_weights)
+    convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes)
+    tile = by_rule = convolution.rank_tiles(tiles, costs)[0]
     n, _, *sizes = known_sizes(call)
     is_fixed = not any(map(is_open, (n, *sizes)))
     if is_fixed and terms == 1 and context.measured_tiles:
-        ranked = winograd.rank_tiles(context.measured_tiles, *costs)
+        ranked = convolution.rank_tiles(context.measured_tiles, costs)
         text = _describe(call, kernel, window)
         block = rewriter.block
         elements = taps * -(-out // block) * -(-inner // block) * block**2
