@@ -40,19 +40,13 @@ from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
     from tvmflow.compiler.choices import Operator
-    from tvmflow.compiler.lowering import LoweredModel
-    from tvmflow.core.fork_server import ForkServer
     from tvmflow.tuning.choice_trials import Outcome
     from tvmflow.tuning.trials import ChoiceTimes
-    from tvmflow.tuning.workload_ledger import WorkloadLedger
 
     Groups = Mapping[str, Sequence[Operator]]
 
 NAME: Final = "choose"
 
-_LOG: Final = "choices.log"
-# Two compilations of the model, and its calls.
-_TIMEOUT_S: Final = 1800.0
 # Two libraries have their weights in memory at once.
 _MAX_WEIGHT_BYTES: Final = 1 << 30
 
@@ -205,7 +199,18 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
 
     if not settings.is_measurable:
         return {}, ChooseFacts(reason="no library for it can be timed here")
-    rule = _Lowered(settings, context, {}, "rule.json")
+    libraries = choice_trials.ChoiceLibraries(
+        imported=context.inputs["import/model.json"],
+        options=settings.lowering,
+        target=settings.target,
+        threads=settings.threads,
+        runtime=settings.runtime,
+        rules_version=settings.schedules,
+        device=settings.device,
+        locks=context.locks,
+        work=context.work,
+    )
+    rule = libraries.lower({}, "rule.json")
     groups = choice_trials.group_operators(rule.model.operators)
     if rule.has_dimensions or not groups:
         return {}, ChooseFacts()
@@ -226,8 +231,8 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     measure.load_compiler(settings.target)
     with ForkServer.fork() as fork_server:
         for done, choices in enumerate(rounds):
-            other = _Lowered(settings, context, choices, f"choices-{done}.json")
-            answer = _measure(settings, context, fork_server, rule, other, choices, is_whole=False)
+            other = libraries.lower(choices, f"choices-{done}.json")
+            answer = libraries.measure(fork_server, rule, other, choices, is_whole=False)
             for text, times in choice_trials.read_times(answer, groups, choices).items():
                 if not ledger.description(choice_key(text)).name:
                     ledger.describe(choice_key(text), WorkloadDescription(name=text), "")
@@ -245,7 +250,8 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
             )
         chosen = choice_trials.choose(groups, ledgers, is_allowed)
         records = ledger.workload(choice_trials.library_digest({}, [hash_file(rule.path)]))
-        outcome = _compare(settings, context, fork_server, rule, groups, chosen, records)
+        measuring = None if settings.interim else fork_server
+        outcome = libraries.compare(measuring, rule, groups, chosen, records)
     if settings.interim and (unknown or (chosen and outcome is None)):
         return {}, ChooseFacts(
             len(groups), reason="other ways are measured after the first library"
@@ -253,154 +259,6 @@ def _choose(settings: ChooseSettings, context: StageContext) -> tuple[Choices, C
     measured = sum(map(len, rounds))
     facts = _make_facts(groups, chosen, outcome)._replace(measured=measured, reused=known)
     return (outcome.choices if outcome and outcome.is_kept else {}), facts
-
-
-class _Lowered:
-    """The model lowered with some choices, and its file.
-
-    Args:
-        settings: Those of the stage.
-        context: That of the stage.
-        choices: The choices.
-        name: The name of the file.
-    """
-
-    def __init__(
-        self, settings: ChooseSettings, context: StageContext, choices: Choices, name: str
-    ) -> None:
-        from tvmflow.compiler import ir, lowering
-        from tvmflow.compiler.open_sizes import read_dimensions
-
-        mod = lowering.load_ir(context.inputs["import/model.json"])
-        self.has_dimensions = bool(read_dimensions(mod["main"]))
-        target = lowering.make_target(settings.target)
-        self.model: LoweredModel = lowering.lower(mod, target, settings.lowering, choices=choices)
-        self.path = context.work / name
-        self.model.write(self.path)
-        weights = ir.list_weights(self.model.mod["main"])
-        self.weight_bytes = sum(_count_bytes(weight.ty) for weight in weights)
-
-    def request(self, settings: ChooseSettings, workloads: Path) -> dict[str, Json]:
-        """Return the fields of a `LibraryRequest` without tuned schedules."""
-        return {
-            "lowered": str(self.path),
-            "workloads": str(workloads),
-            "calls": {},
-            "names": {},
-            "chosen": {},
-            "target": settings.target,
-            "threads": settings.threads,
-            "runtime": settings.runtime,
-            "rules_version": settings.schedules,
-        }
-
-
-def _count_bytes(ty: object) -> int:
-    import math
-
-    import numpy as np
-
-    shape, dtype = ty.shape, str(ty.dtype.dtype)  # type: ignore[attr-defined] # a type of TVM's
-    return math.prod(map(int, shape)) * np.dtype(dtype).itemsize
-
-
-def _measure(
-    settings: ChooseSettings,
-    context: StageContext,
-    fork_server: ForkServer,
-    rule: _Lowered,
-    other: _Lowered,
-    texts: Mapping[str, object],
-    *,
-    is_whole: bool,
-) -> Json:
-    """Time some operators of two libraries in a child that has the device alone."""
-    from tvmflow.targets import devices
-    from tvmflow.tuning import choice_trials
-
-    workloads = context.work / "workloads.json"
-    workloads.write_text("{}")
-    kernels = []
-    for lowered in (rule, other):
-        groups = choice_trials.group_operators(lowered.model.operators)
-        found = choice_trials.find_kernels(groups, lowered.model.kernel_nodes)
-        kernels.append({text: dict(found.get(text, {})) for text in texts})
-    payload = {
-        "rule": rule.request(settings, workloads),
-        "other": other.request(settings, workloads),
-        "rule_kernels": kernels[0],
-        "kernels": kernels[1],
-        "is_whole": is_whole,
-    }
-    with devices.exclusive(context.locks, settings.device):
-        outcome = fork_server.call(
-            choice_trials.measure_choices,
-            payload,
-            timeout_s=_TIMEOUT_S,
-            log=context.work / _LOG,
-            emit=lambda _: None,
-        )
-    if outcome.kind == "cancelled":
-        raise StageError("measuring was cancelled", fix="run it again")
-    if outcome.kind != "ok":
-        raise StageError(
-            f"libraries with other choices could not be measured: {outcome.message}",
-            fix="set tune.choices to false to keep those of the rules",
-        )
-    return outcome.value
-
-
-def _compare(
-    settings: ChooseSettings,
-    context: StageContext,
-    fork_server: ForkServer,
-    rule: _Lowered,
-    groups: Groups,
-    chosen: Mapping[str, ChoiceTimes],
-    records: WorkloadLedger,
-) -> Outcome | None:
-    """Compare the library that has all choices with that of the rules; None where none is faster."""
-    from tvmflow.core.statistics import PairedTimes
-    from tvmflow.tuning.choice_trials import Outcome, find_gain, library_digest, library_record
-    from tvmflow.tuning.untuned_comparison import LibraryTimes
-
-    choices = {text: times.choice for text, times in chosen.items()}
-    if not choices:
-        return None
-    calls = {text: len(operators) for text, operators in groups.items()}
-    digest = library_digest(choices, [settings.schedules, settings.runtime])
-    known = records.libraries.get(digest)
-    if known is None and settings.interim:
-        return None
-    if known is None:
-        slower: set[str] = set()
-        while True:
-            left = {text: choice for text, choice in choices.items() if text not in slower}
-            if not left:
-                known = library_record(digest, map(choice_key, slower), (), ())
-                break
-            other = _Lowered(settings, context, left, "chosen.json")
-            answer = _measure(settings, context, fork_server, rule, other, left, is_whole=True)
-            lost = {
-                text
-                for text, (by_rule, seconds) in answer["operators"].items()
-                if min(seconds) > min(by_rule)
-            }
-            slower |= lost
-            if not lost:
-                seconds = (answer["other"], answer["rule"])
-                known = library_record(digest, map(choice_key, slower), *seconds)
-                break
-        # what was too noisy to decide may be decided another time
-        if not known.tuned or PairedTimes(known.tuned, known.untuned).is_decided:
-            records.add([known])
-    kept = {text: c for text, c in choices.items() if choice_key(text) not in known.slower}
-    times = LibraryTimes(known.slower, known.tuned, known.untuned)
-    found = 1.0
-    if known.untuned:
-        kept_times = {text: chosen[text] for text in kept}
-        found = find_gain(kept_times, calls, min(known.untuned))
-    return Outcome(kept, times, found)
 
 
 def _make_facts(

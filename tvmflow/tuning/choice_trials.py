@@ -7,16 +7,26 @@ the rules, and both are profiled in turns: what a choice gains here is what a li
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from tvmflow.compiler.choices import Choice, Choices, Operator, choice_text
+import numpy as np
+
+from tvmflow.compiler import lowering
+from tvmflow.compiler.choices import Choice, Choices, Operator, choice_key, choice_text
+from tvmflow.compiler.ir import list_weights
+from tvmflow.compiler.open_sizes import read_dimensions
+from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.fork_server import Emit
+from tvmflow.core.errors import StageError
+from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
 from tvmflow.core.types import Json
+from tvmflow.targets import devices
 from tvmflow.tuning.trials import ChoiceTimes, LibraryRecord, timestamp
 from tvmflow.tuning.untuned_comparison import Libraries, LibraryRequest, LibraryTimes
 from tvmflow.tuning.workload_ledger import WorkloadLedger
@@ -29,6 +39,9 @@ _MIN_GAIN: Final = 0.02
 # and the memory, too, reading them takes longer than here.
 _MIN_GAIN_PER_BYTE: Final = 0.02 / (1 << 20)
 
+_LOG: Final = "choices.log"
+# Two compilations of the model, and its calls.
+_TIMEOUT_S: Final = 1800.0
 _ROUNDS: Final = 2 * MIN_PAIRS
 _SECONDS: Final = 30.0
 # Whole libraries are called until it is decided which is faster: the choice is made once.
@@ -252,6 +265,25 @@ def _min_gain(operator: Operator, choice: Choice) -> float:
     return _MIN_GAIN + _MIN_GAIN_PER_BYTE * operator.count_added_bytes(choice)
 
 
+class LoweredChoices(NamedTuple):
+    """A model lowered with some choices.
+
+    Attributes:
+        model: The lowered model.
+        path: Its file.
+        has_dimensions: Whether a size is known only when a library runs.
+    """
+
+    model: lowering.LoweredModel
+    path: Path
+    has_dimensions: bool
+
+    @property
+    def weight_bytes(self) -> int:
+        """The size of all weights."""
+        return sum(_count_bytes(weight.ty) for weight in list_weights(self.model.mod["main"]))
+
+
 class Outcome(NamedTuple):
     """A library with some choices beside the one by rule.
 
@@ -291,14 +323,183 @@ def find_gain(chosen: Mapping[str, ChoiceTimes], calls: Mapping[str, int], rule_
     return rule_s / max(rule_s - saved_s, rule_s / 100)
 
 
-def library_record(
-    request: str, slower: Iterable[str], tuned: Sequence[float], untuned: Sequence[float]
-) -> LibraryRecord:
-    """Return the record of a comparison; `slower` are the keys of operators."""
-    fields = (tuple(sorted(slower)), tuple(tuned), tuple(untuned))
-    return LibraryRecord(request, *fields, timestamp())
-
-
 def library_digest(choices: Choices, settings: Sequence[Json]) -> str:
     """Return the digest of what is compared, and how, for one model on one target."""
     return digest_of([{text: dict(choice) for text, choice in choices.items()}, *settings])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceLibraries:
+    """A model, and how libraries of it are made and measured.
+
+    Attributes:
+        imported: The path of the imported model.
+        options: The options of lowering.
+        target: TVM's mapping of the target.
+        threads: The threads that kernels run with; None for the default.
+        runtime: The setting of the runtime that executes the libraries.
+        rules_version: The version of the schedule rules.
+        device: The device that is measured on.
+        locks: The folder of the locks of devices.
+        work: A folder for files.
+    """
+
+    imported: Path
+    options: LoweringOptions
+    target: Mapping[str, Json]
+    threads: int | None
+    runtime: str
+    rules_version: int
+    device: Mapping[str, str]
+    locks: Path
+    work: Path
+
+    def lower(self, choices: Choices, name: str) -> LoweredChoices:
+        """Return the model lowered with some choices, written to a file of that name."""
+        mod, target = lowering.load_ir(self.imported), lowering.make_target(self.target)
+        has_dimensions = bool(read_dimensions(mod["main"]))
+        model = lowering.lower(mod, target, self.options, choices=choices)
+        model.write(self.work / name)
+        return LoweredChoices(model, self.work / name, has_dimensions)
+
+    def measure(
+        self,
+        fork_server: ForkServer,
+        rule: LoweredChoices,
+        other: LoweredChoices,
+        texts: Iterable[str],
+        *,
+        is_whole: bool,
+    ) -> Json:
+        """Time some operators of two libraries in a child that has the device alone.
+
+        Args:
+            fork_server: A fork server with TVM.
+            rule: The model by rule.
+            other: The model with choices.
+            texts: The operators.
+            is_whole: Whether whole calls are timed, too.
+
+        Returns:
+            The answer of `measure_choices`.
+
+        Raises:
+            StageError: The child failed, or was cancelled.
+        """
+        workloads = self.work / "workloads.json"
+        workloads.write_text("{}")
+        operators, kernels = list(texts), []
+        for lowered in (rule, other):
+            groups = group_operators(lowered.model.operators)
+            found = find_kernels(groups, lowered.model.kernel_nodes)
+            kernels.append({text: dict(found.get(text, {})) for text in operators})
+        libraries = [
+            {
+                "lowered": str(lowered.path),
+                "workloads": str(workloads),
+                "calls": {},
+                "names": {},
+                "chosen": {},
+                "target": self.target,
+                "threads": self.threads,
+                "runtime": self.runtime,
+                "rules_version": self.rules_version,
+            }
+            for lowered in (rule, other)
+        ]
+        payload = {
+            "rule": libraries[0],
+            "other": libraries[1],
+            "rule_kernels": kernels[0],
+            "kernels": kernels[1],
+            "is_whole": is_whole,
+        }
+        with devices.exclusive(self.locks, self.device):
+            outcome = fork_server.call(
+                measure_choices,
+                payload,
+                timeout_s=_TIMEOUT_S,
+                log=self.work / _LOG,
+                emit=lambda _: None,
+            )
+        if outcome.kind == "cancelled":
+            raise StageError("measuring was cancelled", fix="run it again")
+        if outcome.kind != "ok":
+            raise StageError(
+                f"libraries with other choices could not be measured: {outcome.message}",
+                fix="set tune.choices to false to keep those of the rules",
+            )
+        return outcome.value
+
+    def compare(
+        self,
+        fork_server: ForkServer | None,
+        rule: LoweredChoices,
+        groups: Mapping[str, Sequence[Operator]],
+        chosen: Mapping[str, ChoiceTimes],
+        records: WorkloadLedger,
+    ) -> Outcome | None:
+        """Compare the library that has all choices with that of the rules, unless its ledger knows.
+
+        Args:
+            fork_server: A fork server with TVM; None to measure nothing.
+            rule: The model by rule.
+            groups: The operators.
+            chosen: The times of what was chosen.
+            records: The records of the library.
+
+        Returns:
+            The outcome; None where nothing was chosen, or would have to be measured.
+
+        Raises:
+            StageError: The libraries cannot be measured.
+            StoreError: The times cannot be recorded.
+        """
+        choices = {text: times.choice for text, times in chosen.items()}
+        digest = library_digest(choices, [self.rules_version, self.runtime])
+        known = records.libraries.get(digest)
+        if not choices:
+            return None
+        if known is None:
+            if fork_server is None:
+                return None
+            times = self._drop_slower(fork_server, rule, choices)
+            known = LibraryRecord(digest, *times[:3], timestamp())
+            # what was too noisy to decide may be decided another time
+            if not known.tuned or times.pairs.is_decided:
+                records.add([known])
+        kept = {text: c for text, c in choices.items() if choice_key(text) not in known.slower}
+        times = LibraryTimes(known.slower, known.tuned, known.untuned)
+        found = 1.0
+        if known.untuned:
+            calls = {text: len(operators) for text, operators in groups.items()}
+            kept_times = {text: chosen[text] for text in kept}
+            found = find_gain(kept_times, calls, min(known.untuned))
+        return Outcome(kept, times, found)
+
+    def _drop_slower(
+        self, fork_server: ForkServer, rule: LoweredChoices, choices: Choices
+    ) -> LibraryTimes:
+        """Time the library with all choices, without those by which an operator is slower in it."""
+        slower: set[str] = set()
+        while left := {text: choice for text, choice in choices.items() if text not in slower}:
+            other = self.lower(left, "chosen.json")
+            answer = self.measure(fork_server, rule, other, left, is_whole=True)
+            lost = {
+                text
+                for text, (by_rule, seconds) in answer["operators"].items()
+                if min(seconds) > min(by_rule)
+            }
+            if not lost:
+                return LibraryTimes(_keys(slower), tuple(answer["other"]), tuple(answer["rule"]))
+            slower |= lost
+        return LibraryTimes(_keys(slower))
+
+
+def _keys(operators: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(map(choice_key, operators)))
+
+
+def _count_bytes(ty: Any) -> int:
+    shape, dtype = ty.shape, str(ty.dtype.dtype)
+    return math.prod(map(int, shape)) * np.dtype(dtype).itemsize
