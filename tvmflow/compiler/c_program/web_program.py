@@ -38,7 +38,7 @@ from tvmflow.compiler.c_program.program import (
 )
 from tvmflow.compiler.form_names import WEBGPU_KERNELS, WEBGPU_PROGRAM, WEBGPU_WEIGHTS
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, replace_variables
-from tvmflow.compiler.passes.narrow_integers import fits_narrow
+from tvmflow.compiler.passes.narrow_integers import narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
 from tvmflow.targets import webgpu
@@ -105,7 +105,7 @@ def compile_web_program(
 def _write_files(
     mod: tvm.IRModule, weights: Sequence[Array], target: tvm.target.Target, folder: Path
 ) -> None:
-    program = read_program(mod, list(map(_narrow, weights)))
+    program = read_program(mod, list(map(narrow, weights)))
     if program.dimensions:
         raise UnsupportedProgram("it has sizes that each call chooses")
     if program.counts:
@@ -128,17 +128,6 @@ def _write_files(
             file.write(bytes(_padded(array.nbytes) - array.nbytes))
         # a package has no empty file
         file.write(bytes(_ALIGNMENT))
-
-
-def _narrow(weights: Array) -> Array:
-    """Return weights as the module takes them, which has neither int64 nor bool."""
-    if weights.dtype == np.bool_:
-        return weights.astype(np.int32)
-    if weights.dtype != np.int64:
-        return weights
-    if not fits_narrow(weights):
-        raise UnsupportedProgram("it has a constant of more than 32 bits")
-    return weights.astype(np.int32)
 
 
 def _padded(size: int) -> int:

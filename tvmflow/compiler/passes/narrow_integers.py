@@ -33,10 +33,9 @@ def narrow_integers(mod: tvm.IRModule) -> tvm.IRModule:
     Raises:
         StageError: A constant does not fit.
     """
+    # before TVM calls the rewriter: no error of tvmflow's own comes through it
     for constant in _list_constants(mod["main"]):
-        values = constant.value.numpy()
-        if str(values.dtype) == _WIDE and not fits_narrow(values):
-            raise webgpu.refuse("it has a constant of more than 32 bits")
+        narrow(constant.value.numpy())
     # names of names would keep operators from being fused
     return relax.transform.CanonicalizeBindings()(rewrite_main(mod, _IntegerNarrower))
 
@@ -75,10 +74,9 @@ class _IntegerNarrower(MainRewriter):
         return relax.Function(params, body, body.ty, function.is_pure).with_attrs(function.attrs)
 
     def visit_generic_const_(self, constant: Any) -> Any:
-        values = constant.value.numpy()
-        if str(values.dtype) not in _REPLACED:
+        if constant.ty.dtype.dtype not in _REPLACED:
             return constant
-        return relax.const(values.astype(_NARROW), _NARROW)
+        return relax.const(narrow(constant.value.numpy()), _NARROW)
 
     def visit_call_(self, call: relax.Call) -> Any:
         visited = [self.visit_expr(arg) for arg in call.args]
@@ -168,7 +166,7 @@ class _ConstantNarrower(MainRewriter):
     def _narrow(self, operand: Any) -> Any:
         if not isinstance(operand, tvm.ir.Constant) or ir.dtype_of(operand) != _BOOL:
             return operand
-        numbers = relax.const(operand.value.numpy().astype(_NARROW), _NARROW)
+        numbers = relax.const(narrow(operand.value.numpy()), _NARROW)
         # each use has its own, which is fused with it
         return self.builder_.emit_te(
             _compare_with_zero, numbers, primfunc_attrs=ELEMENTWISE, primfunc_name_hint="bools"
@@ -196,7 +194,15 @@ def _start(*, largest: bool) -> Callable[[str, str], Any]:
     return lambda place, number: (tirx.const(-1, place), limit(number))
 
 
-def fits_narrow(values: np.ndarray[Any, Any]) -> bool:
-    """Return whether integers fit 32 bits."""
-    limits = np.iinfo(_NARROW)
-    return not values.size or bool(limits.min <= values.min() and values.max() <= limits.max)
+def narrow(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return int64 and bool as int32, and other numbers as they are.
+
+    Raises:
+        StageError: They do not fit.
+    """
+    if str(values.dtype) not in _REPLACED:
+        return values
+    narrowed = values.astype(_NARROW)
+    if not np.array_equal(narrowed, values):
+        raise webgpu.refuse("it has a constant of more than 32 bits")
+    return narrowed
