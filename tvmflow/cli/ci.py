@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.generated_text import shell_word, yaml_key
+from tvmflow.core.project import find_project, list_packaged_paths
 from tvmflow.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ def github(options: GithubOptions) -> int:
 
 def gitlab(options: GitlabOptions) -> int:
     job = _read(options.recipes)
-    header, _, text = _find_component().read_text(encoding="utf-8").partition("\n---\n")
+    component = next(filter(Path.is_file, map(Path, list_packaged_paths(_COMPONENT))))
+    header, _, text = component.read_text(encoding="utf-8").partition("\n---\n")
     inputs = {
         **dict(re.findall(r'^    (\w+): \{default: "([^"]*)"', header, re.MULTILINE)),
         "recipes": " ".join(map(shell_word, job.recipes)),
@@ -180,17 +182,8 @@ def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
             yield "images"
 
 
-def _find_component() -> Path:
-    """Return the component of GitLab: in the installed package, or in the checkout."""
-    package = Path(__file__).parent.parent
-    return next(
-        path for path in (package / _COMPONENT, package.parent / _COMPONENT) if path.is_file()
-    )
-
-
 def _write(service: str, text: str, options: _CiOptions) -> int:
     from tvmflow.cli.output import check_output_file, print_notes, write_file
-    from tvmflow.core.project import find_project
 
     if options.stdout:
         sys.stdout.write(text)

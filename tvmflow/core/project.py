@@ -60,6 +60,12 @@ class Project:
         return os.path.normpath(os.path.join(self.root, folder))
 
 
+def list_packaged_paths(name: str) -> list[str]:
+    """Return where what comes with tvmflow may be: in the installed package, or in the checkout."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [os.path.join(package, name), os.path.join(os.path.dirname(package), name)]
+
+
 def find_project() -> Project:
     """Return the project of the current folder.
 

@@ -13,7 +13,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.file_kinds import PIPELINE, find_mismatch
 from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, missing_file_text
-from tvmflow.core.project import find_project, shortest_path
+from tvmflow.core.project import find_project, list_packaged_paths, shortest_path
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
@@ -200,9 +200,9 @@ def _pipeline_folders() -> list[Path]:
 
     They are those of the current folder, the project, the installed package and the checkout.
     """
-    project, package = Path(shortest_path(find_project().root)), Path(__file__).parent.parent
-    folders = (Path(), project, package, package.parent)
-    return list(dict.fromkeys(folder / "pipelines" for folder in folders))
+    project = Path(shortest_path(find_project().root))
+    packaged = map(Path, list_packaged_paths("pipelines"))
+    return list(dict.fromkeys([Path("pipelines"), project / "pipelines", *packaged]))
 
 
 def missing_pipeline_text(name: str, base: Path) -> str:
