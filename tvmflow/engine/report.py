@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from tvmflow.core.canonical_json import canonical
@@ -330,11 +330,9 @@ class ReportedFacts:
         facts = self._facts.get(report.stage_id)
         if facts is None:
             return list(filter(None, [self.problems.get(report.stage_id)]))
-        stage, start = STAGES[report.stage], f"{report.recipe}:"
-        needs = [f"{start}{need}" for need in stage.TRAITS.needs]
-        inputs = self._select([*needs, *(f"{need}/{report.target}" for need in needs)])
+        inputs = self._select(list_known_needs(report, self._facts))
         try:
-            return stage.describe(facts, inputs)
+            return STAGES[report.stage].describe(facts, inputs)
         except Mismatch as error:
             return [unreadable_facts_text(report.label, error)]
 
@@ -346,6 +344,25 @@ class ReportedFacts:
                 stage = stage_id.partition(":")[2].partition("/")[0]
                 selected[facts_type(STAGES[stage].run)] = facts
         return KnownFacts(selected)
+
+
+def list_known_needs(report: StageReport, known: Collection[str]) -> list[str]:
+    """Return the ids of the known stages that a stage needs by its traits.
+
+    No report says what was planned: these stages have the same target, or are for all. One that takes another's
+    place is needed for it.
+    """
+    traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
+    names = [*traits.needs, *traits.optional_needs] if traits else []
+    start, end = f"{report.recipe}:", f"/{report.target}"
+    makers = {
+        stage.TRAITS.replaces: name
+        for name, stage in STAGES.items()
+        if name != report.stage and f"{start}{name}{end}" in known
+    }
+    needs = [makers.get(name, name) for name in names]
+    ids = [f"{start}{need}{place}" for need in dict.fromkeys(needs) for place in (end, "")]
+    return [stage_id for stage_id in ids if stage_id in known]
 
 
 def unreadable_facts_text(label: str, error: Mismatch) -> str:

@@ -25,7 +25,7 @@ from tvmflow.engine.builds import (
     read_kernel_times,
     read_tuning_speedup,
 )
-from tvmflow.engine.report import SUCCEEDED, ReportedFacts, StageReport
+from tvmflow.engine.report import SUCCEEDED, ReportedFacts, StageReport, list_known_needs
 from tvmflow.engine.run_records import RunRecord, SourceText, list_runs
 from tvmflow.pages.content import (
     Gate,
@@ -38,7 +38,7 @@ from tvmflow.pages.content import (
     RecipeText,
     StageEntry,
 )
-from tvmflow.stages import STAGES, extract_tasks, tune
+from tvmflow.stages import extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.extract_tasks import TASKS
 from tvmflow.stages.pick_best import PickBestFacts
@@ -64,6 +64,7 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
     entries = []
     for report in reports:
         record = store.record(report.key) if store and report.key else None
+        parts = (part for part in _list_parts(report, record) if part in known)
         is_reused = report.outcome in _REUSED
         entries.append(
             StageEntry(
@@ -72,31 +73,14 @@ def list_stages(reports: Sequence[StageReport], store: LocalStore | None) -> tup
                 reason=report.message or report.reason,
                 spent_s=report.seconds,
                 saved_s=record.seconds if is_reused and record else 0.0,
-                needs=tuple(need for need in _list_needs(report, record, known) if need in known),
+                needs=(*list_known_needs(report, known), *parts),
             )
         )
     return tuple(entries)
 
 
-def _list_needs(
-    report: StageReport, record: ActionRecord | None, known: Collection[str]
-) -> Iterator[str]:
-    """Yield the ids of the stages that a stage may need.
-
-    Such a stage has the same target, is for all, or makes a part. One that takes another's place is needed for it.
-    """
-    traits = STAGES[report.stage].TRAITS if report.stage in STAGES else None
-    makers = {
-        stage.TRAITS.replaces: name
-        for name, stage in STAGES.items()
-        if stage.TRAITS.replaces and name != report.stage
-        if f"{report.recipe}:{name}/{report.target}" in known
-    }
-    names = [*traits.needs, *traits.optional_needs] if traits else []
-    names = [makers.get(name, name) for name in names]
-    for name in dict.fromkeys(names):
-        yield f"{report.recipe}:{name}/{report.target}"
-        yield f"{report.recipe}:{name}"
+def _list_parts(report: StageReport, record: ActionRecord | None) -> Iterator[str]:
+    """Yield the ids of the stages that made the parts which a stage joins."""
     inputs = record.preimage.get("inputs", {}) if record else {}
     for role in dict.fromkeys(inputs):
         # `STAGE/PART/FILE` is a file of a part
