@@ -9,7 +9,7 @@ import pytest
 
 from tvmflow.executors import cluster_worker
 from tvmflow.planning import environment
-from tvmflow.targets import c_runtime, devices, webgpu
+from tvmflow.targets import c_runtime, devices
 from tvmflow.targets.backends import BACKENDS, backend_for, is_supported
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.host import Host
@@ -25,6 +25,7 @@ TARGETS: dict[str, dict[str, Any]] = {
         "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"},
     },
     "opencl": {"kind": "opencl", "host": {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}},
+    "webgpu": {"kind": "webgpu", "host": {"kind": "llvm", "mtriple": "wasm32-wasi"}},
 }
 
 
@@ -56,7 +57,11 @@ def test_its_traits_are_unique_or_complete(kind: str) -> None:
     assert backend.DLPACK_DEVICE_TYPE not in {other.DLPACK_DEVICE_TYPE for other in others}
     assert {"kind": backend.DEVICE} in devices.ALL_DEVICES
     assert sum(other.RUNS_ON_HOST_CPU for other in BACKENDS.values()) == 1
-    assert not backend.no_tvm_runtime_reason({"kind": backend.KIND}) or backend.EXECUTOR
+    assert (
+        not backend.no_tvm_runtime_reason({"kind": backend.KIND})
+        or backend.EXECUTOR
+        or backend.IS_BESIDE_HOST
+    )
     assert not backend.EXECUTOR or (c_runtime._FOLDER / backend.EXECUTOR).is_file()
 
 
@@ -69,7 +74,7 @@ def test_a_target_of_its_kind_is_complete(kind: str) -> None:
     completed = backend.complete_target(target)
     assert target.items() <= completed.items()
     assert backend.complete_target(completed) == completed
-    assert backend.tensor_intrinsics(target)
+    assert backend.tensor_intrinsics(target) or backend.IS_BESIDE_HOST
     assert backend.device(target, X86, runs_here=False)["kind"] == backend.DEVICE
 
 
@@ -109,6 +114,7 @@ def test_a_cpu_is_built_for_in_this_process() -> None:
         ({"kind": "cuda", "arch": "sm_90"}, "needs the CPU that runs the GPU, such as"),
         ({"kind": "cuda", "arch": "sm_90", "host": {"kind": "llvm"}}, "needs the CPU that runs"),
         ({"kind": "opencl"}, "needs the CPU that runs the GPU, such as"),
+        ({"kind": "webgpu"}, "needs the code of browsers without WebGPU, such as"),
         ({**TARGETS["opencl"], "thread_warp_size": 0}, "thread_warp_size must be a number of"),
         ({**TARGETS["opencl"], "max_threads_per_block": 8}, "max_threads_per_block must be at"),
     ],
@@ -119,11 +125,9 @@ def test_an_incomplete_gpu_is_a_problem(tvm: dict[str, Any], problem: str) -> No
 
 
 def test_every_preset_has_a_backend() -> None:
-    """And is a complete target of it; that of WebGPU has one of WebAssembly."""
+    """And is a complete target of it."""
     for name, preset in PRESETS.items():
-        if preset.tvm is not None and webgpu.is_webgpu(preset.tvm):
-            assert webgpu.find_problem(preset.tvm) == ""
-        elif preset.tvm is not None:
+        if preset.tvm is not None:
             assert is_supported(preset.tvm["kind"]), name
             assert backend_for(preset.tvm).target_problem(preset.tvm) == "", name
 

@@ -89,7 +89,7 @@ def _find_triple(arch: str) -> str:
 
 
 def _list_rows(store: LocalStore) -> Iterator[_Row]:
-    from tvmflow.targets import webgpu
+    from tvmflow.targets.backends import backend_for
     from tvmflow.targets.capabilities import emulator_name, find_capabilities
     from tvmflow.targets.host import read_host
     from tvmflow.targets.llvm_query import load_target_facts
@@ -100,7 +100,7 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
     host = read_host()
     facts = load_target_facts(store, [preset.tvm for preset in PRESETS.values()], host)
     for (name, row), fact in zip(PRESETS.items(), facts, strict=True):
-        has_webgpu = row.tvm is not None and webgpu.is_webgpu(row.tvm)
+        has_webgpu = backend_for(row.tvm or {}).IS_BESIDE_HOST
         mapping = row.tvm and dict(cpu_target(row.tvm) if has_webgpu else row.tvm)
         target = resolve(name, mapping, None, host, fact)
         cpu = cpu_target(target.tvm)

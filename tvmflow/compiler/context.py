@@ -13,8 +13,7 @@ from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
 from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
-from tvmflow.targets import webgpu
-from tvmflow.targets.backends import backend_for
+from tvmflow.targets.backends import backend_for, has_host_kernels
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,7 @@ class LoweringContext:
 
     def is_mixed(self) -> bool:
         """Return whether kernels for the CPU run between those of a device, in one library."""
-        fields = self.target.export()
-        return not self.is_cpu() and bool(backend_for(fields).no_tvm_runtime_reason(fields))
+        return has_host_kernels(self.target.export())
 
     def sorts_on_cpu(self) -> bool:
         """Return whether a CPU sorts: the target, or the host of a device."""
@@ -132,7 +130,7 @@ class LoweringContext:
 
     def has_small_integers(self) -> bool:
         """Return whether the device has no integers of 64 bits."""
-        return str(self.target.kind.name) == webgpu.KIND
+        return not backend_for(self.target.export()).HAS_INT64
 
     def has_cpu_model(self) -> bool:
         """Return whether kernels are optimized for a CPU."""

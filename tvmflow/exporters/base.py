@@ -227,7 +227,7 @@ def no_reason(request: ExportRequest) -> str:
     return ""
 
 
-def single_process_reason(request: ExportRequest, kinds: Sequence[str] = tuple(BACKENDS)) -> str:
+def single_process_reason(request: ExportRequest, kinds: Sequence[str] = _C_LIBRARY_KINDS) -> str:
     """Return why a form cannot be made that runs all parts, of these kinds alone, in one process."""
     supported = " or ".join(kinds)
     for part in request.parts:

@@ -22,7 +22,6 @@ from tvmflow.stages.image_data import DATA, is_table
 from tvmflow.stages.images import LABELS
 from tvmflow.stages.quantize.data import CALIBRATION
 from tvmflow.stages.verify.peer_times import compare_settings
-from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
@@ -176,7 +175,7 @@ def _needs(planned: PlannedRecipe, name: str, target: Target | None) -> Iterator
                 and other in traits.needs_of_levels
             ):
                 stage_id = _stage_id(planned, other, target.webgpu.name)
-                yield Need(f"{other}/{webgpu.KIND}", stage_id, files)
+                yield Need(f"{other}/{target.webgpu.tvm['kind']}", stage_id, files)
 
 
 def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:

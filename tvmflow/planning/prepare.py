@@ -34,7 +34,7 @@ from tvmflow.store.downloads import OnProgress
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles
-from tvmflow.targets import toolchain, webgpu
+from tvmflow.targets import toolchain
 from tvmflow.targets.host import read_host
 from tvmflow.targets.llvm_query import Query, load_target_facts, query_targets_in_process
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget, resolve
@@ -330,8 +330,7 @@ def _add_webgpu(spec: TargetSpec, resolved: ResolvedTarget) -> ResolvedTarget:
     tvm = spec.webgpu_target()
     if tvm is None:
         return resolved
-    name = f"{spec.name}.{webgpu.KIND}"
-    return resolved._replace(webgpu=resolved._replace(name=name, tvm=tvm, features=()))
+    return resolved._replace(webgpu=resolved._replace(name=spec.webgpu_name, tvm=tvm, features=()))
 
 
 # ---------------------------------------------------------------- toolchains

@@ -24,7 +24,6 @@ from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe.verify import VerifyOverrides
-from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
 from tvmflow.targets.presets import NAMES, PRESETS, SYNONYMS, preset_name
@@ -282,6 +281,12 @@ class ModelPart(BuildTarget):
         "The last part has none: it ends at the outputs of the model.",
     )
 
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if backend_for(self.tvm_target() or {}).IS_BESIDE_HOST:
+            raise field_error("is for whole models alone", "preset" if self.preset else "tvm")
+        return self
+
     @field_validator("until")
     @classmethod
     def _check_until(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -379,11 +384,12 @@ class TargetSpec(BuildTarget):
         return self
 
     @model_validator(mode="after")
-    def _check_webgpu(self) -> Self:
+    def _check_beside_host(self) -> Self:
         mapping = super().tvm_target() or {}
-        if not webgpu.is_webgpu(mapping):
+        backend = backend_for(mapping)
+        if not backend.IS_BESIDE_HOST:
             return self
-        if problem := webgpu.find_problem(mapping):
+        if problem := backend.target_problem(mapping):
             raise field_error(problem, "tvm")
         for field in ("remote", "toolchain"):
             if getattr(self, field) is not None:
@@ -409,12 +415,14 @@ class TargetSpec(BuildTarget):
     def webgpu_target(self) -> dict[str, Json] | None:
         """Return the mapping that TVM takes for the GPU of a browser, or None."""
         mapping = super().tvm_target() or {}
-        return webgpu.complete_target(mapping) if webgpu.is_webgpu(mapping) else None
+        backend = backend_for(mapping)
+        return backend.complete_target(mapping) if backend.IS_BESIDE_HOST else None
 
     @property
     def webgpu_name(self) -> str:
         """The name of the code for the GPU of a browser, or an empty string."""
-        return f"{self.name}.{webgpu.KIND}" if self.webgpu_target() else ""
+        mapping = self.webgpu_target()
+        return f"{self.name}.{mapping['kind']}" if mapping else ""
 
     def tvm_target(self) -> dict[str, Json] | None:
         """Return the mapping that TVM takes; None for `host`.
@@ -422,8 +430,9 @@ class TargetSpec(BuildTarget):
         It is that of its first level where it has some, and that of WebAssembly beside WebGPU.
         """
         mapping = super().tvm_target()
-        if mapping and webgpu.is_webgpu(mapping):
-            return dict(cpu_target(mapping)) if webgpu.find_problem(mapping) == "" else {}
+        backend = backend_for(mapping or {})
+        if mapping and backend.IS_BESIDE_HOST:
+            return {} if backend.target_problem(mapping) else dict(cpu_target(mapping))
         return level_target(mapping or {}, self.all_levels[0]) if self.all_levels else mapping
 
     def build_targets(self) -> dict[str, BuildTarget]:

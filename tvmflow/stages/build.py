@@ -35,7 +35,6 @@ from tvmflow.stages.runtime_choice import (
     describe_runtime,
     list_forms,
 )
-from tvmflow.targets import webgpu
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.c_runtime import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
@@ -125,7 +124,7 @@ class BuildSettings(StageSettings):
 
 def settings(recipe: Recipe, target: ResolvedTarget) -> BuildSettings:
     """Return what the code is for, and what shapes it besides tuning."""
-    forms = set() if webgpu.is_webgpu(target.tvm) else list_forms(recipe)
+    forms = set() if backend_for(target.tvm).IS_BESIDE_HOST else list_forms(recipe)
     runtime = choose_runtime(recipe, target)
     return BuildSettings(
         target=target.tvm,

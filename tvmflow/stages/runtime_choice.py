@@ -10,8 +10,8 @@ from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
-from tvmflow.targets import c_runtime, linking, webgpu
-from tvmflow.targets.backends import backend_for
+from tvmflow.targets import c_runtime, linking
+from tvmflow.targets.backends import backend_for, webgpu
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
@@ -27,13 +27,14 @@ def choose_runtime(recipe: Recipe, target: ResolvedTarget) -> str:
 
     Code for the GPU of a browser is run by the package that it is delivered in.
     """
-    if webgpu.is_webgpu(target.tvm):
-        return webgpu.KIND
+    backend = backend_for(target.tvm)
+    if backend.IS_BESIDE_HOST:
+        return backend.KIND
     if recipe.runtime != AUTO:
         return recipe.runtime
     if target.levels or target.leveled_target:
         return C_RUNTIME
-    if backend_for(target.tvm).no_tvm_runtime_reason(target.tvm):
+    if backend.no_tvm_runtime_reason(target.tvm):
         return C_RUNTIME
     return VM if vm_reason(recipe, target) else AUTO
 

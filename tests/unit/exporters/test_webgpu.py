@@ -30,7 +30,7 @@ from tvmflow.compiler.c_program import web_program
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.exporters import web
-from tvmflow.targets import webgpu
+from tvmflow.targets.backends import webgpu
 from tvmflow.targets.presets import PRESETS
 
 TARGET: Final = webgpu.complete_target(PRESETS["browser"].tvm or {})

@@ -556,6 +556,14 @@ WRONG = [
         "8:20: targets.0.tvm: needs the code of browsers without WebGPU, such as `host: {kind: llvm, mtriple: wasm32-wasi}`",
     ),
     wrong(
+        "WebGPU for a part of a model",
+        (
+            "- host",
+            "- {name: a, parts: [{name: b, until: [t], preset: browser}, {name: c, preset: host}]}",
+        ),
+        "8:53: targets.0.parts.0.preset: is for whole models alone",
+    ),
+    wrong(
         "name of the code for WebGPU",
         ("- host", "- browser\n  - {name: browser.webgpu, preset: host}"),
         "9:5: targets.1: 'browser.webgpu' is the name of WebGPU of the target 'browser'",

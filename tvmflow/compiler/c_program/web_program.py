@@ -41,7 +41,7 @@ from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, replace_variables
 from tvmflow.compiler.passes.narrow_integers import narrow
 from tvmflow.core.formatting import last_line
 from tvmflow.core.types import Json
-from tvmflow.targets import webgpu
+from tvmflow.targets.backends import webgpu
 
 Array = np.ndarray[Any, Any]
 
@@ -161,12 +161,12 @@ class _Function(NamedTuple):
 
 def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> dict[str, _Function]:
     """Return the functions by name."""
-    functions, generate = {}, tvm.get_global_func(f"target.build.{webgpu.KIND}")
+    functions = {}
     for var, function in program.functions.functions_items():
         name = str(var.name_hint)
         alone = tvm.IRModule({var: _shorten_code(function)})
         try:
-            source = str(generate(alone, target).inspect_source())
+            source = webgpu.generate_device_code(alone, target).decode()
         except Exception as error:
             raise UnsupportedKernel(name, f"there is no WGSL for it: {last_line(error)}") from error
         functions[name] = _read_function(name, source)

@@ -15,7 +15,7 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, MainRewriter, rewrite_main
-from tvmflow.targets import webgpu
+from tvmflow.targets.backends import webgpu
 
 _WIDE: Final = "int64"
 _NARROW: Final = "int32"

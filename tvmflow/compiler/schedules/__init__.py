@@ -22,8 +22,7 @@ from tvmflow.compiler.schedules.rules import (
     schedule_for_cpu,
 )
 from tvmflow.core.types import Json
-from tvmflow.targets import webgpu
-from tvmflow.targets.backends import backend_for
+from tvmflow.targets.backends import backend_for, has_host_kernels
 from tvmflow.targets.tvm_target import cpu_target
 
 _HAS_FEATURE: Final = "target.target_has_feature"
@@ -75,10 +74,10 @@ def schedule_untuned(
     Returns:
         The module, and the rule of each kernel that had no schedule.
     """
-    if backend_for(target).RUNS_ON_HOST_CPU and not webgpu.is_webgpu(target):
+    if backend_for(target).RUNS_ON_HOST_CPU:
         return schedule_for_cpu(lowered, cpu_model_for(target, rules_version))
     scheduled, rules = schedule_for_gpu(lowered, tvm.target.Target(dict(target)))
-    if not backend_for(target).no_tvm_runtime_reason(target):
+    if not has_host_kernels(target):
         return ScheduledModule(scheduled, rules)
     # what has no threads runs on the host
     on_host = schedule_for_cpu(scheduled, cpu_model_for(cpu_target(target), rules_version))

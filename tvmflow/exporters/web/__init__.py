@@ -26,7 +26,8 @@ from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason, l
 from tvmflow.exporters.wheel import distribution_name
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
-from tvmflow.targets import c_runtime, webgpu
+from tvmflow.targets import c_runtime
+from tvmflow.targets.backends import webgpu
 from tvmflow.targets.c_runtime import describe_tensors
 
 NAME: Final = "web"

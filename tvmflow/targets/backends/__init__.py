@@ -3,18 +3,23 @@
 They own all that others must know of each.
 
 May import the rest of targets (host, platforms, TVM's targets), store and core. To add a backend,
-write one module with the shape of `_base.Backend` and its line here.
+write one module with the shape of `base.Backend` and its line here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.targets.backends import cpu, cuda, opencl
+from tvmflow.targets.backends import cpu, cuda, opencl, webgpu
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.tvm_target import TvmTarget, target_kind
 
-BACKENDS: Final[dict[str, Backend]] = {cpu.KIND: cpu, cuda.KIND: cuda, opencl.KIND: opencl}
+BACKENDS: Final[dict[str, Backend]] = {
+    cpu.KIND: cpu,
+    cuda.KIND: cuda,
+    opencl.KIND: opencl,
+    webgpu.KIND: webgpu,
+}
 """TVM's target kind -> its backend."""
 
 
@@ -26,3 +31,9 @@ def is_supported(kind: str) -> bool:
 def backend_for(tvm: TvmTarget) -> Backend:
     """Return the backend of a target. Kinds without one (`c`) are compiled as code for a CPU is."""
     return BACKENDS.get(target_kind(tvm), cpu)
+
+
+def has_host_kernels(tvm: TvmTarget) -> bool:
+    """Return whether kernels for the CPU run between those of a target's device, in one library."""
+    backend = backend_for(tvm)
+    return bool(backend.EXECUTOR and backend.no_tvm_runtime_reason(tvm))

@@ -38,6 +38,14 @@ class Backend(Protocol):
         """
 
     @property
+    def IS_BESIDE_HOST(self) -> bool:
+        """True where code is delivered beside that of its host, which runs where there is no device."""
+
+    @property
+    def HAS_INT64(self) -> bool:
+        """True where kernels may compute with integers of 64 bits."""
+
+    @property
     def EXECUTOR(self) -> str:
         """The file of `targets.c_runtime` that launches kernels in a C library; empty for none."""
 

@@ -19,6 +19,8 @@ DEVICE: Final = "cpu"
 # kDLCPU in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 1
 RUNS_ON_HOST_CPU: Final = True
+IS_BESIDE_HOST: Final = False
+HAS_INT64: Final = True
 EXECUTOR: Final = ""
 TOOLS: Final[tuple[str, ...]] = ()
 PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
@@ -26,7 +28,7 @@ ENVIRONMENT_VARIABLES: Final[tuple[str, ...]] = ()
 SEARCH_RULES: Final = ""
 
 # Kinds of TVM's whose code needs a device that tvmflow does not know.
-_UNSUPPORTED_KINDS: Final = frozenset({"hexagon", "metal", "nvptx", "rocm", "vulkan", "webgpu"})
+_UNSUPPORTED_KINDS: Final = frozenset({"hexagon", "metal", "nvptx", "rocm", "vulkan"})
 _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "x86_64": ("x86",),
     "i386": ("x86",),

@@ -18,6 +18,8 @@ DEVICE: Final = "opencl"
 # kDLOpenCL in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 4
 RUNS_ON_HOST_CPU: Final = False
+IS_BESIDE_HOST: Final = False
+HAS_INT64: Final = True
 EXECUTOR: Final = "opencl.c"
 TOOLS: Final[tuple[str, ...]] = ()
 PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()

@@ -15,6 +15,8 @@ DEVICE: Final = "cuda"
 # kDLCUDA in dlpack.h
 DLPACK_DEVICE_TYPE: Final = 2
 RUNS_ON_HOST_CPU: Final = False
+IS_BESIDE_HOST: Final = False
+HAS_INT64: Final = True
 EXECUTOR: Final = "cuda.c"
 TOOLS: tuple[str, ...] = nvrtc.PACKAGES
 PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
