@@ -159,6 +159,44 @@ class Backend(Protocol):
         """Return TVM's tensors copied to where kernels take them on this machine."""
 
 
+def same_target(target: Any) -> Any:
+    """Return a target for which kernels are lowered as they are."""
+    return target
+
+
+def load_nothing() -> None:
+    """Do nothing, where libraries need no runtime besides TVM's, or have it themselves."""
+
+
+def load_no_compiler(*, runs: bool) -> None:
+    """Do nothing, where TVM writes the code by itself."""
+
+
+def call_in_process(function: Callable[..., Json], *arguments: Json) -> Json:
+    """Call a function that compiles in this process."""
+    return function(*arguments)
+
+
+def same_arguments(arguments: Sequence[Any]) -> list[Any]:
+    """Return tensors as they are, which kernels take from this process, or a library copies."""
+    return list(arguments)
+
+
+def no_unbuildable_reason(tvm: TvmTarget) -> str:
+    """Return an empty string: TVM writes the code everywhere."""
+    return ""
+
+
+def no_slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return an empty string: every GPU converts float16 in vectors."""
+    return ""
+
+
+def no_float16_reason_of_gpus(tvm: TvmTarget, features: Iterable[str]) -> str:
+    """Return that kernels for GPUs add float16 to float32."""
+    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
+
+
 def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:
     """Return what a script says of a driver, in a process with nothing but the standard library.
 

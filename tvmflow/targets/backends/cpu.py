@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tvmflow.core.types import Json
+from tvmflow.targets.backends import base
 from tvmflow.targets.features import no_bfloat16_reason as _no_bfloat16_reason
 from tvmflow.targets.features import no_float16_reason as _no_float16_reason
 from tvmflow.targets.features import slow_float16_reason as _slow_float16_reason
@@ -36,6 +37,12 @@ _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "armv7": ("arm_cpu",),
     "riscv64": ("riscv_cpu",),
 }
+
+lowering_target = base.same_target
+load_runtime = base.load_nothing
+load_compiler = base.load_no_compiler
+call_builder = base.call_in_process
+place_arguments = base.same_arguments
 
 
 def target_problem(tvm: TvmTarget) -> str:
@@ -110,29 +117,6 @@ def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
     return ""
 
 
-def lowering_target(target: Any) -> Any:
-    """Return the target."""
-    return target
-
-
 def generate_device_code(mod: Any, target: Any) -> bytes:
     """Return nothing: there is no device."""
     return b""
-
-
-def load_runtime() -> None:
-    """Do nothing: TVM's runtime is all that code for a CPU needs."""
-
-
-def load_compiler(*, runs: bool) -> None:
-    """Do nothing: TVM has LLVM inside."""
-
-
-def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call the function in this process."""
-    return function(*arguments)
-
-
-def place_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the tensors as they are."""
-    return list(arguments)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.types import Json
-from tvmflow.targets.backends import _opencl_probe
+from tvmflow.targets.backends import _opencl_probe, base
 from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
-from tvmflow.targets.backends.base import probe_driver
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -33,6 +32,15 @@ _LIMITS: Final[Mapping[str, Json]] = {
     "thread_warp_size": 1,
 }
 _LEAST_THREADS: Final = 16
+
+unbuildable_reason = base.no_unbuildable_reason
+slow_float16_reason = base.no_slow_float16_reason
+no_float16_reason = base.no_float16_reason_of_gpus
+lowering_target = base.same_target
+load_runtime = base.load_nothing
+load_compiler = base.load_no_compiler
+call_builder = base.call_in_process
+place_arguments = base.same_arguments
 
 
 def target_problem(tvm: TvmTarget) -> str:
@@ -68,11 +76,6 @@ def has_device() -> bool:
     return bool(detect_device().name)
 
 
-def unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return an empty string: TVM writes OpenCL C everywhere."""
-    return ""
-
-
 def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
     """Return why this machine's first device, if it has one, does not run the code."""
     found = _start_device() if in_this_process else detect_device()
@@ -88,19 +91,9 @@ def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
     return ""
 
 
-def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return an empty string: GPUs convert float16 in vectors."""
-    return ""
-
-
 def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
     """Return that OpenCL has no such numbers."""
     return "OpenCL has float16 alone (precision: mixed)"
-
-
-def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return that kernels for GPUs add float16 to float32."""
-    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
 
 
 def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
@@ -126,11 +119,6 @@ def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
     return f"TVM's wheel has no runtime for {KIND}"
 
 
-def lowering_target(target: Any) -> Any:
-    """Return the target."""
-    return target
-
-
 def generate_device_code(mod: Any, target: Any) -> bytes:
     """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
     import tvm
@@ -141,24 +129,6 @@ def generate_device_code(mod: Any, target: Any) -> bytes:
     lines = [f"#define {macro} {text}" for text, macro in _MACROS.items()]
     lines += [stripped for line in source.splitlines() if (stripped := line.strip())]
     return "\n".join(lines).encode() + b"\n"
-
-
-def load_runtime() -> None:
-    """Do nothing: libraries have the runtime that they need."""
-
-
-def load_compiler(*, runs: bool) -> None:
-    """Do nothing: TVM writes OpenCL C by itself."""
-
-
-def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call the function in this process."""
-    return function(*arguments)
-
-
-def place_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the tensors as they are: a library copies them."""
-    return list(arguments)
 
 
 # ---------------------------------------------------------------- the device of this machine
@@ -181,7 +151,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
     try:
-        answer = probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = base.probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)
     except (OSError, TypeError) as error:
         return Detection(reason=f"OpenCL's driver does not answer: {error}")

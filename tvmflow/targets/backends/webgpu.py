@@ -5,11 +5,12 @@ It is delivered beside the WebAssembly that browsers without WebGPU run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
+from tvmflow.targets.backends import base
 from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
@@ -33,6 +34,14 @@ _LIMITS: Final[Mapping[str, Json]] = {
     "max_num_threads": 256,
     "max_shared_memory_per_block": 16384,
 }
+
+unbuildable_reason = base.no_unbuildable_reason
+slow_float16_reason = base.no_slow_float16_reason
+lowering_target = base.same_target
+load_runtime = base.load_nothing
+load_compiler = base.load_no_compiler
+call_builder = base.call_in_process
+place_arguments = base.same_arguments
 
 
 def target_problem(tvm: TvmTarget) -> str:
@@ -59,19 +68,9 @@ def has_device() -> bool:
     return False
 
 
-def unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return an empty string: TVM writes WGSL everywhere."""
-    return ""
-
-
 def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
     """Return that only browsers run the code."""
     return "browsers alone run code for WebGPU"
-
-
-def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return an empty string: GPUs convert float16 in vectors."""
-    return ""
 
 
 def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
@@ -99,35 +98,12 @@ def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
     return f"TVM's wheel has no runtime for {KIND}"
 
 
-def lowering_target(target: Any) -> Any:
-    """Return the target."""
-    return target
-
-
 def generate_device_code(mod: Any, target: Any) -> bytes:
     """Return WGSL, as TVM writes it."""
     import tvm
 
     build = tvm.get_global_func(f"target.build.{KIND}")
     return str(build(mod, target).inspect_source()).encode()
-
-
-def load_runtime() -> None:
-    """Do nothing: a package has the runtime that it needs."""
-
-
-def load_compiler(*, runs: bool) -> None:
-    """Do nothing: TVM writes WGSL by itself."""
-
-
-def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call the function in this process."""
-    return function(*arguments)
-
-
-def place_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return the tensors as they are: a package copies them."""
-    return list(arguments)
 
 
 def refuse(reason: str) -> StageError:

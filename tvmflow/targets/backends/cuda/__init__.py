@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tvmflow.core.types import Json
+from tvmflow.targets.backends import base
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, gpu_arch
@@ -33,6 +34,9 @@ _LIMITS: Final[Mapping[str, Json]] = {
 # The boards of 2015 and 2017, whose blocks have half as many registers.
 _SMALL_ARCHS: Final = ("sm_53", "sm_62")
 _SMALL_LIMITS: Final[Mapping[str, Json]] = {"registers_per_block": 32768}
+
+slow_float16_reason = base.no_slow_float16_reason
+no_float16_reason = base.no_float16_reason_of_gpus
 
 
 def target_problem(tvm: TvmTarget) -> str:
@@ -75,16 +79,6 @@ def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
     """Return why this machine's GPU, if it has one, does not run the code."""
     detection = gpu.start_gpu() if in_this_process else gpu.detect_gpu()
     return gpu.unrunnable_reason(gpu_arch(tvm), detection)
-
-
-def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return an empty string: every GPU converts float16 in vectors."""
-    return ""
-
-
-def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return that kernels for GPUs add float16 to float32."""
-    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
 
 
 def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
