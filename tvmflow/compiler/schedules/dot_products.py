@@ -6,6 +6,7 @@ Each adds some products of narrow numbers to each of its sums.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, Final
 
 import tvm
@@ -65,22 +66,33 @@ def replace_vnni() -> None:
 
     TVM's own must be registered before, because it replaces none.
     """
-    _register("dot_16x4_vnni", "uint8", 16, "global")
+    _register_bytes("dot_16x4_vnni", "uint8", 16, "global")
 
 
 @functools.cache
 def _load_intrinsic(dtype: str, lanes: int) -> str:
     """Return the name of the intrinsic for data of a dtype and a number of sums."""
     name = f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}"
-    _register(name, dtype, lanes, "local")
+    _register_bytes(name, dtype, lanes, "local")
     return name
 
 
 @functools.cache
 def _load_narrow_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums."""
+    """Return the name of the intrinsic for weights from -64 to 64 and a number of sums.
+
+    It adds four products of bytes to each sum, pairs of them as int16.
+    """
     name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
-    _register_narrow(name, lanes)
+    instructions = PAIR_INSTRUCTIONS[lanes]
+
+    def add(sums: Any, words: Any, weights: Any) -> Any:
+        data = tirx.reinterpret(f"uint8x{4 * lanes}", words)
+        pairs = _call(instructions.multiply, f"int16x{2 * lanes}", data, weights)
+        ones = T.broadcast(T.int16(1), 2 * lanes)
+        return sums + _call(instructions.widen, f"int32x{lanes}", pairs, ones)
+
+    _register(name, INTEGERS, ("uint8", "int8", "int32"), lanes, add)
     return name
 
 
@@ -88,7 +100,13 @@ def _load_narrow_intrinsic(lanes: int) -> str:
 def _load_pairs_intrinsic() -> str:
     """Return the name of the intrinsic that adds two products of bytes to each of four sums."""
     name = f"tvmflow.dot_int8_4x{PAIRS.terms}"
-    _register_pairs(name)
+
+    def add(sums: Any, words: Any, weights: Any) -> Any:
+        data = tirx.reinterpret("int8x8", words)
+        products = _call("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
+        return sums + _call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
+
+    _register(name, PAIRS, ("int8", "int8", "int32"), 4, add)
     return name
 
 
@@ -110,9 +128,14 @@ def _load_matrices_intrinsic() -> str:
 
 @functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
-    """Return the name of the intrinsic for a number of sums of products of bfloat16."""
+    """Return the name of the intrinsic for a number of float32 sums of products of bfloat16."""
     name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
-    _register_bfloat16(name, lanes)
+
+    def add(sums: Any, words: Any, weights: Any) -> Any:
+        operands = (sums, words, tirx.reinterpret(f"int32x{lanes}", weights))
+        return T.call_pure_extern(f"float32x{lanes}", _bfloat16_function(lanes), *operands)
+
+    _register(name, BFLOAT16, ("uint16", "uint16", "float32"), lanes, add, bfloat16.to_float32)
     return name
 
 
@@ -213,29 +236,8 @@ def _expand(store: Any) -> Any:
     return body
 
 
-def _describe(products: Products, dtype: str, lanes: int, scope: str) -> tirx.PrimFunc:
-    """Return the loops of an instruction that adds products of bytes to sums."""
-    terms = products.terms
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, terms), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
-            T.writes(C[0:lanes])
-            for i in T.serial(0, lanes):
-                for k in T.serial(0, terms):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
-
-    return description
-
-
-def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
-    """Register an intrinsic of TVM.
+def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> None:
+    """Register an intrinsic that adds four products of bytes to each sum, by one instruction.
 
     Args:
         name: The name of the intrinsic.
@@ -243,100 +245,77 @@ def _register(name: str, dtype: str, lanes: int, scope: str) -> None:
         lanes: The number of sums.
         scope: TVM's storage scope of the sums.
     """
-    instruction = DOT_INSTRUCTIONS[dtype, lanes]
-    sums, data = f"int32x{lanes}", f"{dtype}x{INTEGERS.terms * lanes}"
-    weights = f"int8x{INTEGERS.terms * lanes}"
-    data_word = f"{dtype}x{INTEGERS.terms}"
 
-    def order_factors(data: Any, weights: Any) -> tuple[Any, Any]:
+    def add(sums: Any, words: Any, weights: Any) -> Any:
+        data = tirx.reinterpret(f"{dtype}x{INTEGERS.terms * lanes}", words)
         # the one that may be a lane of a vector comes last
-        return (weights, data) if dtype == "int8" else (data, weights)
+        factors = (weights, data) if dtype == "int8" else (data, weights)
+        return _call(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", sums, *factors)
+
+    _register(name, INTEGERS, (dtype, "int8", "int32"), lanes, add, scope=scope)
+
+
+def _call(instruction: str, dtype: str, *operands: Any) -> Any:
+    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(instruction), *operands, dtype=dtype)
+
+
+def _as_integer(number: Any) -> Any:
+    return T.cast(number, "int32")
+
+
+def _register(
+    name: str,
+    products: Products,
+    dtypes: tuple[str, str, str],
+    lanes: int,
+    add: Callable[[Any, Any, Any], Any],
+    widen: Callable[[Any], Any] = _as_integer,
+    scope: str = "local",
+) -> None:
+    """Register an intrinsic of TVM that adds products of the same data to each of some sums.
+
+    Args:
+        name: The name of the intrinsic.
+        products: How many products are added to each sum.
+        dtypes: The dtypes of data, weights and sums.
+        lanes: The number of sums.
+        add: Returns the vector of sums after the instruction, given those before it, the data as one word in each
+            lane, and the vector of weights.
+        widen: Returns a number as one of the sums.
+        scope: TVM's storage scope of the sums.
+    """
+    terms, (dtype, weight, total) = products.terms, dtypes
+    word = f"int{terms * tvm.DataType(dtype).bits}"
+    sums, weights, data = f"{total}x{lanes}", f"{weight}x{terms * lanes}", f"{dtype}x{terms}"
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
+        B = T.match_buffer(b, (lanes, terms), dtype=weight, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype=total, offset_factor=1, scope=scope)
+        with T.sblock("root"):
+            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
+            T.writes(C[0:lanes])
+            for i in T.serial(0, lanes):
+                for k in T.serial(0, terms):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SR", [i, k])
+                        C[vi] = C[vi] + widen(A[vk]) * widen(B[vi, vk])
 
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
     def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope=scope)
+        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
+        B = T.match_buffer(b, (lanes, terms), dtype=weight, offset_factor=1)
+        C = T.match_buffer(c, (lanes,), dtype=total, offset_factor=1, scope=scope)
         with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
+            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
             T.writes(C[0:lanes])
-            C[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(instruction),
+            C[T.ramp(T.int32(0), 1, lanes)] = add(
                 C.vload([0], dtype=sums),
-                *order_factors(
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], data_word), dtype="int32"), lanes),
-                        dtype=data,
-                    ),
-                    B.vload([0, 0], dtype=weights),
-                ),
-                dtype=sums,
+                T.broadcast(T.reinterpret(A.vload([0], data), dtype=word), lanes),
+                B.vload([0, 0], dtype=weights),
             )
 
-    description = _describe(INTEGERS, dtype, lanes, scope)
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_narrow(name: str, lanes: int) -> None:
-    """Register an intrinsic that adds four products of bytes to each sum, pairs of them as int16."""
-    instructions = PAIR_INSTRUCTIONS[lanes]
-    multiply, widen = instructions.multiply, instructions.widen
-    sums, pairs, data = f"int32x{lanes}", f"int16x{2 * lanes}", f"uint8x{4 * lanes}"
-    weights = f"int8x{4 * lanes}"
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4,), dtype="uint8", offset_factor=1)
-        B = T.match_buffer(b, (lanes, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:4], B[0:lanes, 0:4])
-            T.writes(C[0:lanes])
-            C[T.ramp(T.int32(0), 1, lanes)] = C.vload([0], dtype=sums) + T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(widen),
-                T.call_llvm_pure_intrin(
-                    T.llvm_lookup_intrinsic_id(multiply),
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), lanes),
-                        dtype=data,
-                    ),
-                    B.vload([0, 0], dtype=weights),
-                    dtype=pairs,
-                ),
-                T.broadcast(T.int16(1), 2 * lanes),
-                dtype=sums,
-            )
-
-    description = _describe(INTEGERS, "uint8", lanes, "local")
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_pairs(name: str) -> None:
-    """Register an intrinsic that multiplies bytes, and adds two products of 16 bits to each sum."""
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (2,), dtype="int8", offset_factor=1)
-        B = T.match_buffer(b, (4, 2), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:4], A[0:2], B[0:4, 0:2])
-            T.writes(C[0:4])
-            C[T.ramp(T.int32(0), 1, 4)] = C.vload([0], dtype="int32x4") + T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.saddlp.v4i32.v8i16"),
-                T.call_llvm_pure_intrin(
-                    T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.smull.v8i16"),
-                    B.vload([0, 0], dtype="int8x8"),
-                    T.reinterpret(
-                        T.broadcast(T.reinterpret(A.vload([0], "int8x2"), dtype="int16"), 4),
-                        dtype="int8x8",
-                    ),
-                    dtype="int16x8",
-                ),
-                dtype="int32x4",
-            )
-
-    description = _describe(PAIRS, "int8", 4, "local")
     TensorIntrin.register(name, description, implementation, override=True)
 
 
@@ -426,44 +405,6 @@ def _register_matrices(name: str) -> None:
                 A.vload([0, 0, 0, 0], dtype="int8x8"),
                 A.vload([1, 0, 0, 0], dtype="int8x8"),
                 B.vload([2, 0, 0], dtype="int8x16"),
-            )
-
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_bfloat16(name: str, lanes: int) -> None:
-    """Register an intrinsic of TVM that adds two products of bfloat16 to each of some float32 sums."""
-    sums, words, weights = f"float32x{lanes}", f"int32x{lanes}", f"uint16x{2 * lanes}"
-    function = _bfloat16_function(lanes)
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (2,), dtype="uint16", offset_factor=1)
-        B = T.match_buffer(b, (lanes, 2), dtype="uint16", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="float32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:2], B[0:lanes, 0:2])
-            T.writes(C[0:lanes])
-            for i in T.serial(0, lanes):
-                for k in T.serial(0, 2):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + bfloat16.to_float32(A[vk]) * bfloat16.to_float32(B[vi, vk])
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (2,), dtype="uint16", offset_factor=1)
-        B = T.match_buffer(b, (lanes, 2), dtype="uint16", offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype="float32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:2], B[0:lanes, 0:2])
-            T.writes(C[0:lanes])
-            C[T.ramp(T.int32(0), 1, lanes)] = T.call_pure_extern(
-                sums,
-                function,
-                C.vload([0], dtype=sums),
-                T.broadcast(T.reinterpret(A.vload([0], "uint16x2"), dtype="int32"), lanes),
-                T.reinterpret(B.vload([0, 0], dtype=weights), dtype=words),
             )
 
     TensorIntrin.register(name, description, implementation, override=True)
