@@ -40,6 +40,7 @@ from tvmflow.compiler.ir import (
 from tvmflow.compiler.open_tiles import (
     PARTITION_HINT,
     STAYS_ON_STACK,
+    list_terms,
     mask_last_vectors,
     name_open_lengths,
     split_open_tiles,
@@ -464,14 +465,7 @@ def keep_product_loops() -> tvm.transform.Pass:
 
     Of all rounds together it loads factors so early that it must store some of them and of the sums.
     """
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        target = function.attrs.get("target")
-        if target is None or not find_factor_lanes(target.attrs):
-            return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _hide_rounds)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepProductLoops")
+    return _map_for_arm(tirx.For, _hide_rounds, "KeepProductLoops")
 
 
 def _hide_rounds(loop: tirx.For) -> tirx.For:
@@ -771,7 +765,7 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     """
     lane, lanes = loop.loop_var, int(loop.extent)
     realize = loop.body
-    conditions = _list_terms(realize.predicate)
+    conditions = list_terms(realize.predicate)
     ends = [end for condition in conditions if (end := _find_end(condition, lane)) is not None]
     others = [condition for condition in conditions if _find_end(condition, lane) is None]
     if len(ends) != 1 or ends[0].extent < lanes or any(_uses(other, lane) for other in others):
@@ -788,13 +782,6 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
     body = SBlockRealize([], predicate, block)
     return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
-
-
-def _list_terms(condition: Any) -> list[Any]:
-    """Return the conditions that a condition is the conjunction of."""
-    if isinstance(condition, tirx.And):
-        return [*_list_terms(condition.a), *_list_terms(condition.b)]
-    return [condition]
 
 
 def _find_end(condition: Any, lane: Any) -> _End | None:

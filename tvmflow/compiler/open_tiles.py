@@ -139,7 +139,7 @@ def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         realize = lane.body
         if not isinstance(realize, SBlockRealize) or realize.block.init is None:
             return loop
-        terms = _terms(realize.predicate)
+        terms = list_terms(realize.predicate)
         cut = [term for term in terms if loop.loop_var in find_nodes(term, tirx.Var)]
         if not any(_is_open(term, loop_vars) for term in cut):
             return loop
@@ -305,9 +305,10 @@ def name_open_lengths() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="NameOpenLengths")
 
 
-def _terms(condition: Any) -> list[Any]:
+def list_terms(condition: Any) -> list[Any]:
+    """Return the conditions that a condition is the conjunction of."""
     if isinstance(condition, tirx.And):
-        return [*_terms(condition.a), *_terms(condition.b)]
+        return [*list_terms(condition.a), *list_terms(condition.b)]
     return [condition]
 
 
@@ -456,7 +457,7 @@ def _normalize(realize: SBlockRealize) -> SBlockRealize:
             return tirx.LT(simplify(term.a), simplify(term.b + 1))
         return tirx.LT(simplify(term.a), simplify(term.b)) if isinstance(term, tirx.LT) else term
 
-    terms = list(map(normalize, _terms(realize.predicate)))
+    terms = list(map(normalize, list_terms(realize.predicate)))
     return SBlockRealize(realize.iter_values, _all(terms), realize.block)
 
 
@@ -544,7 +545,7 @@ class _Splitter:
         is_hinted = PARTITION_HINT in loop.annotations
         found = []
         for realize in find_nodes(loop.body, SBlockRealize):
-            for term in _terms(realize.predicate):
+            for term in list_terms(realize.predicate):
                 if _is_open(term, self._loop_vars) or (is_hinted and isinstance(term, tirx.LT)):
                     condition = _analyze(term, inner)
                     if condition is not None and not own.isdisjoint(find_nodes(term, tirx.Var)):
@@ -852,7 +853,7 @@ def _holds_everywhere(loop: tirx.For, terms: Sequence[Any]) -> bool:
         if not find_nodes(realize.block.body, SBlockRealize)
     ]
     return bool(leaves) and all(
-        any(_same(term, other) for term in _terms(realize.predicate) for other in own)
+        any(_same(term, other) for term in list_terms(realize.predicate) for other in own)
         for realize in leaves
     )
 
@@ -863,7 +864,7 @@ def _without(body: Any, terms: Sequence[Any]) -> Any:
     def rewrite(realize: SBlockRealize) -> SBlockRealize:
         kept = [
             term
-            for term in _terms(realize.predicate)
+            for term in list_terms(realize.predicate)
             if not any(_same(term, other) for other in terms)
         ]
         return SBlockRealize(realize.iter_values, _all(kept), realize.block)

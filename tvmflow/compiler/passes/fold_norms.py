@@ -49,7 +49,7 @@ class _NormSimplifier(MainRewriter):
         emit, dtype = self.emit, ir.dtype_of(norm.args[0])
         # Variances of float16 are as small as the epsilon.
         wide = "float64" if dtype == "float64" else "float32"
-        gamma, beta, mean, variance = (self._cast(weight, wide) for weight in weights)
+        gamma, beta, mean, variance = (self.cast(weight, wide) for weight in weights)
         epsilon = relax.const(float(norm.attrs.epsilon), wide)
         scale = emit(relax.op.rsqrt(emit(relax.op.add(variance, epsilon))))
         if norm.attrs.scale:
@@ -59,12 +59,9 @@ class _NormSimplifier(MainRewriter):
             shift = emit(relax.op.add(shift, beta))
         axis = int(norm.attrs.axis) % len(shape)
         broadcast = [extent if position == axis else 1 for position, extent in enumerate(shape)]
-        scale, shift = (self._cast(factor, dtype) for factor in (scale, shift))
+        scale, shift = (self.cast(factor, dtype) for factor in (scale, shift))
         scaled = emit(relax.op.multiply(data, self.reshape(scale, broadcast)))
         return relax.op.add(scaled, self.reshape(shift, broadcast))
-
-    def _cast(self, value: Any, dtype: str) -> Any:
-        return value if ir.dtype_of(value) == dtype else self.emit(relax.op.astype(value, dtype))
 
 
 class _ScaleFolder(MainRewriter):

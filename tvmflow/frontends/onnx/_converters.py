@@ -22,7 +22,7 @@ from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
-from tvmflow.frontends.onnx.graph import dtype_of
+from tvmflow.frontends.onnx.graph import attribute_text, dtype_of
 
 
 class NodeToConvert(NamedTuple):
@@ -413,7 +413,7 @@ def _resize(node: NodeToConvert) -> Any:
     """
     attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
     antialias = bool(attributes.get("antialias", 0))
-    coordinates = _text(attributes, "coordinate_transformation_mode", "half_pixel")
+    coordinates = attribute_text(attributes, "coordinate_transformation_mode", "half_pixel")
     if axes is None or not (
         antialias
         or "axes" in attributes
@@ -424,9 +424,9 @@ def _resize(node: NodeToConvert) -> Any:
     ):
         return node.convert_by_tvm(node.inputs)
     mode = Interpolation(
-        method=_METHODS[_text(attributes, "mode", "nearest")],
+        method=_METHODS[attribute_text(attributes, "mode", "nearest")],
         coordinates=coordinates,
-        rounding=_text(attributes, "nearest_mode", "round_prefer_floor"),
+        rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
         cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
         excludes_outside=bool(attributes.get("exclude_outside", 0)),
     )
@@ -465,7 +465,7 @@ def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Ax
     elif sizes is not None:
         counts = [int(size) for size in sizes]
         lengths = [float(count) for count in counts]
-        policy = _text(attributes, "keep_aspect_ratio_policy", "stretch")
+        policy = attribute_text(attributes, "keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             choose = min if policy == "not_larger" else max
             factor = choose(n / extent for n, extent in zip(counts, extents, strict=True))
@@ -483,11 +483,6 @@ def _constant_operand(inputs: Sequence[Any], position: int) -> np.ndarray[Any, A
         return np.array([int(extent) for extent in value.values])
     array = np.asarray(value.value.numpy()) if isinstance(value, tvm.ir.Constant) else None
     return array if array is not None and array.size else None
-
-
-def _text(attributes: Mapping[str, Any], name: str, default: str) -> str:
-    value = attributes.get(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 # ---------------------------------------------------------------- data

@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from tvmflow.frontends.onnx._large_tensors import array_of
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
+    Replacement,
     all_graphs,
     attributes_of,
     captured_names,
@@ -70,7 +71,7 @@ def _drop_unused_outputs(model: ModelProto) -> None:
             node.output[:] = [name if name in used else "" for name in node.output]
 
 
-class _Iterations:
+class _Iterations(Replacement):
     """The iterations of a loop, as nodes of the main graph.
 
     Attributes:
@@ -78,25 +79,13 @@ class _Iterations:
     """
 
     def __init__(self, node: NodeProto, body: GraphProto, opset: int) -> None:
-        self._prefix = next(filter(None, node.output), "loop")
+        super().__init__(node)
         self._body = body
         self._opset = opset
-        self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
         for tensor in body.initializer:
             self.weights.append(TensorProto.FromString(tensor.SerializeToString()))
             self.weights[-1].name = f"{self._prefix}.{tensor.name}"
-
-    def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add a node, and return the name of its result."""
-        name = output or f"{self._prefix}.{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
-
-    def constant(self, value: Any) -> str:
-        """Add a constant of int64."""
-        tensor = numpy_helper.from_array(np.asarray(value, np.int64))
-        return self.add("Constant", value=tensor)
 
     def run_body(self, iteration: int, arguments: Sequence[str]) -> list[str]:
         """Add the nodes of one iteration, and return the names of its results."""

@@ -113,6 +113,12 @@ def _with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
             yield from _with_inner_nodes(graph.node)
 
 
+def attribute_text(attributes: Mapping[str, Any], name: str, default: str) -> str:
+    """Return an attribute that is text, which ONNX has as bytes."""
+    value = attributes.get(name, default)
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def attributes_of(node: NodeProto) -> dict[str, Any]:
     """Return the node's attributes as Python values; strings as str."""
     values = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -209,7 +215,8 @@ class Replacement:
     """The nodes that replace one node; the names of their values begin with that of its first output."""
 
     def __init__(self, node: NodeProto) -> None:
-        self._prefix = node.output[0]
+        # of a loop, outputs that nothing reads have no name
+        self._prefix = next(filter(None, node.output), "loop")
         self.nodes: list[NodeProto] = []
 
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:

@@ -20,7 +20,7 @@ from tvmflow.compiler.open_sizes import NoSize, same_size, same_sizes
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
-from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
+from tvmflow.frontends.onnx.graph import attribute_text, attributes_of, dtype_of
 
 _MAX_ELEMENTS: Final = 1024
 # Those of real models have less than ten.
@@ -165,7 +165,7 @@ class Sizes(SizeRanges):
             OpenSizeProblem: when there is none.
         """
         attributes = attributes_of(node)
-        mode = _text(attributes, "auto_pad", "NOTSET")
+        mode = attribute_text(attributes, "auto_pad", "NOTSET")
         if not mode.startswith("SAME") or node.op_type == "ConvTranspose":
             return
         extents = self.shape_of(self.data(node.input[0]))[2:]
@@ -874,7 +874,7 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
     widths = sizes.operand(node, 1)
     if widths is None or all(isinstance(width, int) for width in widths):
         return None
-    if _text(attributes_of(node), "mode", "constant") != "constant":
+    if attribute_text(attributes_of(node), "mode", "constant") != "constant":
         raise OpenSizeProblem("widths that depend on dimensions are those of constants alone")
     data = sizes.data(node.input[0])
     axes = sizes.operand(node, 3) or list(range(len(sizes.shape_of(data))))
@@ -930,29 +930,24 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
         return None
     lengths = list(map(sizes.as_seen, lengths))
     attributes = attributes_of(node)
-    coordinates = _text(attributes, "coordinate_transformation_mode", "half_pixel")
+    coordinates = attribute_text(attributes, "coordinate_transformation_mode", "half_pixel")
     is_image = len(shape) == 4 and all(map(sizes.is_equal, shape[:2], lengths[:2]))
     odd = {"antialias", "axes", "keep_aspect_ratio_policy"} & attributes.keys()
     if not is_image or odd or coordinates not in _COORDINATES:
         raise OpenSizeProblem("only height and width of images can be resized where sizes are open")
-    method = _METHODS[_text(attributes, "mode", "nearest")]
+    method = _METHODS[attribute_text(attributes, "mode", "nearest")]
     return relax.op.image.resize2d(
         data,
         _shape_expr(lengths[2:]),
         layout="NCHW",
         method=method,
         coordinate_transformation_mode=coordinates,
-        rounding_method=_ROUNDING[_text(attributes, "nearest_mode", "round_prefer_floor")]
+        rounding_method=_ROUNDING[attribute_text(attributes, "nearest_mode", "round_prefer_floor")]
         if method == "nearest_neighbor"
         else "",
         cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
         cubic_exclude=int(attributes.get("exclude_outside", 0)),
     )
-
-
-def _text(attributes: Mapping[str, Any], name: str, default: str) -> str:
-    value = attributes.get(name, default)
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 _CONVERTERS: Final[Mapping[str, Callable[[Sizes, NodeProto], Any]]] = {

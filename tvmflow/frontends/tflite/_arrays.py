@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -166,14 +167,9 @@ def _write_padded(operation: Operation, *fill: Value, mode: str) -> None:
     operation.write(operation.graph.add("Pad", value, amounts, *fill, mode=mode), first=first)
 
 
-def _tile(operation: Operation) -> None:
-    repeats = operation.graph.integers(operation.sizes(1))
-    operation.write(operation.graph.add("Tile", operation.real(), repeats))
-
-
-def _broadcast_to(operation: Operation) -> None:
-    shape = operation.graph.integers(operation.sizes(1))
-    operation.write(operation.graph.add("Expand", operation.real(), shape))
+def _repeat(operation: Operation, operator: str) -> None:
+    sizes = operation.graph.integers(operation.sizes(1))
+    operation.write(operation.graph.add(operator, operation.real(), sizes))
 
 
 def _fill(operation: Operation) -> None:
@@ -380,7 +376,7 @@ def _reverse(operation: Operation) -> None:
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
-    "BROADCAST_TO": _broadcast_to,
+    "BROADCAST_TO": partial(_repeat, operator="Expand"),
     "CONCATENATION": _concatenation,
     "EXPAND_DIMS": _expand_dims,
     "FILL": _fill,
@@ -395,7 +391,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "SPLIT": _split_evenly,
     "SPLIT_V": _split_by_sizes,
     "SQUEEZE": _squeeze,
-    "TILE": _tile,
+    "TILE": partial(_repeat, operator="Tile"),
     "TRANSPOSE": _transpose,
     "UNPACK": _unpack,
     "ZEROS_LIKE": _zeros_like,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -250,15 +251,9 @@ def _nearest(operation: Operation) -> None:
 # ---------------------------------------------------------------- pixels and channels
 
 
-def _depth_to_space(operation: Operation) -> None:
+def _move_pixels(operation: Operation, operator: str) -> None:
     block = operation.options["block_size"]
-    value = operation.graph.add("DepthToSpace", operation.real(first=True), blocksize=block)
-    operation.write(value, first=True)
-
-
-def _space_to_depth(operation: Operation) -> None:
-    block = operation.options["block_size"]
-    value = operation.graph.add("SpaceToDepth", operation.real(first=True), blocksize=block)
+    value = operation.graph.add(operator, operation.real(first=True), blocksize=block)
     operation.write(value, first=True)
 
 
@@ -322,7 +317,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "RESIZE_BILINEAR": _linear,
     "RESIZE_NEAREST_NEIGHBOR": _nearest,
     "BATCH_TO_SPACE_ND": _batch_to_space,
-    "DEPTH_TO_SPACE": _depth_to_space,
+    "DEPTH_TO_SPACE": partial(_move_pixels, operator="DepthToSpace"),
     "SPACE_TO_BATCH_ND": _space_to_batch,
-    "SPACE_TO_DEPTH": _space_to_depth,
+    "SPACE_TO_DEPTH": partial(_move_pixels, operator="SpaceToDepth"),
 }
