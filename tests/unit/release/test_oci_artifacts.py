@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tvmflow.cli import main
 from tvmflow.core import signing
 from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
 from tvmflow.provenance.write import sign_statements
-from tvmflow.release.oci_artifacts import Pulled, pull, push
+from tvmflow.release.oci_artifacts import Pulled, Pushed, pull, push
 from tvmflow.store import oci
 from tvmflow.store.addresses import OciReference, parse_oci_reference
 from tvmflow.store.local import LocalStore
@@ -59,120 +60,132 @@ def registry(upstream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     oci._TOKENS.clear()
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    store = LocalStore(str(tmp_path / "store"))
-    store.create()
-    return store
+@dataclass(frozen=True)
+class Site:
+    """A registry, a repository of the test's own in it, and beside them a folder of files and a store.
+
+    Attributes:
+        registry: The server before the registry.
+        name: The name of the repository.
+        root: The folder of the test.
+        folder: The files to push.
+        store: An empty store.
+    """
+
+    registry: Front
+    name: str
+    root: Path
+    folder: Path
+    store: LocalStore
+
+    def reference(self, tag: str = "1", within: str = "") -> OciReference:
+        return parse_oci_reference(f"oci://{self.registry.host}/{self.name}{within}:{tag}")
+
+    def push(self, folder: Path | None = None, tag: str = "1", within: str = "") -> Pushed:
+        return push(folder or self.folder, self.reference(tag, within), self.store)
+
+    def pull(
+        self,
+        to: str = "got",
+        *keys: signing.PublicKey,
+        of: OciReference | None = None,
+        store: LocalStore | None = None,
+    ) -> Pulled:
+        return pull(of or self.reference(), self.root / to, store or self.store, keys)
+
+    def refusal(
+        self, within: str = "", of: OciReference | None = None, store: LocalStore | None = None
+    ) -> str:
+        """Return the message of a pull that is refused, after which nothing is left."""
+        folder = self.root / within
+        with pytest.raises(DownloadError) as caught:
+            self.pull(f"{folder}/got", of=of, store=store)
+        assert not list(folder.glob("*got*"))
+        assert "hunter" not in str(caught.value)
+        return caught.value.message
+
+    def pulled_files(self) -> dict[str, bytes]:
+        return content(self.root / "got")
 
 
 @pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A repository of the test's own."""
-    return hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def site(request: pytest.FixtureRequest, registry: Front, tmp_path: Path) -> Site:
     folder = tmp_path / "net"
     (folder / "include").mkdir(parents=True)
     (folder / "weights.bin").write_bytes(WEIGHTS)
     (folder / "include/net.h").write_text("int net(void);\n")
     (folder / "empty.txt").touch()
-    return folder
+    store = LocalStore(str(tmp_path / "store"))
+    store.create()
+    name = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    return Site(registry, name, tmp_path, folder, store)
 
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def reference(server: Front, name: str, tag: str = "1") -> OciReference:
-    return parse_oci_reference(f"oci://{server.host}/{name}:{tag}")
-
-
-def pull_to(folder: Path, of: OciReference, store: LocalStore, *keys: signing.PublicKey) -> Pulled:
-    return pull(of, folder, store, keys)
-
-
-def refusal(folder: Path, of: OciReference, store: LocalStore) -> str:
-    """Return the message of a pull that is refused, after which nothing is left."""
-    with pytest.raises(DownloadError) as caught:
-        pull_to(folder / "got", of, store)
-    assert not list(folder.glob("*got*"))
-    assert "hunter" not in str(caught.value)
-    return caught.value.message
-
-
 # ---------------------------------------------------------------- files
 
 
-def test_what_the_registry_has_is_not_sent_again(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_what_the_registry_has_is_not_sent_again(site: Site) -> None:
     """One changed file is sent alone, and another repository of the registry takes files over."""
-    first = push(folder, reference(registry, name), store)
+    first = site.push()
     assert (first.files, first.sent_files, first.sent) == (3, 2, len(WEIGHTS) + 15)
-    (folder / "include/net.h").write_text("int net(int);\n")
-    second = push(folder, reference(registry, name, "2"), store)
+    (site.folder / "include/net.h").write_text("int net(int);\n")
+    second = site.push(tag="2")
     assert (second.sent_files, second.sent) == (1, 14)
     assert second.address != first.address
-    other = push(folder, reference(registry, f"{name}/other"), store)
-    assert (other.sent, registry.sent("POST", "mount=sha256")[0].size) == (0, 0)
-    registry.uploads = [Fixed(403, b"{}")]
-    registry.requests.clear()
-    push(folder, reference(registry, f"{name}/denied"), store)
+    other = site.push(within="/other")
+    assert (other.sent, site.registry.sent("POST", "mount=sha256")[0].size) == (0, 0)
+    site.registry.uploads = [Fixed(403, b"{}")]
+    site.registry.requests.clear()
+    site.push(within="/denied")
     # a file that may not be taken over is sent
-    assert ["mount" in one.path for one in registry.sent("POST")][:3] == [True, False, True]
-    assert push(folder, reference(registry, name, "2"), store) == second._replace(
-        sent=0, sent_files=0
-    )
-    pulled = pull_to(tmp_path / "got", reference(registry, f"{name}/other"), store)
-    assert content(tmp_path / "got") == content(folder)
+    assert ["mount" in one.path for one in site.registry.sent("POST")][:3] == [True, False, True]
+    assert site.push(tag="2") == second._replace(sent=0, sent_files=0)
+    pulled = site.pull(of=site.reference(within="/other"))
+    assert site.pulled_files() == content(site.folder)
     assert pulled.address == other.address and pulled.is_new
-    assert not pull_to(tmp_path / "got", reference(registry, name, "2"), store).is_new
+    assert not site.pull(of=site.reference("2")).is_new
     # by digest, what a tag was before
-    pull_to(tmp_path / "before", parse_oci_reference(first.address), store)
-    assert (tmp_path / "before/include/net.h").read_text() == "int net(void);\n"
+    site.pull("before", of=parse_oci_reference(first.address))
+    assert (site.root / "before/include/net.h").read_text() == "int net(void);\n"
 
 
-def test_other_files_are_not_replaced(
-    registry: Front, name: str, folder: Path, store: LocalStore
-) -> None:
-    push(folder, reference(registry, name), store)
-    (folder / "mine.txt").write_text("mine")
+def test_other_files_are_not_replaced(site: Site) -> None:
+    site.push()
+    (site.folder / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists with other files"):
-        pull_to(folder, reference(registry, name), store)
-    assert (folder / "mine.txt").exists()
+        site.pull("net")
+    assert (site.folder / "mine.txt").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "name", "empty"])
-def test_what_no_registry_can_have_is_not_pushed(
-    kind: str, registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_what_no_registry_can_have_is_not_pushed(site: Site, kind: str) -> None:
+    folder = site.folder
     if kind == "link":
-        (folder / "link").symlink_to("/etc/passwd")
+        (site.folder / "link").symlink_to("/etc/passwd")
     elif kind == "name":
-        (folder / "a\\b").touch()
+        (site.folder / "a\\b").touch()
     else:
-        folder = tmp_path / "nothing"
+        folder = site.root / "nothing"
         folder.mkdir()
     with pytest.raises(UsageError):
-        push(folder, reference(registry, name), store)
-    assert not registry.requests
+        site.push(folder)
+    assert not site.registry.requests
 
 
 @pytest.mark.skipif(SKOPEO is None, reason="needs skopeo")
-def test_skopeo_reads_an_artifact(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_skopeo_reads_an_artifact(site: Site) -> None:
     """It copies files and manifest to a folder of its own, byte by byte."""
-    pushed = push(folder, reference(registry, name), store)
-    at = f"docker://{registry.upstream}/{name}:1"
+    pushed = site.push()
+    at = f"docker://{site.registry.upstream}/{site.name}:1"
     subprocess.run(
-        [str(SKOPEO), "copy", "--quiet", "--src-tls-verify=false", at, f"dir:{tmp_path}/copy"],
+        [str(SKOPEO), "copy", "--quiet", "--src-tls-verify=false", at, f"dir:{site.root}/copy"],
         check=True,
     )
-    manifest = (tmp_path / "copy/manifest.json").read_bytes()
+    manifest = (site.root / "copy/manifest.json").read_bytes()
     assert pushed.address.endswith(hashlib.sha256(manifest).hexdigest())
     value = json.loads(manifest)
     assert value["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
@@ -185,40 +198,39 @@ def test_skopeo_reads_an_artifact(
         "include/net.h": "application/vnd.cncf.model.code.v1.raw",
         "weights.bin": "application/vnd.cncf.model.weight.v1.raw",
     }
-    assert (tmp_path / "copy" / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
+    assert (site.root / "copy" / hashlib.sha256(WEIGHTS).hexdigest()).read_bytes() == WEIGHTS
 
 
 @pytest.mark.slow
-def test_the_client_of_oras_reads_an_artifact(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_the_client_of_oras_reads_an_artifact(site: Site) -> None:
     """It writes the files under their names."""
     client = pytest.importorskip("oras.client")
-    push(folder, reference(registry, name), store)
+    site.push()
     made = client.OrasClient(insecure=True)
-    made.pull(target=f"{registry.host}/{name}:1", outdir=str(tmp_path / "got"))
-    assert content(tmp_path / "got") == content(folder)
+    made.pull(target=f"{site.registry.host}/{site.name}:1", outdir=str(site.root / "got"))
+    assert site.pulled_files() == content(site.folder)
 
 
-def test_the_commands_say_what_they_did(
-    registry: Front, name: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_commands_say_what_they_did(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """The address with the digest is what others are given; a password in an address is not repeated."""
-    address, store = f"oci://{registry.host}/{name}", ("--store", str(tmp_path / "store"))
-    assert main.main(["push", f"{address}:1", str(folder), *store]) == 0
+    address, store = (
+        f"oci://{site.registry.host}/{site.name}",
+        ("--store", str(site.root / "store")),
+    )
+    assert main.main(["push", f"{address}:1", str(site.folder), *store]) == 0
     first, pinned, _ = capsys.readouterr().out.splitlines()
     assert first == f"pushed {address}:1: 3 files (200.0 kB), 2 files sent (200.0 kB)"
     assert pinned.startswith(f"  as     {address}@sha256:")
-    assert main.main(["push", f"{address}:1", str(folder), *store]) == 0
+    assert main.main(["push", f"{address}:1", str(site.folder), *store]) == 0
     assert capsys.readouterr().out.startswith(
         f"pushed {address}:1: 3 files (200.0 kB), nothing to send"
     )
-    to = ("--to", str(tmp_path / "got"))
+    to = ("--to", str(site.root / "got"))
     assert main.main(["pull", pinned.split()[1], *to, *store, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["is_new"], said["files"], said["address"]) == (True, 3, pinned.split()[1])
-    assert main.main(["pull", f"oci://ann:hunter2@{registry.host}/{name}", *store]) == 2
-    assert main.main(["push", address, str(folder), *store]) == 2
+    assert main.main(["pull", f"oci://ann:hunter2@{site.registry.host}/{site.name}", *store]) == 2
+    assert main.main(["push", address, str(site.folder), *store]) == 2
     assert (
         f"fix: write {address}:TAG" in (error := capsys.readouterr().err) and "hunter" not in error
     )
@@ -235,97 +247,79 @@ def delivered(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("has_referrers", [False, True])
-def test_a_signature_is_added_later(
-    has_referrers: bool,
-    registry: Front,
-    name: str,
-    delivered: Path,
-    store: LocalStore,
-    tmp_path: Path,
-) -> None:
+def test_a_signature_is_added_later(site: Site, has_referrers: bool, delivered: Path) -> None:
     """It changes no digest, and whoever trusts its key pulls it, also where the registry lists no referrers."""
-    registry.has_referrers = has_referrers
-    unsigned = push(delivered, reference(registry, name), store)
+    site.registry.has_referrers = has_referrers
+    unsigned = site.push(delivered)
     assert unsigned.statements == 2
-    ours, theirs = (tmp_path / key for key in ("ours", "theirs"))
+    ours, theirs = (site.root / key for key in ("ours", "theirs"))
     public = [signing.generate_key(path) for path in (ours, theirs)]
     with pytest.raises(VerifyFailed, match="not signed"):
-        pull_to(tmp_path / "got", reference(registry, name), store, public[0])
+        site.pull("got", public[0])
     for path in delivered.glob("*.intoto.jsonl"):
         sign_statements(path, signing.load_private_key(ours))
-    signed = push(delivered, reference(registry, name), store)
+    signed = site.push(delivered)
     assert signed.address == unsigned.address
     with pytest.raises(VerifyFailed):
-        pull_to(tmp_path / "got", reference(registry, name), store, public[1])
-    assert not list(tmp_path.glob("*got*"))
-    pulled = pull_to(tmp_path / "got", reference(registry, name), store, public[0])
-    assert content(tmp_path / "got") == content(delivered)
+        site.pull("got", public[1])
+    assert not list(site.root.glob("*got*"))
+    pulled = site.pull("got", public[0])
+    assert site.pulled_files() == content(delivered)
     assert pulled.signature.startswith(f"signed by {ours}.pub (")
-    tagged = registry.sent(
+    tagged = site.registry.sent(
         "PUT", f"/manifests/{unsigned.address.partition('@')[2].replace(':', '-')}"
     )
     assert bool(tagged) != has_referrers
 
 
-def test_a_changed_file_is_not_pushed(
-    registry: Front, name: str, delivered: Path, store: LocalStore
-) -> None:
+def test_a_changed_file_is_not_pushed(site: Site, delivered: Path) -> None:
     """What is there is not what its statement says."""
     (delivered / "net.so").write_bytes(b"other")
     with pytest.raises(VerifyFailed, match=r"net\.so"):
-        push(delivered, reference(registry, name), store)
-    assert not registry.requests
+        site.push(delivered)
+    assert not site.registry.requests
 
 
 # ---------------------------------------------------------------- interrupted transfers
 
 
-def test_an_upload_that_breaks_is_sent_again(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
-    registry.cut_uploads = [1000, 50_000]
-    pushed = push(folder, reference(registry, name), store)
+def test_an_upload_that_breaks_is_sent_again(site: Site) -> None:
+    site.registry.cut_uploads = [1000, 50_000]
+    pushed = site.push()
     assert pushed.sent == len(WEIGHTS) + 15
-    pull_to(tmp_path / "got", reference(registry, name), store)
-    assert content(tmp_path / "got") == content(folder)
+    site.pull()
+    assert site.pulled_files() == content(site.folder)
 
 
-def test_a_push_that_fails_moves_no_tag(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_a_push_that_fails_moves_no_tag(site: Site) -> None:
     """The files that arrived are not sent again."""
-    push(folder, reference(registry, name), store)
-    (folder / "more.bin").write_bytes(WEIGHTS[1:])
-    registry.cut_uploads = [1000] * 9
+    site.push()
+    (site.folder / "more.bin").write_bytes(WEIGHTS[1:])
+    site.registry.cut_uploads = [1000] * 9
     with pytest.raises(OciError, match="no answer from"):
-        push(folder, reference(registry, name), store)
-    registry.cut_uploads.clear()
-    pull_to(tmp_path / "got", reference(registry, name), store)
-    assert not (tmp_path / "got/more.bin").exists()
-    assert push(folder, reference(registry, name), store).sent == len(WEIGHTS) - 1
+        site.push()
+    site.registry.cut_uploads.clear()
+    site.pull()
+    assert not (site.root / "got/more.bin").exists()
+    assert site.push().sent == len(WEIGHTS) - 1
 
 
-def test_a_download_that_breaks_is_resumed(
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_download_that_breaks_is_resumed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the rest is requested; when it breaks for good, nothing is left in the folder, and the next pull goes on."""
-    push(folder, reference(registry, name), store)
-    registry.cut_downloads = [70_000]
-    pull_to(tmp_path / "got", reference(registry, name), store)
-    assert [one.range for one in registry.sent("GET", "/blobs/") if one.range] == ["bytes=70000-"]
-    other = LocalStore(str(tmp_path / "other"))
+    site.push()
+    site.registry.cut_downloads = [70_000]
+    site.pull()
+    assert [one.range for one in site.registry.sent("GET", "/blobs/") if one.range] == [
+        "bytes=70000-"
+    ]
+    other = LocalStore(str(site.root / "other"))
     other.create()
-    registry.cut_downloads = [50_000, *[0] * 6]
+    site.registry.cut_downloads = [50_000, *[0] * 6]
     monkeypatch.setattr("tvmflow.store.downloads.time.sleep", lambda _: None)
-    assert "the connection ended" in refusal(tmp_path / "new", reference(registry, name), other)
-    registry.requests.clear()
-    pull_to(tmp_path / "new/got", reference(registry, name), other)
-    assert registry.sent("GET", hashlib.sha256(WEIGHTS).hexdigest())[0].range == "bytes=50000-"
+    assert "the connection ended" in site.refusal("new", store=other)
+    site.registry.requests.clear()
+    site.pull("new/got", store=other)
+    assert site.registry.sent("GET", hashlib.sha256(WEIGHTS).hexdigest())[0].range == "bytes=50000-"
     assert not list(Path(other.downloads).glob("*.part"))
 
 
@@ -363,108 +357,83 @@ def log_in(place: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("place", ["variable", "config", "helper", "netrc"])
 def test_the_login_of_docker_is_used(
-    place: str,
-    closed: str,
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, place: str, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry that wants a password gets it where it is kept; without one, the message says how."""
-    registry.upstream = closed
+    site.registry.upstream = closed
     with pytest.raises(OciError) as caught:
-        push(folder, reference(registry, name), store)
+        site.push()
     assert "denies access: 401" in caught.value.message
-    assert caught.value.fix.startswith(f"log in with `docker login {registry.host}`")
-    log_in(place, registry.host, tmp_path, monkeypatch)
-    push(folder, reference(registry, name), store)
-    pull_to(tmp_path / "got", reference(registry, name), store)
-    assert content(tmp_path / "got") == content(folder)
+    assert caught.value.fix.startswith(f"log in with `docker login {site.registry.host}`")
+    log_in(place, site.registry.host, site.root, monkeypatch)
+    site.push()
+    site.pull()
+    assert site.pulled_files() == content(site.folder)
     assert not any(
         "hunter" in path.read_text(errors="ignore")
-        for path in Path(store.root).rglob("*")
+        for path in Path(site.store.root).rglob("*")
         if path.is_file()
     )
 
 
 def test_a_wrong_password_is_not_shown(
-    closed: str,
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names where it comes from."""
-    registry.upstream = closed
+    site.registry.upstream = closed
     monkeypatch.setenv("TVMFLOW_TOKEN_127_0_0_1", f"{USER}:hunter3")
     with pytest.raises(OciError) as caught:
-        push(folder, reference(registry, name), store)
+        site.push()
     assert "$TVMFLOW_TOKEN_127_0_0_1" in caught.value.fix and "hunter" not in str(caught.value)
 
 
-def test_a_token_is_fetched_from_its_server(
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_is_fetched_from_its_server(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The password goes to the token server, the token to the registry, and a new one is fetched when it ends."""
-    registry.token = "first"
-    log_in("config", registry.host, tmp_path, monkeypatch)
-    push(folder, reference(registry, name), store)
-    registry.token = "second"
-    pull_to(tmp_path / "got", reference(registry, name), store)
-    assert content(tmp_path / "got") == content(folder)
-    asked = registry.sent("GET", "/token")
+    site.registry.token = "first"
+    log_in("config", site.registry.host, site.root, monkeypatch)
+    site.push()
+    site.registry.token = "second"
+    site.pull()
+    assert site.pulled_files() == content(site.folder)
+    asked = site.registry.sent("GET", "/token")
     assert {one.authorization for one in asked} == {f"Basic {LOGIN}"} and len(asked) == 2
     assert "scope=repository" in asked[0].path
-    others = {one.authorization for one in registry.requests if not one.path.startswith("/token")}
+    others = {
+        one.authorization for one in site.registry.requests if not one.path.startswith("/token")
+    }
     assert others == {"", "Bearer first", "Bearer second"}
 
 
 def test_no_credential_leaves_its_host(
-    registry: Front,
-    upstream: str,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    site: Site, upstream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not to a token server elsewhere, not over a redirect of a blob, and no file to an upload elsewhere."""
-    log_in("config", registry.host, tmp_path, monkeypatch)
-    push(folder, reference(registry, name), store)
+    log_in("config", site.registry.host, site.root, monkeypatch)
+    site.push()
     with front(upstream) as other:
         elsewhere = other.host.replace("127.0.0.1", "localhost")
-        registry.token = "token"
-        registry.realm = f"http://{elsewhere}/token"
-        assert "denies access" in refusal(tmp_path, reference(registry, name), store)
-        registry.realm = ""
+        site.registry.token = "token"
+        site.registry.realm = f"http://{elsewhere}/token"
+        assert "denies access" in site.refusal()
+        site.registry.realm = ""
         digest = hashlib.sha256(WEIGHTS).hexdigest()
-        at = f"http://{elsewhere}/v2/{name}/blobs/sha256:{digest}"
-        registry.answers[digest] = Fixed(307, b"", {"Location": at})
-        pull_to(tmp_path / "got", reference(registry, name), store)
+        at = f"http://{elsewhere}/v2/{site.name}/blobs/sha256:{digest}"
+        site.registry.answers[digest] = Fixed(307, b"", {"Location": at})
+        site.pull()
         # what the storage wants is not what the registry wants
         other.token = "other"
-        shutil.rmtree(store.downloads)
-        assert "denies access" in refusal(tmp_path / "new", reference(registry, name), store)
+        shutil.rmtree(site.store.downloads)
+        assert "denies access" in site.refusal("new")
         assert len(other.requests) == 3
         assert {one.authorization for one in other.requests} == {""}
-        registry.uploads = [Fixed(202, b"", {"Location": f"http://{elsewhere}/upload"})]
-        (folder / "new.bin").write_bytes(WEIGHTS[2:])
+        site.registry.uploads = [Fixed(202, b"", {"Location": f"http://{elsewhere}/upload"})]
+        (site.folder / "new.bin").write_bytes(WEIGHTS[2:])
         with pytest.raises(OciError, match="which is not on it"):
-            push(folder, reference(registry, name), store)
+            site.push()
         assert not other.sent("PUT")
 
 
-def test_http_is_for_this_machine_alone(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_http_is_for_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere it is requested by name, and credentials stay here."""
     made = oci.Repository(parse_oci_reference("oci://registry.example/a:1"))
     assert made.url == "https://registry.example/v2/a"
@@ -535,21 +504,13 @@ def manifest(*layers: Any, **changes: Any) -> bytes:
         (b"{}" + b" " * (5 << 20), "larger than 4 MB"),
     ],
 )  # fmt: skip
-def test_a_hostile_manifest_is_refused(
-    text: bytes,
-    why: str,
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-) -> None:
+def test_a_hostile_manifest_is_refused(site: Site, text: bytes, why: str) -> None:
     """Nothing is left, neither beside the folder nor in the store."""
-    push(folder, reference(registry, name), store)
-    registry.answers["/manifests/1"] = Fixed(200, text)
-    assert why in refusal(tmp_path / "elsewhere", reference(registry, name), store)
-    assert not list(Path(store.downloads).glob("*.part"))
-    assert {path.name for path in tmp_path.iterdir()} <= {"net", "store", "elsewhere", "docker"}
+    site.push()
+    site.registry.answers["/manifests/1"] = Fixed(200, text)
+    assert why in site.refusal("elsewhere")
+    assert not list(Path(site.store.downloads).glob("*.part"))
+    assert {path.name for path in site.root.iterdir()} <= {"net", "store", "elsewhere", "docker"}
 
 
 @pytest.mark.parametrize(
@@ -566,44 +527,31 @@ def test_a_hostile_manifest_is_refused(
         ("/manifests/1", Fixed(404), "there is no artifact with the tag 1"),
     ],
 )  # fmt: skip
-def test_a_hostile_answer_is_refused(
-    end: str,
-    answer: Fixed,
-    why: str,
-    registry: Front,
-    name: str,
-    folder: Path,
-    store: LocalStore,
-    tmp_path: Path,
-) -> None:
-    push(folder, reference(registry, name), store)
-    registry.answers[end] = answer
-    message = refusal(tmp_path, reference(registry, name), store)
+def test_a_hostile_answer_is_refused(site: Site, end: str, answer: Fixed, why: str) -> None:
+    site.push()
+    site.registry.answers[end] = answer
+    message = site.refusal()
     assert why in message and "\x1b" not in message
-    assert not list(Path(store.downloads).glob("*.part"))
+    assert not list(Path(site.store.downloads).glob("*.part"))
 
 
-def test_a_pinned_artifact_is_that_one(
-    registry: Front, name: str, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_a_pinned_artifact_is_that_one(site: Site) -> None:
     """A manifest with another digest is refused; a tag that is moved meanwhile changes nothing."""
-    pushed = push(folder, reference(registry, name), store)
+    pushed = site.push()
     pinned = parse_oci_reference(pushed.address)
-    registry.answers[pinned.digest] = Fixed(200, manifest(layer("other.bin")))
-    assert "its manifest has the digest" in refusal(tmp_path, pinned, store)
-    registry.answers.clear()
-    registry.answers[DIGEST] = Fixed(404)
-    assert "answers 404" in refusal(tmp_path, reference(registry, name), store)
+    site.registry.answers[pinned.digest] = Fixed(200, manifest(layer("other.bin")))
+    assert "its manifest has the digest" in site.refusal(of=pinned)
+    site.registry.answers.clear()
+    site.registry.answers[DIGEST] = Fixed(404)
+    assert "answers 404" in site.refusal()
 
 
-def test_statements_about_another_artifact_are_not_taken(
-    registry: Front, name: str, delivered: Path, folder: Path, store: LocalStore, tmp_path: Path
-) -> None:
+def test_statements_about_another_artifact_are_not_taken(site: Site, delivered: Path) -> None:
     """A registry may list what refers to something else."""
-    registry.has_referrers = True
-    pushed = push(delivered, reference(registry, name), store)
-    other = push(folder, reference(registry, name, "2"), store)
-    listed = registry.referrers[pushed.address.partition("@")[2]]
-    registry.referrers[other.address.partition("@")[2]] = listed
-    pull_to(tmp_path / "got", reference(registry, name, "2"), store)
-    assert content(tmp_path / "got") == content(folder)
+    site.registry.has_referrers = True
+    pushed = site.push(delivered)
+    other = site.push(tag="2")
+    listed = site.registry.referrers[pushed.address.partition("@")[2]]
+    site.registry.referrers[other.address.partition("@")[2]] = listed
+    site.pull(of=site.reference("2"))
+    assert site.pulled_files() == content(site.folder)
