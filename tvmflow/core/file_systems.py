@@ -31,7 +31,6 @@ class FileSystem(NamedTuple):
         free: How many bytes this user can write.
         inodes: How many files it can have; 0 where they are not limited.
         free_inodes: How many more files it can have.
-        is_read_only: Nothing can be written to it.
         is_noexec: Nothing on it can be executed or loaded as a library.
     """
 
@@ -41,7 +40,6 @@ class FileSystem(NamedTuple):
     free: int
     inodes: int
     free_inodes: int
-    is_read_only: bool
     is_noexec: bool
 
     @property
@@ -84,7 +82,6 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
         free=(status.f_bfree if is_root else status.f_bavail) * status.f_frsize,
         inodes=status.f_files,
         free_inodes=status.f_ffree if is_root else status.f_favail,
-        is_read_only=bool(status.f_flag & os.ST_RDONLY),
         is_noexec=bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
     )
 

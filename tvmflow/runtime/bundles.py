@@ -82,20 +82,17 @@ def runtime_of(manifest: Mapping[str, Json]) -> str:
     return str(runtime)
 
 
-def read_bundle(
-    path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES, *, with_libraries: bool = True
-) -> Bundle:
+def read_bundle(path: str | Path, *, with_libraries: bool = True) -> Bundle:
     """Return the content of a bundle, all of which is as its manifest describes it.
 
     Args:
         path: The bundle.
-        max_bytes: The size of the largest bundle that is read.
         with_libraries: Keep the libraries; without, everything is read and checked all the same.
 
     Raises:
         BundleError: when the file is missing, damaged, too large or of another format.
     """
-    with open_file(path, max_bytes) as stream:
+    with open_file(path, DEFAULT_MAX_BYTES) as stream:
         return read_open_bundle(path, stream, with_libraries=with_libraries)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -418,5 +418,3 @@ _METHODS: Final[
     "entropy": _least_divergence,
     "mse": _least_error,
 }
-METHODS: Final[tuple[Method, ...]] = get_args(Method)
-"""The methods that choose a range."""

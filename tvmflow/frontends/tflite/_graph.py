@@ -172,7 +172,7 @@ class Graph:
         """
         largest = [self._at_largest(value) for value in operands]
         known = _infer(node, largest, self.prefix)
-        shapes = infer_shapes(self.ranges, node, operands, [value.rank for value in known])
+        shapes = infer_shapes(self.ranges, node, operands)
         for value, shape in zip(known, shapes, strict=True):
             # one rule says what ONNX says
             if self._numbers(shape) != value.shape:

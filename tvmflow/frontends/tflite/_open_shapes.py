@@ -31,13 +31,11 @@ class _Call(NamedTuple):
 
     Attributes:
         ranges: The dimensions.
-        ranks: The ranks of the results.
     """
 
     ranges: SizeRanges
     operands: Sequence[_Operand]
     attributes: Mapping[str, Any]
-    ranks: Sequence[int]
 
     def shape(self, position: int = 0) -> list[IrSize]:
         """Return the shape of an operand."""
@@ -56,7 +54,7 @@ class _Call(NamedTuple):
 
 
 def infer_shapes(
-    ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[_Operand], ranks: Sequence[int]
+    ranges: SizeRanges, node: onnx.NodeProto, operands: Sequence[_Operand]
 ) -> list[list[IrSize]]:
     """Return the shapes of the results of a node.
 
@@ -64,12 +62,11 @@ def infer_shapes(
         ranges: The dimensions.
         node: The node.
         operands: Its operands.
-        ranks: The ranks of its results.
 
     Raises:
         OpenSizeProblem: when they do not follow from the dimensions.
     """
-    call = _Call(ranges, operands, attributes_of(node), ranks)
+    call = _Call(ranges, operands, attributes_of(node))
     rule: _Rule = _RULES.get(node.op_type, _broadcast)
     shapes = rule(call)
     results = shapes if shapes and isinstance(shapes[0], list) else [shapes]

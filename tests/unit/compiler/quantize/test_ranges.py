@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 import pytest
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmflow.compiler.quantize.ranges import (
-    METHODS,
     Histogram,
     Method,
     choose_range,
@@ -58,7 +57,7 @@ def test_a_histogram_is_the_same_in_any_order_and_division(values: list[float], 
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(_FLOATS.filter(np.isfinite), min_size=1, max_size=40))
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_ranges_hold_zero_and_lie_in_the_values(method: Method, values: list[float]) -> None:
     """Any values give a range with 0, within the values and 0, and a scale that is a normal number."""
     histogram = _count(values)
@@ -96,7 +95,7 @@ def test_minmax_keeps_all_values(values: list[float], expected: tuple[float, flo
     assert choose_range(_count(values), "minmax", *_UNSIGNED) == expected
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(Method))
 def test_a_constant_keeps_its_value(method: Method) -> None:
     """A tensor of one value is represented nearly exactly by all methods."""
     for value in (3.5, -0.25, 1e-45, 1e30):
@@ -147,7 +146,7 @@ def test_scales_are_exact_to_the_bit() -> None:
     values = (random.integers(-(1 << 20), 1 << 20, 50_000) ** 3 / 2.0**58).astype(np.float32)
     found = {
         (method, kind[1]): _scale(_count(values, [37.0]), method, kind)
-        for method in METHODS
+        for method in get_args(Method)
         for kind in (_SIGNED, _UNSIGNED)
     }
     assert {key: (scale.hex(), zero) for key, (scale, zero) in found.items()} == {
