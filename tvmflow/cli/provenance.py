@@ -103,9 +103,6 @@ class KeygenOptions(Options):
     verbosity: int
 
 
-_SHORT_ID: Final = 12
-
-
 class _Evidence(NamedTuple):
     """The trusted keys, the statements and the largest size that delivered files are checked with."""
 
@@ -186,7 +183,7 @@ def sign(options: SignOptions) -> int:
                 f"{path} holds no statement that can be signed: {error}",
                 fix="run the recipe again to write a new statement",
             ) from None
-        print_notes(options, f"{path}: signed by {key.public.id[:_SHORT_ID]}")
+        print_notes(options, f"{path}: signed by {key.public.id[: signing.SHORT_ID]}")
     return EXIT_OK
 
 

@@ -41,6 +41,7 @@ from tvmflow.compiler.lowering import compile_with_weights
 from tvmflow.compiler.schedules.dot_products import expand_dot_products
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import last_line
+from tvmflow.runtime.weights import TENSOR_MAGIC
 from tvmflow.targets.linking import LINKERS, elf
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -189,8 +190,6 @@ Array = np.ndarray[Any, Any]
 
 _SYMBOL: Final = "__tvm_ffi__library_bin"
 _EXECUTABLE: Final = b"relax.VMExecutable"
-# Serialized tensors begin with it, and 8 bytes that are reserved (src/runtime/tensor.cc of TVM).
-_TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
 # The first value of a marker, a random number; the second is the index of its weight.
 _MARKER: Final = 0x3C1D5A7E96B2F048
 _LENGTH: Final = struct.Struct("<Q")
@@ -365,6 +364,6 @@ def _serialize(array: Array) -> bytes:
 def _header(array: Array) -> bytes:
     """Return what TVM writes before the values of a tensor."""
     dtype, cpu = tvm_ffi.dtype(str(array.dtype)), (1, 0)
-    start = struct.pack("<QQii", _TENSOR_MAGIC, 0, *cpu)
+    start = struct.pack("<QQii", TENSOR_MAGIC, 0, *cpu)
     kind = struct.pack("<iBBH", array.ndim, dtype.type_code, dtype.bits, dtype.lanes)
     return start + kind + struct.pack(f"<{array.ndim}qq", *array.shape, array.nbytes)

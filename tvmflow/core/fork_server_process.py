@@ -121,6 +121,12 @@ def _end_of(pid: int) -> int | None:
     return status
 
 
+def end_with_parent() -> None:
+    """Let Linux kill this process when the thread that forked it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _run_child(result: int, log: int, request: int) -> NoReturn:
     """Run one call in this freshly forked process, and exit without Python's finalization."""
     global is_child
@@ -128,7 +134,7 @@ def _run_child(result: int, log: int, request: int) -> NoReturn:
     parent = os.getppid()
     os.setsid()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
         if os.getppid() != parent:
             os._exit(1)
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):

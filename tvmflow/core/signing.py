@@ -31,7 +31,8 @@ TRUSTED_VARIABLE: Final = "TVMFLOW_TRUSTED_KEYS"
 PUBLIC_SUFFIX: Final = ".pub"
 _MAX_KEY_FILE_BYTES: Final = 1 << 20
 _PEM_END: Final = b"-----END PUBLIC KEY-----"
-_SHORT_ID: Final = 12
+SHORT_ID: Final = 12
+"""So many characters of the id of a key are shown."""
 
 
 class InvalidEnvelope(Exception):
@@ -260,7 +261,7 @@ def verify_envelope(
             raise InvalidEnvelope(f"the signature of {keys[key_id].name} does not match this text")
     signers = tuple(keys[key_id] for key_id, _ in signatures if key_id in keys)
     if not signers:
-        others = ", ".join(key_id[:_SHORT_ID] for key_id, _ in signatures)
+        others = ", ".join(key_id[:SHORT_ID] for key_id, _ in signatures)
         if others:
             raise InvalidEnvelope(f"it is signed by {others}, and none of them is trusted")
         raise InvalidEnvelope("it is not signed")

@@ -21,6 +21,7 @@ from tvmflow.runtime.bundles import DEFAULT_MAX_BYTES, VM, Bundle
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.statements import SignedStatement, Statement, find_statements, read_statements
+from tvmflow.targets.tvm_target import target_words
 
 _DOCUMENT_SUFFIXES: Final = (".json", ".jsonl")
 
@@ -273,7 +274,6 @@ _MAX_NAME_WIDTH: Final = 60
 _SCHEDULE_WIDTH: Final = 14
 _SHOWN_LABELS: Final = 5
 # The words of TVM's target that tell machines apart.
-_TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
 
 
 def format_inspection(about: Json) -> Iterator[str]:
@@ -322,14 +322,14 @@ def _content_lines(content: Mapping[str, Json]) -> Iterator[str]:
 def _lock_lines(content: Mapping[str, Json]) -> Iterator[str]:
     for entry in content["locked"]:
         yield _line("model", f"{entry['name']} {entry['version']} for {entry['target']}")
-        yield _line("target", " ".join(_target_words(entry["tvm"])))
+        yield _line("target", " ".join(target_words(entry["tvm"])))
         yield _line("kernels", f"{entry['kernels']}, of which {entry['tuned']} are tuned")
     tools = [f"{name} {identity}" for name, identity in content["tools"].items()]
     yield _line("tools", ", ".join(tools))
 
 
 def _bundle_lines(content: Mapping[str, Json], indent: str = "") -> Iterator[str]:
-    words = _target_words(get_field(content["target"], "tvm", of=dict))
+    words = target_words(get_field(content["target"], "tvm", of=dict))
     name = get_field(content["target"], "name", of=str)
     versions = [f"{tool} {version}" for tool, version in content["made_with"].items() if version]
     yield _line("model", f"{indent}{content['name']} {content['version']}")
@@ -351,10 +351,6 @@ def _bundle_lines(content: Mapping[str, Json], indent: str = "") -> Iterator[str
     for part, part_content in content.get("parts", {}).items():
         yield _line("part", part)
         yield from _bundle_lines(part_content, "  ")
-
-
-def _target_words(tvm: Mapping[str, Json]) -> list[str]:
-    return [str(tvm[field]) for field in _TARGET_FIELDS if field in tvm]
 
 
 def _tensor_text(tensor: Json) -> str:

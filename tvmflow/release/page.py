@@ -22,7 +22,7 @@ from tvmflow.pages.content import (
     RecipeText,
     StageEntry,
 )
-from tvmflow.recipe.lock_file import LockedTarget, LockFile, Measurements
+from tvmflow.recipe.lock_file import LockFile, Measurements
 from tvmflow.release.comparison import Figure, Side, compare_sides, judge_change, read_sizes
 from tvmflow.release.gates import (
     LOCK,
@@ -35,10 +35,10 @@ from tvmflow.release.gates import (
 )
 from tvmflow.stages import verify
 from tvmflow.store.local import LocalStore
+from tvmflow.targets.tvm_target import target_words
 
 REPORT: Final = "report.html"
 
-_TARGET_FIELDS: Final = ("kind", "mtriple", "mcpu", "arch")
 _BYTES: Final = "max_bytes"
 
 
@@ -128,7 +128,7 @@ def _list_locked(lock: LockFile) -> list[Library]:
                 else None,
             ),
             base,
-            machine=_describe_machine(target),
+            machine=" ".join(target_words(target.tvm)),
             files=target.measured.bytes,
         )
         for base, names in _group_by_file(lock).items()
@@ -157,10 +157,6 @@ def _find_base(names: Sequence[str]) -> str:
 
 def _variant(name: str, base: str) -> str:
     return name.removeprefix(base).removeprefix("-")
-
-
-def _describe_machine(target: LockedTarget) -> str:
-    return " ".join(str(target.tvm[field]) for field in _TARGET_FIELDS if field in target.tvm)
 
 
 # ---------------------------------------------------------------- measurements

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from tvmflow.core import signing
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.documents import Unreadable, get_field, quote, read_file, read_json
-from tvmflow.core.signing import InvalidEnvelope, PublicKey
+from tvmflow.core.signing import SHORT_ID, InvalidEnvelope, PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX, Json
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -34,7 +34,6 @@ KERNELS: Final = "kernels"
 _DEFINITION: Final = ("predicate", "buildDefinition")
 _BYPRODUCTS: Final = ("predicate", "runDetails", "byproducts")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_SHORT_ID: Final = 12
 _MAX_PROBLEM: Final = 300
 
 
@@ -182,10 +181,10 @@ class SignedStatement(NamedTuple):
     def signature(self) -> str:
         """The signers, for people."""
         if self.trusted:
-            keys = ", ".join(f"{key.name} ({key.id[:_SHORT_ID]})" for key in self.trusted)
+            keys = ", ".join(f"{key.name} ({key.id[:SHORT_ID]})" for key in self.trusted)
             return f"signed by {keys}"
         if self.key_ids:
-            ids = ", ".join(quote(key_id)[1 : _SHORT_ID + 1] for key_id in self.key_ids)
+            ids = ", ".join(quote(key_id)[1 : SHORT_ID + 1] for key_id in self.key_ids)
             return f"signed by {ids}: not checked, because no trusted keys are given"
         return "not signed"
 
@@ -316,8 +315,8 @@ def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
         return Finding(path, False, message, signed)
     if name is not None:
         message = (
-            f"it is not the file that was delivered: its sha256 is {digest[:_SHORT_ID]}…, "
-            f"but {signed.path.name} has {subjects[name][:_SHORT_ID]}…"
+            f"it is not the file that was delivered: its sha256 is {digest[:SHORT_ID]}…, "
+            f"but {signed.path.name} has {subjects[name][:SHORT_ID]}…"
         )
         return Finding(path, False, message, signed)
     if known_as:

@@ -36,7 +36,8 @@ _SAFETENSORS: Final[Mapping[str, str]] = {
 
 # The format of `save_param_dict` (src/runtime/tensor.cc of TVM): magic numbers, DLPack's codes of types.
 _PARAMS_MAGIC: Final = 0xF7E58D4F05049CB7
-_TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
+TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
+"""Serialized tensors begin with it, and 8 bytes that are reserved."""
 _DTYPE_CODES: Final[Mapping[int, str]] = {0: "int", 1: "uint", 2: "float"}
 _BOOLS: Final = ((1, 1), (6, 8))
 _MAX_RANK: Final = 32
@@ -206,7 +207,7 @@ def _parse_tvm_tensor(cursor: _Cursor) -> Array:
 
     # besides these: a reserved number, type and number of the device
     magic, _, _, _, rank, code, bits, lanes = cursor.values("QQiiiBBH")
-    if magic != _TENSOR_MAGIC or lanes != 1 or not 0 <= rank <= _MAX_RANK:
+    if magic != TENSOR_MAGIC or lanes != 1 or not 0 <= rank <= _MAX_RANK:
         raise ValueError("it has something that is not a tensor")
     shape = _checked_shape(cursor.values(f"{rank}q"))
     dtype = np.dtype("bool" if (code, bits) in _BOOLS else f"{_DTYPE_CODES[code]}{bits}")

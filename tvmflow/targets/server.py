@@ -6,10 +6,8 @@ ends, and its process lives on.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tvmflow.core.errors import EnvironmentProblem
+from tvmflow.core.fork_server_process import end_with_parent
 from tvmflow.core.processes import without_torch
 from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.threads import VARIABLE, count_usable_cpus
@@ -24,7 +23,6 @@ from tvmflow.targets.tracker import Tracker, split_address
 
 PORTS: Final = range(9090, 9200)
 _PAUSE_S: Final = 1.0
-_PR_SET_PDEATHSIG: Final = 1
 
 Say = Callable[[str], object]
 
@@ -53,7 +51,7 @@ def serve(tracker: str, key: str, host: str, ports: range, say: Say) -> NoReturn
     os.environ.setdefault(VARIABLE, str(count_usable_cpus()))
     # the thread that listens would survive an interrupt; a session must not survive this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.register_at_fork(after_in_child=_die_with_parent)
+    os.register_at_fork(after_in_child=end_with_parent)
     threading.excepthook = lambda end: say(f"a session failed: {end.exc_value}")
     folder, address = Path.cwd(), split_address(tracker)
     while True:
@@ -86,8 +84,3 @@ def _load_backends(say: Say) -> None:
             except EnvironmentProblem as problem:
                 reason = f"{problem.message} ({problem.fix})"
                 say(f"this machine's {backend.DEVICE} device is not served: {reason}")
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

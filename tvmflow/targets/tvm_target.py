@@ -33,6 +33,11 @@ def target_kind(tvm: TvmTarget) -> str:
     return str(tvm.get("kind", "llvm"))
 
 
+def target_words(tvm: TvmTarget) -> list[str]:
+    """Return the kind, triple, CPU and architecture of a target, of those that it names."""
+    return [str(tvm[field]) for field in ("kind", "mtriple", "mcpu", "arch") if field in tvm]
+
+
 def cpu_target(tvm: TvmTarget) -> TvmTarget:
     """Return the target of the CPU: the target itself, or the host of a GPU."""
     host: TvmTarget = tvm.get("host", tvm)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from tvmflow.core.types import Json
 from tvmflow.targets.host import Host
-from tvmflow.targets.tvm_target import TvmTarget
+from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 
 class Backend(Protocol):
@@ -157,6 +157,16 @@ class Backend(Protocol):
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
         """Return TVM's tensors copied to where kernels take them on this machine."""
+
+
+def find_host_problem(tvm: TvmTarget) -> str:
+    """Return that a target for a GPU names no CPU that runs it, or an empty string."""
+    host = tvm.get("host")
+    if isinstance(host, dict) and cpu_triple(host):
+        return ""
+    return (
+        "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
+    )
 
 
 def same_target(target: Any) -> Any:

@@ -10,7 +10,7 @@ from tvmflow.core.types import Json
 from tvmflow.targets.backends import _opencl_probe, base
 from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
 from tvmflow.targets.host import Host
-from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
+from tvmflow.targets.tvm_target import TvmTarget
 
 KIND: Final = "opencl"
 DEVICE: Final = "opencl"
@@ -45,9 +45,8 @@ place_arguments = base.same_arguments
 
 def target_problem(tvm: TvmTarget) -> str:
     """Return whether the host is missing, or a limit makes no sense."""
-    host = tvm.get("host")
-    if not isinstance(host, dict) or not cpu_triple(host):
-        return "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
+    if problem := base.find_host_problem(tvm):
+        return problem
     for limit in _LIMITS:
         value = tvm.get(limit, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

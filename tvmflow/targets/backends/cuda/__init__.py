@@ -9,7 +9,7 @@ from tvmflow.core.types import Json
 from tvmflow.targets.backends import base
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 from tvmflow.targets.host import Host
-from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, gpu_arch
+from tvmflow.targets.tvm_target import TvmTarget, gpu_arch
 
 KIND: Final = "cuda"
 DEVICE: Final = "cuda"
@@ -43,10 +43,7 @@ def target_problem(tvm: TvmTarget) -> str:
     """Return whether the GPU's architecture or its host is missing."""
     if not gpu.is_arch(gpu_arch(tvm)):
         return "needs the GPU's architecture, such as `arch: sm_90`"
-    host = tvm.get("host")
-    if not isinstance(host, dict) or not cpu_triple(host):
-        return "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
-    return ""
+    return base.find_host_problem(tvm)
 
 
 def complete_target(tvm: TvmTarget) -> dict[str, Json]:
