@@ -27,6 +27,7 @@ from tvmflow.compiler.passes.fold_norms import fold_norms
 from tvmflow.compiler.passes.fuse_attention import fuse_attention
 from tvmflow.compiler.passes.group_norm import rewrite_group_norms
 from tvmflow.compiler.passes.grouped_weights import lower_grouped_weights
+from tvmflow.compiler.passes.legalize import make_operator_kernels
 from tvmflow.compiler.passes.lift_weights import hoist_weights, lift_weights, split_inference
 from tvmflow.compiler.passes.limit_fusion import limit_fusion
 from tvmflow.compiler.passes.merge_convolutions import merge_convolutions
@@ -175,7 +176,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("dispatch_sampling", relax.backend.DispatchSampling()),
         _pass("dispatch_sort_scan", relax.backend.DispatchSortScan()),
         _pass("open_reshapes", group_open_reshapes),
-        _pass("legalize_ops", relax.transform.LegalizeOps()),
+        LoweringPass("legalize_ops", make_operator_kernels),
         _pass("order_sizes", order_sizes),
     ),
     "fuse": (

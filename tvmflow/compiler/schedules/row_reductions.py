@@ -27,17 +27,19 @@ _MAX_COLUMNS: Final = 512
 _MIN_COLUMNS: Final = 64
 # As many stay in one part if nothing divides them.
 _MAX_UNDIVIDED: Final = 4096
+# Partial sums that are added one by one.
+_LEAST_SUMS: Final = 2
 
 
 class _Step(NamedTuple):
-    """A block of a row, and the block of its partial sums, one for each lane, which runs before it."""
+    """A block of a row, and the blocks of its partial sums, which run before it."""
 
     block: Block
-    partial_sums: Any = None
+    partial_sums: Sequence[Any]
 
     @property
     def handles(self) -> list[Any]:
-        return [self.block.handle] if self.partial_sums is None else [*self[1:], self.block.handle]
+        return [*self.partial_sums, self.block.handle]
 
 
 def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
@@ -90,11 +92,11 @@ def _vectorize_innermost(schedule: Schedule, block: Block, cpu: CpuModel) -> Non
         vectorize_loop(schedule, schedule.get_loops(block.handle)[-1], cpu)
 
 
-def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
+def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[Any]:
     """Split a reduction along contiguous data into one partial sum a lane, added up at the end.
 
     Returns:
-        The handle of the block of partial sums; None if the reduction does not allow it.
+        The handles of the blocks of partial sums; none if the reduction does not allow it.
     """
     is_open = len(block.axes) - 1 in block.open_axes
     if (
@@ -102,7 +104,7 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
         or (block.reduction_extents[-1] <= cpu.lanes and not is_open)
         or not is_contiguous(block, block.axes[-1])
     ):
-        return None
+        return []
     loop = schedule.get_loops(block.handle)[-1]
     _, lanes = schedule.split(loop, [None, cpu.lanes])
     partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
@@ -110,7 +112,24 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> Any:
     schedule.vectorize(lanes)
     if not is_open and block.reduction_extents[-1] % cpu.lanes:
         peel_last_iteration(schedule, vectors)
-    return partial_sums
+    return [partial_sums, *_halve_sums(schedule, block, cpu.lanes)]
+
+
+def _halve_sums(schedule: Schedule, block: Block, lanes: int) -> list[Any]:
+    """Add halves of the partial sums of a vector to each other, until there are two sums.
+
+    One sum after the other would take the latency of as many additions, longer than a short row.
+    """
+    handles = []
+    while lanes > _LEAST_SUMS:
+        lanes //= 2
+        halves, inner = schedule.split(schedule.get_loops(block.handle)[-1], [None, lanes])
+        handle = schedule.rfactor(inner, factor_axis=len(block.spatial_extents))
+        *_, halves, inner = schedule.get_loops(handle)
+        schedule.vectorize(inner)
+        schedule.unroll(halves)
+        handles.append(handle)
+    return handles
 
 
 # ---------------------------------------------------------------- columns

@@ -1,0 +1,82 @@
+"""Kernels of our own in place of those that TVM makes of operators: their numbers, and what they compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+
+from tests.support.kernels import FAST, LEVELS, level, run
+from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler.ir import find_nodes
+
+ROWS = [
+    *((64, 1), (1, 3), (50, 10), (3, 5, 16), (40, 49), (33, 97), (7, 128), (2, 3, 197), (100,)),
+    (2, 1000),
+]
+
+
+def softmax_of(shape: tuple[int, ...], axis: int) -> tvm.IRModule:
+    """Return a model of one softmax."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x], {"num_input": 1}):
+        with builder.dataflow():
+            result = builder.emit_output(builder.emit(relax.op.nn.softmax(x, axis)))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def exact_softmax(data: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
+    """Return the softmax of numbers whose distances from the greatest are rounded to float32."""
+    with np.errstate(invalid="ignore"):
+        powers = np.exp((data - data.max(axis, keepdims=True)).astype(np.float64))
+        return np.asarray(powers / powers.sum(axis, keepdims=True))
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("axis", [0, -1])
+def test_a_softmax_is_within_a_few_units_in_the_last_place(axis: int, mcpu: str) -> None:
+    """So it is of large numbers, and where numbers are masked; rows of NaN and infinity alone are NaN."""
+    random = np.random.default_rng(2)
+    for shape in ROWS:
+        data = (random.standard_normal(shape) * random.choice([1, 30])).astype(np.float32)
+        data[random.random(shape) < 0.2] = -np.inf
+        data.reshape(-1)[0] = random.choice([0.5, np.nan, np.inf, 3e38])
+        (actual,) = run(softmax_of(shape, axis), level(mcpu), FAST, data)
+        expected = exact_softmax(data, axis)
+        # what is below the least normal number is 0
+        np.testing.assert_allclose(actual, expected, rtol=8e-7, atol=1.2e-38, err_msg=str(shape))
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_softmax_divides_once_for_each_row(axis: int) -> None:
+    """All exponentials of a row are multiplied by the inverse of their sum."""
+    target = level(LEVELS[-1])
+    mod = lowering.lower(softmax_of((8, 64, 48), axis), lowering.make_target(target), FAST).mod
+    blocks = find_nodes(mod["softmax"].body, tvm.s_tir.SBlock)
+    ranks = [len(block.iter_vars) for block in blocks if find_nodes(block.body, tirx.Div)]
+    # the last one is that of the block around all others
+    assert ranks == [2, 0]
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+def test_halves_of_the_partial_sums_of_a_row_are_added(mcpu: str) -> None:
+    """Only two of them are added one after the other."""
+    target = level(mcpu)
+    mod = lowering.lower(softmax_of((64, 100), 1), lowering.make_target(target), FAST).mod
+    scheduled = schedules.schedule_untuned(mod, target, 1)
+    assert scheduled.rules == {"softmax": "row_reductions"}
+    loops = find_nodes(scheduled.mod["softmax"].body, tirx.For)
+    is_serial = [loop for loop in loops if int(loop.kind) == tirx.ForKind.SERIAL]
+    assert sorted(int(loop.extent) for loop in is_serial)[:2] == [2, 2]
+    assert min(int(loop.extent) for loop in is_serial if int(loop.extent) > 2) == -(
+        -100 // lanes(mcpu)
+    )
+
+
+def lanes(mcpu: str) -> int:
+    return {"x86-64-v2": 4, "x86-64-v3": 8, "x86-64-v4": 16}[mcpu]
