@@ -38,6 +38,7 @@ from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
+from tvmflow.compiler.passes.pooling import split_pools
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.recurrent import lower_recurrent
 from tvmflow.compiler.passes.resize import convert_resize
@@ -129,6 +130,9 @@ GRAPH_PHASES: Final[Phases] = {
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model).looks_for(
             *("image.resize2d", "image.resize3d")
+        ),
+        LoweringPass("pooling", split_pools, LoweringContext.has_cpu_model).looks_for(
+            *("nn.avg_pool2d", "nn.max_pool2d")
         ),
         _pass("split_reductions", split_reductions, LoweringContext.has_cpu_model).looks_for(
             *("max", "min", "sum", "mean", "prod")
