@@ -12,6 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
@@ -120,6 +121,11 @@ _NARROW_LANES: Final = 4
 _BLOCK: Final = 64
 # To select k elements of a row that is shorter than so many times k costs more than sorting it.
 _MIN_ROW_FOR_SELECTION: Final = 4
+# So many vectors of columns have their first elements kept side by side, if there is one of each.
+_COLUMN_VECTORS: Final = 4
+_COLUMN_DTYPES: Final = frozenset(
+    ("float16", "float32", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+)
 # Fewer elements are not worth handing to another core.
 _MIN_PARALLEL_ELEMENTS: Final = 1 << 12
 
@@ -194,7 +200,8 @@ def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
                 flatten(argument, shape, dtype)
                 for argument, (_, shape, dtype) in zip(arguments, signature, strict=True)
             )
-            _emit_rows(sort, data, results, cores, lanes)
+            emit = _emit_columns if _selects_in_columns(sort) else _emit_rows
+            emit(sort, data, results, cores, lanes)
     return builder.get()
 
 
@@ -222,6 +229,101 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
             outputs += [tirx.Cast(sort.index_dtype, index)] if sort.index_dtype else []
             for result, value in zip(results, outputs, strict=True):
                 T.buffer_store(result, value, [place(position, sort.k)])
+
+
+# ---------------------------------------------------------------- columns
+# The first few along another axis than the last: the elements of a row are lanes of vectors, each
+# of which keeps the first ones of its column so far, in order.
+
+
+def _selects_in_columns(sort: Sort) -> bool:
+    """Return whether the first few along an axis are found for vectors of columns."""
+    inner = sort.shape[sort.axis + 1 :]
+    return (
+        sort.k <= _MAX_LEAST
+        and sort.dtype in _COLUMN_DTYPES
+        and not any(map(is_open, inner))
+        and math.prod(inner) >= MIN_LANES
+    )
+
+
+def _emit_columns(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int) -> None:
+    inner = math.prod(sort.shape[sort.axis + 1 :])
+    outer = math.prod(sort.shape[: sort.axis])
+    width = min(max(1, _COLUMN_VECTORS // sort.k) * lanes, 1 << inner.bit_length() - 1)
+    groups = -(-inner // width)
+    is_parallel = cores > 1 and math.prod(sort.typical) >= _MIN_PARALLEL_ELEMENTS
+    with (T.parallel if is_parallel else T.serial)(outer * groups) as part:
+        row = part // groups
+        # the last columns overlap those before them
+        column = tirx.min(part % groups * width, inner - width)
+
+        def load(index: Any, lane: Any) -> Any:
+            place = (row * sort.length + index) * inner + column + lane
+            return tirx.BufferLoad(data, [place])
+
+        first = _FirstOfColumns(sort, width)
+        for index in range(sort.k):
+            first.insert(index, load, filled=index)
+        with T.serial(sort.length - sort.k) as index:
+            first.insert(sort.k + index, load, filled=sort.k)
+        for position, places in enumerate(first.places):
+            for result in results:
+                with T.vectorized(width) as lane:
+                    index = tirx.BufferLoad(places, [lane])
+                    is_index = sort.index_dtype and result.same_as(results[-1])
+                    value = tirx.Cast(sort.index_dtype, index) if is_index else load(index, lane)
+                    place = (row * sort.k + position) * inner + column + lane
+                    T.buffer_store(result, value, [place])
+
+
+class _FirstOfColumns:
+    """The keys and places of the first elements of some columns, in order.
+
+    Args:
+        sort: The selection.
+        width: The number of columns.
+    """
+
+    def __init__(self, sort: Sort, width: int) -> None:
+        self._order, self._width = _Order(sort.dtype, sort.length, sort.descending), width
+        self._new = self._allocate("uint32")
+        self._keys = [self._allocate("uint32") for _ in range(sort.k)]
+        self.places = [self._allocate("int32") for _ in range(sort.k)]
+
+    def _allocate(self, dtype: str) -> Any:
+        return T.alloc_buffer((self._width,), dtype, scope="local")
+
+    def insert(self, index: Any, load: Callable[[Any, Any], Any], *, filled: int) -> None:
+        """Emit the insertion of an element of each column behind those that it does not precede.
+
+        Args:
+            index: The place of the element.
+            load: Place and lane -> the element.
+            filled: How many elements there are so far.
+        """
+        with T.vectorized(self._width) as lane:
+            key = self._order.key(load(index, lane))
+            T.buffer_store(self._new, tirx.Cast("uint32", key), [lane])
+        place = tirx.Cast("int32", index)
+        # from the end, so that each is still there when the next one is replaced by it
+        for position in reversed(range(min(filled + 1, len(self._keys)))):
+            for kept in (self.places, self._keys):
+                with T.vectorized(self._width) as lane:
+                    new = tirx.BufferLoad(self._new, [lane])
+                    moved = place if kept is self.places else new
+                    if position:
+                        before = tirx.BufferLoad(self._keys[position - 1], [lane])
+                        last = tirx.BufferLoad(kept[position - 1], [lane])
+                        moved = tirx.Select(new < before, last, moved)
+                    if position < filled:
+                        own = tirx.BufferLoad(self._keys[position], [lane])
+                        stays = tirx.BufferLoad(kept[position], [lane])
+                        moved = tirx.Select(new < own, moved, stays)
+                    T.buffer_store(kept[position], moved, [lane])
+
+
+# ---------------------------------------------------------------- words
 
 
 Word = tuple[Any, ...]
@@ -385,6 +487,10 @@ def _padded_size(size: int) -> int:
 def _emit_whole_sort(sort: Sort, row: _Row) -> _Words:
     """Emit the sort of a row, or the selection of few of its words; return them in order."""
     order, length = row.order, sort.length
+    if _finds_least(order, length, sort.k) and sort.k == 1:
+        first = _Words.allocate(order, 1)
+        first[0] = (_emit_first(order, length, row.word),)
+        return first
     if _finds_least(order, length, sort.k):
         words = _Words.allocate(order, length)
         words.fill(0, length, row.word)
@@ -464,6 +570,15 @@ def _emit_least(order: _Order, words: _Words, size: int, count: int) -> _Words:
         # where there are no more, the last word follows itself
         start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
     return first
+
+
+def _emit_first(order: _Order, size: int, word: Callable[[Any], Word]) -> Any:
+    """Emit the search for the first of some words of one integer; return it."""
+    (last,) = order.last()
+    least = _Variable.allocate(last)
+    with T.serial(size) as place:
+        least.set(tirx.min(least.get(), word(place)[0]))
+    return least.get()
 
 
 def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:

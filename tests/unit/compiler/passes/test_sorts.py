@@ -122,6 +122,28 @@ def test_few_elements_are_found_without_sorting_the_row(count: int, sorts: bool)
     assert (str(kernel).count("T.Select") > 50) == sorts
 
 
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if "64" not in name])
+def test_few_elements_of_columns(dtype: str, mcpu: str) -> None:
+    """They are kept in order in vectors, also among equal ones, and where columns fill no vectors."""
+    random = np.random.default_rng(len(dtype))
+    cases = [((2, 9, 4), 1, 3), ((40, 97), 0, 8), ((3, 1, 16), 1, 1), ((5, 2, 3, 7), 1, 2)]
+    for number, (shape, axis, count) in enumerate([*cases, ((2, 30, 65), 1, 1)]):
+        data = draw_data(random, shape, dtype)
+        check(data, count, axis, descending=number % 2 == 0, mcpu=mcpu)
+        constant = np.full(shape, np.nan if dtype.startswith("float") else 0, dtype)
+        check(constant, count, axis, descending=number % 2 == 1, mcpu=mcpu)
+
+
+def test_few_elements_of_columns_are_found_in_vectors() -> None:
+    """No word of an element is in memory."""
+    mod = make_topk(np.zeros((4, 80, 32), "float32"), 3, 1, descending=True)
+    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST).mod
+    [kernel] = [function for var, function in lowered.functions_items() if var.name_hint == "sort"]
+    assert "vectorized" in str(kernel)
+    assert "uint64" not in str(kernel)
+
+
 @pytest.mark.parametrize("seed", seeds(0, 15, 120))
 def test_random_sorts(seed: int) -> None:
     random = np.random.default_rng(seed)
