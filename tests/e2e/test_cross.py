@@ -187,6 +187,51 @@ def test_bytes_are_multiplied_and_rounded_as_the_nodes_say(
     assert "verify/board: ran on qemu-aarch64" in ran.out
 
 
+def convolutional_network() -> onnx.ModelProto:
+    """Return 3×3 convolutions with all tiles of Winograd's method: odd images, paddings and channels, with strides and without."""
+    node, images = helper.make_node, "abcdef"
+    sizes = {
+        "a": (64, 33),
+        "b": (72, 64),
+        "c": (65, 72),
+        "d": (128, 72),
+        "e": (64, 64),
+        "f": (96, 64),
+    }
+    weights: dict[str, np.ndarray[Any, Any]] = {
+        f"w{name}": onnx_models.draw(*size, 3, 3, seed=seed) / 20
+        for seed, (name, size) in enumerate(sizes.items())
+    }
+    weights["flat"] = np.array([2, -1], np.int64)
+    nodes = [
+        node("Conv", ["x", "wa"], ["a"], pads=[1, 1, 1, 1]),
+        node("Conv", ["a", "wb"], ["b"], pads=[0, 1, 2, 1]),
+        node("Conv", ["b", "wc"], ["c"]),
+        node("Conv", ["b", "wd"], ["d"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Conv", ["a", "we"], ["e"], pads=[4, 0, 9, 2]),
+        node("Conv", ["e", "wf"], ["f"], pads=[1, 0, 1, 1], strides=[2, 2]),
+        *(node("Reshape", [name, "flat"], [f"{name}_f"]) for name in images),
+        node("Concat", [f"{name}_f" for name in images], ["y"], axis=1),
+    ]
+    data, result = onnx_models.value("x", (2, 33, 7, 7)), onnx_models.value("y", None)
+    return onnx_models.model(nodes, [data], [result], weights)
+
+
+@pytest.mark.parametrize("board", ["cortex-a72", "aarch64-any"])
+def test_winograd_tiles_of_all_forms(crossing: Project, board: str) -> None:
+    """Of 64-bit ARM: 4×4, 4×2 and 2×2, by two threads."""
+    needs_qemu(BOARDS["cortex-a72"])
+    onnx.save(convolutional_network(), crossing.folder / "images.onnx")
+    (crossing.folder / "images.yaml").write_text(
+        "recipe: 1\nname: images\nmodel: {onnx: images.onnx}\npipeline: compile\n"
+        f"targets: [{{name: board, preset: {board}, threads: 2}}]\n"
+        "verify: {run_on: qemu, against: reference, samples: 2, rtol: 1e-4}\n"
+    )
+    ran = crossing.tvmflow("run", "images.yaml", "-v")
+    assert ran.code == 0, ran.out + ran.err
+    assert "verify/board: ran on qemu-aarch64" in ran.out
+
+
 def test_float16_is_added_under_qemu(crossing: Project) -> None:
     """`precision: float16` passes verify within the tolerance of its arithmetic."""
     target = BOARDS["neoverse-n1"]

@@ -498,8 +498,8 @@ def format_learnt(learnt: Sequence[Learnt]) -> Iterator[str]:
         yield f"no choices were measured; {_MORE_CHOICES}"
     for entry in learnt:
         count = count_text(entry.operators, "operator")
-        device, lanes, _ = entry.kind
-        yield f"{device}, vectors of {lanes}: {count} of {count_text(entry.models, 'model')}"
+        device = f"{entry.kind.device}, vectors of {entry.kind.lanes}"
+        yield f"{device}: {count} of {count_text(entry.models, 'model')}"
         fit = entry.fit
         if fit is None:
             yield (

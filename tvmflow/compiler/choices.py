@@ -13,13 +13,15 @@ from tvmflow.core.canonical_json import canonical, digest_of
 from tvmflow.core.types import Json
 
 WINOGRAD: Final = "winograd"
-"""The size of a tile of a Winograd convolution; 0 for a direct one."""
+"""The size of a tile of a Winograd convolution (see `tile_size`); 0 for a direct one."""
 
 DIRECT: Final = 0
 
 _MAX_OPERATOR: Final = 400
+# From this on, a tile's number of rows is followed by that of its columns.
+_TWO_DIGITS: Final = 10
 
-WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 4: 8e-6}
+WINOGRAD_ERRORS: Final[Mapping[int, float]] = {DIRECT: 1e-6, 2: 1e-6, 42: 4e-6, 4: 8e-6}
 """The largest error of a float32 convolution, relative to its largest result, by the size of its tile.
 
 They are those of 256 channels of random numbers, whose sums are added up one by one.
@@ -55,6 +57,15 @@ class Operator(NamedTuple):
         """Return by how much a choice makes the weights larger than they are by rule; 0 if it does not."""
         sizes = dict(zip(map(choice_text, self.alternatives), self.weight_bytes, strict=True))
         return max(sizes[choice_text(choice)] - sizes[choice_text(self.by_rule)], 0)
+
+
+def tile_size(tile: int) -> tuple[int, int]:
+    """Return the rows and columns of a tile of a Winograd convolution.
+
+    >>> tile_size(4), tile_size(42)
+    ((4, 4), (4, 2))
+    """
+    return (tile, tile) if tile < _TWO_DIGITS else divmod(tile, _TWO_DIGITS)
 
 
 def choice_text(choice: Choice) -> str:
@@ -103,5 +114,5 @@ def is_within_tolerance(choice: Choice, rtol: float | None) -> bool:
 
 def describe_choice(choice: Choice) -> str:
     """Return a choice for people."""
-    tile = choice[WINOGRAD]
-    return f"Winograd with tiles of {tile}×{tile}" if tile else "direct"
+    rows, columns = tile_size(choice[WINOGRAD])
+    return f"Winograd with tiles of {rows}×{columns}" if rows else "direct"

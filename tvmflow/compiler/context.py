@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import tvm
 
-from tvmflow.compiler.choices import WINOGRAD, Choices, Operator
+from tvmflow.compiler.choices import WINOGRAD, Choices, Operator, tile_size
 from tvmflow.compiler.cpu_model import BFLOAT16_INSTRUCTIONS, DOT_INSTRUCTIONS, CpuModel, is_cpu
 from tvmflow.compiler.marks import Marks
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.dot_products import INTEGERS, PAIRS, Products
-from tvmflow.compiler.tir_kernels.winograd import TRANSFORMS
 from tvmflow.targets.backends import backend_for, has_host_kernels
 
 
@@ -69,9 +69,10 @@ class LoweringContext:
         if self.cpu is None:
             return ()
         is_exact = self.has_full_precision() or self.cpu.factor_lanes
-        by_rule = max(TRANSFORMS) if is_exact else min(TRANSFORMS)
+        by_rule = (max if is_exact else min)(winograd.TRANSFORMS)
         largest = by_rule if self.options.winograd == "auto" else self.options.winograd
-        return tuple(tile for tile in TRANSFORMS if tile <= largest)
+        tiles = winograd.list_tiles(self.cpu.factor_lanes > 0)
+        return tuple(tile for tile in tiles if max(tile_size(tile)) <= largest)
 
     @property
     def measured_tiles(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from tvmflow.compiler.choices import WINOGRAD, describe_choice
+from tvmflow.compiler.choices import WINOGRAD, describe_choice, tile_size
 from tvmflow.compiler.tir_kernels.winograd import Costs
 from tvmflow.tuning.measured_operators import (
     DeviceClass,
@@ -232,9 +232,8 @@ def fit(operators: Sequence[MeasuredOperator], rule: Costs) -> tuple[Costs, Numb
 
 
 def _names(costs: Costs) -> list[str]:
-    transforms = [
-        f"transform of a tile of {tile}×{tile}, stride {step}" for tile, step in costs.transforms
-    ]
+    sizes = [(*tile_size(tile), step) for tile, step in costs.transforms]
+    transforms = [f"transform of a tile of {r}×{c}, stride {step}" for r, c, step in sizes]
     return [*transforms, "memory", "gain"]
 
 

@@ -9,16 +9,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.compiler.choices import WINOGRAD, choice_key
+from tvmflow.compiler.choices import DIRECT, WINOGRAD, choice_key
 from tvmflow.compiler.cpu_model import CpuModel
-from tvmflow.compiler.tir_kernels.winograd import Convolution, Costs, Geometry, Work, costs_by_rule
+from tvmflow.compiler.tir_kernels.winograd import (
+    Convolution,
+    Costs,
+    Geometry,
+    Work,
+    costs_by_rule,
+    list_tiles,
+)
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders, read_records
 
 if TYPE_CHECKING:
     from tvmflow.tuning.trials import ChoiceTimes
-
-TILES: Final = (0, 2, 4)
-"""The tiles that are compared; 0 for a direct convolution."""
 
 NOISE: Final = 0.02
 """Times that differ by a smaller part are equally good."""
@@ -73,16 +77,18 @@ class DeviceClass(NamedTuple):
         device: The model.
         lanes: The float32 values of a vector.
         has_few_registers: There are 16 registers for vectors, not 32.
+        takes_lanes: Instructions take lanes as factors.
     """
 
     device: str
     lanes: int
     has_few_registers: bool
+    takes_lanes: bool = False
 
     @property
     def rule(self) -> Costs:
         """The constants of the rules."""
-        return costs_by_rule(self.has_few_registers)
+        return costs_by_rule(self.has_few_registers, self.takes_lanes)
 
 
 def read_operators(
@@ -107,7 +113,9 @@ def read_operators(
         for key, path in folder.workload_files():
             text = folder.ledger.description(key).name
             if choice_key(text) == key and (choices := read_records(path).records.choices):
-                operator = measured_operator(text, list(choices.values()), kind.lanes)
+                operator = measured_operator(
+                    text, list(choices.values()), kind.lanes, kind.takes_lanes
+                )
                 if operator is not None:
                     classes.setdefault(kind, []).append(operator)
     return classes
@@ -126,11 +134,13 @@ def _classify(folder: TargetFolder) -> DeviceClass | None:
         return None
     device = folder.description.device
     name = device.get("class") or device.get("kind", "")
-    return DeviceClass(name, cpu.lanes, cpu.has_few_registers) if cpu else None
+    if cpu is None:
+        return None
+    return DeviceClass(name, cpu.lanes, cpu.has_few_registers, cpu.factor_lanes > 0)
 
 
 def measured_operator(
-    text: str, records: Sequence[ChoiceTimes], lanes: int
+    text: str, records: Sequence[ChoiceTimes], lanes: int, takes_lanes: bool = False
 ) -> MeasuredOperator | None:
     """Return what is known of a convolution; None if it cannot be compared.
 
@@ -138,8 +148,11 @@ def measured_operator(
         text: Its description.
         records: The times of its choices, each beside those of the rules.
         lanes: The float32 values of a vector.
+        takes_lanes: Instructions take lanes as factors.
     """
-    works = _count_works(text, lanes)
+    works = _count_works(text, lanes, (DIRECT, *list_tiles(takes_lanes)))
+    if works is None:
+        return None
     seconds: dict[int, float] = {}
     ordered = sorted(filter(_is_plausible, records), key=lambda times: times.when)
     for times in ordered:
@@ -150,7 +163,8 @@ def measured_operator(
             seconds.setdefault(tile, seconds[rule] * times.ratio)
         elif tile in seconds:
             seconds.setdefault(rule, seconds[tile] / times.ratio)
-    if works is None or len(seconds) <= 1:
+    seconds = {tile: time for tile, time in seconds.items() if tile in works}
+    if len(seconds) <= 1:
         return None
     moments = tuple(datetime.fromisoformat(times.when).timestamp() for times in ordered)
     return MeasuredOperator(text, works, seconds, moments)
@@ -162,7 +176,7 @@ def _is_plausible(times: ChoiceTimes) -> bool:
     return is_possible and 1 / _MAX_RATIO < times.ratio < _MAX_RATIO
 
 
-def _count_works(text: str, lanes: int) -> dict[int, Work] | None:
+def _count_works(text: str, lanes: int, tiles: Sequence[int]) -> dict[int, Work] | None:
     """Return what a convolution takes with each tile; None for another operator."""
     match = _TEXT.fullmatch(text)
     if match is None:
@@ -184,7 +198,7 @@ def _count_works(text: str, lanes: int) -> dict[int, Work] | None:
     depth, height, width = [1, *result[2:]][-3:]
     shape = (result[0], depth, height, width)
     geometry = Geometry(
-        tile=max(TILES),
+        tile=max(tiles),
         shape=shape,
         padding=(0, 0, 0),
         taps=taps,
@@ -193,7 +207,7 @@ def _count_works(text: str, lanes: int) -> dict[int, Work] | None:
         step=strides[-1],
     )
     convolution = Convolution(geometry, out=kernel[0], inner=kernel[1], lanes=lanes)
-    return {tile: convolution.count_work(tile) for tile in TILES}
+    return {tile: convolution.count_work(tile) for tile in tiles}
 
 
 def group_models(operators: Sequence[MeasuredOperator]) -> list[int]:

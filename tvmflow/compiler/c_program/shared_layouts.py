@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 # Smaller weights are not worth other code.
 _MIN_BYTES: Final = 4096
-# The sizes of Winograd's transformed kernels, F(2×2) and F(4×4).
+# The rows and columns of Winograd's transformed kernels, F(2×2), F(4×2) and F(4×4).
 _EDGES: Final = (4, 6)
 
 
@@ -81,7 +81,7 @@ class SharedLayout(NamedTuple):
         if ratio == 1 or array.nbytes < _MIN_BYTES or len(shape) < 3:
             return None
         last = len(shape) - 1
-        is_winograd = len(shape) == 7 and shape[0] == shape[1] and shape[0] in _EDGES
+        is_winograd = len(shape) == 7 and {*shape[:2]} <= {*_EDGES}
         out, inner = (2, 4) if is_winograd else (0, 1)
         axes, padded = [(out, last)], -1
         if len(shape) > 4 and shape[-2] == shape[-1]:

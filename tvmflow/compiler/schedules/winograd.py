@@ -67,9 +67,9 @@ class _Blocks(NamedTuple):
         return self.epilogue[-1]
 
     @property
-    def tile(self) -> int:
-        """The size of a tile of the result."""
-        return self.image.spatial_extents[5]
+    def tile(self) -> tuple[int, int]:
+        """The rows and columns of a tile of the result."""
+        return self.image.spatial_extents[5], self.image.spatial_extents[6]
 
     @property
     def tile_rows(self) -> int:
@@ -174,8 +174,8 @@ def _find_blocks(schedule: Schedule) -> _Blocks | None:
 
 def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
     """Return all splits whose sums fit the registers, the fastest estimate first."""
-    edge, _, out_blocks, _, depth, _, lanes = blocks.product.spatial_extents
-    elements, inner = edge**2, math.prod(blocks.product.reduction_extents)
+    height, width, out_blocks, _, depth, _, lanes = blocks.product.spatial_extents
+    elements, inner = height * width, math.prod(blocks.product.reduction_extents)
     taps = blocks.product.reduction_extents[0]
     slices = blocks.data.spatial_extents[4]
     in_strips = blocks.weight_bytes <= cpu.cached_weight_bytes
@@ -234,9 +234,10 @@ def _estimate_cost(split: _Split, out_blocks: int, cpu: CpuModel) -> tuple[float
 
 def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) -> None:
     image, out, *depth, y, z, lane = schedule.get_loops(blocks.final.handle)
-    strip, row = schedule.split(y, [None, split.rows * blocks.tile])
-    tile_row, p = schedule.split(row, [split.rows, blocks.tile])
-    tile_column, q = schedule.split(z, [blocks.tile_columns, blocks.tile])
+    rows, columns = blocks.tile
+    strip, row = schedule.split(y, [None, split.rows * rows])
+    tile_row, p = schedule.split(row, [split.rows, rows])
+    tile_column, q = schedule.split(z, [blocks.tile_columns, columns])
     group, block = schedule.split(out, [None, split.vectors])
     schedule.reorder(image, strip, group, block, *depth, tile_row, tile_column, p, q, lane)
     around = schedule.fuse(image, strip)
@@ -349,7 +350,7 @@ _ENOUGH_SUMS: Final = 14
 def _write_open(schedule: Schedule, blocks: _Blocks, cpu: CpuModel) -> tirx.PrimFunc | None:
     """Return a convolution of images of open sizes as loops; None for other kernels."""
     function, final = schedule.mod["main"], blocks.final
-    crop, image, tile = blocks.epilogue[0], blocks.image.output, blocks.tile
+    crop, image, (tile, _) = blocks.epilogue[0], blocks.image.output, blocks.tile
     size, cropped = ([axis.dom.extent for axis in block.stmt.iter_vars] for block in (final, crop))
     own = list_intermediate_buffers(schedule)
     if (

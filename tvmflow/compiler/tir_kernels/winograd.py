@@ -1,15 +1,15 @@
-"""Winograd convolutions of 3×3, F(2×2, 3×3) and F(4×4, 3×3), on blocked data.
+"""Winograd convolutions of 3×3, F(2×2, 3×3), F(4×2, 3×3) and F(4×4, 3×3), on blocked data.
 
 The result is split into tiles. Data and weights of a tile are transformed, multiplied
 elementwise (a matrix product over channels for each element of the tile), and the product is
 transformed back. Algorithm and matrices: Lavin and Gray, "Fast Algorithms for Convolutional
 Neural Networks", 2015, arXiv:1509.09308. A tile of 2×2 takes 16 multiplications instead of
-36, one of 4×4 36 instead of 144.
+36, one of 4×2 24 instead of 72, one of 4×4 36 instead of 144.
 
 With stride 2, the first and the last tap of an axis read data at even places, and the middle one
 at odd places. The former are a convolution of two taps with stride 1, F(2, 2) or F(4, 2), the
 latter are multiplied as they are, all with the same transformed weights. A tile of 2×2 takes 25
-multiplications instead of 36, one of 4×4 81 instead of 144.
+multiplications instead of 36, one of 4×2 45 instead of 72, one of 4×4 81 instead of 144.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.choices import DIRECT
+from tvmflow.compiler.choices import DIRECT, tile_size
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, divide_up, plain, simplify
 from tvmflow.compiler.tir_kernels import blocked, tiles
@@ -41,11 +41,14 @@ IMAGE: Final = "winograd_image"
 IMAGE_COLUMNS: Final = "winograd_image_columns"
 """The name of the block that transforms columns of the product first, where transforms are separate."""
 
+RECTANGLE: Final = 42
+"""A tile of 4×2: with 7 pixels along an axis, two of 4 and four of 2 waste the same."""
+
 _KERNEL: Final = 3
 
 
 class Transforms(NamedTuple):
-    """The matrices by which data, weights and product of a tile are multiplied from both sides.
+    """The matrices by which data, weights and product of a tile are multiplied along one of its axes.
 
     These are Bᵀ, G and Aᵀ. Terms of a group are added up first (see `_sum_row`).
 
@@ -126,7 +129,7 @@ TRANSFORMS: Final[Mapping[int, Transforms]] = {
         ),
     ),
 }
-"""The transforms of convolutions with stride 1, by the size of a tile."""
+"""The transforms of convolutions with stride 1, by the size of a tile along an axis."""
 _STRIDED_TRANSFORMS: Final[Mapping[int, Transforms]] = {
     2: _make_strided_transforms(
         np.array([[1, -1, 0], [0, 1, 0], [0, -1, 1]]),
@@ -168,6 +171,10 @@ class Costs(NamedTuple):
 _COSTS: Final = Costs({(2, 1): 9, (4, 1): 22, (2, 2): 25, (4, 2): 110}, memory=4, gain=1.1)
 # With 16 registers, which do not hold the 36 numbers of a tile.
 _SPILLED_COSTS: Final = _COSTS._replace(transforms={**_COSTS.transforms, (4, 1): 64})
+# On 64-bit ARM, a core reads 2 bytes from memory in the time of a multiplication.
+_LANE_COSTS: Final = _COSTS._replace(
+    transforms={**_COSTS.transforms, (RECTANGLE, 1): 15, (RECTANGLE, 2): 55}, memory=2
+)
 # By this factor columns that are added must make the product faster.
 _MIN_PADDING_GAIN: Final = 1.25
 
@@ -176,7 +183,7 @@ class Geometry(NamedTuple):
     """The sizes of a Winograd convolution over volumes; images are volumes with a depth of 1.
 
     Attributes:
-        tile: The size of a tile of the result.
+        tile: The size of a tile of the result (see `choices.tile_size`).
         shape: Images, depth, height and width of the result.
         padding: Front, top, left.
         taps: The depth of the kernel.
@@ -199,19 +206,23 @@ class Geometry(NamedTuple):
     step: int = 1
 
     @property
-    def edge(self) -> int:
-        """The size of a tile of data."""
-        return (self.tile - 1) * self.step + _KERNEL
+    def edges(self) -> tuple[int, int]:
+        """The rows and columns of a tile of data."""
+        rows, columns = ((size - 1) * self.step + _KERNEL for size in tile_size(self.tile))
+        return rows, columns
 
     @property
-    def transforms(self) -> Transforms:
-        """The transforms of a tile."""
-        return (TRANSFORMS if self.step == 1 else _STRIDED_TRANSFORMS)[self.tile]
+    def transforms(self) -> tuple[Transforms, Transforms]:
+        """The transforms of a tile: down its columns, and along its rows."""
+        by_size = TRANSFORMS if self.step == 1 else _STRIDED_TRANSFORMS
+        rows, columns = (by_size[size] for size in tile_size(self.tile))
+        return rows, columns
 
     @property
     def tiles(self) -> tuple[IrSize, IrSize]:
         """The rows and columns of tiles in one slice of the result."""
-        rows, columns = (simplify(divide_up(n, self.tile)) for n in self.shape[2:])
+        sizes = zip(self.shape[2:], tile_size(self.tile), strict=True)
+        rows, columns = (simplify(divide_up(n, size)) for n, size in sizes)
         return rows, blocked.pad_to_tiles(columns, self.tile_columns)
 
     @property
@@ -220,18 +231,30 @@ class Geometry(NamedTuple):
         return (self.shape[1] - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
+def list_tiles(takes_lanes: bool) -> tuple[int, ...]:
+    """Return the tiles of Winograd convolutions, the smallest first.
+
+    Args:
+        takes_lanes: Instructions take lanes as factors.
+    """
+    return (2, RECTANGLE, 4) if takes_lanes else tuple(TRANSFORMS)
+
+
 def list_strides(cpu: CpuModel) -> Sequence[int]:
     """Return the strides in height and width of convolutions that may be Winograd's on a CPU."""
     # with 16 registers, most of the larger tile of data would be spilled
     return (1, 2) if cpu.factor_lanes else (1,)
 
 
-def costs_by_rule(has_few_registers: bool) -> Costs:
+def costs_by_rule(has_few_registers: bool, takes_lanes: bool = False) -> Costs:
     """Return the constants by which the rules estimate a time.
 
     Args:
         has_few_registers: There are 16 registers for vectors, not 32.
+        takes_lanes: Instructions take lanes as factors.
     """
+    if takes_lanes:
+        return _LANE_COSTS
     return _SPILLED_COSTS if has_few_registers else _COSTS
 
 
@@ -310,13 +333,13 @@ class Convolution(NamedTuple):
         own = geometry._replace(tile=tile)
         count = n * math.prod(own.tiles)
         transforms = lanes * count * (own.slices * inner_blocks + depth * out_blocks)
-        products = own.edge**2 * vectors * depth * count
+        products = math.prod(own.edges) * vectors * depth * count
         return Work(tile, geometry.step, int(products), weights, int(transforms))
 
 
 def count_products(tile: int) -> int:
     """Return the elements of a transformed kernel; those of the kernel for a direct convolution (0)."""
-    return int((tile + _KERNEL - 1) ** 2) if tile else _KERNEL**2
+    return math.prod(size + _KERNEL - 1 for size in tile_size(tile)) if tile else _KERNEL**2
 
 
 def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) -> Geometry:
@@ -343,7 +366,7 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
-        w: Transformed weights (t, t, o, depth, i, b of i, b of o), where t = tile + 2.
+        w: Transformed weights (s, t, o, depth, i, b of i, b of o): 2 more than the rows and columns of a tile.
             With a stride of 2, those of rows and columns at odd places are last.
         geometry: The sizes of the convolution.
 
@@ -355,9 +378,9 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
 
 
 def _transform_data(x: Any, geometry: Geometry) -> Any:
-    """Return data as transformed tiles (t, t, i, n, slices, tiles, b)."""
+    """Return data as transformed tiles (s, t, i, n, slices, tiles, b)."""
     n, blocks, *_, lanes = map(plain, x.shape)
-    (rows, columns), edge, tile = geometry.tiles, geometry.edge, geometry.tile
+    (rows, columns), (height, width) = geometry.tiles, geometry.edges
     extents = [1, *map(plain, x.shape[2:-1])][-3:]
 
     def padded(i: Any, c: Any, *point: Any) -> Any:
@@ -372,81 +395,88 @@ def _transform_data(x: Any, geometry: Geometry) -> Any:
         value = x(i, c, *offset[6 - len(x.shape) :], lane)
         return tirx.if_then_else(tirx.all(*inside), value, tirx.const(0, x.dtype))
 
-    move = tile * geometry.step
-    size = (geometry.slices, rows * move + edge - move, columns * move + edge - move)
-    data = te.compute((n, blocks, *size, lanes), padded, name="pad")
-    matrix, groups = geometry.transforms.data, geometry.transforms.data_groups
-    shape = (edge, edge, blocks, n, geometry.slices, rows * columns, lanes)
+    down_step, step = (size * geometry.step for size in tile_size(geometry.tile))
+    size = (rows * down_step + height - down_step, columns * step + width - step)
+    data = te.compute((n, blocks, geometry.slices, *size, lanes), padded, name="pad")
+    of_columns, of_rows = geometry.transforms
+    shape = (height, width, blocks, n, geometry.slices, rows * columns, lanes)
     if geometry.is_separate:
 
         def down(i: Any, z: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
-            y, z = p // columns * move, p % columns * move + z
-            column = [data(image, c, d, y + step, z, lane) for step in range(edge)]
-            return _select_row(matrix, groups, column, i)
+            y, z = p // columns * down_step, p % columns * step + z
+            column = [data(image, c, d, y + row, z, lane) for row in range(height)]
+            return _select_row(of_columns.data, of_columns.data_groups, column, i)
 
         half = te.compute(shape, down, name=DATA_COLUMNS)
 
         def across(i: Any, j: Any, *place: Any) -> Any:
-            return _select_row(matrix, groups, [half(i, z, *place) for z in range(edge)], j)
+            row = [half(i, z, *place) for z in range(width)]
+            return _select_row(of_rows.data, of_rows.data_groups, row, j)
 
         return te.compute(shape, across, name=DATA)
-    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
+    row, column = te.reduce_axis((0, height), "row"), te.reduce_axis((0, width), "column")
 
     def transformed(i: Any, j: Any, c: Any, image: Any, d: Any, p: Any, lane: Any) -> Any:
-        y, z = p // columns * tile + row, p % columns * tile + column
-        factor = _entry(matrix, i, row, x.dtype) * _entry(matrix, j, column, x.dtype)
+        y, z = p // columns * down_step + row, p % columns * step + column
+        factor = _entry(of_columns.data, i, row, x.dtype) * _entry(of_rows.data, j, column, x.dtype)
         return te.sum(factor * data[image, c, d, y, z, lane], axis=[row, column])
 
     return te.compute(shape, transformed, name=DATA)
 
 
 def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
-    """Return the product (t, t, o, n, d, tiles, b) of transformed data and weights."""
-    last, _, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
-    edge = geometry.edge
+    """Return the product (s, t, o, n, d, tiles, b) of transformed data and weights."""
+    *last, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
     tap, block = te.reduce_axis((0, taps), "kd"), te.reduce_axis((0, blocks), "ic")
     channel = te.reduce_axis((0, lanes), "ib")
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
         source = d * geometry.stride + tap * geometry.dilation
-        place = [i, j] if edge == last else [tirx.min(at, last - 1) for at in (i, j)]
+        place = [
+            at if edge == size else tirx.min(at, size - 1)
+            for at, edge, size in zip((i, j), geometry.edges, last, strict=True)
+        ]
         weight = w(*place, o, tap, block, channel, inner).astype(x.dtype)
         return te.sum(
             x[i, j, block, image, source, p, channel] * weight, axis=[tap, block, channel]
         )
 
-    shape = (edge, edge, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
+    shape = (*geometry.edges, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
     return te.compute(shape, element, name=PRODUCT)
 
 
 def _transform_product(x: Any, geometry: Geometry, is_volume: bool) -> Any:
-    """Return a product (t, t, o, n, d, tiles, b) as the result of the convolution."""
+    """Return a product (s, t, o, n, d, tiles, b) as the result of the convolution."""
     n, depth, *size = geometry.shape
-    edge, _, blocks, *_, lanes = map(plain, x.shape)
-    (rows, columns), tile = geometry.tiles, geometry.tile
-    row, column = te.reduce_axis((0, edge), "row"), te.reduce_axis((0, edge), "column")
-    matrix, groups = geometry.transforms.image, geometry.transforms.image_groups
+    height, width, blocks, *_, lanes = map(plain, x.shape)
+    (rows, columns), (tile_rows, tile_columns) = geometry.tiles, tile_size(geometry.tile)
+    row, column = te.reduce_axis((0, height), "row"), te.reduce_axis((0, width), "column")
+    of_columns, of_rows = geometry.transforms
 
     def down(p: Any, z: Any, *place: Any) -> Any:
-        return _select_row(matrix, groups, [x(y, z, *place) for y in range(edge)], p)
+        values = [x(y, z, *place) for y in range(height)]
+        return _select_row(of_columns.image, of_columns.image_groups, values, p)
 
     def across(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
-        values = [half(p, step, o, i, d, y * columns + z, lane) for step in range(edge)]
-        return _select_row(matrix, groups, values, q)
+        values = [half(p, step, o, i, d, y * columns + z, lane) for step in range(width)]
+        return _select_row(of_rows.image, of_rows.image_groups, values, q)
 
     def element(i: Any, o: Any, d: Any, y: Any, z: Any, p: Any, q: Any, lane: Any) -> Any:
-        factor = _entry(matrix, p, row, x.dtype) * _entry(matrix, q, column, x.dtype)
+        factor = _entry(of_columns.image, p, row, x.dtype) * _entry(
+            of_rows.image, q, column, x.dtype
+        )
         value = x[row, column, o, i, d, y * columns + z, lane]
         return te.sum(factor * value, axis=[row, column])
 
-    shape = (n, blocks, depth, rows, columns, tile, tile, lanes)
+    shape = (n, blocks, depth, rows, columns, tile_rows, tile_columns, lanes)
     if geometry.is_separate:
-        half = te.compute((tile, *map(plain, x.shape[1:])), down, name=IMAGE_COLUMNS)
+        half = te.compute((tile_rows, *map(plain, x.shape[1:])), down, name=IMAGE_COLUMNS)
     image = te.compute(shape, across if geometry.is_separate else element, name=IMAGE)
 
     def cropped(i: Any, o: Any, *point: Any) -> Any:
         *d, y, z, lane = point
-        return image(i, o, *(d or [0]), y // tile, z // tile, y % tile, z % tile, lane)
+        tile = (y // tile_rows, z // tile_columns, y % tile_rows, z % tile_columns)
+        return image(i, o, *(d or [0]), *tile, lane)
 
     result = (n, blocks, *([depth] if is_volume else []), *size, lanes)
     return te.compute(result, cropped, name="crop")

@@ -226,15 +226,20 @@ def _find_winograd(
         or (step > 1 and terms > 1)
     ):
         return None
-    n, _, *size = shape
-    depth, height, width = [1, *size][-3:]
-    front, top, left = [0, *window.padding[: len(size)]][-3:]
+    n, _, *sizes = known_sizes(call)
+    is_fixed = not any(map(is_open, (n, *sizes)))
+    measured = context.measured_tiles if is_fixed and terms == 1 else ()
+    if terms > 1 or any(map(is_open, sizes)):
+        # more products an instruction save more than larger weights; the tiles of an open image are squares
+        tiles = tuple(tile for tile in tiles if tile != winograd.RECTANGLE)
+    depth, height, width = [1, *shape[2:]][-3:]
+    front, top, left = [0, *window.padding[: len(sizes)]][-3:]
     taps, stride, dilation = (
         [1, *values][-3] for values in (edges, window.strides, window.dilation)
     )
     geometry = Geometry(
         tile=tiles[0],
-        shape=(n, depth, height, width),
+        shape=(shape[0], depth, height, width),
         padding=(front, top, left),
         taps=taps,
         stride=stride,
@@ -242,21 +247,21 @@ def _find_winograd(
         step=step,
     )
     # levels that share weights choose alike
-    lanes = SHARED_LANES if context.options.shares_weights else rewriter.block
+    is_shared = context.options.shares_weights and not cpu.factor_lanes
+    lanes = SHARED_LANES if is_shared else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
-    costs = winograd.costs_by_rule(cpu.has_few_registers and not context.options.shares_weights)
+    has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.factor_lanes > 0
+    costs = winograd.costs_by_rule(has_few, takes_lanes)
     convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes)
     tile = by_rule = convolution.rank_tiles(tiles, costs)[0]
-    n, _, *sizes = known_sizes(call)
-    is_fixed = not any(map(is_open, (n, *sizes)))
-    if is_fixed and terms == 1 and context.measured_tiles:
-        ranked = convolution.rank_tiles(context.measured_tiles, costs)
+    if measured:
+        ranked = convolution.rank_tiles(measured, costs)
         text = _describe(call, kernel, window)
         block = rewriter.block
         elements = taps * -(-out // block) * -(-inner // block) * block**2
         weights = {tile: winograd.count_products(tile) * elements * 4 for tile in ranked}
         tile = context.choose_tile(text, read_marks(call), weights, by_rule)
-    _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, size, tile)
+    _log.debug("%d to %d channels of %s: Winograd tile of %d", inner, out, shape[2:], tile)
     if not tile:
         return None
     geometry = geometry._replace(tile=tile, shape=(n, *[1, *sizes][-3:]))
@@ -294,11 +299,10 @@ def _emit_winograd(
     block = rewriter.block
     kernel = rewriter.cast(rewriter.pad_to_multiples(kernel, [block, block]), "float32")
     o, i = ir.known_shape(kernel)[:2]
-    matrix = geometry.transforms.weights.astype("float32")
-    edge = len(matrix)
-    left = rewriter.emit(relax.op.matmul(relax.const(matrix), kernel))
-    both = rewriter.emit(relax.op.matmul(left, relax.const(matrix.T.copy())))
-    split = [o // block, block, i // block, block, geometry.taps, edge, edge]
+    rows, columns = (each.weights.astype("float32") for each in geometry.transforms)
+    left = rewriter.emit(relax.op.matmul(relax.const(rows), kernel))
+    both = rewriter.emit(relax.op.matmul(left, relax.const(columns.T.copy())))
+    split = [o // block, block, i // block, block, geometry.taps, len(rows), len(columns)]
     weights = rewriter.rearrange(both, split, [5, 6, 0, 4, 2, 3, 1])
     weights = rewriter.cast(weights, rewriter.context.weight_dtype)
     return rewriter.kernel(
