@@ -49,7 +49,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=ERRORS)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Use Winograd convolutions with each tile, those that are not for this machine too."""
-    monkeypatch.setattr(winograd, "choose_tile", lambda *_: request.param)
+    monkeypatch.setattr(winograd.Convolution, "rank_tiles", lambda *_: [request.param])
     return int(request.param)
 
 
@@ -317,8 +317,9 @@ def test_tiles_of_4_by_2_where_a_core_reads_fast(
 ) -> None:
     """With 7 pixels along an axis they waste the fewest products of those whose weights are read in time."""
     geometry = winograd.Geometry(2, (1, 1, size, size), (0, 1, 1), step=step)
-    sizes = (geometry, channels, channels, 4, 1, 4)
-    assert winograd.choose_tile(winograd.list_tiles(True), *sizes, False, True) == tile
+    costs = winograd.costs_by_rule(False, takes_lanes=True)
+    convolution = Convolution(geometry, channels, channels, lanes=4)
+    assert convolution.rank_tiles(winograd.list_tiles(True), costs)[0] == tile
     assert winograd.RECTANGLE not in winograd.list_tiles(False)
 
 
