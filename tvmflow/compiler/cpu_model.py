@@ -73,6 +73,8 @@ _PLAIN_LOADS: Final = (0.1, 1.25)
 # tile's time: LLVM loads the next factors of all points early, and a vector of weights shortly before it is used.
 _ISSUE_TIMES: Final = (0.6, 0.67)
 _ONE_MULTIPLICATION: Final = frozenset({"cortex-a53", "cortex-a55", "cortex-a57", "cortex-a72"})
+# A division of four numbers takes 34 cycles.
+_SLOW_DIVISIONS: Final = frozenset({"cortex-a57", "cortex-a72"})
 _LANE_INSTRUCTIONS: Final = (2.0, 0.5)
 _SPILL_COST: Final = 0.1
 _FACTOR_REGISTERS: Final = 4
@@ -228,6 +230,7 @@ class CpuModel(NamedTuple):
         has_float16: Whether instructions multiply and add vectors of float16.
         factor_lanes: The lanes of a vector of which instructions take any one as a factor; 0 without such instructions.
         issue_time: The time to issue a multiplication whose factor is a lane, relative to computing it.
+        divides_slowly: Whether a division of vectors takes as long as dozens of additions.
     """
 
     lanes: int
@@ -245,6 +248,7 @@ class CpuModel(NamedTuple):
     has_float16: bool = False
     factor_lanes: int = 0
     issue_time: float = _ISSUE_TIMES[1]
+    divides_slowly: bool = False
 
     @property
     def has_few_registers(self) -> bool:
@@ -416,8 +420,12 @@ class CpuModel(NamedTuple):
                 has_matrices="i8mm" in features,
                 has_float16="fullfp16" in features,
             )
-            issue_time = _ISSUE_TIMES[target.get("mcpu") not in _ONE_MULTIPLICATION]
-            return neon._replace(factor_lanes=find_factor_lanes(target), issue_time=issue_time)
+            mcpu = target.get("mcpu")
+            return neon._replace(
+                factor_lanes=find_factor_lanes(target),
+                issue_time=_ISSUE_TIMES[mcpu not in _ONE_MULTIPLICATION],
+                divides_slowly=mcpu in _SLOW_DIVISIONS,
+            )
         if arch.startswith("arm") and "neon" in features:
             return cls(4, 16, 1 << 18, _CORES, has_fma="vfp4" in features)
         # Every RISC-V CPU with the vector extension has vectors of at least 128 bits (Zvl128b).

@@ -88,8 +88,11 @@ def _pass(
 
 
 def _vectorize_math(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    cpu = context.cpu
     return vectorize_math(
-        mod, has_few_units=context.cpu is not None and context.cpu.factor_lanes > 0
+        mod,
+        has_few_units=cpu is not None and cpu.factor_lanes > 0,
+        divides_slowly=cpu is not None and cpu.divides_slowly,
     )
 
 

@@ -23,17 +23,23 @@ _INFINITY: Final = math.inf
 _INFINITY_BITS: Final = 0x7F800000
 
 
-def vectorize_math(mod: tvm.IRModule, *, has_few_units: bool = False) -> tvm.IRModule:
+def vectorize_math(
+    mod: tvm.IRModule, *, has_few_units: bool = False, divides_slowly: bool = False
+) -> tvm.IRModule:
     """Replace the functions of this module, of float32, in kernels by arithmetic.
 
     Args:
         mod: The kernels.
         has_few_units: Whether a CPU has fewer units for rounding, conversion and division than for additions, as
             64-bit ARM: exponentials are rounded and scaled by additions alone, and quotients of constants are products.
+        divides_slowly: Whether quotients within the functions are products with reciprocals. Those of the model stay.
     """
     if has_few_units:
         mod = ir.rewrite_kernels(mod, _multiply_by_inverses)
-    functions = _functions(_exp_by_addition if has_few_units else _exp)
+    functions = _functions(
+        _exp_by_addition if has_few_units else _exp,
+        _multiply_by_reciprocal if divides_slowly else lambda dividend, divisor: dividend / divisor,
+    )
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
 
@@ -319,8 +325,37 @@ _ERF_DENOMINATOR: Final = (
 )
 
 
+Divide = Callable[[Any, Any], Any]
+"""A way to divide a number by another one."""
+
+# This minus the bits of a number are those of its reciprocal, within an eighth of it.
+_RECIPROCAL_BITS: Final = 0x7EF311C3
+# Each step of Newton's method squares the error: 0.12, 0.015, 2e-4, 5e-8.
+_RECIPROCAL_STEPS: Final = 3
+# The reciprocals of larger numbers are no normal numbers, and 0 here.
+_GREATEST_DIVISOR: Final = 2.0**126
+
+
+def _multiply_by_reciprocal(dividend: Any, divisor: Any) -> Any:
+    """Return a quotient, within two units in the last place.
+
+    Divisors are NaN or at least 2⁻¹²⁵ in size.
+    """
+
+    def refine(d: Any, r: Any, steps: int) -> Any:
+        if not steps:
+            return tirx.Select(d > _const(_GREATEST_DIVISOR), _const(0.0), dividend * r)
+        return _let(r + r * (_const(1.0) - d * r), lambda better: refine(d, better, steps - 1))
+
+    def compute(d: Any) -> Any:
+        bits = tirx.const(_RECIPROCAL_BITS, "int32") - tirx.reinterpret("int32", d)
+        return _let(tirx.reinterpret(_FLOAT, bits), lambda r: refine(d, r, _RECIPROCAL_STEPS))
+
+    return _let(divisor, compute)
+
+
 def _rational(
-    limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...]
+    limit: float, numerator: tuple[float, ...], denominator: tuple[float, ...], divide: Divide
 ) -> Callable[[Any], Any]:
     """Return the function x·P(x²)/Q(x²), clamped at ±`limit`, where it reaches ±1.
 
@@ -330,7 +365,8 @@ def _rational(
     def function(x: Any) -> Any:
         def evaluate(v: Any) -> Any:
             return _let(
-                v * v, lambda s: v * (_polynomial(s, numerator) / _polynomial(s, denominator))
+                v * v,
+                lambda s: v * divide(_polynomial(s, numerator), _polynomial(s, denominator)),
             )
 
         clamped = tirx.max(tirx.min(x, _const(limit)), _const(-limit))
@@ -386,15 +422,15 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
     return lambda x: _let(x, function)
 
 
-def _functions(exp: Callable[[Any], Any]) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the functions by operator, with one of the ways to compute exponentials."""
+def _functions(exp: Callable[[Any], Any], divide: Divide) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the functions by operator, with one of the ways to compute exponentials and quotients."""
     return {
         "tirx.exp": exp,
         "tirx.log": _log,
         "tirx.log1p": _log1p,
-        "tirx.sigmoid": lambda x: _const(1.0) / (_const(1.0) + exp(_const(0.0) - x)),
-        "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR),
+        "tirx.sigmoid": lambda x: divide(_const(1.0), _const(1.0) + exp(_const(0.0) - x)),
+        "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR, divide),
         "tirx.sin": _sine(0),
         "tirx.cos": _sine(1),
-        "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR),
+        "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR, divide),
     }

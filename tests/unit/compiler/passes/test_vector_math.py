@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 from tvm import te, tirx
 
 from tests.support.kernels import LEVELS, host_level, level
@@ -43,6 +44,9 @@ def points(function: str) -> np.ndarray[Any, Any]:
     return np.concatenate([values, np.zeros(-len(values) % 16, np.float32)])
 
 
+SLOW = ("has_few_units", "divides_slowly")
+
+
 def kernel(function: str, size: int) -> tvm.IRModule:
     x = te.placeholder((size,), name="x")
     call = exp_of_negative if function == "exp_of_negative" else getattr(tirx, function)
@@ -56,10 +60,13 @@ def compute(
     target: dict[str, Any],
     *,
     has_few_units: bool = False,
+    divides_slowly: bool = False,
 ) -> Any:
     cpu = CpuModel.from_target(target)
     assert cpu is not None
-    mod = vectorize_math(kernel(function, len(values)), has_few_units=has_few_units)
+    mod = vectorize_math(
+        kernel(function, len(values)), has_few_units=has_few_units, divides_slowly=divides_slowly
+    )
     choice = rules.choose_schedule(mod, cpu)
     assert choice is not None
     library = tvm.compile(choice.schedule.mod, tvm.target.Target(target))
@@ -69,21 +76,22 @@ def compute(
 
 
 @pytest.mark.parametrize(
-    ("function", "mcpu", "has_few_units"),
+    ("function", "mcpu", "slow"),
     [
-        *((function, mcpu, False) for function in FUNCTIONS for mcpu in LEVELS),
-        *((function, LEVELS[-1], True) for function in ("exp", "sigmoid")),
+        *((function, mcpu, ()) for function in FUNCTIONS for mcpu in LEVELS),
+        *((function, LEVELS[-1], ("has_few_units",)) for function in ("exp", "sigmoid")),
+        *((function, LEVELS[-1], SLOW) for function in ("erf", "sigmoid", "tanh")),
     ],
 )
 def test_every_value_is_within_a_few_units_in_the_last_place(
-    function: str, mcpu: str, has_few_units: bool
+    function: str, mcpu: str, slow: tuple[str, ...]
 ) -> None:
     """At most eight units, two for exp, log, sin and cos; denormals count as the smallest normal number.
 
-    It holds for exponentials as 64-bit ARM computes them, too.
+    It holds for exponentials as 64-bit ARM computes them, and for quotients as a Cortex-A72 does, too.
     """
     values = points(function)
-    actual = compute(function, values, level(mcpu), has_few_units=has_few_units)
+    actual = compute(function, values, level(mcpu), **dict.fromkeys(slow, True))
     actual = actual.astype(np.float64)
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values.astype(np.float64))
@@ -113,12 +121,12 @@ def test_exponentials_of_negative_numbers_are_within_two_units_in_the_last_place
     assert (actual[values < -88] == 0).all()
 
 
-@pytest.mark.parametrize("has_few_units", [False, True])
+@pytest.mark.parametrize("slow", [(), ("has_few_units",), SLOW])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_infinities_and_nan_have_their_limits(function: str, has_few_units: bool) -> None:
+def test_infinities_and_nan_have_their_limits(function: str, slow: tuple[str, ...]) -> None:
     """NaN stays NaN."""
     values = np.array([np.inf, -np.inf, np.nan, -np.nan] * 4, np.float32)
-    actual = compute(function, values, host_level(), has_few_units=has_few_units)[:4]
+    actual = compute(function, values, host_level(), **dict.fromkeys(slow, True))[:4]
     with np.errstate(all="ignore"):
         exact = FUNCTIONS[function](values[:4].astype(np.float64))
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
@@ -170,6 +178,18 @@ def test_other_dtypes_and_functions_are_not_replaced() -> None:
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
     mod = kernel("tan", 16)
     tvm.ir.assert_structural_equal(vectorize_math(mod), mod)
+
+
+def test_functions_divide_by_multiplications_where_divisions_are_slow() -> None:
+    """Of 64-bit ARM, a Cortex-A72; other CPUs divide."""
+    for mcpu, is_slow in (("cortex-a72", True), ("cortex-a55", False), ("neoverse-n1", False)):
+        target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
+        cpu = CpuModel.from_target(target)
+        assert cpu is not None and cpu.divides_slowly == is_slow
+        mod = vectorize_math(kernel("tanh", 16), divides_slowly=cpu.divides_slowly)
+        divisions: list[Any] = []
+        tvm_ffi.structural_walk(mod["main"].body, (tirx.Div, divisions.append))
+        assert bool(divisions) != is_slow
 
 
 def test_quotients_of_constants_are_products_where_divisions_are_slow() -> None:
