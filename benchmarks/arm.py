@@ -143,6 +143,8 @@ NETS: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {
     "mobilenet int8": lambda: _quantized(_nets.mobilenet()),
     "resnet18 int8": lambda: _quantized(_nets.resnet18()),
     "efficient int8": lambda: _quantized(_nets.efficient()),
+    "encoder int8": lambda: _quantized(NETS["encoder"]()),
+    "vit int8": lambda: _quantized(NETS["vit"]()),
 }
 """The networks; all have seeded weights, one input and one output."""
 

@@ -27,7 +27,6 @@ from _runtimes import build, compare, draw_inputs
 from tvmflow.targets.features import no_bfloat16_reason
 from tvmflow.targets.host import read_host
 
-_SHAPE: Final = (1, 3, 224, 224)
 _CALIBRATION: Final = 2
 # A library -> the model of ONNX Runtime that it is compared with.
 _PEERS: Final = {"float32": "ort", "mixed": "ort", "bfloat16": "ort", "qdq": "ort-qdq"}
@@ -49,13 +48,14 @@ def quantize(source: Path, output: Path) -> None:
 
     # It logs a warning for every bias.
     logging.getLogger().setLevel(logging.ERROR)
-    name = onnx.load(source).graph.input[0].name
+    (value,) = onnx.load(source).graph.input
+    name, shape = value.name, [axis.dim_value for axis in value.type.tensor_type.shape.dim]
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             random = np.random.default_rng(0)
             samples = [
-                random.standard_normal(_SHAPE).astype(np.float32) for _ in range(_CALIBRATION)
+                random.standard_normal(shape).astype(np.float32) for _ in range(_CALIBRATION)
             ]
             self._feeds = iter([{name: sample} for sample in samples])
 

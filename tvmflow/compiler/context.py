@@ -141,6 +141,10 @@ class LoweringContext:
         """Return whether a CPU multiplies and adds integers of 8 bits in one instruction."""
         return self.dot_dtype is not None
 
+    def looks_up_bytes(self) -> bool:
+        """Return whether a function of a byte is read from a table: on 64-bit ARM, byte by byte."""
+        return self.has_dot_products() and self.cpu is not None and self.cpu.factor_lanes > 0
+
     def has_blocked_layout(self) -> bool:
         """Return whether convolutions on a CPU use blocked layouts."""
         return self.has_cpu_model() and self.options.layout == "blocked"

@@ -21,6 +21,7 @@ from tvmflow.compiler.ir_dump import IRDump
 from tvmflow.compiler.node_tracking import NodeTracker
 from tvmflow.compiler.passes.batched_matmuls import pack_batched_matmuls
 from tvmflow.compiler.passes.blocked_layout import use_blocked_layouts
+from tvmflow.compiler.passes.byte_tables import use_byte_tables
 from tvmflow.compiler.passes.constant_evaluation import evaluate_constants, fold_constants
 from tvmflow.compiler.passes.dynamic_quantization import convert_integer_products
 from tvmflow.compiler.passes.fold_norms import fold_norms
@@ -153,6 +154,9 @@ GRAPH_PHASES: Final[Phases] = {
         _pass("tap_weights", move_tap_weights, LoweringContext.has_tap_weights),
     ),
     "precision": (
+        LoweringPass("byte_tables", use_byte_tables, LoweringContext.looks_up_bytes).looks_for(
+            "quantize"
+        ),
         LoweringPass("fuse_requantize", fuse_requantize, LoweringContext.has_cpu_model).looks_for(
             "quantize", "dequantize", "astype"
         ),

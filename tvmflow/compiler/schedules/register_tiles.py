@@ -513,7 +513,10 @@ def _schedule_reduction(
     if not is_dot:
         schedule.vectorize(vector)
     sums = tile.vectors * tile.points
-    longest, limit = max(SHORT_REDUCTION, cpu.factor_lanes), _MAX_UNROLLED
+    longest, limit = (
+        max(SHORT_REDUCTION, cpu.factor_lanes, factors if takes_lanes else 0),
+        _MAX_UNROLLED,
+    )
     if _reads_rows(block, extents, cpu):
         longest, limit = _LONG_REDUCTION, _MAX_ROW
     elif takes_lanes and not is_dot:

@@ -209,6 +209,12 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     assert np.array_equal(result, run(loaded, target, data))
 
 
+def dense(rows: int, depth: int, columns: int) -> onnx.ModelProto:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    data, result = onnx_models.value("x", (rows, depth)), onnx_models.value("y", None)
+    return onnx_models.model([node], [data], [result], {"w": onnx_models.draw(depth, columns)})
+
+
 POINTS = conv(20, 24, 1, size=16)
 ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
 
@@ -218,12 +224,13 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
     [
         (POINTS, "neoverse-n1", r"sdot\s+v\d+\.4s, v\d+\.16b, v\d+\.4b\[3\]", r"sdot\s.*16b\n"),
         (POINTS, "cortex-a72", r"sadalp\s+v\d+\.4s, v\d+\.8h", r"\bsdot\b|\btbl\b"),
+        (dense(12, 64, 32), "cortex-a72", r"dup\s+v\d+\.4h, v\d+\.h\[3\]", r"ldr\s+h|ushll"),
         (conv(24, 20, 1, size=16), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 20, 3), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),
         (conv(24, 24, 5, groups=24), "neoverse-n1", r"tbl\s.*\n\s+sdot\s.*16b\n", r"ucvtf"),
     ],
-    ids=["quads", "pairs", "matrices", "odd matrices", "taps", "words of taps"],
+    ids=["quads", "pairs", "dense pairs", "matrices", "odd matrices", "taps", "words of taps"],
 )
 def test_arm_multiplies_bytes_with_exact_sums(
     made: onnx.ModelProto, mcpu: str, taken: str, left_out: str, tmp_path: Path
@@ -231,20 +238,89 @@ def test_arm_multiplies_bytes_with_exact_sums(
     """Four words of data are one load where an instruction takes any of them; others multiply pairs."""
     # The quantizer changes its argument.
     quantized = onnx_models.quantized(copy.deepcopy(made), tmp_path)
-    loaded, target = onnx_models.load(quantized, tmp_path), {**ARM, "mcpu": mcpu}
+    shape = (axis.dim_value for axis in made.graph.input[0].type.tensor_type.shape.dim)
+    data = onnx_models.draw(*shape)
+    code, result = run_for_arm(onnx_models.load(quantized, tmp_path), mcpu, data)
+    assert re.search(taken, code) and not re.search(left_out, code)
+    assert np.array_equal(result, expected(quantized, data))
+
+
+def run_for_arm(loaded: LoadedModel, mcpu: str, data: Array) -> tuple[str, Array]:
+    """Return the assembly for an ARM CPU, and the output of the same loops on this machine."""
+    target, here = {**ARM, "mcpu": mcpu}, level("x86-64-v3")
     lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
-    channels, size = (made.graph.input[0].type.tensor_type.shape.dim[n].dim_value for n in (1, 2))
     weights = lowered.compute_weights(loaded.params)
-    data = onnx_models.draw(1, channels, size, size)
     library = lowering.compile_with_weights(scheduled, weights, lowering.make_target(target))
-    code = library.mod.imports[0].inspect_source("asm")
-    assert re.search(taken, code) and not re.search(left_out, code)
-    here = level("x86-64-v3")
     expanded = dot_products.expand_dot_products(scheduled)
     loops = lowering.compile_with_weights(expanded, weights, lowering.make_target(here))
     result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
-    assert np.array_equal(result, expected(quantized, data))
+    return library.mod.imports[0].inspect_source("asm"), result
+
+
+def rounded_function(random: np.random.Generator, signed: bool) -> onnx.ModelProto:
+    """Return a function of random operators, one after another or of two of the tensors before.
+
+    Each result is rounded to bytes, one of them is read by a sum, too.
+    """
+    nodes, weights = [], {"zero": np.zeros((), "int8" if signed else "uint8")}
+
+    def round_to_bytes(name: str, scale: float) -> str:
+        weights[f"{name}_s"] = np.array(scale, "float32")
+        parameters = [f"{name}_s", "zero"]
+        nodes.append(helper.make_node("QuantizeLinear", [name, *parameters], [f"{name}_q"]))
+        nodes.append(
+            helper.make_node("DequantizeLinear", [f"{name}_q", *parameters], [f"{name}_r"])
+        )
+        return f"{name}_r"
+
+    values = [round_to_bytes("x", 0.02)]
+    kinds = [
+        "Erf",
+        *(str(kind) for kind in random.choice(["Tanh", "Add", "Mul", "Relu", "Sqrt"], 4)),
+    ]
+    for index, kind in enumerate(kinds):
+        operands, name = [str(random.choice(values[-3:]))], f"v{index}"
+        if kind == "Sqrt":
+            nodes.append(helper.make_node("Abs", operands, [f"{name}_a"]))
+            operands = [f"{name}_a"]
+        elif kind in ("Add", "Mul"):
+            weights[f"{name}_w"] = np.full((1,) * int(random.integers(0, 4)), 0.7, "float32")
+            operands.append(str(random.choice([*values, f"{name}_w"])))
+        nodes.append(helper.make_node(kind, operands, [name]))
+        values.append(round_to_bytes(name, 0.01))
+    nodes.append(helper.make_node("Add", [values[-1], values[1]], ["y"]))
+    data, result = onnx_models.value("x", (3, 5, 7)), onnx_models.value("y", None)
+    return onnx_models.model(nodes, [data], [result], weights)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("seed", seeds(3, 8, 40))
+def test_functions_of_bytes_are_looked_up_on_arm(seed: int, signed: bool, tmp_path: Path) -> None:
+    """No function of a byte is computed when the library runs; its values are those of the operators."""
+    made = rounded_function(np.random.default_rng(seed), signed)
+    data = onnx_models.draw(3, 5, 7)
+    loaded = onnx_models.load(made, tmp_path, {"x": data})
+    code, result = run_for_arm(loaded, "neoverse-n1", data)
+    assert "look_up" in code and not re.search(r"fdiv|fsqrt", code)
+    off = np.abs(result - expected(made, data))
+    # other libraries round other numbers next to a half
+    assert off.max() < 0.0401 and np.count_nonzero(off > 1e-6) <= 3
+
+
+def test_functions_of_two_tensors_of_bytes_are_computed(tmp_path: Path) -> None:
+    """A product with another tensor is no function of a byte, and cheap functions need no table."""
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"]),
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Mul", ["t", "m"], ["p"]),
+        helper.make_node("Relu", ["p"], ["y"]),
+    ]
+    data, result = onnx_models.value("x", (8, 16)), onnx_models.value("y", None)
+    made = onnx_models.model(nodes, [data], [result], {"w": onnx_models.draw(16, 16)})
+    quantized = onnx_models.quantized(made, tmp_path)
+    names = kernels_of(onnx_models.load(quantized, tmp_path).mod, {**ARM, "mcpu": "neoverse-n1"})
+    assert sum("look_up" in name for name in names) == 1
 
 
 def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:
