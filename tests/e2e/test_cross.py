@@ -141,15 +141,16 @@ def test_the_digits_are_recognized_on_another_cpu(crossing: Project, board: str)
 
 
 def quantized_network() -> onnx.ModelProto:
-    """Return convolutions of all kinds whose bytes ARM kernels multiply: with few channels, of points, of taps, padded and strided."""
+    """Return all that multiplies bytes in ARM kernels: with few channels, of points, of taps, padded and strided, and an odd number of rows."""
     node = helper.make_node
     widths = {"stem": (24, 3, 3), "up": (40, 24, 1), "taps": (40, 1, 3), "far": (40, 1, 5)}
-    widths |= {"down": (40, 1, 3), "square": (40, 40, 3), "back": (40, 40, 1)}
+    widths |= {"down": (40, 1, 3), "square": (40, 40, 3), "back": (40, 40, 1), "half": (20, 40, 1)}
     weights = {
         name: onnx_models.draw(out, inner, size, size, seed=seed) / size
         for seed, (name, (out, inner, size)) in enumerate(widths.items())
     }
     weights |= {f"{name}_b": onnx_models.draw(weights[name].shape[0]) for name in ("stem", "taps")}
+    weights |= {"rows": np.array([20, 25], np.int64), "last": onnx_models.draw(20, 26)}
     nodes = [
         node("Conv", ["x", "stem", "stem_b"], ["a"], pads=[1] * 4, strides=[2, 2]),
         node("Relu", ["a"], ["r"]),
@@ -161,7 +162,13 @@ def quantized_network() -> onnx.ModelProto:
         node("Add", ["k", "t"], ["s"]),
         node("Conv", ["s", "down"], ["d"], pads=[0, 0, 1, 1], strides=[2, 2], group=40),
         node("Conv", ["d", "square"], ["q"], pads=[1] * 4),
-        node("GlobalAveragePool", ["q"], ["y"]),
+        node("GlobalAveragePool", ["q"], ["g"]),
+        node("Add", ["q", "g"], ["m"]),
+        node("Conv", ["m", "half"], ["n"], strides=[2, 2]),
+        node("Reshape", ["n", "rows"], ["c"]),
+        node("Transpose", ["c"], ["e"], perm=[1, 0]),
+        node("MatMul", ["e", "last"], ["p"]),
+        node("Tanh", ["p"], ["y"]),
     ]
     data, result = onnx_models.value("x", (1, 3, 42, 38)), onnx_models.value("y", None)
     return onnx_models.model(nodes, [data], [result], weights)

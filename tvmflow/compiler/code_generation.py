@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -483,13 +483,20 @@ def _hide_rounds(loop: tirx.For) -> tirx.For:
 
 
 def order_matrix_sums() -> tvm.transform.Pass:
-    """Return a pass that selects the sums of each pixel from those of two, for 64-bit ARM."""
+    """Return a pass that selects the sums of each pixel or row from those of two, for 64-bit ARM."""
 
     def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         stores = find_nodes(function.body, tirx.BufferStore)
-        sums = {store.buffer for store in stores if _multiplies_matrices(store)}
+        sums = _measure_distances(store for store in stores if _multiplies_matrices(store))
         if not sums:
             return function
+
+        begun = {
+            (store.buffer, _find_pair(store, sums)[0]): store.value
+            for store in stores
+            if store.buffer in sums and not _multiplies_matrices(store)
+            if not isinstance(store.value, tirx.Broadcast)
+        }
 
         def order(store: tirx.BufferStore) -> tirx.BufferStore:
             if _multiplies_matrices(store):
@@ -497,11 +504,12 @@ def order_matrix_sums() -> tvm.transform.Pass:
             value = tvm_ffi.structural_map(
                 store.value, (tvm.ir.TensorLoad, lambda load: _select_sums(load, sums))
             )
-            place = _Place.of(store.buffer, store.indices)
-            if store.buffer in sums and not isinstance(value, tirx.Broadcast):
-                # they begin alike for both pixels
-                assert place is not None, "tiles are unrolled"
-                value = tirx.Shuffle([value, value], _PIXEL_LANES[place.number % 2])
+            if store.buffer in sums:
+                first, own = _find_pair(store, sums)
+                # both pixels begin alike, also where nothing reads the second one
+                value = begun.get((store.buffer, first), value)
+                if not isinstance(value, tirx.Broadcast):
+                    value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
             return tirx.BufferStore(store.buffer, value, store.indices)
 
         return function.with_body(tvm_ffi.structural_map(function.body, (tirx.BufferStore, order)))
@@ -509,6 +517,7 @@ def order_matrix_sums() -> tvm.transform.Pass:
     return tirx.transform.prim_func_pass(transform, opt_level=0, name="OrderMatrixSums")
 
 
+_VECTOR_SUMS: Final = 4
 _PIXEL_LANES: Final = ([0, 1, 4, 5], [2, 3, 6, 7])
 """The lanes of two vectors that belong to each of two pixels."""
 
@@ -526,15 +535,51 @@ def _find_matrix_instruction() -> int:
     return int(codegen.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION))
 
 
-def _select_sums(load: Any, sums: set[Any]) -> Any:
-    """Return the sums of a pixel that a load reads."""
+def _find_sums(buffer: Any, indices: Sequence[Any]) -> int:
+    """Return the place of the first sum at some indices of a buffer of sums, or of vectors of these."""
+    (index,) = indices
+    first = index.base if isinstance(index, tirx.Ramp) else index
+    assert isinstance(first, tirx.IntImm), "tiles are unrolled"
+    return int(first) * int(buffer.dtype.lanes)
+
+
+def _measure_distances(products: Iterable[tirx.BufferStore]) -> dict[Any, int]:
+    """Return the buffers of sums, with the vectors from a pixel's or row's sums to the next one's."""
+    places: dict[Any, list[int]] = {}
+    for store in products:
+        place = _find_sums(store.buffer, store.indices) // _VECTOR_SUMS
+        places.setdefault(store.buffer, []).append(place)
+    # an instruction for the first two results is followed by one for the others
+    return {buffer: second - first for buffer, (first, second, *_) in places.items()}
+
+
+def _find_pair(access: Any, sums: Mapping[Any, int]) -> tuple[int, int]:
+    """Return the first vector of the sums of two pixels or rows, and which of the two is loaded or stored."""
+    buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+    place, distance = _find_sums(buffer, access.indices) // _VECTOR_SUMS, sums[buffer]
+    own = place // distance % 2
+    return place - own * distance, own
+
+
+def _select_sums(load: Any, sums: Mapping[Any, int]) -> Any:
+    """Return the sums of a pixel or row that a load reads: a vector, half of one, or one sum."""
     if load.source not in sums:
         return load
-    place = _Place.of(load.source, load.indices)
-    assert place is not None, "tiles are unrolled"
-    first = place.number - place.number % 2
-    pair = [tirx.BufferLoad(load.source, [first + n]) for n in range(2)]
-    return tirx.Shuffle(pair, _PIXEL_LANES[place.number % 2])
+    distance, lanes = sums[load.source], int(load.source.dtype.lanes)
+    first, own = _find_pair(load, sums)
+    lane = _find_sums(load.source, load.indices) % _VECTOR_SUMS
+    if int(load.ty.dtype.lanes) < _VECTOR_SUMS:
+        # two neighbors are in one vector
+        vector = first + lane // 2 * distance
+        start = tirx.const(vector * _VECTOR_SUMS + own * 2 + lane % 2, "int32")
+        ramp = isinstance(load.indices[0], tirx.Ramp)
+        return tirx.BufferLoad(load.source, [tirx.Ramp(start, 1, 2) if ramp else start])
+    places = [(first + n * distance) * _VECTOR_SUMS // lanes for n in range(2)]
+    pair = [
+        tirx.BufferLoad(load.source, [n if lanes > 1 else tirx.Ramp(n, 1, _VECTOR_SUMS)])
+        for n in places
+    ]
+    return tirx.Shuffle(pair, _PIXEL_LANES[own])
 
 
 # ---------------------------------------------------------------- narrow stores

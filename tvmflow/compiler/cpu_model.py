@@ -6,6 +6,7 @@ units is estimated as in the roofline model: two pipelines multiply, two ports l
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -85,6 +86,8 @@ _LOOP_INSTRUCTIONS: Final = 4
 _PAIR_REGISTERS: Final = 3
 # The time of a load, in products of matrices.
 _MATRIX_LOADS: Final = 0.3
+# Another point is computed for so many, if tiles divide them better.
+_POINTS_FOR_ANOTHER: Final = 8
 # The part of a load's time that other instructions do not hide.
 _LOAD_SHARE: Final = 0.1
 
@@ -343,6 +346,23 @@ class CpuModel(NamedTuple):
             return 0.0
         loads = 2 * vectors + points
         return sums / (max(sums, 2 * MIN_SUMS) + pairs + _MATRIX_LOADS * loads)
+
+    def pad_matrix_points(self, points: int, vectors: int) -> int:
+        """Return the even number of points, at least so many, that takes least time in whole tiles."""
+
+        def time(number: int) -> float:
+            sizes = itertools.product(
+                range(1, min(vectors, MAX_TILE_VECTORS) + 1), range(2, MAX_TILE_POINTS + 1, 2)
+            )
+            best = max(
+                self.estimate_matrix_utilization(width, tile)
+                for width, tile in sizes
+                if vectors % width == number % tile == 0
+            )
+            return number / best
+
+        first = points + points % 2
+        return min(range(first, first + points // _POINTS_FOR_ANOTHER + 1, 2), key=time)
 
     def holds_unrolled_taps(self, vectors: int, points: int) -> bool:
         """Return whether a tile whose factors are lanes spills nothing where taps are unrolled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tvm
@@ -24,7 +24,10 @@ from tvmflow.compiler.passes.quantization import (
 )
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
+from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, ROWS
+
+# Fewer rows read each weight too few times for another instruction to matter.
+_MIN_MATRIX_ROWS: Final = 4
 
 
 def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -68,25 +71,46 @@ class _MatmulPacker(MainRewriter):
         source = find_integer_weights(self.flow, weights)
         depth, columns = ir.known_shape(call.args[1])
         block, products = self._choose_block(columns), self._context.integers
-        if data is None or source is None or block is None or depth % products.terms:
+        if data is None or source is None or block is None:
+            return None
+        rows = self._count_matrix_rows(call.args[0], columns)
+        products = ROWS if rows else products
+        if depth % products.terms and not rows:
             return None
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
-        padded = self.pad_to_multiples(weights, [block])
-        split = [-(-columns // block), block, depth // products.terms, products.terms]
+        padded = self.pad_to_multiples(weights, [block, products.terms])
+        split = [-(-columns // block), block, -(-depth // products.terms), products.terms]
         packed = self.rearrange(padded, split, [0, 2, 1, 3])
-        sums = self.kernel(
-            functools.partial(dot_products.dense, products),
-            "quantized_dense_pack",
-            data.integers,
-            packed,
-            columns,
+        multiply = (
+            functools.partial(dot_products.matrix_dense, rows=rows, results=columns)
+            if rows
+            else functools.partial(dot_products.dense, products, results=columns)
         )
+        sums = self.kernel(multiply, "quantized_dense_pack", data.integers, packed)
         if zeros is not None:
             sums = self._subtract_zeros(sums, data, zeros, depth)
         return scale_sums(self, sums, weights, [-1], data)
+
+    def _count_matrix_rows(self, data: Any, columns: int) -> int:
+        """Return how many rows instructions multiply as matrices; 0 if they multiply each by itself.
+
+        Levels of CPUs that share weights have one layout of them.
+        """
+        cpu, sizes = self._context.cpu, sizes_of(data)
+        if (
+            cpu is None
+            or not cpu.has_matrices
+            or self._context.options.shares_weights
+            or sizes is None
+            or is_open(sizes[-2])
+            or sizes[-2] < _MIN_MATRIX_ROWS
+            or columns < cpu.lanes
+        ):
+            return 0
+        return cpu.pad_matrix_points(int(sizes[-2]), -(-columns // cpu.lanes))
 
     def _subtract_zeros(
         self, sums: Any, data: QuantizedData, zeros: np.ndarray[Any, Any], depth: int

@@ -30,12 +30,13 @@ from tvmflow.compiler.tir_kernels.dot_products import (
     INTEGERS,
     MATRICES,
     PAIRS,
+    ROWS,
     TAPS,
     Products,
 )
 
 _PRODUCTS: Final = {
-    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, BFLOAT16)
+    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, ROWS, BFLOAT16)
 }
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""
@@ -55,6 +56,7 @@ def register_intrinsics() -> None:
     _load_pairs_intrinsic()
     _load_taps_intrinsic()
     _load_matrices_intrinsic()
+    _load_rows_intrinsic()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
@@ -127,6 +129,14 @@ def _load_matrices_intrinsic() -> str:
 
 
 @functools.cache
+def _load_rows_intrinsic() -> str:
+    """Return the name of the intrinsic that multiplies two rows of a matrix of bytes."""
+    name = "tvmflow.dot_int8_rows_2x4x8"
+    _register_rows(name)
+    return name
+
+
+@functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for a number of float32 sums of products of bfloat16."""
     name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
@@ -165,6 +175,9 @@ def use_instruction(
         return
     if find_products(block) is MATRICES:
         schedule.tensorize(loop, _load_matrices_intrinsic())
+        return
+    if find_products(block) is ROWS:
+        schedule.tensorize(loop, _load_rows_intrinsic())
         return
     if cpu.has_narrow_dots:
         schedule.tensorize(loop, _load_narrow_intrinsic(lanes))
@@ -226,6 +239,10 @@ def _expand(store: Any) -> Any:
         loops.append((half, terms[0]))
         place, weight = [point, lane], weights[lane, half, term]
         value = data[half, 0, point, term]
+    elif len(sums.shape) > 1:
+        # rows of a matrix
+        point = store.indices[0]
+        place, value = [point, lane], data[point, term]
     else:
         # data of taps have channels of their own
         value = data[term] if len(data.shape) == 1 else data[term, lane]
@@ -405,6 +422,60 @@ def _register_matrices(name: str) -> None:
                 A.vload([0, 0, 0, 0], dtype="int8x8"),
                 A.vload([1, 0, 0, 0], dtype="int8x8"),
                 B.vload([2, 0, 0], dtype="int8x16"),
+            )
+
+    TensorIntrin.register(name, description, implementation, override=True)
+
+
+def _register_rows(name: str) -> None:
+    """Register an intrinsic that multiplies eight bytes of two rows with those of four results.
+
+    It leaves sums as that for pixels does.
+    """
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        s0, s1 = T.int32(), T.int32()
+        A = T.match_buffer(a, (2, 8), dtype="int8", offset_factor=1, strides=[s0, 1])
+        B = T.match_buffer(b, (4, 8), dtype="int8", offset_factor=1)
+        C = T.match_buffer(
+            c, (2, 4), dtype="int32", offset_factor=1, strides=[s1, 1], scope="local"
+        )
+        with T.sblock("root"):
+            T.reads(C[0:2, 0:4], A[0:2, 0:8], B[0:4, 0:8])
+            T.writes(C[0:2, 0:4])
+            for i, j, k in T.grid(2, 4, 8):
+                with T.sblock("update"):
+                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
+                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], "int32") * T.cast(B[vj, vk], "int32")
+
+    def multiply(sums: Any, first: Any, second: Any, weights: Any) -> Any:
+        data = tirx.Shuffle([first, second], list(range(16)))
+        number = T.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
+        return T.call_llvm_pure_intrin(number, sums, data, weights, dtype="int32x4")
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        s0, s1 = T.int32(), T.int32()
+        A = T.match_buffer(a, (2, 8), dtype="int8", offset_factor=1, strides=[s0, 1])
+        B = T.match_buffer(b, (4, 8), dtype="int8", offset_factor=1)
+        C = T.match_buffer(
+            c, (2, 4), dtype="int32", offset_factor=1, strides=[s1, 1], scope="local"
+        )
+        with T.sblock("root"):
+            T.reads(C[0:2, 0:4], A[0:2, 0:8], B[0:4, 0:8])
+            T.writes(C[0:2, 0:4])
+            C[0, T.ramp(T.int32(0), 1, 4)] = multiply(
+                C.vload([0, 0], dtype="int32x4"),
+                A.vload([0, 0], dtype="int8x8"),
+                A.vload([1, 0], dtype="int8x8"),
+                B.vload([0, 0], dtype="int8x16"),
+            )
+            C[1, T.ramp(T.int32(0), 1, 4)] = multiply(
+                C.vload([1, 0], dtype="int32x4"),
+                A.vload([0, 0], dtype="int8x8"),
+                A.vload([1, 0], dtype="int8x8"),
+                B.vload([2, 0], dtype="int8x16"),
             )
 
     TensorIntrin.register(name, description, implementation, override=True)

@@ -48,7 +48,14 @@ from tvmflow.compiler.schedules.elementwise import (
     schedule_block,
     vectorize_loop,
 )
-from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, INTEGERS, MATRICES, PAIRS, TAPS
+from tvmflow.compiler.tir_kernels.dot_products import (
+    BFLOAT16,
+    INTEGERS,
+    MATRICES,
+    PAIRS,
+    ROWS,
+    TAPS,
+)
 
 _MAX_UNROLLED: Final = 160
 # Taps whose factors are lanes, if registers hold what is loaded early.
@@ -57,6 +64,8 @@ _MAX_TAPS: Final = 192
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
+# Products of matrices of bytes, of pixels and of rows.
+_OF_MATRICES: Final = (MATRICES, ROWS)
 # The points of which an instruction multiplies the bytes as rows of a matrix.
 _MATRIX_POINTS: Final = 2
 # A reduction and its result.
@@ -492,9 +501,9 @@ def _schedule_reduction(
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
     products = dot_products.find_products(block)
-    is_dot, is_matrix = products is not None, products is MATRICES
-    # the terms of a matrix are those of two blocks
-    terms = [reduction_loops.pop() for _ in range(is_dot + is_matrix)][::-1]
+    is_dot, is_matrix = products is not None, products in _OF_MATRICES
+    # the terms of pixels are those of two blocks
+    terms = [reduction_loops.pop() for _ in range(is_dot + (products is MATRICES))][::-1]
     extents = list(block.reduction_extents[: len(reduction_loops)])
     factors = _count_factors(block, cpu)
     takes_lanes = _reads_whole_vectors(block, extents, factors)
@@ -782,7 +791,7 @@ def generate_tiles(
     """
     outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
     shapes = sorted(_estimate_shapes(block, axes, cpu), reverse=True)
-    if dot_products.find_products(block) is MATRICES:
+    if dot_products.find_products(block) in _OF_MATRICES:
         shapes = [shape for shape in shapes if shape[0] > 0]
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
@@ -860,7 +869,7 @@ def _estimate_utilization(
         A number near 1 for the best tiles.
     """
     sums = vectors * points
-    if dot_products.find_products(block) is MATRICES:
+    if dot_products.find_products(block) in _OF_MATRICES:
         # matrices are multiplied in whole tiles
         is_whole = max_points % points == 0
         utilization = cpu.estimate_matrix_utilization(vectors, points) if is_whole else 0.0

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvm import te, tirx
+from tvm import te, tirx, topi
 
 from tvmflow.compiler.open_sizes import IrSize, divide_up, is_open, plain, same_size, same_sizes
 from tvmflow.compiler.tir_kernels import bfloat16, blocked
@@ -45,6 +45,8 @@ PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
 """The same for CPUs that add the products of two bytes at a time."""
 MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum)
 """Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
+ROWS: Final = Products("integer_rows", 8, INTEGERS.to_sum)
+"""The same of two rows, whose terms lie together."""
 TAPS: Final = Products("integer_taps", 4, INTEGERS.to_sum)
 """Products of bytes of neighboring pixels with the taps of each channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
@@ -179,6 +181,29 @@ def dense(products: Products, x: Any, w: Any, results: int) -> Any:
     columns = blocks * block
     sums = te.compute((*outer, _round_up(rows), columns), element, name=products.name)
     return _take((*outer, rows, results), sums)
+
+
+def matrix_dense(x: Any, w: Any, rows: int, results: int) -> Any:
+    """Return the sums (…, n) of a matrix (…, k) and weights (⌈n/b⌉, ⌈k/8⌉, b, 8) by products of matrices.
+
+    So many `rows`, an even number, are computed at least; n is `results`.
+    """
+    *outer, own, depth = map(plain, x.shape)
+    blocks, parts, block, terms = (int(extent) for extent in w.shape)
+    missing = [rows - own, parts * terms - depth]
+    if any(missing):
+        none = [0] * len(outer)
+        x = topi.nn.pad(x, [*none, 0, 0], [*none, *missing], tirx.const(0, x.dtype), name="pad")
+    part, term = te.reduce_axis((0, parts), "kp"), te.reduce_axis((0, terms), "kt")
+
+    def element(*index: Any) -> Any:
+        *row, column = index
+        value = ROWS.to_sum(x(*row, part * terms + term))
+        weight = ROWS.to_sum(w(column // block, part, column % block, term))
+        return te.sum(value * weight, axis=[part, term])
+
+    sums = te.compute((*outer, rows, blocks * block), element, name=ROWS.name)
+    return _take((*outer, own, results), sums)
 
 
 def _round_up(points: IrSize) -> IrSize:

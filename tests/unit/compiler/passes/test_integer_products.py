@@ -161,9 +161,12 @@ def test_random_shapes_agree_with_onnxruntime(
     check(quantized, tmp_path, dot_target(flag))
 
 
-def conv(inputs: int, outputs: int, kernel: int, groups: int = 1, size: int = 9) -> onnx.ModelProto:
+def conv(
+    inputs: int, outputs: int, kernel: int, groups: int = 1, size: int = 9, stride: int = 1
+) -> onnx.ModelProto:
     weights = {"w": onnx_models.draw(outputs, inputs // groups, kernel, kernel)}
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[kernel // 2] * 4, group=groups)
+    shape = {"strides": [stride] * 2, "pads": [kernel // 2] * 4}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], group=groups, **shape)
     data, result = onnx_models.value("x", (1, inputs, size, size)), onnx_models.value("y", None)
     return onnx_models.model([node], [data], [result], weights)
 
@@ -227,10 +230,26 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
         (dense(12, 64, 32), "cortex-a72", r"dup\s+v\d+\.4h, v\d+\.h\[3\]", r"ldr\s+h|ushll"),
         (conv(24, 20, 1, size=16), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 20, 3), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
+        (conv(20, 20, 1), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
+        (conv(16, 20, 1, stride=2), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
+        (dense(12, 64, 32), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
+        (dense(37, 20, 27), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),
         (conv(24, 24, 5, groups=24), "neoverse-n1", r"tbl\s.*\n\s+sdot\s.*16b\n", r"ucvtf"),
     ],
-    ids=["quads", "pairs", "dense pairs", "matrices", "odd matrices", "taps", "words of taps"],
+    ids=[
+        "quads",
+        "pairs",
+        "dense pairs",
+        "matrices",
+        "odd matrices",
+        "odd blocks",
+        "strides",
+        "rows",
+        "odd rows",
+        "taps",
+        "words of taps",
+    ],
 )
 def test_arm_multiplies_bytes_with_exact_sums(
     made: onnx.ModelProto, mcpu: str, taken: str, left_out: str, tmp_path: Path

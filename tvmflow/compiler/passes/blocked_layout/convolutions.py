@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 # The share of a direct convolution's time that one of Winograd's takes.
 _WINOGRAD_SHARE: Final = 0.5
 _IMAGE_AXES: Final = 2
+# From so many blocks of data on, matrices with a block of zeros are multiplied faster than vectors.
+_MIN_ODD_BLOCKS: Final = 3
 
 
 def rewrite_conv(
@@ -454,7 +456,11 @@ def emit(
     *outer, _, block = ir.known_shape(packed)
     products = rewriter.context.integers
     if _multiplies_matrices(rewriter, data.integers, window, groups, outer[2:]):
-        blocks, width, *kernel_size = outer
+        integers, window = _take_strides(rewriter, data.integers, window)
+        # another block is multiplied with zeros
+        data = data._replace(integers=rewriter.pad_to_multiples(integers, [1, 2]))
+        packed = rewriter.pad_to_multiples(packed, [1, 2])
+        blocks, width, *kernel_size = ir.known_shape(packed)[:-2]
         halves = MATRICES.terms // block
         split = [blocks, width // halves, halves, *kernel_size, block, block]
         last = len(split) - 1
@@ -478,11 +484,26 @@ def emit(
     return scale_sums(rewriter, sums, totals, shape, data)
 
 
+def _take_strides(
+    rewriter: LayoutRewriter, x: Any, window: tuple[Sizes, Sizes, Sizes]
+) -> tuple[Any, tuple[Sizes, Sizes, Sizes]]:
+    """Emit the pixels that a kernel of one pixel reads, and return its window over them."""
+    strides, *others = window
+    if max(strides) == 1:
+        return x, window
+    axes = [2 + axis for axis in range(len(strides))]
+    ends = [known_sizes(x)[axis] for axis in axes]
+    taken = relax.op.strided_slice(x, axes, [0] * len(strides), ends, list(strides))
+    padding, dilation = others
+    return rewriter.emit(taken), ([1] * len(strides), padding, dilation)
+
+
 def _count_points(x: Any, window: tuple[Sizes, Sizes, Sizes], kernel: Sizes) -> int:
-    """Return the pixels in a row of the result of a convolution without strides; 0 for an open row."""
-    width, padding = known_sizes(x)[-2], window[1]
+    """Return the pixels in a row of the result of a convolution without dilation; 0 for an open row."""
+    width, (strides, padding, _) = known_sizes(x)[-2], window
     rank = len(padding) // 2
-    return 0 if is_open(width) else width + padding[rank - 1] + padding[-1] - kernel[-1] + 1
+    read = width + padding[rank - 1] + padding[-1] - kernel[-1]
+    return 0 if is_open(width) else int(read // strides[-1]) + 1
 
 
 def _multiplies_matrices(
@@ -498,6 +519,8 @@ def _multiplies_matrices(
     """
     cpu, (strides, padding, dilation) = rewriter.context.cpu, window
     points = _count_points(x, window, kernel)
+    is_fixed = not any(map(is_open, known_sizes(x)[2:]))
+    takes_pixels = is_fixed and math.prod(kernel) == 1 and not any(padding)
     return (
         cpu is not None
         and cpu.has_matrices
@@ -505,12 +528,10 @@ def _multiplies_matrices(
         and not rewriter.context.options.shares_weights
         and groups.number == 1
         and len(strides) == _IMAGE_AXES
-        and groups.width % (MATRICES.terms // groups.lanes) == 0
-        and max(*strides, *dilation) == 1
+        and (groups.width % 2 == 0 or groups.width > _MIN_ODD_BLOCKS)
+        and (max(*strides, *dilation) == 1 or takes_pixels)
         and min(padding) >= 0
         and points > 1
-        # another point of a row is one of padding
-        and (points % 2 == 0 or any(padding))
     )
 
 
