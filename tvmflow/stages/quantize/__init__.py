@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -56,7 +57,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=4,
+    version=5,
     scope="machine",
     needs={
         "import": (
@@ -164,13 +165,16 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     signature = Signature(document)
     _check_names(signature)
     start = _list_candidates(settings, _load(context.inputs), signature)
+    zero_points = _find_zero_points(start.model, signature)
+    has_error = bool(zero_points) or any("float" in spec.dtype for spec in signature.outputs)
     source = _describe_data(settings, signature, context.inputs)
+    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
+    _check_limits(settings, evaluated, has_error)
     calibration = _load_calibration(settings, source, context.inputs)
     candidates = _smooth(settings, start, signature, calibration)
     possible = _quantize(settings, candidates, calibration)
-    evaluated = source._replace(role=DATA, field="verify.data").load(context.inputs)
     quantization, control = _control(
-        settings, candidates, possible, signature, calibration, evaluated
+        settings, candidates, possible, signature, calibration, evaluated, zero_points
     )
     model, layers = candidates.model, candidates.layers
     quantized = insert(model, layers, quantization)
@@ -198,7 +202,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
             for place, layer in enumerate(layers)
         ),
         samples=len(calibration),
-        error=control.error,
+        error=control.error if has_error else None,
         float_accuracy=control.float_accuracy,
         accuracy=control.accuracy,
     )
@@ -216,6 +220,27 @@ def _check_names(signature: Signature) -> None:
                 f"quantize cannot calibrate a model with an input or output named {quoted(spec.name)}",
                 fix=f"export the model with a name that does not start with '{_RESERVED}'",
             )
+
+
+def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:
+    """Check that what the recipe limits can be measured, before anything is computed.
+
+    Args:
+        settings: The settings.
+        evaluated: The samples of `verify.data`.
+        has_error: Whether an output is a number, or an integer that stands for one.
+    """
+    limited = settings.quantize
+    if limited.max_accuracy_drop is not None and (evaluated is None or evaluated.labels is None):
+        raise StageError(
+            f"quantize.max_accuracy_drop needs labels, and verify.data has no array {quoted(settings.label)}",
+            fix="add labels, or set quantize.max_error",
+        )
+    if limited.max_error is not None and not has_error:
+        raise StageError(
+            "quantize.max_error needs an output of floats, and the model has none",
+            fix="leave it out, or export the model with its scores as a further output",
+        )
 
 
 def _load(files: Mapping[str, Path]) -> FloatModel:
@@ -477,6 +502,8 @@ def _quantize(
 
 # So many batches tell the means of channels.
 _MEAN_BATCHES: Final = 64
+# So many batches of those that are evaluated tell whether corrected means are better.
+_CORRECTED_BATCHES: Final = 64
 
 
 def _find_corrections(
@@ -581,6 +608,7 @@ def _control(
     signature: Signature,
     calibration: Sequence[Feed],
     evaluated: Samples | None,
+    zero_points: Mapping[str, float],
 ) -> tuple[Quantization, Control]:
     """Choose the layers by what they cost on `verify.data`, or on the calibration data.
 
@@ -604,18 +632,6 @@ def _control(
     batches = cast("Sequence[dict[str, Array]]", calibration)
     data = evaluated or Samples(batches, len(batches), None, 0)
     limits = Limits(settings.quantize.max_accuracy_drop, settings.quantize.max_error)
-    if limits.accuracy_drop is not None and data.labels is None:
-        raise StageError(
-            f"quantize.max_accuracy_drop needs labels, and verify.data has no array {quoted(settings.label)}",
-            fix="add labels, or set quantize.max_error",
-        )
-    zero_points = _find_zero_points(model, signature)
-    has_error = bool(zero_points) or any("float" in spec.dtype for spec in signature.outputs)
-    if limits.error is not None and not has_error:
-        raise StageError(
-            "quantize.max_error needs an output of floats, and the model has none",
-            fix="leave it out, or export the model with its scores as a further output",
-        )
     if not len(data.batches):
         return possible, Control()
     switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
@@ -624,15 +640,21 @@ def _control(
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
         library = CorrectedModel(model, layers, quantization, signature)
-        plain = evaluation.compare(lambda feed: library.run(feed, False))
-        if not quantization.corrections:
-            return quantization, plain
-        corrected = evaluation.compare(lambda feed: library.run(feed, True))
-        costs = [(not limits.hold(cost), cost.error) for cost in (corrected, plain)]
-        _log.debug("error %.4f with corrected means, %.4f without", costs[0][1], costs[1][1])
-        if costs[0] < costs[1]:
-            return quantization, corrected
-        return replace(quantization, corrections={}), plain
+        ways = [(quantization, partial(library.run, is_corrected=True))]
+        if quantization.corrections:
+            plain = replace(quantization, corrections={}), partial(library.run, is_corrected=False)
+            ways.append(plain)
+            # some of the samples tell which one is better
+            errors = [evaluation.compare(run, _CORRECTED_BATCHES).error for _, run in ways]
+            _log.debug("error %.4f with corrected means, %.4f without", *errors)
+            if errors[0] >= errors[1]:
+                ways.reverse()
+        costs = []
+        for way, run in ways:
+            costs.append((way, evaluation.compare(run)))
+            if limits.hold(costs[-1][1]):
+                return costs[-1]
+        return costs[0]
 
     names = {
         place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
@@ -660,7 +682,7 @@ def _control(
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100
     return quantization, Control(
-        error=cost.error if has_error else None,
+        error=cost.error,
         float_accuracy=before,
         accuracy=after,
         damage=damage,

@@ -153,19 +153,24 @@ class Evaluation:
     def measure_alone(self, place: int) -> Cost:
         """Return the error that one layer makes, by the first batches; accuracy needs all of them."""
         if place not in self._alone:
-            self._alone[place] = Cost(
-                self._compare(lambda feed: self._switched.run(feed, [place]), _ALONE_BATCHES).error
-            )
+            cost = self.compare(lambda feed: self._switched.run(feed, [place]), _ALONE_BATCHES)
+            self._alone[place] = Cost(cost.error)
         return self._alone[place]
 
-    def compare(self, run: Callable[[Feed], Mapping[str, Array]]) -> Cost:
-        """Return what another way to compute the outputs costs."""
-        return self._compare(run, len(self._data.batches))
+    def compare(
+        self, run: Callable[[Feed], Mapping[str, Array]], batches: int | None = None
+    ) -> Cost:
+        """Return what another way to compute the outputs costs.
 
-    def _compare(self, run: Callable[[Feed], Mapping[str, Array]], batches: int) -> Cost:
+        Args:
+            run: Computes the outputs.
+            batches: The first batches, of which there is no accuracy unless they are all; None for all.
+        """
+        count = len(self._data.batches)
+        batches = count if batches is None else min(batches, count)
         sums: dict[str, list[float]] = {}
         kept = []
-        for place in range(min(batches, len(self._data.batches))):
+        for place in range(batches):
             exact = self._read_exact(place)
             rounded = run(self._data.batches[place])
             for name, array in exact.items():
@@ -176,7 +181,7 @@ class Evaluation:
                     own[1] += _sum_squares(array.astype(np.float64) - zero)
             kept.append(rounded)
         error = max((_relate(*pair) for pair in sums.values()), default=0.0)
-        if self.accuracy is None or batches < len(self._data.batches):
+        if self.accuracy is None or batches < count:
             return Cost(error)
         # one sample of 200 is 0.5 points and no more
         return Cost(error, round(100 * (self.accuracy - (self._score(kept) or 0.0)), 9))

@@ -369,14 +369,17 @@ def test_integers_at_the_ends_of_a_float_model(tmp_path: Path) -> None:
         run(settings_of(), {**again, "data": tmp_path / "data.npz"}, tmp_path / "again")
 
 
-def test_indices_have_no_error(tmp_path: Path) -> None:
-    """Of a model that only returns indices no error is told, and none can be limited."""
+def test_indices_have_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that only returns indices no error is told, and a limit is refused before anything is compiled."""
     files = import_files(save(with_integers_at_ends("ArgMax"), tmp_path), tmp_path / "import")
     np.savez(tmp_path / "data.npz", x=RNG.integers(0, 256, (2, 16, 8, 8), dtype=np.uint8))
     files["data"] = tmp_path / "data.npz"
     assert run(settings_of(), files, tmp_path / "out").error is None
+    monkeypatch.delattr(Signature, "compile")
     with pytest.raises(StageError, match="max_error needs an output of floats"):
         run(settings_of(max_error=0.1), files, tmp_path / "limited")
+    with pytest.raises(StageError, match="max_accuracy_drop needs labels"):
+        run(settings_of(max_accuracy_drop=1), files, tmp_path / "unlabelled")
 
 
 def test_names_of_layers_are_those_of_convolutions(files: dict[str, Path]) -> None:
