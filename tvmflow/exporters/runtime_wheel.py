@@ -115,6 +115,7 @@ _COPIED: Final = (
     "runtime/programs.py",
     "runtime/resampling.py",
     "runtime/samples.py",
+    "runtime/stored_arrays.py",
     "runtime/statements.py",
     "runtime/threads.py",
     "runtime/trust.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
+
+_Converted = TypeVar("_Converted")
 
 SUFFIXES: Final = frozenset(".bmp .gif .jpeg .jpg .pgm .png .ppm .tif .tiff .webp".split())
 """The endings of files that are taken for images."""
@@ -96,8 +98,8 @@ def list_images(images: Any) -> list[Any]:
 
 
 def read_files(
-    paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], Array]
-) -> list[Array]:
+    paths: Iterable[str | os.PathLike[str]], convert: Callable[[Array], _Converted]
+) -> list[_Converted]:
     """Return what a function makes of the pixels of each file.
 
     Raises:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import io
 import math
 import os
+import struct
+import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, overload
 
@@ -20,12 +23,14 @@ from tvmflow.core.files import output_file
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
+from tvmflow.runtime.stored_arrays import StoredArray, write_stored
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
+    AnyArray = Array | StoredArray
 
 # What an npz file may unpack to, besides so many times its own size.
 _MAX_NPZ: Final = 1 << 30
@@ -33,13 +38,18 @@ _MAX_NPZ_RATIO: Final = 64
 _MAX_ARRAYS: Final = 100_000
 _NPY_HEAD: Final = 12
 _MAX_NPY_HEADER: Final = 10_000
+# Smaller arrays of a file are in memory in any case.
+_MIN_STORED: Final = 1 << 16
+_PIECE: Final = 1 << 20
+# The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
+_ZIP_HEAD: Final = struct.Struct("<26xHH")
 
 
 class Samples(NamedTuple):
     """Whole batches of inputs.
 
     Attributes:
-        batches: An array for each input, for each batch; those of images are made when they are asked for.
+        batches: An array for each input, for each batch; they may be made when they are asked for.
         total: How many samples are real; the rest of the last batch is padding.
         labels: One entry for each sample, or None.
         batch_size: How many samples a batch has; 0 where a batch cannot be divided into samples.
@@ -93,16 +103,15 @@ def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:
     return Samples([feed], 1, None, 0)
 
 
-class _ImageBatches(Sequence["Feed"]):
-    """Batches of an input that takes images: as pixels they need a quarter of the memory of float32."""
+class _Batches(Sequence["Feed"]):
+    """Batches that are made when they are asked for, one at a time; a slice of them makes none."""
 
-    def __init__(self, preprocessing: Preprocessing, images: Sequence[Array]) -> None:
-        self._preprocessing = preprocessing
-        self._images = images
-        self._batch_size = preprocessing.input.shape[0]
+    def __init__(self, make: Callable[[int], Feed], places: range) -> None:
+        self._make = make
+        self._places = places
 
     def __len__(self) -> int:
-        return -(-len(self._images) // self._batch_size)
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> Feed: ...
@@ -110,14 +119,14 @@ class _ImageBatches(Sequence["Feed"]):
     def __getitem__(self, index: slice) -> Sequence[Feed]: ...
     def __getitem__(self, index: int | slice) -> Feed | Sequence[Feed]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        first = range(len(self))[index] * self._batch_size
-        tensor = self._preprocessing.tensor(self._images[first : first + self._batch_size])
-        return {self._preprocessing.input.name: tensor}
+            return _Batches(self._make, self._places[index])
+        return self._make(self._places[index])
 
 
 def image_samples(
-    preprocessing: Preprocessing, images: Sequence[Array], labels: Array | None = None
+    preprocessing: Preprocessing,
+    images: Sequence[Array] | StoredArray,
+    labels: Array | None = None,
 ) -> Samples:
     """Return images for a model whose only input takes them, divided into batches.
 
@@ -126,8 +135,13 @@ def image_samples(
         images: What its `fit` returned.
         labels: The index of each image's class, or None.
     """
-    batches = _ImageBatches(preprocessing, images)
-    return Samples(batches, len(images), labels, preprocessing.input.shape[0])
+    size = preprocessing.input.shape[0]
+
+    def make(start: int) -> Feed:
+        some: Any = images[start : start + size]
+        return {preprocessing.input.name: preprocessing.tensor(some)}
+
+    return Samples(_Batches(make, range(0, len(images), size)), len(images), labels, size)
 
 
 def load_samples(
@@ -168,7 +182,7 @@ def load_samples(
 
 def make_samples(
     inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, AnyArray],
     *,
     source: str,
     label: str = "label",
@@ -188,16 +202,24 @@ def make_samples(
             )
             for name, group in numbered.items()
         ]
-        labels = arrays.get(label)
+        labels = _read_labels(arrays, label)
         total = sum(group.total for group in groups)
         _check_labels(labels, total, source, label, labels_needed_by)
-        batches = [batch for group in groups for batch in group.batches]
-        return Samples(batches, total, labels, groups[0].batch_size if len(groups) == 1 else 0)
+        if len(groups) == 1:
+            return groups[0]._replace(total=total, labels=labels)
+        # each is of one size
+        places = [(group, place) for group in groups for place in range(len(group.batches))]
+
+        def make(number: int) -> Feed:
+            group, place = places[number]
+            return group.batches[place]
+
+        return Samples(_Batches(make, range(len(places))), total, labels, 0)
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
     is_one_batch = all(shapes.get(spec.name) == spec.shape for spec in inputs)
-    labels = arrays.get(label)
+    labels = _read_labels(arrays, label)
     problems = [*filter(None, (_mismatch_reason(spec, arrays) for spec in inputs))]
     if not is_one_batch and (len({spec.shape[:1] for spec in inputs}) > 1 or not inputs[0].shape):
         problems.append("the model's inputs do not all have samples along their first axis")
@@ -212,16 +234,21 @@ def make_samples(
             fix="provide one array for each input, with its name, samples along the first axis",
         )
     if is_one_batch:
-        feed = {spec.name: matching[spec.name].astype(spec.dtype) for spec in inputs}
+        feed = {spec.name: matching[spec.name][...].astype(spec.dtype) for spec in inputs}
         count = inputs[0].shape[0] if inputs and inputs[0].shape else 1
         return Samples([feed], count, labels, 0)
     count, batch_size = counts.pop(), inputs[0].shape[0]
     return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
 
 
-def _group_numbered(arrays: Mapping[str, Array], label: str) -> dict[str, dict[str, Array]]:
+def _read_labels(arrays: Mapping[str, AnyArray], label: str) -> Array | None:
+    labels = arrays.get(label)
+    return None if labels is None else labels[...]
+
+
+def _group_numbered(arrays: Mapping[str, AnyArray], label: str) -> dict[str, dict[str, AnyArray]]:
     """Return the arrays of each `NUMBER/INPUT` by number; by an empty name where none is numbered."""
-    groups: dict[str, dict[str, Array]] = {}
+    groups: dict[str, dict[str, AnyArray]] = {}
     for name, array in arrays.items():
         number, separator, own = name.partition("/")
         if separator and number.isdecimal():
@@ -248,7 +275,7 @@ def _check_labels(
 
 def _make_open_samples(
     inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],
     source: str,
 ) -> Samples:
@@ -266,15 +293,17 @@ def _make_open_samples(
             if not batch_size:
                 problems.append(str(error))
         else:
-            batch = {spec.name: arrays[spec.name].astype(spec.dtype) for spec in inputs}
+            batch = {spec.name: arrays[spec.name][...].astype(spec.dtype) for spec in inputs}
             first = arrays[names[0]] if names else None
             count = len(first) if first is not None and first.ndim else 1
             return Samples([batch], count, None, 0)
     if not problems:
         batches = _divide_open(inputs, arrays, dimensions, batch_size)
         try:
-            for batch in batches:
-                derive_sizes(dimensions, sizes, {n: array.shape for n, array in batch.items()})
+            # all others are as the first one
+            for place in {0, len(batches) - 1}:
+                found = {name: array.shape for name, array in batches[place].items()}
+                derive_sizes(dimensions, sizes, found)
         except WrongSize as error:
             problems.append(str(error))
     if problems:
@@ -286,7 +315,7 @@ def _make_open_samples(
     return Samples(batches, len(arrays[names[0]]), None, batch_size)
 
 
-def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
+def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
     """Return why the array of an input does not fit whatever the sizes are, or an empty string."""
     array = arrays.get(spec.name)
     if array is None:
@@ -298,7 +327,7 @@ def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
 
 
 def _find_batch_size(
-    inputs: Sequence[TensorSpec], arrays: Mapping[str, Array], dimensions: Sequence[Dimension]
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], dimensions: Sequence[Dimension]
 ) -> int:
     """Return the most samples of a batch, by the first axis of all inputs; 0 where it has none."""
     firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
@@ -312,20 +341,17 @@ def _find_batch_size(
 
 def _divide_open(
     inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],
     batch_size: int,
-) -> list[Feed]:
+) -> Sequence[Feed]:
     """Return batches; the last one is smaller where it may be, and else filled up with the last sample."""
     count = len(arrays[inputs[0].name])
     [name, *_] = inputs[0].sizes or inputs[0].shape
     rest = count % batch_size
     batch = next((dimension for dimension in dimensions if dimension.name == name), None)
-    if not rest or batch is None or batch.find_problem(rest):
-        return _divide(inputs, arrays, count, batch_size)
-    whole = _divide(inputs, arrays, count - rest, batch_size)
-    last = {spec.name: arrays[spec.name][-rest:].astype(spec.dtype) for spec in inputs}
-    return [*whole, last]
+    is_smaller = rest > 0 and batch is not None and not batch.find_problem(rest)
+    return _divide(inputs, arrays, count, batch_size, fills_last=not is_smaller)
 
 
 def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
@@ -334,10 +360,28 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.
     """
+    return _read_npz(file, source, _read_array)
+
+
+def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
+    """Return the arrays of an npz file by name, the larger ones without their elements.
+
+    These stay in the file or, where it is compressed, are unpacked into a temporary one. Arrays whose first axis is the innermost one are in memory.
+
+    Raises:
+        StageError: when it is damaged, or holds more than plain arrays.
+        EnvironmentProblem: when there is no space to unpack it.
+    """
+    return _read_npz(path, source, partial(_store_array, path))
+
+
+def _read_npz(file: Path | IO[bytes], source: str, read: Callable[..., Any]) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             size = file.stat().st_size if isinstance(file, Path) else file.seek(0, os.SEEK_END)
-            return _read_arrays(archive, _MAX_NPZ + _MAX_NPZ_RATIO * size)
+            return _read_arrays(archive, _MAX_NPZ + _MAX_NPZ_RATIO * size, read)
+    except EnvironmentProblem:
+        raise
     except Exception as error:
         raise StageError(
             f"{source} is not an npz file of plain arrays: {error}",
@@ -345,7 +389,7 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
         ) from error
 
 
-def _read_arrays(archive: zipfile.ZipFile, limit: int) -> dict[str, Array]:
+def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
     """Return the arrays of an archive, which have at most as many bytes as the limit.
 
     Raises:
@@ -359,11 +403,20 @@ def _read_arrays(archive: zipfile.ZipFile, limit: int) -> dict[str, Array]:
         raise ValueError(
             f"its arrays have {total:,} bytes when they are unpacked, and the limit for its size is {limit:,}"
         )
-    return {name.removesuffix(".npy"): _read_array(archive, e) for name, e in entries.items()}
+    return {name.removesuffix(".npy"): read(archive, e) for name, e in entries.items()}
 
 
-def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
-    """Return an array, for which no more memory is taken than the archive has of it."""
+class _Header(NamedTuple):
+    """The head of an array's file: where its elements begin, and what they are."""
+
+    offset: int
+    shape: tuple[int, ...]
+    is_transposed: bool
+    dtype: np.dtype[Any]
+
+
+def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+    """Return the head of an array, which has no more elements than the archive has of it."""
     import numpy as np
 
     # NumPy has no types for it
@@ -377,15 +430,49 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         raise ValueError(f"{quoted(entry.filename)} is no array, or has fields")
     header = io.BytesIO(start)
     layout.read_magic(header)
-    shape, _, dtype = read_header[version](header)
+    shape, is_transposed, dtype = read_header[version](header)
     if math.prod(shape) * dtype.itemsize > entry.file_size:
         raise ValueError(f"{quoted(entry.filename)} ends before its last element")
+    return _Header(header.tell(), shape, is_transposed, dtype)
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Return an array, for which no more memory is taken than the archive has of it."""
+    import numpy as np
+
+    layout: Any = np.lib.format
+    _read_header(archive, entry)
     with archive.open(entry) as stream:
         array: Array = layout.read_array(stream, allow_pickle=False)
     return array
 
 
-def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
+def _store_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
+    """Return an array that stays in its file, or in a temporary one, where it is large."""
+    header = _read_header(archive, entry)
+    size = math.prod(header.shape) * header.dtype.itemsize
+    is_small = size < _MIN_STORED or not header.shape
+    if is_small or header.is_transposed or header.dtype.hasobject:
+        return _read_array(archive, entry)
+    if entry.compress_type == zipfile.ZIP_STORED:
+        with archive.open(entry) as stream:
+            # its checksum is checked at its end
+            while stream.read(_PIECE):
+                pass
+        file = path.open("rb")
+        file.seek(entry.header_offset)
+        name, extra = _ZIP_HEAD.unpack(file.read(_ZIP_HEAD.size))
+        begin = entry.header_offset + _ZIP_HEAD.size + name + extra
+        return StoredArray(file, begin + header.offset, header.shape, header.dtype)
+    unpacked: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the array closes it
+    array = StoredArray(unpacked, header.offset, header.shape, header.dtype)
+    with archive.open(entry) as stream:
+        while piece := stream.read(_PIECE):
+            write_stored(unpacked, piece)
+    return array
+
+
+def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
     """Return why the array of an input does not fit, or an empty string."""
     array = arrays.get(spec.name)
     if array is None:
@@ -398,7 +485,7 @@ def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, Array]) -> str:
     return ""
 
 
-def _conversion_problem(array: Array, dtype: str) -> str | None:
+def _conversion_problem(array: AnyArray, dtype: str) -> str | None:
     """Return why an array cannot be taken as another dtype, as the end of a sentence; None if it can.
 
     Floats become wider or narrower ones, and integers others that hold them. Integers do not become
@@ -424,7 +511,7 @@ def _conversion_problem(array: Array, dtype: str) -> str | None:
 
 def _count_samples(
     inputs: Sequence[TensorSpec],
-    arrays: Mapping[str, Array],
+    arrays: Mapping[str, AnyArray],
     labels: Array | None,
     is_one_batch: bool,
 ) -> set[int]:
@@ -436,15 +523,27 @@ def _count_samples(
 
 
 def _divide(
-    inputs: Sequence[TensorSpec], arrays: Mapping[str, Array], count: int, batch_size: int
-) -> list[Feed]:
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, AnyArray],
+    count: int,
+    batch_size: int,
+    *,
+    fills_last: bool = True,
+) -> Sequence[Feed]:
+    """Return batches; the last sample fills up the last one, unless that is to be smaller."""
     import numpy as np
 
-    batches: list[Feed] = []
-    for start in range(0, count, batch_size):
-        index = np.minimum(np.arange(start, start + batch_size), count - 1)
-        batches.append({spec.name: arrays[spec.name][index].astype(spec.dtype) for spec in inputs})
-    return batches
+    def take(spec: TensorSpec, start: int) -> Array:
+        rows = arrays[spec.name][start : min(start + batch_size, count)]
+        missing = batch_size - len(rows) if fills_last else 0
+        if missing:
+            rows = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
+        return rows.astype(spec.dtype)
+
+    def make(start: int) -> Feed:
+        return {spec.name: take(spec, start) for spec in inputs}
+
+    return _Batches(make, range(0, count, batch_size))
 
 
 def run_samples(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) -> dict[str, Array]:

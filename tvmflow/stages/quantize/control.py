@@ -179,7 +179,8 @@ class Evaluation:
                     own = sums.setdefault(name, [0.0, 0.0])
                     own[0] += _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
                     own[1] += _sum_squares(array.astype(np.float64) - zero)
-            kept.append(rounded)
+            if self.accuracy is not None:
+                kept.append({self._output: rounded[self._output]})
         error = max((_relate(*pair) for pair in sums.values()), default=0.0)
         if self.accuracy is None or batches < count:
             return Cost(error)

@@ -1,4 +1,4 @@
-"""The samples that `quantize` reads: calibration data, and those of `verify.data`."""
+"""The samples that `quantize` reads, a batch at a time: calibration data, and those of `verify.data`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Dimension, Json, TensorSpec
-from tvmflow.runtime import samples
 from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.samples import Samples, image_samples
+from tvmflow.runtime.samples import Samples, image_samples, make_samples, open_npz
+from tvmflow.runtime.stored_arrays import store_rows
 from tvmflow.stages.image_data import ImageList, list_files, read_table
 
 if TYPE_CHECKING:
@@ -69,8 +69,12 @@ class DataSource(NamedTuple):
                 files, read_table(path) if path else list_files(images), limit
             )
         elif path is not None:
-            loaded = samples.load_samples(
-                self.inputs, path, source=self.field, label=self.label, dimensions=self.dimensions
+            loaded = make_samples(
+                self.inputs,
+                open_npz(path, self.field),
+                source=self.field,
+                label=self.label,
+                dimensions=self.dimensions,
             )
         else:
             return None
@@ -100,7 +104,9 @@ class DataSource(NamedTuple):
         try:
             # some of the images are calibrated with, which needs no classes
             indices = listed.find_indices(self.classes) if limit is None else None
-            fitted = read_files(paths, preprocessing.fit)
+            fitted = store_rows(
+                lambda add: read_files(paths, lambda own: add(preprocessing.fit(own)))
+            )
         except (BundleError, ValueError) as error:
             text = error.message if isinstance(error, BundleError) else str(error)
             raise StageError(f"{self.field}: {text}", fix="replace or remove them") from None
