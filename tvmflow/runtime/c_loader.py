@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
 
 ABI: Final = 1
+_ABI_WITHOUT_WEIGHTS: Final = 0x10001
 """The version of the interface."""
 
 # Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
@@ -91,6 +93,16 @@ class Options(ctypes.Structure):
         ("parallel_for", ctypes.c_void_p),
         ("user", ctypes.c_void_p),
     )
+
+
+class _OptionsWithWeights(Options):
+    """`NAME_options` of the header of a library without weights, on a system that maps files."""
+
+    _fields_ = (
+        ("weights_file", ctypes.c_char_p),
+        ("weights", ctypes.c_void_p),
+        ("weights_bytes", ctypes.c_size_t),
+    )  # type: ignore[assignment]  # they come after those of the base
 
 
 class Tensor(ctypes.Structure):
@@ -215,6 +227,7 @@ class NativeProgram:
         prefix: The beginning of all names in it, without the underscore after it.
         threads: The threads of each call.
         signature: The inputs and outputs, of which a library with dimensions tells only a part.
+        weights: The content of the file of its weights, at a multiple of 64 bytes, for a library without them.
 
     Attributes:
         threads: The threads of each call, at most.
@@ -234,8 +247,10 @@ class NativeProgram:
         prefix: str,
         threads: int,
         signature: Mapping[str, Json] = MappingProxyType({}),
+        weights: Array | None = None,
     ) -> None:
         self.loaded = _LoadedLibrary(path, prefix)
+        self.weights = weights
         self.threads = threads
         self.open_tensors = read_open_tensors(signature)
         # what a machine lacks is told when the library is loaded, not at the first call; and
@@ -251,6 +266,14 @@ class NativeProgram:
             for spec in self.outputs
         ]
         _libraries.add(self)
+
+    def with_weights(self, weights: Array) -> NativeProgram:
+        """Return the same library with other weights; see the class."""
+        other = copy(self)
+        other.weights = weights
+        other._free = [_Context(other)]
+        _libraries.add(other)
+        return other
 
     def _check_dimensions(self) -> None:
         """Check that sizes are open in the library where they are in the signature.
@@ -463,6 +486,13 @@ class _Context:
         self._functions = functions
         self._handle = ctypes.c_void_p()
         options = Options(abi=ABI, threads=min(library.threads, _MAX_THREADS))
+        if library.weights is not None:
+            options = _OptionsWithWeights(
+                abi=_ABI_WITHOUT_WEIGHTS,
+                threads=options.threads,
+                weights=address_of(library.weights),
+                weights_bytes=library.weights.nbytes,
+            )
         if memory is not None:
             options.allocate = ctypes.cast(memory.allocate, ctypes.c_void_p)
             options.release = ctypes.cast(memory.release, ctypes.c_void_p)

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -65,6 +66,7 @@ from tvmflow.targets.c_runtime import (
     levels,
     symbol_prefix,
 )
+from tvmflow.targets.c_runtime.weights import BEGIN, write_weights
 from tvmflow.targets.linking import ALIGNMENT, compile_c, padded, pe, write_data
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.threads import count_usable_cpus
@@ -300,7 +302,7 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
 
     def pieces() -> Iterator[bytes | memoryview]:
         for array, begin, end in zip(program.constants, offsets, offsets[1:], strict=False):
-            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            yield _bytes_of(array).data
             yield bytes(end - begin - array.nbytes)
         yield bytes(ALIGNMENT)
 
@@ -310,7 +312,7 @@ def _write_constants(program: Program, prefix: str, folder: Path) -> None:
 
 def _digest(array: Array) -> str:
     """Return the digest of a constant without the zeros at its end, with which another level may pad it."""
-    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    content = _bytes_of(array)
     used = content.nonzero()[0]
     return hashlib.sha256(content[: used[-1] + 1 if len(used) else 0].data).hexdigest()
 
@@ -402,15 +404,82 @@ def load_c_library(
         return _link(model, signature, threads, Path(scratch)).load()
 
 
+class LibraryWithoutWeights:
+    """A model that is compiled once for this machine, and loaded with one set of weights after another.
+
+    Args:
+        model: The model, of whose weights shapes and dtypes matter alone.
+        signature: Its inputs and outputs.
+        threads: The threads of a call.
+
+    Raises:
+        UnsupportedProgram: The model needs TVM's runtime.
+    """
+
+    def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:
+        # equal constants would be one
+        distinct = [_mark(array, place) for place, array in enumerate(model.weights)]
+        sizes = (padded(array.nbytes) for array in distinct)
+        self._begins = [*accumulate(sizes, initial=BEGIN)]
+        with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
+            file = Path(scratch) / "weights"
+            marked = model._replace(weights=distinct)
+            library = _link(marked, signature, threads, Path(scratch), file)
+            self._bytes = file.stat().st_size
+            with file.open("rb") as stream:
+                self._head = stream.read(BEGIN)
+                stream.seek(self._begins[-1])
+                self._rest = stream.read()
+            content = self._place(())
+            self._program = NativeProgram(library.path, _NAME, threads, signature, content)
+
+    def load(self, weights: Sequence[Array]) -> NativeProgram:
+        """Return the library with weights, in the order of the model's."""
+        return self._program.with_weights(self._place(weights))
+
+    def _place(self, weights: Sequence[Array]) -> Array:
+        """Return the content of a file of weights; what is not given takes no memory."""
+        room = np.empty(self._bytes + ALIGNMENT, np.uint8)
+        begin = -room.ctypes.data % ALIGNMENT
+        content = room[begin : begin + self._bytes]
+        content[:BEGIN] = np.frombuffer(self._head, np.uint8)
+        content[self._begins[-1] :] = np.frombuffer(self._rest, np.uint8)
+        for place, array in zip(self._begins, weights, strict=False):
+            content[place : place + array.nbytes] = _bytes_of(array)
+        return content
+
+
+def _mark(array: Array, place: int) -> Array:
+    """Return an array like another one, with bytes that no other has: those of NaN with a payload."""
+    pattern = np.array([0x7FA00000 + place], "<u4").view(np.uint8)
+    marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
+    return marked
+
+
+def _bytes_of(array: Array) -> Array:
+    content: Array = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return content
+
+
 def _link(
-    model: ScheduledModel, signature: Mapping[str, Json], threads: int, folder: Path
+    model: ScheduledModel,
+    signature: Mapping[str, Json],
+    threads: int,
+    folder: Path,
+    weights_file: Path | None = None,
 ) -> KernelLibrary:
-    """Compile and link a model; arguments and errors as of `load_c_library`, besides an empty folder."""
+    """Compile and link a model; arguments and errors as of `load_c_library`, besides an empty folder.
+
+    With a file for them, its weights are written there.
+    """
     library = folder / "library.so"
     compile_program(model.mod, model.weights, model.target, symbol_prefix(_NAME), folder)
     compiled = {path.name: path for path in folder.iterdir()}
     target = model.target.export()
     executor = backend_for(target).EXECUTOR
     described = DescribedModel(_NAME, signature, (), cpu_triple(target), executor=executor)
+    if weights_file is not None:
+        head = write_weights(compiled.pop(CONSTANTS), weights_file)
+        described = described._replace(weights_head=head)
     c_runtime.link(described, compiled, library)
     return KernelLibrary(library, signature, threads)

@@ -30,10 +30,6 @@ SWITCHES: Final = "tvmflow.layers"
 """The input of a model with switches: a number for each layer, 1 to compute it with integers."""
 
 
-CORRECTED: Final = "tvmflow.corrected"
-"""The input of a model whose corrections can be left out: 1 to add them, 0 to leave them out."""
-
-
 class LayerWeights(NamedTuple):
     """The weights of a layer as integers.
 
@@ -140,7 +136,6 @@ def insert(
     quantization: Quantization,
     *,
     with_switches: bool = False,
-    can_leave_corrections: bool = False,
 ) -> FloatModel:
     """Return a model in which layers read integers.
 
@@ -149,7 +144,6 @@ def insert(
         layers: Its layers; those without weights in `quantization` stay as they are.
         quantization: The integers.
         with_switches: Whether each layer is computed in both ways, and the input `SWITCHES`, which comes last, chooses.
-        can_leave_corrections: Whether the input `CORRECTED`, which comes last, says that corrections are added.
     """
     changed = [layer for layer in layers if layer.var in quantization.weights]
     names = {str(var.name) for var in model.main.params}
@@ -163,22 +157,17 @@ def insert(
             content = (what, array.dtype.str, array.shape, sha256(array.tobytes()).digest())
             if content not in shared:
                 kind = relax.TensorType(array.shape, str(array.dtype))
-                var = relax.Var(_free_name(f"{layer.name}.{what}", names), kind)
+                var = relax.Var(free_name(f"{layer.name}.{what}", names), kind)
                 shared[content], own[str(var.name)] = var, array
             params[layer.var].append(shared[content])
     switches = relax.Var(SWITCHES, relax.TensorType([len(layers)], "float32"))
-    corrected = relax.Var(CORRECTED, relax.TensorType([1], "float32"))
-    inputs = [
-        *([switches] if with_switches else []),
-        *([corrected] if can_leave_corrections else []),
-    ]
-    mod = _add_parameters(model.mod, inputs, list(shared.values()))
+    inputs = [switches] if with_switches else []
+    mod = add_parameters(model.mod, inputs, list(shared.values()))
     marks.mark_bindings(mod)
     places = {layer.var: place for place, layer in enumerate(layers)}
     mod = rewrite_main(
         *(mod, _Inserter, changed, params, quantization, places),
         switches if with_switches else None,
-        corrected if can_leave_corrections else None,
     )
     mod = relax.transform.CanonicalizeBindings()(mod)
     mod = _remove_unused(mod)
@@ -190,7 +179,7 @@ def insert(
     return FloatModel(mod, kept, nodes)
 
 
-def _free_name(name: str, names: set[str]) -> str:
+def free_name(name: str, names: set[str]) -> str:
     """Return a name that none of the others is, and add it to them."""
     free, number = name, 1
     while free in names:
@@ -200,7 +189,7 @@ def _free_name(name: str, names: set[str]) -> str:
     return free
 
 
-def _add_parameters(
+def add_parameters(
     mod: tvm.IRModule, inputs: Sequence[Any], weights: Sequence[Any]
 ) -> tvm.IRModule:
     """Return a module whose `main` takes more inputs, the last ones, and more weights."""
@@ -241,12 +230,11 @@ class _Inserter(MainRewriter):
         quantization: Quantization,
         places: Mapping[Any, int],
         switches: Any,
-        corrected: Any,
     ) -> None:
         super().__init__(mod)
         self._layers = {self.flow.values[layer.var]: layer for layer in layers}
         self._params, self._quantization = params, quantization
-        self._places, self._switches, self._corrected = places, switches, corrected
+        self._places, self._switches = places, switches
         self._converted: dict[Any, Any] = {}
         self._moved: dict[Any, Any] = {}
         self._dynamic: dict[Any, tuple[Any, Any]] = {}
@@ -286,19 +274,13 @@ class _Inserter(MainRewriter):
         if factor is not None:
             product = relax.op.multiply(self.emit(product), factor)
         if (correction := self._quantization.corrections.get(layer.var)) is not None:
-            product = relax.op.add(self.emit(product), self._emit_correction(correction))
+            product = relax.op.add(self.emit(product), relax.const(correction, "float32"))
         if self._switches is None:
             return product
         place = self._places[layer.var]
         own = self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
         difference = relax.op.subtract(self.emit(product), exact := self.emit(rewritten))
         return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
-
-    def _emit_correction(self, correction: Array) -> Any:
-        constant = relax.const(correction, "float32")
-        if self._corrected is None:
-            return constant
-        return self.emit(relax.op.multiply(constant, self._corrected))
 
     def _convert_weights(self, layer: Layer) -> Any:
         """Emit what the integers of a layer's weights stand for."""

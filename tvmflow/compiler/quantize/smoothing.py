@@ -43,7 +43,7 @@ def list_smoothable(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, lis
         for var, own in found.items()
         if flow.value_if_used(var, len(own)) is not None
         and len({layer.operator == "matmul" for layer in own}) == 1
-        and all(_input_axis(layer, flow) is not None for layer in own)
+        and all(input_axis(layer, flow) is not None for layer in own)
     }
 
 
@@ -72,7 +72,7 @@ def find_factors(
         sizes = largest[var].astype(np.float64)
         if not sizes.max(initial=0.0) or any(layer.var not in weights for layer in layers):
             continue
-        matrices = [_to_matrix(weights[layer.var], _input_axis(layer, flow)) for layer in layers]
+        matrices = [_to_matrix(weights[layer.var], input_axis(layer, flow)) for layer in layers]
         own = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
         candidates = [_make_factors(sizes, own, part) for part in _PARTS]
         is_depthwise = [layer.operator.startswith("depthwise") for layer in layers]
@@ -120,14 +120,14 @@ class _Smoother(MainRewriter):
             inverse = relax.const(broadcast(1 / factors, rank, channel_axis(layer)), "float32")
             self._divided[layer.data] = self.emit(relax.op.multiply(rewritten.args[0], inverse))
         weights = rewritten.args[1]
-        axis = _input_axis(layer, self.flow)
+        axis = input_axis(layer, self.flow)
         own = broadcast(factors, len(ir.known_shape(layer.weights)), axis or 0)
         multiplied = self.emit(relax.op.multiply(weights, relax.const(own, "float32")))
         data = self._divided[layer.data]
         return relax.Call(call.op, [data, multiplied], call.attrs, call.ty_args)
 
 
-def _input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
+def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
     """Return the axis of weights that meets the channels of data; None where groups divide them."""
     if layer.operator == "matmul":
         return 0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -38,6 +37,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
     from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
@@ -57,7 +57,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=5,
+    version=6,
     scope="machine",
     needs={
         "import": (
@@ -270,6 +270,9 @@ class _Candidates(NamedTuple):
         skipped: The names of those that the recipe skips.
         floats: The weights of layers, by the variable of each; computed ones are not known.
         ranged: The tensors that become integers with a range that calibration finds.
+        shared: These, and those that become integers with them.
+        emulation: The model with parameters that emulate integers; None where each call computes ranges.
+        factors: What the channels of tensors of the emulated model are divided by in this one.
         tapped: The model that also returns each tensor of which something has to be known.
     """
 
@@ -278,6 +281,9 @@ class _Candidates(NamedTuple):
     skipped: frozenset[str]
     floats: Mapping[Any, Array]
     ranged: Sequence[Any]
+    shared: Sequence[Any]
+    emulation: Emulation | None
+    factors: Mapping[Any, Array]
     tapped: ModelTaps
 
     @property
@@ -294,7 +300,9 @@ def _list_candidates(
     Raises:
         StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
     """
+    from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import read_weights
+    from tvmflow.compiler.quantize.points import list_joined
     from tvmflow.compiler.quantize.smoothing import list_smoothable
     from tvmflow.stages.quantize.calibration import ModelTaps
 
@@ -312,9 +320,21 @@ def _list_candidates(
         for layer in chosen
         if layer.var in floats and (has_ranges or _is_grouped(settings, layer))
     )
-    tapped = ModelTaps(model, list(tensors), signature)
+    shared = [*ranged, *list_joined(model, ranged)]
+    emulation = None
+    if settings.quantize.activations != "dynamic":
+        smoothable = list_smoothable(model, layers) if has_ranges else ()
+        emulation = Emulation(model, layers, floats, shared, list(smoothable))
     return _Candidates(
-        model=model, layers=layers, skipped=skipped, floats=floats, ranged=ranged, tapped=tapped
+        model=model,
+        layers=layers,
+        skipped=skipped,
+        floats=floats,
+        ranged=ranged,
+        shared=shared,
+        emulation=emulation,
+        factors={},
+        tapped=ModelTaps(model, list(tensors), signature, emulation),
     )
 
 
@@ -396,7 +416,11 @@ def _smooth(
         ),
     ]
     origins = {theirs: (ours, inverses.get(ours)) for ours, theirs in pairs}
-    return changed._replace(tapped=candidates.tapped.follow(origins))
+    return changed._replace(
+        emulation=candidates.emulation,
+        factors=factors,
+        tapped=candidates.tapped.follow(origins),
+    )
 
 
 def _choose_layers(
@@ -619,11 +643,12 @@ def _control(
     """
     from tvmflow.compiler.quantize.insertion import keep_layers
     from tvmflow.runtime.samples import Samples
-    from tvmflow.stages.quantize.calibration import CorrectedModel, SwitchedModel
+    from tvmflow.stages.quantize.calibration import EmulatedChoices, SwitchedModel
     from tvmflow.stages.quantize.control import (
         Cost,
         Evaluation,
         Limits,
+        Switched,
         choose_layers,
         find_reasons,
     )
@@ -634,16 +659,24 @@ def _control(
     limits = Limits(settings.quantize.max_accuracy_drop, settings.quantize.max_error)
     if not len(data.batches):
         return possible, Control()
-    switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
+    switched: Switched
+    if candidates.emulation is None:
+        switched = SwitchedModel(model, layers, possible, signature, candidates.tapped.run)
+    else:
+
+        def choose(chosen: Collection[int]) -> Callable[[Feed], Mapping[str, Array]]:
+            kept = keep_layers(model, layers, possible, chosen)
+            return _compute(candidates, kept, signature)
+
+        switched = EmulatedChoices(choose, candidates.tapped.run)
     evaluation = Evaluation(switched, data, signature.outputs[0].name, zero_points)
 
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
-        library = CorrectedModel(model, layers, quantization, signature)
-        ways = [(quantization, partial(library.run, is_corrected=True))]
+        ways = [(quantization, _compute(candidates, quantization, signature))]
         if quantization.corrections:
-            plain = replace(quantization, corrections={}), partial(library.run, is_corrected=False)
-            ways.append(plain)
+            plain = replace(quantization, corrections={})
+            ways.append((plain, _compute(candidates, plain, signature)))
             # some of the samples tell which one is better
             errors = [evaluation.compare(run, _CORRECTED_BATCHES).error for _, run in ways]
             _log.debug("error %.4f with corrected means, %.4f without", *errors)
@@ -704,6 +737,19 @@ def _find_zero_points(model: FloatModel, signature: Signature) -> dict[str, floa
         if zero is not None and zero.size == 1:
             zero_points[spec.name] = float(zero.reshape(-1)[0])
     return zero_points
+
+
+def _compute(
+    candidates: _Candidates, quantization: Quantization, signature: Signature
+) -> Callable[[Feed], Mapping[str, Array]]:
+    """Return what computes the outputs of a quantized model: the library of the float model, if it can."""
+    from tvmflow.compiler.quantize.insertion import insert
+
+    layers, emulation = candidates.layers, candidates.emulation
+    if emulation is None:
+        return signature.compile(insert(candidates.model, layers, quantization)).run
+    params = emulation.find_weights(layers, candidates.shared, quantization, candidates.factors)
+    return candidates.tapped.emulate(params)
 
 
 def _estimate_gains(

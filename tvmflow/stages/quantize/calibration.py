@@ -5,24 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.c_program import load_c_library
+from tvmflow.compiler.c_program import LibraryWithoutWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means
-from tvmflow.compiler.quantize.insertion import (
-    CORRECTED,
-    SWITCHES,
-    DataScale,
-    Quantization,
-    insert,
-)
+from tvmflow.compiler.quantize.emulation import Emulation
+from tvmflow.compiler.quantize.insertion import SWITCHES, DataScale, Quantization, insert
 from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.ranges import Histogram
 from tvmflow.compiler.quantize.weights import InputProducts
@@ -75,27 +71,55 @@ class Signature:
         Raises:
             StageError: when no C library can compute it.
         """
+        return CompiledModel(model, self._describe(inputs, outputs)).load(model.params)
+
+    def compile_for_weights(
+        self, model: FloatModel, outputs: Sequence[TensorSpec]
+    ) -> CompiledModel:
+        """Compile a model for any weights; arguments and errors as of `compile`."""
+        return CompiledModel(model, self._describe((), outputs))
+
+    def _describe(
+        self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> dict[str, Json]:
         signature: dict[str, Json] = {
             "inputs": [spec.to_json() for spec in (*self.inputs, *inputs)],
             "outputs": [spec.to_json() for spec in (*self.outputs, *outputs)],
         }
         if self.dimensions:
             signature["dimensions"] = [entry.to_json() for entry in self.dimensions]
-        scheduled = lowering.schedule_untuned(
-            ir.copy_module(model.mod),
-            model.params,
-            read_target(),
-            LoweringOptions(),
-            SCHEDULES_VERSION,
-        )
+        return signature
+
+
+class CompiledModel:
+    """A model that is compiled for this machine, once for all weights of its shapes.
+
+    Args:
+        model: The model.
+        signature: Its inputs and outputs.
+
+    Raises:
+        StageError: when no C library can compute it.
+    """
+
+    def __init__(self, model: FloatModel, signature: Mapping[str, Json]) -> None:
+        target = read_target()
+        mod = ir.copy_module(model.mod)
+        self._signature = signature
+        self._lowered = lowering.lower(mod, lowering.make_target(target), LoweringOptions())
+        scheduled = self._lowered.schedule_untuned(model.params, target, SCHEDULES_VERSION)
         try:
-            program = load_c_library(scheduled, signature, count_usable_cpus())
+            self._library = LibraryWithoutWeights(scheduled, signature, count_usable_cpus())
         except UnsupportedProgram as error:
             raise StageError(
                 f"the model cannot be calibrated: it needs TVM's runtime for {error}",
                 fix="leave `quantize` out",
             ) from None
-        return Module(program, signature, {})
+
+    def load(self, params: Mapping[str, Array]) -> Module:
+        """Return the model with weights, by name."""
+        weights = self._lowered.compute_weights(params)
+        return Module(self._library.load(weights), self._signature, {})
 
 
 class ModelTaps:
@@ -107,13 +131,21 @@ class ModelTaps:
         model: The float model.
         tensors: Variables of its `main`.
         signature: Its inputs and outputs.
+        emulation: The same model with parameters that emulate integers, for `emulate`.
     """
 
-    def __init__(self, model: FloatModel, tensors: Sequence[Any], signature: Signature) -> None:
+    def __init__(
+        self,
+        model: FloatModel,
+        tensors: Sequence[Any],
+        signature: Signature,
+        emulation: Emulation | None = None,
+    ) -> None:
         self._model, self._signature = model, signature
+        self._tapped = model if emulation is None else emulation.model
         self._inputs = {var: str(var.name) for var in model.main.params}
         self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
-        self._held: tuple[int, Module] | None = None
+        self._held: tuple[int, CompiledModel, Module] | None = None
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelTaps:
@@ -129,7 +161,17 @@ class ModelTaps:
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Return the outputs of the model."""
-        results = (self._held[1] if self._held else self._compile(0)).run(dict(feed))
+        return self._run(self._held[2] if self._held else self._compile(0), feed)
+
+    def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
+        """Return what computes the outputs with other weights, as `Emulation.find_weights` returns them."""
+        if self._held is None:
+            self._compile(0)
+        assert self._held is not None
+        return partial(self._run, self._held[1].load(params))
+
+    def _run(self, module: Module, feed: Feed) -> dict[str, Array]:
+        results = module.run(dict(feed))
         return {spec.name: results[spec.name] for spec in self._signature.outputs}
 
     def iterate_values(
@@ -168,9 +210,9 @@ class ModelTaps:
             self._held = None
             group = self._groups[place]
             specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
-            module = self._signature.compile(tap(self._model, group), outputs=specs)
-            self._held = place, module
-        return self._held[1]
+            compiled = self._signature.compile_for_weights(tap(self._tapped, group), specs)
+            self._held = place, compiled, compiled.load(self._tapped.params)
+        return self._held[2]
 
 
 def collect_histograms(
@@ -278,8 +320,35 @@ def tap(model: FloatModel, tensors: Sequence[Any]) -> FloatModel:
     return model._replace(mod=relax.transform.DeadCodeElimination(["main"])(mod), nodes=())
 
 
+class EmulatedChoices:
+    """A float model whose layers can each be computed with integers, by exchanged weights.
+
+    Args:
+        compute: Returns what computes the outputs with some layers, by their places, of integers.
+        run_float: Computes the outputs of the float model.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[Collection[int]], Callable[[Feed], Mapping[str, Array]]],
+        run_float: Callable[[Feed], Mapping[str, Array]],
+    ) -> None:
+        self._compute, self._run_float = compute, run_float
+        self._last: tuple[tuple[int, ...], Callable[[Feed], Mapping[str, Array]]] | None = None
+
+    def run(self, feed: Feed, chosen: Collection[int]) -> Mapping[str, Array]:
+        """Return the outputs where some layers are computed with integers."""
+        if not chosen:
+            return self._run_float(feed)
+        places = tuple(chosen)
+        if self._last is None or self._last[0] != places:
+            self._last = None
+            self._last = places, self._compute(places)
+        return self._last[1](feed)
+
+
 class SwitchedModel:
-    """A float model whose layers can each be computed with integers instead.
+    """A model as `EmulatedChoices`, where each call computes the ranges of integers.
 
     Integers are emulated by floats: the result is that of the integers but for the order of sums, and the same bits on
     every machine of an architecture. What computes both is compiled when layers are first chosen.
@@ -315,25 +384,3 @@ class SwitchedModel:
         choice = np.zeros(len(self._layers), np.float32)
         choice[list(chosen)] = 1
         return self._module.run({**feed, SWITCHES: choice})
-
-
-class CorrectedModel:
-    """A model of integers, compiled once, whose corrections can be left out."""
-
-    def __init__(
-        self,
-        model: FloatModel,
-        layers: Sequence[Layer],
-        quantization: Quantization,
-        signature: Signature,
-    ) -> None:
-        has_switch = bool(quantization.corrections)
-        inputs = [TensorSpec(CORRECTED, (1,), "float32")] if has_switch else []
-        inserted = insert(model, layers, quantization, can_leave_corrections=has_switch)
-        self._module = signature.compile(inserted, inputs=inputs)
-        self._has_switch = has_switch
-
-    def run(self, feed: Feed, is_corrected: bool) -> dict[str, Array]:
-        """Return the outputs with or without corrections."""
-        own = {CORRECTED: np.array([is_corrected], np.float32)} if self._has_switch else {}
-        return self._module.run({**feed, **own})

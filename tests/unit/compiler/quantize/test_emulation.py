@@ -1,0 +1,89 @@
+"""A float model whose weights make it compute what one of integers does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.support.onnx_models import model, save, value
+from tests.unit.stages.quantize.test_quantize import files as files
+from tests.unit.stages.quantize.test_quantize import import_files, run, settings_of
+from tvmflow.compiler.quantize.insertion import insert
+from tvmflow.core.errors import StageError
+from tvmflow.core.types import Json
+from tvmflow.stages import quantize
+from tvmflow.stages.base import parse_settings
+from tvmflow.stages.quantize.calibration import CompiledModel, Signature
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(0)
+
+
+def compare(files: dict[str, Path], batches: list[dict[str, Array]], **fields: Any) -> None:
+    """Check that the emulation is the float model with its own weights, and the quantized one with others."""
+    settings = parse_settings(quantize.run, settings_of(**fields))
+    signature = Signature(json.loads(files["import/signature.json"].read_text()))
+    plain = quantize._list_candidates(settings, quantize._load(files), signature)
+    exact = signature.compile(plain.model)
+    candidates = quantize._smooth(settings, plain, signature, batches)
+    possible = quantize._quantize(settings, candidates, batches)
+    emulated = quantize._compute(candidates, possible, signature)
+    integers = signature.compile(insert(candidates.model, candidates.layers, possible))
+    for feed in batches:
+        [name] = exact.run(feed)
+        expected, rounded = exact.run(feed)[name], integers.run(feed)[name]
+        np.testing.assert_allclose(candidates.tapped.run(feed)[name], expected, rtol=0, atol=1e-5)
+        error = np.abs(rounded - expected).max()
+        # a sum of floats that is a bit off may be rounded to another integer
+        assert np.abs(emulated(feed)[name] - rounded).max() < 0.4 * error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"weights": "int4", "activations": "none"}])
+def test_convolutions_sums_and_products(files: dict[str, Path], fields: Json) -> None:
+    """Layers, what shares tensors with them, and corrections of means are emulated."""
+    arrays = np.load(files["data"])["x"]
+    compare(files, [{"x": array[None]} for array in arrays], **fields)
+
+
+@pytest.mark.slow
+def test_divided_channels(tmp_path: Path) -> None:
+    """The library of the model before channels are divided computes the model after it."""
+    weights = {name: RNG.normal(0, 0.3, (16, 16)) for name in ("w0", "w1")}
+    weights |= {"gain": np.where(np.arange(16) == 3, 100.0, 1.0), "shift": np.zeros(16)}
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gain", "shift"], ["n"], "norm"),
+        helper.make_node("MatMul", ["n", "w0"], ["a"], "query"),
+        helper.make_node("MatMul", ["a", "w1"], ["y"], "key"),
+    ]
+    arrays = {name: array.astype(np.float32) for name, array in weights.items()}
+    made = model(nodes, [value("x", [4, 16])], [value("y", [4, 16])], arrays)
+    imported = import_files(save(made, tmp_path), tmp_path / "import")
+    batches = [{"x": RNG.normal(size=(4, 16)).astype(np.float32)} for _ in range(4)]
+    compare(imported, batches)
+
+
+@pytest.mark.parametrize("limit", [None, 1e-5])
+def test_a_model_is_compiled_once(
+    limit: float | None, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calibration, the outputs of the float model, and all choices of layers share a library."""
+    compiled: list[Any] = []
+    compile_model = CompiledModel.__init__
+
+    def count(self: CompiledModel, *arguments: Any) -> None:
+        compiled.append(arguments)
+        compile_model(self, *arguments)
+
+    monkeypatch.setattr(CompiledModel, "__init__", count)
+    if limit is None:
+        run(settings_of(), files, tmp_path / "out")
+    else:
+        with pytest.raises(StageError, match="within the limits"):
+            run(settings_of(max_error=limit), files, tmp_path / "out")
+    assert len(compiled) == 1

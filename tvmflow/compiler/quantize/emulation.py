@@ -1,0 +1,229 @@
+"""A float model that also computes what one with integers would: integers are emulated by weights.
+
+Weights of layers, the scales by which data are rounded, and corrections of means are further weights of the model. With
+one set of them it is the float model; with another its layers read rounded data and rounded weights. So it is compiled
+once, before any scale is known. Of both, sums of floats may be added in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.quantize.insertion import (
+    DataScale,
+    LayerWeights,
+    Quantization,
+    add_parameters,
+    free_name,
+)
+from tvmflow.compiler.quantize.points import FOLLOWERS, Array, FloatModel, Integers, Layer
+from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
+from tvmflow.compiler.quantize.weights import GroupedIntegers
+
+_EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
+"""The parameters of `_Rounding` with which data stay as they are."""
+
+
+class _Rounding(NamedTuple):
+    """The parameters that round data x: `kept * x + scale * round(clip(x * inverse, low, high))`."""
+
+    kept: Any
+    inverse: Any
+    low: Any
+    high: Any
+    scale: Any
+
+
+class _Operands(NamedTuple):
+    """The parameters of a layer."""
+
+    rounding: _Rounding
+    weights: Any
+    correction: Any
+
+
+class Emulation:
+    """A model with parameters that emulate integers.
+
+    Args:
+        model: The float model.
+        layers: Its layers, in order.
+        floats: The weights of those whose weights are known, by their variables.
+        tensors: Tensors that other operators than layers may read as integers.
+        divided: Tensors whose channels may be divided by factors.
+
+    Attributes:
+        model: The model with parameters, which has the variables of the float model.
+    """
+
+    def __init__(
+        self,
+        model: FloatModel,
+        layers: Sequence[Layer],
+        floats: Mapping[Any, Array],
+        tensors: Sequence[Any],
+        divided: Sequence[Any],
+    ) -> None:
+        self._names = {str(var.name) for var in model.main.params}
+        self._exact: dict[str, Array] = {}
+        self._layers, self._tensors = layers, tensors
+        self._flow = ir.DataFlow(model.main)
+        self._operands = {
+            layer.var: self._add_operands(layer, floats[layer.var], layer.data in set(divided))
+            for layer in layers
+            if layer.var in floats
+        }
+        self._roundings = {
+            var: _Rounding(*(self._add(f"{var.name}.rounded", np.array(v)) for v in _EXACT))
+            for var in tensors
+        }
+        added = [
+            *(var for own in self._operands.values() for var in (*own.rounding, *own[1:])),
+            *(var for own in self._roundings.values() for var in own),
+        ]
+        mod = add_parameters(model.mod, [], added)
+        mod = rewrite_main(mod, _Emulator, self._operands, self._roundings)
+        self.model = FloatModel(mod, {**model.params, **self._exact}, ())
+
+    def _add(self, name: str, value: Array) -> Any:
+        name = free_name(name, self._names)
+        self._exact[name] = value.astype(np.float32)
+        return relax.Var(name, relax.TensorType(value.shape, "float32"))
+
+    def _add_operands(self, layer: Layer, weights: Array, is_divided: bool) -> _Operands:
+        values = [np.array(value) for value in _EXACT]
+        if is_divided:
+            axis, shape = channel_axis(layer), ir.known_shape(layer.data)
+            for place in (1, 4):
+                own = np.full(shape[axis], values[place])
+                values[place] = broadcast(own, len(shape), axis)
+        rounding = _Rounding(*(self._add(f"{layer.name}.rounded", own) for own in values))
+        result = ir.known_shape(layer.var)
+        axis = -1 if layer.operator == "matmul" else 1
+        channels = [1] * len(result)
+        channels[axis] = result[axis]
+        return _Operands(
+            rounding,
+            self._add(f"{layer.name}.weights", weights),
+            self._add(f"{layer.name}.correction", np.zeros(channels)),
+        )
+
+    def find_weights(
+        self,
+        layers: Sequence[Layer],
+        tensors: Sequence[Any],
+        quantization: Quantization,
+        factors: Mapping[Any, Array],
+    ) -> dict[str, Array]:
+        """Return the weights with which the model computes what a quantized one does.
+
+        Args:
+            layers: The layers of the model that is quantized, whose data may be divided by factors, in the same order.
+            tensors: Its tensors, likewise.
+            quantization: Its integers.
+            factors: What the channels of data are divided by, by their variable in the model without that.
+        """
+        found = {**self.model.params}
+
+        def put(var: Any, value: Array) -> None:
+            name = str(var.name)
+            found[name] = np.broadcast_to(value, found[name].shape).astype(np.float32)
+
+        def put_rounding(own: _Rounding, scale: DataScale, factor: Array) -> None:
+            for var, value in zip(
+                own, _round_by(scale, quantization.integers, factor), strict=True
+            ):
+                put(var, value)
+
+        for ours, theirs in zip(self._layers, layers, strict=True):
+            rounded = quantization.weights.get(theirs.var)
+            if rounded is None:
+                continue
+            operands, factor = self._operands[ours.var], np.ones(())
+            weights = _to_float(rounded, ours)
+            if (own := factors.get(ours.data)) is not None:
+                axis = input_axis(ours, self._flow) or 0
+                weights = weights / broadcast(own, weights.ndim, axis)
+                factor = broadcast(own, len(ir.known_shape(ours.data)), channel_axis(ours))
+            put(operands.weights, weights)
+            if isinstance(rounded, LayerWeights) and theirs.source in quantization.data:
+                put_rounding(operands.rounding, quantization.data[theirs.source], factor)
+            if (correction := quantization.corrections.get(theirs.var)) is not None:
+                put(operands.correction, correction)
+        for ours_var, theirs_var in zip(self._tensors, tensors, strict=True):
+            if theirs_var in quantization.data:
+                put_rounding(self._roundings[ours_var], quantization.data[theirs_var], np.ones(()))
+        return found
+
+
+def _round_by(scale: DataScale, integers: Integers, factor: Array) -> _Rounding:
+    """Return the parameters that round data, divided by a factor, to integers of a scale."""
+    limits, zero_point = np.iinfo(integers.dtype), scale.zero_point
+    return _Rounding(
+        kept=np.zeros(()),
+        inverse=1 / (scale.scale * factor),
+        low=np.array(limits.min - zero_point),
+        high=np.array(limits.max - zero_point),
+        scale=scale.scale * factor,
+    )
+
+
+def _to_float(rounded: LayerWeights | GroupedIntegers, layer: Layer) -> Array:
+    """Return the numbers that the integers of a layer's weights stand for."""
+    if isinstance(rounded, GroupedIntegers):
+        return rounded.to_float().T
+    shape = [1] * rounded.integers.ndim
+    shape[layer.axis] = -1
+    numbers: Array = rounded.integers.astype(np.float32) * rounded.scales.reshape(shape)
+    return numbers
+
+
+class _Emulator(MainRewriter):
+    """Lets layers, and what shares a tensor with them, read parameters."""
+
+    def __init__(
+        self,
+        mod: Any,
+        operands: Mapping[Any, _Operands],
+        roundings: Mapping[Any, _Rounding],
+    ) -> None:
+        super().__init__(mod)
+        self._operands = {self.flow.values[var]: own for var, own in operands.items()}
+        self._roundings = roundings
+        self._rounded: dict[Any, Any] = {}
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        if (operands := self._operands.get(call)) is not None:
+            data = self._round(rewritten.args[0], operands.rounding)
+            product = relax.Call(call.op, [data, operands.weights], call.attrs, call.ty_args)
+            return relax.op.add(self.emit(product), operands.correction)
+        if ir.operator_name(call) not in FOLLOWERS:
+            return rewritten
+        pairs = zip(call.args, rewritten.args, strict=True)
+        arguments = [self._follow(original, argument) for original, argument in pairs]
+        return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
+
+    def _follow(self, original: Any, argument: Any) -> Any:
+        if isinstance(original, relax.Tuple):
+            pairs = zip(original.fields, argument.fields, strict=True)
+            return relax.Tuple([self._follow(*pair) for pair in pairs])
+        var = ir.resolve_alias(original, self.flow.values.get)
+        if not isinstance(var, relax.Var) or (own := self._roundings.get(var)) is None:
+            return argument
+        if var not in self._rounded:
+            self._rounded[var] = self._round(self.visit_expr(var), own)
+        return self._rounded[var]
+
+    def _round(self, data: Any, own: _Rounding) -> Any:
+        op, emit = relax.op, self.emit
+        steps = emit(op.maximum(emit(op.multiply(data, own.inverse)), own.low))
+        steps = emit(op.round(emit(op.minimum(steps, own.high))))
+        kept = emit(op.multiply(data, own.kept))
+        return emit(op.add(kept, emit(op.multiply(steps, own.scale))))
