@@ -18,6 +18,14 @@ _SUMMARY: Final = "build tuned, verified libraries of machine learning models"
 _ESCAPES: Final = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 
 
+def all_pages() -> dict[str, str]:
+    """Return the pages of all commands, by the name of their file."""
+    names = [""]
+    for name in COMMANDS:
+        names += dict.fromkeys([name, *(command.name for command in load_commands(name))])
+    return {f"{_page_name(name)}.1": man_page(name) for name in names}
+
+
 def man_page(name: str = "") -> str:
     """Return the page of a command such as `cache gc`, or without a name that of tvmflow."""
     if not name:

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tvmflow.cli import main, man
-from tvmflow.cli.commands import COMMANDS, load_all_commands, load_commands
+from tvmflow.cli.commands import COMMANDS, load_all_commands
 from tvmflow.cli.parser import CommandParser
 
 REQUESTS = {".TH", ".nh", ".ad", ".SH", ".SS", ".PP", ".TP", ".EX", ".EE"}
-NAMES = ["", *COMMANDS, *(command.name for name in COMMANDS for command in load_commands(name))]
-PAGES = {f"{man._page_name(name)}.1": man.man_page(name) for name in dict.fromkeys(NAMES)}
+PAGES = man.all_pages()
 
 
 @pytest.mark.parametrize("name", PAGES)
