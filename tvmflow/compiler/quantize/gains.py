@@ -12,6 +12,7 @@ from typing import Final
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.quantize.points import Layer
+from tvmflow.compiler.tir_kernels.winograd import list_strides
 
 # How much faster products of bytes are than those of float32, as counted for ResNet-18 and MobileNet v2 on Neoverse V1
 # (matrices), Neoverse N1 (sums of four products) and Cortex-A72 (sums of two), and measured with AVX2 (weights of 7 bits):
@@ -23,7 +24,8 @@ _NARROW: Final = 1.7
 _DEPTHWISE: Final = 1.5
 _NARROW_DEPTHWISE: Final = 0.7
 # How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
-_WINOGRAD: Final = 1.8
+_WINOGRAD: Final = {1: 1.8, 2: 1.3}
+"""By the stride; with 2, where that algorithm has it."""
 _WINOGRAD_KERNEL: Final = (3, 3)
 _WINOGRAD_CHANNELS: Final = 16
 # Two pipelines multiply, at this part of their peak.
@@ -51,7 +53,7 @@ def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) ->
         products = math.prod(ir.known_shape(layer.var)) * depth
         cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
         size = math.prod(weights)
-        exact = cycles / (_WINOGRAD if _is_winograd(layer, weights, flow) else 1.0)
+        exact = cycles / _winograd_speedup(layer, weights, flow, cpu)
         floats.append(max(exact, _read_cycles(size * _FLOAT_BYTES, cpu)))
         integers.append(max(cycles / _speedup(layer, cpu), _read_cycles(size, cpu)))
     total = sum(floats)
@@ -71,13 +73,15 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS
 
 
-def _is_winograd(layer: Layer, weights: Sequence[int], flow: ir.DataFlow) -> bool:
-    return (
-        layer.operator in ("conv2d", "conv3d")
-        and all(int(stride) == 1 for stride in flow.values[layer.var].attrs.strides)
-        and tuple(weights[-2:]) == _WINOGRAD_KERNEL
-        and min(weights[:2]) >= _WINOGRAD_CHANNELS
-    )
+def _winograd_speedup(
+    layer: Layer, weights: Sequence[int], flow: ir.DataFlow, cpu: CpuModel
+) -> float:
+    is_large = tuple(weights[-2:]) == _WINOGRAD_KERNEL and min(weights[:2]) >= _WINOGRAD_CHANNELS
+    if layer.operator not in ("conv2d", "conv3d") or not is_large:
+        return 1.0
+    *front, height, width = map(int, flow.values[layer.var].attrs.strides)
+    is_possible = height == width in list_strides(cpu) and all(stride == 1 for stride in front)
+    return _WINOGRAD[width] if is_possible else 1.0
 
 
 def _read_cycles(size: int, cpu: CpuModel) -> float:
