@@ -42,11 +42,13 @@ def make_target(arch: str) -> tvm.target.Target:
 
 def products() -> dict[str, tirx.PrimFunc]:
     """A matrix product with tiles in shared memory, functions of libdevice behind it, and sums of rows."""
-    a, b = te.placeholder((64, 128), name="a"), te.placeholder((128, 96), name="b")
-    k, k2 = te.reduce_axis((0, 128), "k"), te.reduce_axis((0, 128), "k2")
-    c = te.compute((64, 96), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
-    d = te.compute((64, 96), lambda i, j: tirx.erf(c[i, j]) + tirx.exp(c[i, j]), name="d")
-    sums = te.compute((64,), lambda i: te.sum(a[i, k2], axis=k2), name="sums")
+    # sizes of 64 bits, as models have them
+    rows, columns, depth = (tirx.IntImm("int64", size) for size in (64, 96, 128))
+    a, b = te.placeholder((rows, depth), name="a"), te.placeholder((depth, columns), name="b")
+    k, k2 = te.reduce_axis((0, depth), "k"), te.reduce_axis((0, depth), "k2")
+    c = te.compute((rows, columns), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    d = te.compute((rows, columns), lambda i, j: tirx.erf(c[i, j]) + tirx.exp(c[i, j]), name="d")
+    sums = te.compute((rows,), lambda i: te.sum(a[i, k2], axis=k2), name="sums")
     functions = {"product": te.create_prim_func([a, b, d]), "sums": te.create_prim_func([a, sums])}
     return {
         name: function.with_attr("global_symbol", name).with_attr("tirx.noalias", True)

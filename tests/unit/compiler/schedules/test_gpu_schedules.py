@@ -345,10 +345,12 @@ def test_groups_of_threads_divide_the_depth_of_few_results(tmp_path: Path) -> No
     program = read_program(scheduled.mod, lowered.compute_weights(loaded.params))
     run = opencl.Model(device, scheduled.mod, program, target)
     (expected,) = open_session(made).run(None, feed)
-    outputs = [np.full_like(expected, np.nan)]
-    run.run(list(feed.values()), outputs)
+    # a block that writes what is another one's does so before or after that
+    for _ in range(20):
+        outputs = [np.full_like(expected, np.nan)]
+        run.run(list(feed.values()), outputs)
+        np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-4)
     run.close()
-    np.testing.assert_allclose(outputs[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

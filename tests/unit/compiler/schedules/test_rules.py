@@ -605,6 +605,7 @@ X86: Final = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
                 has_fma=True,
                 factor_lanes=4,
                 issue_time=0.6,
+                divides_slowly=True,
             ),
         ),
         ({"kind": "llvm", "mtriple": "armv7a-linux-gnueabihf", "mattr": ["-neon"]}, None),

@@ -320,6 +320,8 @@ def _list_fitting(depth: int, device: Device) -> Iterator[Tile]:
         registers = tile.results + VECTOR * (tile.rows // tile.down) + _MORE_REGISTERS
         if (
             4 * tile.threads <= device.threads
+            # each thread adds up some results of all groups
+            and tile.groups <= tile.results
             and 2 * tile.groups * tile.threads <= device.threads
             and 4 * numbers <= device.shared_bytes
             and registers <= device.registers
