@@ -62,6 +62,17 @@ assert abs(scores.sum() - 1) < 1e-5 and scores.argmax() == np.load(sys.argv[2])[
 """
 
 
+# As with PyTorch, which a program has asked for a GPU.
+FORKED = """
+import ctypes, os, sys
+import tvmflow
+ctypes.CDLL("libcuda.so.1").cuInit(0)
+if pid := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+tvmflow.load(sys.argv[1])
+"""
+
+
 def write_digits(project: Project, target: str) -> None:
     text = (ROOT / "recipes/digits.yaml").read_text()
     for old, new in (
@@ -102,6 +113,7 @@ def test_digits_are_read_with_the_driver_alone(project: Project, tmp_path: Path)
     assert call(bundle, {**environment, "STAND_IN_GPU": "86"}) == f"stand-in GPU: {nothing}"
     library = bundle.with_name("digits-c-library") / "libdigits.so"
     assert call(library, environment, OWN_MEMORY) == f"stand-in GPU: {nothing}"
+    assert "was started before this process was forked" in call(bundle, environment, FORKED)
     for change, message in (
         ({"STAND_IN_MEMORY": "0"}, "the GPU has no memory of "),
         ({"STAND_IN_LAUNCHES": "3"}, "NVIDIA's driver cannot start a kernel"),

@@ -70,7 +70,7 @@ _REMEDIES: Final[Mapping[int, str]] = {
     20: "install the driver of the device's maker (on Debian, `clinfo` shows what OpenCL finds)",
     21: "run it on a machine with such a device, or build the recipe for another target",
     22: "build the recipe for the limits of this device (`tvmflow targets`), or update its driver",
-    23: "start the process again; in one that was forked, load the model after the fork",
+    23: "start the process again; use the device only in processes that are not forked afterwards",
 }
 # Libraries take no larger number, and start no more threads than their kernels are worth.
 _MAX_THREADS: Final = 1024

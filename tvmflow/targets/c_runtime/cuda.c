@@ -23,6 +23,7 @@ enum {
   TF_CUDA_SUCCESS = 0,
   TF_CUDA_INVALID_VALUE = 1,
   TF_CUDA_OUT_OF_MEMORY = 2,
+  TF_CUDA_NOT_INITIALIZED = 3,
   TF_CUDA_NO_DEVICE = 100,
   TF_CUDA_INVALID_DEVICE = 101,
   TF_CUDA_INVALID_IMAGE = 200,
@@ -170,6 +171,10 @@ static int tf_cuda_load_driver(void) {
   if (status != TF_STATUS(OK)) return status;
   const int code = tf_cuda.start(0);
   if (code == TF_CUDA_SUCCESS) return TF_STATUS(OK);
+  if (code == TF_CUDA_NOT_INITIALIZED) {
+    tf_explain("NVIDIA's driver was started before this process was forked, and does not work in it");
+    return TF_STATUS(DEVICE_LOST);
+  }
   status = tf_cuda_fail("be started", code);
   return status == TF_STATUS(NO_DEVICE) ? status : TF_STATUS(NO_DRIVER);
 }
