@@ -273,7 +273,6 @@ _SHORT_ID: Final = 12
 _MAX_NAME_WIDTH: Final = 60
 _SCHEDULE_WIDTH: Final = 14
 _SHOWN_LABELS: Final = 5
-# The words of TVM's target that tell machines apart.
 
 
 def format_inspection(about: Json) -> Iterator[str]:

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
 
 ABI: Final = 1
-_ABI_WITHOUT_WEIGHTS: Final = 0x10001
 """The version of the interface."""
+_ABI_WITHOUT_WEIGHTS: Final = 0x10001
 
 # Codes that say something of the machine: NO_MEMORY, NO_THREADS, MISSING_FEATURE, WRONG_LEVEL, and what is
 # wrong with a device.

@@ -66,7 +66,9 @@ def test_windows(tmp_path: Path, triple: str, files: set[str]) -> None:
     assert {path.name for path in library.iterdir()} == files
     dll = read_pe(library / "digits.dll")
     assert set(dll.exports) == functions(library)
-    assert set(dll.imports) == {"kernel32.dll", "ntdll.dll", "ucrtbase.dll"}
+    # kernels may call functions of ntdll.dll, too
+    needed = {"kernel32.dll", "ucrtbase.dll"}
+    assert needed <= set(dll.imports) <= {*needed, "ntdll.dll"}
 
 
 @pytest.mark.parametrize(

@@ -428,6 +428,10 @@ class LibraryWithoutWeights:
             self._bytes = file.stat().st_size
             with file.open("rb") as stream:
                 self._head = stream.read(BEGIN)
+                for begin, array in zip(self._begins, distinct, strict=False):
+                    stream.seek(begin)
+                    if stream.read(array.nbytes) != _bytes_of(array).tobytes():
+                        raise AssertionError("weights are not where they are to be replaced")
                 stream.seek(self._begins[-1])
                 self._rest = stream.read()
             content = self._place(())
@@ -450,7 +454,7 @@ class LibraryWithoutWeights:
 
 
 def _mark(array: Array, place: int) -> Array:
-    """Return an array like another one, with bytes that no other has: those of NaN with a payload."""
+    """Return an array like another one, with bytes that others of 4 bytes or more do not have: NaN with a payload."""
     pattern = np.array([0x7FA00000 + place], "<u4").view(np.uint8)
     marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
     return marked

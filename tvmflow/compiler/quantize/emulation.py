@@ -14,6 +14,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.quantize.insertion import (
     DataScale,
@@ -93,21 +94,21 @@ class Emulation:
 
     def _add(self, name: str, value: Array) -> Any:
         name = free_name(name, self._names)
-        self._exact[name] = value.astype(np.float32)
+        self._exact[name] = value.astype(np.float32, copy=False)
         return relax.Var(name, relax.TensorType(value.shape, "float32"))
 
     def _add_operands(self, layer: Layer, weights: Array, is_divided: bool) -> _Operands:
         values = [np.array(value) for value in _EXACT]
         if is_divided:
-            axis, shape = channel_axis(layer), ir.known_shape(layer.data)
+            axis, shape = channel_axis(layer), known_sizes(layer.data)
             for place in (1, 4):
-                own = np.full(shape[axis], values[place])
+                own = np.full(int(shape[axis]), values[place])
                 values[place] = broadcast(own, len(shape), axis)
         rounding = _Rounding(*(self._add(f"{layer.name}.rounded", own) for own in values))
-        result = ir.known_shape(layer.var)
+        result = known_sizes(layer.var)
         axis = -1 if layer.operator == "matmul" else 1
         channels = [1] * len(result)
-        channels[axis] = result[axis]
+        channels[axis] = int(result[axis])
         return _Operands(
             rounding,
             self._add(f"{layer.name}.weights", weights),
@@ -150,7 +151,7 @@ class Emulation:
             if (own := factors.get(ours.data)) is not None:
                 axis = input_axis(ours, self._flow) or 0
                 weights = weights / broadcast(own, weights.ndim, axis)
-                factor = broadcast(own, len(ir.known_shape(ours.data)), channel_axis(ours))
+                factor = broadcast(own, len(known_sizes(ours.data)), channel_axis(ours))
             put(operands.weights, weights)
             if isinstance(rounded, LayerWeights) and theirs.source in quantization.data:
                 put_rounding(operands.rounding, quantization.data[theirs.source], factor)

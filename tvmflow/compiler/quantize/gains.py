@@ -11,6 +11,7 @@ from typing import Final
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.quantize.points import Layer
 from tvmflow.compiler.tir_kernels.winograd import list_strides
 
@@ -50,7 +51,8 @@ def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) ->
     for layer in layers:
         weights = ir.known_shape(layer.weights)
         depth = math.prod(weights) // weights[layer.axis]
-        products = math.prod(ir.known_shape(layer.var)) * depth
+        # open sizes are those of all layers, about
+        products = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int)) * depth
         cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
         size = math.prod(weights)
         exact = cycles / _winograd_speedup(layer, weights, flow, cpu)

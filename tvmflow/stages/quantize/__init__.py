@@ -57,7 +57,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=6,
+    version=7,
     scope="machine",
     needs={
         "import": (
@@ -293,9 +293,9 @@ class _Candidates(NamedTuple):
 
 
 def _list_candidates(
-    settings: QuantizeSettings, model: FloatModel, signature: Signature
+    settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the layers of a model, and what they read.
+    """Return the layers of a model, and what they read; without `emulates`, with no model that emulates integers.
 
     Raises:
         StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
@@ -322,7 +322,7 @@ def _list_candidates(
     )
     shared = [*ranged, *list_joined(model, ranged)]
     emulation = None
-    if settings.quantize.activations != "dynamic":
+    if emulates and settings.quantize.activations != "dynamic":
         smoothable = list_smoothable(model, layers) if has_ranges else ()
         emulation = Emulation(model, layers, floats, shared, list(smoothable))
     return _Candidates(
@@ -404,7 +404,8 @@ def _smooth(
     factors = find_factors(model, smoothable, candidates.floats, largest)
     if not factors:
         return candidates
-    changed = _list_candidates(settings, smooth(model, smoothable, factors), signature)
+    smoothed = smooth(model, smoothable, factors)
+    changed = _list_candidates(settings, smoothed, signature, emulates=False)
     inverses = {
         var: broadcast(1 / own, len(ir.known_shape(var)), axes[var]) for var, own in factors.items()
     }
@@ -710,7 +711,7 @@ def _control(
         if choice.chosen != chosen:
             chosen = choice.chosen
             quantization, cost = evaluate(chosen)
-        # what shares a tensor with a layer reads integers too, which is not emulated
+        # what shares a tensor with a layer reads integers too, which costs more than the layer alone
         wanted = wanted.tighten(choice.cost, cost)
     before = evaluation.accuracy
     after = None if before is None or cost.drop is None else before - cost.drop / 100

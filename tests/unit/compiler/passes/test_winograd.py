@@ -158,8 +158,9 @@ def test_strides_of_2(
     [
         ((64, 128), 56, {"padding": 1}, True),
         ((128, 256), 28, {"padding": 1}, True),
+        ((256, 512), 14, {"padding": 1}, True),
         # Larger weights for a few pixels.
-        ((256, 512), 14, {"padding": 1}, False),
+        ((512, 512), 6, {"padding": 1}, False),
         # Transforms cost more than the product saves.
         ((8, 8), 56, {"padding": 1}, False),
         ((64, 128), 56, {"padding": 1, "dilation": 2}, False),

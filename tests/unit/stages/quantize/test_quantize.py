@@ -82,11 +82,16 @@ def settings_of(target: ResolvedTarget = VNNI, **fields: Any) -> Json:
 
 
 def import_files(
-    model_files: dict[str, Path], folder: Path, kind: str = "onnx", **inputs: Any
+    model_files: dict[str, Path],
+    folder: Path,
+    kind: str = "onnx",
+    *,
+    dimensions: Json = None,
+    **inputs: Any,
 ) -> dict[str, Path]:
     """Import a model, and return the files that `quantize` reads."""
     folder.mkdir()
-    settings = {"model": {"kind": kind}, "inputs": inputs}
+    settings = {"model": {"kind": kind}, "inputs": inputs, "dimensions": dimensions or {}}
     context = StageContext(model_files, folder, folder, folder, folder, lambda _: None)
     import_model.run(parse_settings(import_model.run, settings), context)
     names = (import_model.MODEL, import_model.PARAMS, import_model.SIGNATURE, import_model.NODES)
@@ -239,6 +244,25 @@ def test_weights_alone(files: dict[str, Path], tmp_path: Path) -> None:
     facts = run(settings_of(activations="none"), files, tmp_path / "weights")
     assert {(layer.weight_bits, layer.data_bits) for layer in facts.layers} == {(8, 32)}
     assert (facts.error or 1) < 0.02
+
+
+def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
+    """With integers of data, too, where these are inputs: inner tensors of open sizes are not calibrated."""
+    weights = {"w": RNG.normal(0, 0.2, (24, 16)).astype(np.float32)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    made = model(nodes, [value("x", ["n", 24])], [value("y", ["n", 16])], weights)
+    files = import_files(
+        save(made, tmp_path),
+        tmp_path / "import",
+        dimensions={"n": {"min": 1, "max": 8}},
+        x={"shape": ["n", 24], "dtype": "float32"},
+    )
+    files["data"] = tmp_path / "data.npz"
+    np.savez(files["data"], **{"0/x": RNG.normal(size=(4, 24)).astype(np.float32)})
+    for activations, bits in (("none", 32), ("int8", 8)):
+        facts = run(settings_of(activations=activations), files, tmp_path / activations)
+        assert [(layer.weight_bits, layer.data_bits) for layer in facts.layers] == [(8, bits)]
+        assert 0 < (facts.error or 0) < 0.02
 
 
 @pytest.mark.slow
