@@ -5,14 +5,14 @@ The inputs come from an npz file or are random.
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, overload
 
@@ -23,7 +23,7 @@ from tvmflow.core.files import output_file
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.stored_arrays import StoredArray, write_stored
+from tvmflow.runtime.stored_arrays import SharedFile, StoredArray, open_temporary, write_stored
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,10 +39,12 @@ _MAX_ARRAYS: Final = 100_000
 _NPY_HEAD: Final = 12
 _MAX_NPY_HEADER: Final = 10_000
 # Smaller arrays of a file are in memory in any case.
-_MIN_STORED: Final = 1 << 16
+_MIN_STORED: Final = 1 << 12
 _PIECE: Final = 1 << 20
 # The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
 _ZIP_HEAD: Final = struct.Struct("<26xHH")
+# What the contents of a damaged file raise: a place before its beginning, and data that bz2 cannot unpack.
+_DAMAGED: Final = (errno.EINVAL, None)
 
 
 class Samples(NamedTuple):
@@ -293,10 +295,13 @@ def _make_open_samples(
             if not batch_size:
                 problems.append(str(error))
         else:
-            batch = {spec.name: arrays[spec.name][...].astype(spec.dtype) for spec in inputs}
             first = arrays[names[0]] if names else None
             count = len(first) if first is not None and first.ndim else 1
-            return Samples([batch], count, None, 0)
+
+            def make(_: int) -> Feed:
+                return {spec.name: arrays[spec.name][...].astype(spec.dtype) for spec in inputs}
+
+            return Samples(_Batches(make, range(1)), count, None, 0)
     if not problems:
         batches = _divide_open(inputs, arrays, dimensions, batch_size)
         try:
@@ -366,13 +371,18 @@ def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
 def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
     """Return the arrays of an npz file by name, the larger ones without their elements.
 
-    These stay in the file or, where it is compressed, are unpacked into a temporary one. Arrays whose first axis is the innermost one are in memory.
+    These stay in the file or, where they are compressed, are unpacked into a temporary one: the arrays of a file take
+    two open files at most. Arrays whose first axis is the innermost one are in memory.
 
     Raises:
         StageError: when it is damaged, or holds more than plain arrays.
-        EnvironmentProblem: when there is no space to unpack it.
+        EnvironmentProblem: when there is no space to unpack it, or it cannot be read.
     """
-    return _read_npz(path, source, partial(_store_array, path))
+    try:
+        file = SharedFile(path.open("rb"))
+    except OSError as error:
+        raise _explain_reading(error, source) from error
+    return _read_npz(file.file, source, _Storage(file).read)
 
 
 def _read_npz(file: Path | IO[bytes], source: str, read: Callable[..., Any]) -> dict[str, Any]:
@@ -383,10 +393,19 @@ def _read_npz(file: Path | IO[bytes], source: str, read: Callable[..., Any]) -> 
     except EnvironmentProblem:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGED:
+            raise _explain_reading(error, source) from error
         raise StageError(
             f"{source} is not an npz file of plain arrays: {error}",
             fix="write it with numpy.savez(path, <input name>=array, label=labels)",
         ) from error
+
+
+def _explain_reading(error: OSError, source: str) -> EnvironmentProblem:
+    return explain(error, source) or EnvironmentProblem(
+        f"{source} cannot be read: {error.strerror}",
+        fix="name a file that exists and that this user may read",
+    )
 
 
 def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
@@ -431,8 +450,10 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
     header = io.BytesIO(start)
     layout.read_magic(header)
     shape, is_transposed, dtype = read_header[version](header)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{quoted(entry.filename)} has a negative size: {shape}")
     if math.prod(shape) * dtype.itemsize > entry.file_size:
-        raise ValueError(f"{quoted(entry.filename)} ends before its last element")
+        raise _ends_early(entry)
     return _Header(header.tell(), shape, is_transposed, dtype)
 
 
@@ -447,29 +468,46 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
     return array
 
 
-def _store_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
-    """Return an array that stays in its file, or in a temporary one, where it is large."""
-    header = _read_header(archive, entry)
-    size = math.prod(header.shape) * header.dtype.itemsize
-    is_small = size < _MIN_STORED or not header.shape
-    if is_small or header.is_transposed or header.dtype.hasobject:
-        return _read_array(archive, entry)
-    if entry.compress_type == zipfile.ZIP_STORED:
+def _ends_early(entry: zipfile.ZipInfo) -> ValueError:
+    return ValueError(f"{quoted(entry.filename)} ends before its last element")
+
+
+class _Storage:
+    """The files of an archive's larger arrays: its own one, or one temporary file for all."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self._file = file
+
+    @cached_property
+    def _unpacked(self) -> SharedFile:
+        return open_temporary()
+
+    def read(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
+        """Return an array, which stays in a file where it is large."""
+        header = _read_header(archive, entry)
+        size = math.prod(header.shape) * header.dtype.itemsize
+        is_small = size < _MIN_STORED or not header.shape
+        if is_small or header.is_transposed or header.dtype.hasobject:
+            return _read_array(archive, entry)
+        is_packed = entry.compress_type != zipfile.ZIP_STORED
+        if is_packed:
+            file = self._unpacked
+            begin = file.file.seek(0, os.SEEK_END)
+        else:
+            file = self._file
+            name, extra = _ZIP_HEAD.unpack(file.read(entry.header_offset, _ZIP_HEAD.size))
+            begin = entry.header_offset + _ZIP_HEAD.size + name + extra
+        count = 0
         with archive.open(entry) as stream:
-            # its checksum is checked at its end
-            while stream.read(_PIECE):
-                pass
-        file = path.open("rb")
-        file.seek(entry.header_offset)
-        name, extra = _ZIP_HEAD.unpack(file.read(_ZIP_HEAD.size))
-        begin = entry.header_offset + _ZIP_HEAD.size + name + extra
+            # the checksum is checked at the end
+            while piece := stream.read(_PIECE):
+                count += len(piece)
+                if is_packed:
+                    write_stored(file.file, piece)
+        is_whole = is_packed or entry.compress_size == entry.file_size
+        if not is_whole or count < header.offset + size:
+            raise _ends_early(entry)
         return StoredArray(file, begin + header.offset, header.shape, header.dtype)
-    unpacked: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - the array closes it
-    array = StoredArray(unpacked, header.offset, header.shape, header.dtype)
-    with archive.open(entry) as stream:
-        while piece := stream.read(_PIECE):
-            write_stored(unpacked, piece)
-    return array
 
 
 def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
