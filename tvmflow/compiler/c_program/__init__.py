@@ -454,7 +454,10 @@ class LibraryWithoutWeights:
 
 
 def _mark(array: Array, place: int) -> Array:
-    """Return an array like another one, with bytes that others of 4 bytes or more do not have: NaN with a payload."""
+    """Return an array like another one, with bytes of its own: NaN with a payload.
+
+    Two of less than 4 bytes may have the same.
+    """
     pattern = np.array([0x7FA00000 + place], "<u4").view(np.uint8)
     marked: Array = np.resize(pattern, array.nbytes).view(array.dtype).reshape(array.shape)
     return marked

@@ -295,7 +295,13 @@ class _Candidates(NamedTuple):
 def _list_candidates(
     settings: QuantizeSettings, model: FloatModel, signature: Signature, *, emulates: bool = True
 ) -> _Candidates:
-    """Return the layers of a model, and what they read; without `emulates`, with no model that emulates integers.
+    """Return the layers of a model, and what they read.
+
+    Args:
+        settings: How the model is quantized.
+        model: The model.
+        signature: Its inputs and outputs.
+        emulates: Whether integers are emulated.
 
     Raises:
         StageError: when there is no layer, a pattern of the recipe matches none, or a weight is no number.
