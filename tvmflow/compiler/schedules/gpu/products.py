@@ -340,20 +340,19 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
     schedule.pad_einsum(main, [1, tile.rows, tile.columns, tile.groups * depth])
     total = None
     if tile.groups > 1:
-        _, group, _ = schedule.split(schedule.get_loops(main)[-1], [None, tile.groups, depth])
-        total, main = main, schedule.rfactor(group, 0)
+        divided = schedule.split(schedule.get_loops(main)[-1], [None, tile.groups, depth])
+        total, main = main, schedule.rfactor(divided[1], 0)
         schedule.set_scope(main, 0, "shared")
     batch, row, column, *reduced = schedule.get_loops(main)
+    if total is None:
+        reduced = schedule.split(reduced[0], [None, depth])
+    outer, *group, part = reduced
+    for loop in group:
+        schedule.bind(loop, "threadIdx.z")
+    middle, inner = schedule.split(part, [None, VECTOR])
     vectors = tile.columns // tile.across // VECTOR
     block_y, thread_y, row_in = schedule.split(row, [None, tile.down, tile.rows // tile.down])
     block_x, vector, thread_x, lane = schedule.split(column, [None, vectors, tile.across, VECTOR])
-    if total is None:
-        group = []
-        outer, middle, inner = schedule.split(reduced[0], [None, depth // VECTOR, VECTOR])
-    else:
-        outer, group = reduced[0], [reduced[1]]
-        middle, inner = schedule.split(reduced[2], [None, VECTOR])
-        schedule.bind(reduced[1], "threadIdx.z")
     schedule.reorder(
         *(batch, block_y, block_x, *group, thread_y, thread_x),
         *(outer, middle, inner, row_in, vector, lane),

@@ -219,7 +219,9 @@ def _apply_tile(schedule: Schedule, product: Product, tile: Tile, depth: int) ->
         divide_copy(schedule, shared, threads, lanes)
         fuse_before(schedule, shared)
         copies.append(shared)
-    load_ahead(schedule, outer, copies)
+    if tile.rows > SIDE:
+        # a row of squares leaves no registers for it on sm_80
+        load_ahead(schedule, outer, copies)
     for operand, name in ((0, "a"), (1, "b")):
         scope = f"wmma.matrix_{name}"
         loaded = schedule.cache_read(main, find_position(schedule, main, operand), scope)
