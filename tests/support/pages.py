@@ -7,8 +7,8 @@ A comment before a block says what a reader need not see:
 - `<!-- setup: COMMAND -->`, anywhere on a page: a command that a test runs there, for what follows.
 - `<!-- not run: REASON -->`: the block cannot run in a test; its commands are parsed all the same.
 
-In an output, `…` stands for any text, or alone on a line for any lines. Times, sizes, dates, digests
-and measured figures may differ: see `mask`.
+In an output, `…` stands for any text, or alone on a line for any lines. Times, sizes, dates, digests,
+measured figures and how often something was measured may differ: see `mask`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _MASKS: Final = (
     (r"\bTIME(?: TIME)+\b", "TIME"),
     (r"\b\d[\d,.]* ?(?:B|kB|MB|GB|KiB|MiB|GiB|bytes)\b", "SIZE"),
     (r"[-+]?\b\d[\d,.]*(?:e-?\d+)? ?(?:GFLOPS|×|x|times|%)", "FIGURE"),
+    (r"\b\d+ (?=(?:pairs|repeats)\b)", "COUNT "),
     (r"\b\d+(?:\.\d+){2,}[\w.+]*", "VERSION"),
     (r"\b\d[\d.]*e-\d+", "FIGURE"),
     (r"\b\d+\.\d+\b", "FIGURE"),

@@ -126,6 +126,8 @@ def test_links_resolve(page: Path) -> None:
         ("key 87e908860bdb\n", "key 000000000000\n", True),
         ("7 ran, 0 up to date\n", "6 ran, 1 up to date\n", False),
         ("best … of\n", "best tile of\n", True),
+        ("0.308 (0.155 to 0.402, 12 pairs)\n", "0.436 (0.419 to 0.446, 8 pairs)\n", True),
+        ("99% of 360 samples\n", "99% of 180 samples\n", False),
     ],
 )
 def test_outputs_are_compared_without_times_and_digests(
