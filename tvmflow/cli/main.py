@@ -150,6 +150,7 @@ def _run(command: Command, options: Options, verbosity: int) -> int:
     logs.check_level()
     selections = [value for value in vars(options).values() if isinstance(value, RecipeOptions)]
     if any(selection.recipes for selection in selections):
+        options.start_early()
         # most of the time that a command takes before it says anything
         with explain_wait("loading tvmflow: a few seconds the first time"):
             import tvmflow.planning.prepare  # noqa: F401

@@ -66,6 +66,12 @@ class Options:
                 raise TypeError(f"{type(self).__name__} needs {name}")
             self.__dict__[name] = value
 
+    def start_early(self) -> None:
+        """Start what the command will wait for, while modules are imported.
+
+        Most commands start nothing.
+        """
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
 

@@ -78,6 +78,16 @@ class RunOptions(Options):
     )
     argv: tuple[str, ...]
 
+    def start_early(self) -> None:
+        """Start the process that loads TVM, where it is clear that stages will run.
+
+        It takes longer than the import of what plans.
+        """
+        if _is_new(self, self.store.locate()):
+            from tvmflow.executors import local
+
+            local.start_early()
+
 
 _PRELOAD: Final = ("numpy", "tvm")
 
@@ -167,9 +177,9 @@ def run(options: RunOptions) -> int:
         if _is_new(options, store):
             from tvmflow.executors.local import close_spare, start_early
 
+            # it runs already where a command line was read
             start_early()
             stack.callback(close_spare)
-        # with what plans, which takes as long to import as TVM
         from tvmflow.engine.run_records import record_run
 
         recording = stack.enter_context(record_run(store, options.argv))

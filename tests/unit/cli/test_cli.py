@@ -17,6 +17,7 @@ from tvmflow.cli import commands, main
 from tvmflow.cli.help import describe
 from tvmflow.cli.options import Options
 from tvmflow.core.errors import EXIT_CODES
+from tvmflow.executors import local
 from tvmflow.planning import prepare
 from tvmflow.planning.recipes import load_recipe
 from tvmflow.store.local import LocalStore
@@ -490,3 +491,23 @@ def test_machines_are_targets(target: str, project: Project) -> None:
     [listed] = load_recipe(project.folder / "tiny.yaml").recipe.targets
     assert listed.name == "graviton4"
     assert listed.tvm_target() == PRESETS["neoverse-v2"].tvm
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_process_that_loads_tvm_starts_before_what_plans_is_imported(
+    is_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both take long, and on two cores they take as long as one; a store with results may need neither."""
+    started = []
+    store = LocalStore(str(tmp_path / "store"))
+    if not is_new:
+        store.create()
+        store.notes.keep("a key", "last", "net")
+
+    def start_early() -> None:
+        started.append("tvmflow.planning.prepare" in sys.modules)
+
+    monkeypatch.setattr(local, "start_early", start_early)
+    monkeypatch.delitem(sys.modules, "tvmflow.planning.prepare")
+    main.main(["run", "missing.yaml", "--store", store.root])
+    assert started[:1] == ([False] if is_new else [])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.support.engine import joined_target, plan_of, planned, recipe, target
@@ -328,3 +330,37 @@ def test_a_reference_that_nobody_asked_for_is_timed_briefly(
     library, peer = _Alternating(1.0), _Alternating(0.5, 2.0)
     times = latency.measure_peer(library, {}, peer, {}, is_requested=is_requested)
     assert len(times.first) == pairs
+
+
+class Child:
+    """A process whose threads spin for some of the times that it is asked."""
+
+    def __init__(self, spins: int) -> None:
+        self.spins, self.seconds = spins, 7.0
+
+    def cpu_times(self) -> tuple[float, float]:
+        self.seconds += 0.01 * (self.spins > 0)
+        self.spins -= 1
+        return self.seconds, 0.0
+
+
+def test_a_measurement_begins_when_no_child_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of asking, which is this thread's, is no thread that spins; children are listed once."""
+    clock = itertools.count()
+    waits: list[float] = []
+    child, lists = Child(4), itertools.count()
+
+    class Process:
+        def children(self, recursive: bool) -> list[Child]:
+            next(lists)
+            return [child]
+
+    def work() -> float:
+        return next(clock) // 2 * 0.1
+
+    monkeypatch.setattr(psutil, "Process", Process)
+    monkeypatch.setattr(time, "process_time", work)
+    monkeypatch.setattr(time, "thread_time", work)
+    monkeypatch.setattr(time, "sleep", waits.append)
+    latency.settle()
+    assert (len(waits), next(lists)) == (4, 1)

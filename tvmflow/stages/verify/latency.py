@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
-_POLL_S: Final = 0.05
+# Linux counts the seconds of a process in hundredths, of which a thread that spins takes at least one in this time.
+_POLL_S: Final = 0.02
 _MAX_SETTLE_S: Final = 2.0
 # An untuned ResNet takes seconds a call: fewer repeats then, but never fewer than this.
 _MIN_REPEATS: Final = 3
@@ -280,14 +281,15 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 
 def settle() -> None:
     """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
-    process = psutil.Process()
+    # the list takes milliseconds, which no poll may take for those of a thread that spins
+    children = psutil.Process().children(recursive=True)
     deadline = time.monotonic() + _MAX_SETTLE_S
 
     def busy_seconds() -> float:
-        seconds = 0.0
-        for member in (process, *process.children(recursive=True)):
+        seconds = time.process_time() - time.thread_time()
+        for child in children:
             with contextlib.suppress(psutil.Error):
-                seconds += sum(member.cpu_times()[:2])
+                seconds += sum(child.cpu_times()[:2])
         return seconds
 
     now_s = busy_seconds()
