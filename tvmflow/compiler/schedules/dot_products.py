@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -24,27 +24,24 @@ from tvmflow.compiler.cpu_model import (
     CpuModel,
 )
 from tvmflow.compiler.schedules.blocks import Block, find_loads
-from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.dot_products import (
     BFLOAT16,
     INTEGERS,
     MATRICES,
     PAIRS,
+    PRODUCTS,
     ROWS,
     TAPS,
     Products,
 )
 
-_PRODUCTS: Final = {
-    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, ROWS, BFLOAT16)
-}
 _IMPORT: Final = "pragma_import_llvm"
 """TVM's annotation of a loop that needs functions in LLVM's language."""
 
 
 def find_products(block: Block) -> Products | None:
     """Return the products that a block sums, several at once; None for other blocks."""
-    return _PRODUCTS.get(str(block.stmt.name_hint))
+    return PRODUCTS.get(str(block.stmt.name_hint))
 
 
 def register_intrinsics() -> None:
@@ -53,10 +50,8 @@ def register_intrinsics() -> None:
         _load_intrinsic(dtype, lanes)
     for lanes in PAIR_INSTRUCTIONS:
         _load_narrow_intrinsic(lanes)
-    _load_pairs_intrinsic()
-    _load_taps_intrinsic()
-    _load_matrices_intrinsic()
-    _load_rows_intrinsic()
+    for load in _LOADERS.values():
+        load()
     for _, lanes in BFLOAT16_INSTRUCTIONS:
         _load_bfloat16_intrinsic(lanes)
 
@@ -74,9 +69,7 @@ def replace_vnni() -> None:
 @functools.cache
 def _load_intrinsic(dtype: str, lanes: int) -> str:
     """Return the name of the intrinsic for data of a dtype and a number of sums."""
-    name = f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}"
-    _register_bytes(name, dtype, lanes, "local")
-    return name
+    return _register_bytes(f"tvmflow.dot_{dtype}_{lanes}x{INTEGERS.terms}", dtype, lanes, "local")
 
 
 @functools.cache
@@ -85,7 +78,6 @@ def _load_narrow_intrinsic(lanes: int) -> str:
 
     It adds four products of bytes to each sum, pairs of them as int16.
     """
-    name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
     instructions = PAIR_INSTRUCTIONS[lanes]
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
@@ -94,59 +86,101 @@ def _load_narrow_intrinsic(lanes: int) -> str:
         ones = T.broadcast(T.int16(1), 2 * lanes)
         return sums + _call(instructions.widen, f"int32x{lanes}", pairs, ones)
 
-    _register(name, INTEGERS, ("uint8", "int8", "int32"), lanes, add)
-    return name
+    name = f"tvmflow.narrow_dot_uint8_{lanes}x{INTEGERS.terms}"
+    return _register_words(name, INTEGERS, ("uint8", "int8", "int32"), lanes, add)
 
 
 @functools.cache
 def _load_pairs_intrinsic() -> str:
     """Return the name of the intrinsic that adds two products of bytes to each of four sums."""
-    name = f"tvmflow.dot_int8_4x{PAIRS.terms}"
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
         data = tirx.reinterpret("int8x8", words)
         products = _call("llvm.aarch64.neon.smull.v8i16", "int16x8", weights, data)
         return sums + _call("llvm.aarch64.neon.saddlp.v4i32.v8i16", "int32x4", products)
 
-    _register(name, PAIRS, ("int8", "int8", "int32"), 4, add)
-    return name
+    return _register_words(
+        f"tvmflow.dot_int8_4x{PAIRS.terms}", PAIRS, ("int8", "int8", "int32"), 4, add
+    )
 
 
 @functools.cache
 def _load_taps_intrinsic() -> str:
-    """Return the name of the intrinsic that adds four products of bytes of pixels to each of four sums."""
-    name = f"tvmflow.dot_taps_4x{TAPS.terms}"
-    _register_taps(name)
-    return name
+    """Return the name of the intrinsic that multiplies four channels of four pixels with four taps of each channel."""
+    order = [4 * term + lane for lane in range(4) for term in range(4)]
+
+    def compute(data: Any, weights: Any, sums: Any) -> None:
+        numbers = weights.vload([0, 0], dtype="int8x16")
+        factors = tirx.Shuffle([data.vload([0, 0], dtype="int8x16")], order)
+        before = sums.vload([0], dtype="int32x4")
+        value = _call(DOT_INSTRUCTIONS["int8", 4], "int32x4", before, numbers, factors)
+        T.buffer_store(sums, value, [T.ramp(T.int32(0), 1, 4)])
+
+    operands = (
+        _Operand((4, 4), "int8", lambda lane, term: (term, lane)),
+        _Operand((4, 4), "int8", lambda lane, term: (lane, term)),
+        _Operand((4,), "int32", lambda lane, term: (lane,)),
+    )
+    return _register(f"tvmflow.dot_taps_4x{TAPS.terms}", operands, (4, 4), compute)
 
 
 @functools.cache
 def _load_matrices_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies matrices of bytes."""
-    name = "tvmflow.dot_int8_2x4x8"
-    _register_matrices(name)
-    return name
+    """Return the name of the intrinsic that multiplies eight bytes of two pixels with those of four results.
+
+    It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
+    `order_matrix_sums` lets others read them so.
+    """
+
+    def join(first: Any, second: Any) -> Any:
+        halves = [tirx.reinterpret("int32x2", half) for half in (first, second)]
+        return tirx.reinterpret("int8x16", tirx.Shuffle(halves, [0, 2, 1, 3]))
+
+    operands = (
+        _Operand((2, 1, 2, 4), "int8", lambda i, j, h, k: (h, 0, i, k), (None, None, 4, 1)),
+        _Operand((4, 2, 4), "int8", lambda i, j, h, k: (j, h, k)),
+        _Operand((2, 4), "int32", lambda i, j, h, k: (i, j)),
+    )
+    return _register_matrices("tvmflow.dot_int8_2x4x8", operands, (2, 4, 2, 4), join)
 
 
 @functools.cache
 def _load_rows_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies two rows of a matrix of bytes."""
-    name = "tvmflow.dot_int8_rows_2x4x8"
-    _register_rows(name)
-    return name
+    """Return the name of the intrinsic that multiplies eight bytes of two rows with those of four results.
+
+    It leaves sums as that for pixels does.
+    """
+    operands = (
+        _Operand((2, 8), "int8", lambda i, j, k: (i, k), (None, 1)),
+        _Operand((4, 8), "int8", lambda i, j, k: (j, k)),
+        _Operand((2, 4), "int32", lambda i, j, k: (i, j), (None, 1)),
+    )
+
+    def join(first: Any, second: Any) -> Any:
+        return tirx.Shuffle([first, second], list(range(16)))
+
+    return _register_matrices("tvmflow.dot_int8_rows_2x4x8", operands, (2, 4, 8), join)
 
 
 @functools.cache
 def _load_bfloat16_intrinsic(lanes: int) -> str:
     """Return the name of the intrinsic for a number of float32 sums of products of bfloat16."""
-    name = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}"
 
     def add(sums: Any, words: Any, weights: Any) -> Any:
         operands = (sums, words, tirx.reinterpret(f"int32x{lanes}", weights))
         return T.call_pure_extern(f"float32x{lanes}", _bfloat16_function(lanes), *operands)
 
-    _register(name, BFLOAT16, ("uint16", "uint16", "float32"), lanes, add, bfloat16.to_float32)
-    return name
+    name, dtypes = f"tvmflow.dot_bfloat16_{lanes}x{BFLOAT16.terms}", ("uint16", "uint16", "float32")
+    return _register_words(name, BFLOAT16, dtypes, lanes, add)
+
+
+_LOADERS: Final = {
+    PAIRS: _load_pairs_intrinsic,
+    TAPS: _load_taps_intrinsic,
+    MATRICES: _load_matrices_intrinsic,
+    ROWS: _load_rows_intrinsic,
+}
+"""The intrinsics of products that have only one."""
 
 
 def use_instruction(
@@ -162,28 +196,18 @@ def use_instruction(
         lanes: The number of sums.
         cpu: The CPU.
     """
-    if find_products(block) is BFLOAT16:
+    products = find_products(block)
+    if products is BFLOAT16:
         instruction = BFLOAT16_INSTRUCTIONS[cpu.bfloat16_arch, lanes]
         schedule.annotate(outermost, _IMPORT, _define_bfloat16_dot(instruction, lanes))
-        schedule.tensorize(loop, _load_bfloat16_intrinsic(lanes))
-        return
-    if find_products(block) is PAIRS:
-        schedule.tensorize(loop, _load_pairs_intrinsic())
-        return
-    if find_products(block) is TAPS:
-        schedule.tensorize(loop, _load_taps_intrinsic())
-        return
-    if find_products(block) is MATRICES:
-        schedule.tensorize(loop, _load_matrices_intrinsic())
-        return
-    if find_products(block) is ROWS:
-        schedule.tensorize(loop, _load_rows_intrinsic())
-        return
-    if cpu.has_narrow_dots:
-        schedule.tensorize(loop, _load_narrow_intrinsic(lanes))
-        return
-    dtype = str(block.stmt.reads[0].source.dtype)
-    schedule.tensorize(loop, _load_intrinsic(dtype, lanes))
+        name = _load_bfloat16_intrinsic(lanes)
+    elif products in _LOADERS:
+        name = _LOADERS[products]()
+    elif cpu.has_narrow_dots:
+        name = _load_narrow_intrinsic(lanes)
+    else:
+        name = _load_intrinsic(str(block.stmt.reads[0].source.dtype), lanes)
+    schedule.tensorize(loop, name)
 
 
 def _define_bfloat16_dot(instruction: str, lanes: int) -> str:
@@ -253,7 +277,130 @@ def _expand(store: Any) -> Any:
     return body
 
 
-def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> None:
+def _call(instruction: str, dtype: str, *operands: Any) -> Any:
+    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(instruction), *operands, dtype=dtype)
+
+
+# ---------------------------------------------------------------- registering
+
+
+class _Operand(NamedTuple):
+    """A buffer of an intrinsic: data, weights or sums.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype.
+        place: Returns the place of the number for given indices of the loops.
+        strides: Those of its axes, None for any; empty where it is compact.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    place: Callable[..., tuple[Any, ...]]
+    strides: tuple[int | None, ...] = ()
+
+    @property
+    def region(self) -> tuple[slice, ...]:
+        """All of it."""
+        return tuple(slice(0, extent) for extent in self.shape)
+
+    def layout(self) -> dict[str, Any]:
+        """Return its arguments for `T.match_buffer`."""
+        strides = [T.int32() if stride is None else stride for stride in self.strides]
+        return {"dtype": self.dtype, "offset_factor": 1, "strides": strides or None}
+
+
+def _register(
+    name: str,
+    operands: tuple[_Operand, _Operand, _Operand],
+    extents: tuple[int, ...],
+    compute: Callable[[Any, Any, Any], None],
+    widen: Callable[[Any], Any] = INTEGERS.to_sum,
+    scope: str = "local",
+) -> str:
+    """Register an intrinsic of TVM that adds products of data and weights to sums, and return its name.
+
+    Args:
+        name: The name of the intrinsic.
+        operands: Data, weights and sums.
+        extents: Those of the loops that it takes the place of; sums do not depend on the last ones.
+        compute: Writes the sums after the instruction, given the buffers of data, weights and sums.
+        widen: Returns a number as one of the sums.
+        scope: TVM's storage scope of the sums.
+    """
+    data, weights, sums = operands
+    kinds = "".join("RS"[axis < len(sums.shape)] for axis in range(len(extents)))
+
+    def add_product(a: Any, b: Any, c: Any, axes: tuple[Any, ...]) -> None:
+        product = widen(a[data.place(*axes)]) * widen(b[weights.place(*axes)])
+        T.buffer_store(c, c[sums.place(*axes)] + product, sums.place(*axes))
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, data.shape, **data.layout())
+        B = T.match_buffer(b, weights.shape, **weights.layout())
+        C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
+        with T.sblock("root"):
+            T.reads(C[sums.region], A[data.region], B[weights.region])
+            T.writes(C[sums.region])
+            for loops in T.grid(*extents):
+                with T.sblock("update"):
+                    add_product(A, B, C, T.axis.remap(kinds, loops))
+
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
+    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, data.shape, **data.layout())
+        B = T.match_buffer(b, weights.shape, **weights.layout())
+        C = T.match_buffer(c, sums.shape, scope=scope, **sums.layout())
+        with T.sblock("root"):
+            T.reads(C[sums.region], A[data.region], B[weights.region])
+            T.writes(C[sums.region])
+            compute(A, B, C)
+
+    TensorIntrin.register(name, description, implementation, override=True)
+    return name
+
+
+def _register_words(
+    name: str,
+    products: Products,
+    dtypes: tuple[str, str, str],
+    lanes: int,
+    add: Callable[[Any, Any, Any], Any],
+    scope: str = "local",
+) -> str:
+    """Register an intrinsic that adds products of the same data to each of some sums, and return its name.
+
+    Args:
+        name: The name of the intrinsic.
+        products: How many products are added to each sum, and how a number becomes one of the sums.
+        dtypes: The dtypes of data, weights and sums.
+        lanes: The number of sums.
+        add: Returns the vector of sums after the instruction, given those before it, the data as one word in each
+            lane, and the vector of weights.
+        scope: TVM's storage scope of the sums.
+    """
+    terms, (dtype, weight, total) = products.terms, dtypes
+    word = f"int{terms * tvm.DataType(dtype).bits}"
+
+    def compute(data: Any, weights: Any, sums: Any) -> None:
+        numbers = data.vload([0], dtype=f"{dtype}x{terms}")
+        value = add(
+            sums.vload([0], dtype=f"{total}x{lanes}"),
+            T.broadcast(tirx.reinterpret(word, numbers), lanes),
+            weights.vload([0, 0], dtype=f"{weight}x{terms * lanes}"),
+        )
+        T.buffer_store(sums, value, [T.ramp(T.int32(0), 1, lanes)])
+
+    operands = (
+        _Operand((terms,), dtype, lambda lane, term: (term,)),
+        _Operand((lanes, terms), weight, lambda lane, term: (lane, term)),
+        _Operand((lanes,), total, lambda lane, term: (lane,)),
+    )
+    return _register(name, operands, (lanes, terms), compute, products.to_sum, scope)
+
+
+def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> str:
     """Register an intrinsic that adds four products of bytes to each sum, by one instruction.
 
     Args:
@@ -269,213 +416,36 @@ def _register_bytes(name: str, dtype: str, lanes: int, scope: str) -> None:
         factors = (weights, data) if dtype == "int8" else (data, weights)
         return _call(DOT_INSTRUCTIONS[dtype, lanes], f"int32x{lanes}", sums, *factors)
 
-    _register(name, INTEGERS, (dtype, "int8", "int32"), lanes, add, scope=scope)
+    return _register_words(name, INTEGERS, (dtype, "int8", "int32"), lanes, add, scope)
 
 
-def _call(instruction: str, dtype: str, *operands: Any) -> Any:
-    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(instruction), *operands, dtype=dtype)
-
-
-def _as_integer(number: Any) -> Any:
-    return T.cast(number, "int32")
-
-
-def _register(
+def _register_matrices(
     name: str,
-    products: Products,
-    dtypes: tuple[str, str, str],
-    lanes: int,
-    add: Callable[[Any, Any, Any], Any],
-    widen: Callable[[Any], Any] = _as_integer,
-    scope: str = "local",
-) -> None:
-    """Register an intrinsic of TVM that adds products of the same data to each of some sums.
+    operands: tuple[_Operand, _Operand, _Operand],
+    extents: tuple[int, ...],
+    join: Callable[[Any, Any], Any],
+) -> str:
+    """Register an intrinsic that multiplies two rows of eight bytes with those of four results.
 
     Args:
         name: The name of the intrinsic.
-        products: How many products are added to each sum.
-        dtypes: The dtypes of data, weights and sums.
-        lanes: The number of sums.
-        add: Returns the vector of sums after the instruction, given those before it, the data as one word in each
-            lane, and the vector of weights.
-        widen: Returns a number as one of the sums.
-        scope: TVM's storage scope of the sums.
-    """
-    terms, (dtype, weight, total) = products.terms, dtypes
-    word = f"int{terms * tvm.DataType(dtype).bits}"
-    sums, weights, data = f"{total}x{lanes}", f"{weight}x{terms * lanes}", f"{dtype}x{terms}"
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, terms), dtype=weight, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype=total, offset_factor=1, scope=scope)
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
-            T.writes(C[0:lanes])
-            for i in T.serial(0, lanes):
-                for k in T.serial(0, terms):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + widen(A[vk]) * widen(B[vi, vk])
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (terms,), dtype=dtype, offset_factor=1)
-        B = T.match_buffer(b, (lanes, terms), dtype=weight, offset_factor=1)
-        C = T.match_buffer(c, (lanes,), dtype=total, offset_factor=1, scope=scope)
-        with T.sblock("root"):
-            T.reads(C[0:lanes], A[0:terms], B[0:lanes, 0:terms])
-            T.writes(C[0:lanes])
-            C[T.ramp(T.int32(0), 1, lanes)] = add(
-                C.vload([0], dtype=sums),
-                T.broadcast(T.reinterpret(A.vload([0], data), dtype=word), lanes),
-                B.vload([0, 0], dtype=weights),
-            )
-
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_taps(name: str) -> None:
-    """Register an intrinsic that multiplies four channels of four pixels with four taps of each channel."""
-    order = [4 * term + lane for lane in range(4) for term in range(4)]
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4, 4), dtype="int8", offset_factor=1)
-        B = T.match_buffer(b, (4, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:4], A[0:4, 0:4], B[0:4, 0:4])
-            T.writes(C[0:4])
-            for i in T.serial(0, 4):
-                for k in T.serial(0, 4):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [i, k])
-                        C[vi] = C[vi] + T.cast(A[vk, vi], "int32") * T.cast(B[vi, vk], "int32")
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        A = T.match_buffer(a, (4, 4), dtype="int8", offset_factor=1)
-        B = T.match_buffer(b, (4, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (4,), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:4], A[0:4, 0:4], B[0:4, 0:4])
-            T.writes(C[0:4])
-            C[T.ramp(T.int32(0), 1, 4)] = T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS["int8", 4]),
-                C.vload([0], dtype="int32x4"),
-                B.vload([0, 0], dtype="int8x16"),
-                T.Shuffle([A.vload([0, 0], dtype="int8x16")], order),
-                dtype="int32x4",
-            )
-
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_matrices(name: str) -> None:
-    """Register an intrinsic that multiplies eight bytes of two pixels with those of four results.
-
-    It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
-    `order_matrix_sums` lets others read them so.
+        operands: Data, weights and sums.
+        extents: Those of the loops.
+        join: Returns both rows as the instruction takes them, given eight bytes from each place of the first axis.
     """
 
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        s0, s1 = T.int32(), T.int32()
-        A = T.match_buffer(a, (2, 1, 2, 4), dtype="int8", offset_factor=1, strides=[s0, s1, 4, 1])
-        B = T.match_buffer(b, (4, 2, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (2, 4), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:2, 0:4], A[0:2, 0, 0:2, 0:4], B[0:4, 0:2, 0:4])
-            T.writes(C[0:2, 0:4])
-            for i, j, h, k in T.grid(2, 4, 2, 4):
-                with T.sblock("update"):
-                    vi, vj, vh, vk = T.axis.remap("SSRR", [i, j, h, k])
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vh, 0, vi, vk], "int32") * T.cast(
-                        B[vj, vh, vk], "int32"
-                    )
+    def compute(data: Any, weights: Any, sums: Any) -> None:
+        def load(buffer: Any, first: int, dtype: str) -> Any:
+            return buffer.vload([first] + [0] * (len(buffer.shape) - 1), dtype=dtype)
 
-    def multiply(sums: Any, first: Any, second: Any, weights: Any) -> Any:
-        halves = [tirx.reinterpret("int32x2", half) for half in (first, second)]
-        data = tirx.reinterpret("int8x16", tirx.Shuffle(halves, [0, 2, 1, 3]))
-        number = T.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
-        return T.call_llvm_pure_intrin(number, sums, data, weights, dtype="int32x4")
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        s0, s1 = T.int32(), T.int32()
-        A = T.match_buffer(a, (2, 1, 2, 4), dtype="int8", offset_factor=1, strides=[s0, s1, 4, 1])
-        B = T.match_buffer(b, (4, 2, 4), dtype="int8", offset_factor=1)
-        C = T.match_buffer(c, (2, 4), dtype="int32", offset_factor=1, scope="local")
-        with T.sblock("root"):
-            T.reads(C[0:2, 0:4], A[0:2, 0, 0:2, 0:4], B[0:4, 0:2, 0:4])
-            T.writes(C[0:2, 0:4])
-            C[0, T.ramp(T.int32(0), 1, 4)] = multiply(
-                C.vload([0, 0], dtype="int32x4"),
-                A.vload([0, 0, 0, 0], dtype="int8x8"),
-                A.vload([1, 0, 0, 0], dtype="int8x8"),
-                B.vload([0, 0, 0], dtype="int8x16"),
+        for half in range(2):
+            value = _call(
+                MATRIX_INSTRUCTION,
+                "int32x4",
+                load(sums, half, "int32x4"),
+                join(load(data, 0, "int8x8"), load(data, 1, "int8x8")),
+                load(weights, 2 * half, "int8x16"),
             )
-            C[1, T.ramp(T.int32(0), 1, 4)] = multiply(
-                C.vload([1, 0], dtype="int32x4"),
-                A.vload([0, 0, 0, 0], dtype="int8x8"),
-                A.vload([1, 0, 0, 0], dtype="int8x8"),
-                B.vload([2, 0, 0], dtype="int8x16"),
-            )
+            T.buffer_store(sums, value, [half, T.ramp(T.int32(0), 1, 4)])
 
-    TensorIntrin.register(name, description, implementation, override=True)
-
-
-def _register_rows(name: str) -> None:
-    """Register an intrinsic that multiplies eight bytes of two rows with those of four results.
-
-    It leaves sums as that for pixels does.
-    """
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def description(a: T.handle, b: T.handle, c: T.handle) -> None:
-        s0, s1 = T.int32(), T.int32()
-        A = T.match_buffer(a, (2, 8), dtype="int8", offset_factor=1, strides=[s0, 1])
-        B = T.match_buffer(b, (4, 8), dtype="int8", offset_factor=1)
-        C = T.match_buffer(
-            c, (2, 4), dtype="int32", offset_factor=1, strides=[s1, 1], scope="local"
-        )
-        with T.sblock("root"):
-            T.reads(C[0:2, 0:4], A[0:2, 0:8], B[0:4, 0:8])
-            T.writes(C[0:2, 0:4])
-            for i, j, k in T.grid(2, 4, 8):
-                with T.sblock("update"):
-                    vi, vj, vk = T.axis.remap("SSR", [i, j, k])
-                    C[vi, vj] = C[vi, vj] + T.cast(A[vi, vk], "int32") * T.cast(B[vj, vk], "int32")
-
-    def multiply(sums: Any, first: Any, second: Any, weights: Any) -> Any:
-        data = tirx.Shuffle([first, second], list(range(16)))
-        number = T.llvm_lookup_intrinsic_id(MATRIX_INSTRUCTION)
-        return T.call_llvm_pure_intrin(number, sums, data, weights, dtype="int32x4")
-
-    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator] # TVM has no types for it
-    def implementation(a: T.handle, b: T.handle, c: T.handle) -> None:
-        s0, s1 = T.int32(), T.int32()
-        A = T.match_buffer(a, (2, 8), dtype="int8", offset_factor=1, strides=[s0, 1])
-        B = T.match_buffer(b, (4, 8), dtype="int8", offset_factor=1)
-        C = T.match_buffer(
-            c, (2, 4), dtype="int32", offset_factor=1, strides=[s1, 1], scope="local"
-        )
-        with T.sblock("root"):
-            T.reads(C[0:2, 0:4], A[0:2, 0:8], B[0:4, 0:8])
-            T.writes(C[0:2, 0:4])
-            C[0, T.ramp(T.int32(0), 1, 4)] = multiply(
-                C.vload([0, 0], dtype="int32x4"),
-                A.vload([0, 0], dtype="int8x8"),
-                A.vload([1, 0], dtype="int8x8"),
-                B.vload([0, 0], dtype="int8x16"),
-            )
-            C[1, T.ramp(T.int32(0), 1, 4)] = multiply(
-                C.vload([1, 0], dtype="int32x4"),
-                A.vload([0, 0], dtype="int8x8"),
-                A.vload([1, 0], dtype="int8x8"),
-                B.vload([2, 0], dtype="int8x16"),
-            )
-
-    TensorIntrin.register(name, description, implementation, override=True)
+    return _register(name, operands, extents, compute)

@@ -53,7 +53,6 @@ from tvmflow.compiler.tir_kernels.dot_products import (
     INTEGERS,
     MATRICES,
     PAIRS,
-    ROWS,
     TAPS,
 )
 
@@ -64,8 +63,6 @@ _MAX_TAPS: Final = 192
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
-# Products of matrices of bytes, of pixels and of rows.
-_OF_MATRICES: Final = (MATRICES, ROWS)
 # The points of which an instruction multiplies the bytes as rows of a matrix.
 _MATRIX_POINTS: Final = 2
 # A reduction and its result.
@@ -501,7 +498,7 @@ def _schedule_reduction(
     loops = list(schedule.get_loops(block.handle))[-(last + 1 + reduction_rank) :]
     spatial, reduction_loops = loops[: last + 1], loops[last + 1 :]
     products = dot_products.find_products(block)
-    is_dot, is_matrix = products is not None, products in _OF_MATRICES
+    is_dot, is_matrix = products is not None, _multiplies_matrices(block)
     # the terms of pixels are those of two blocks
     terms = [reduction_loops.pop() for _ in range(is_dot + (products is MATRICES))][::-1]
     extents = list(block.reduction_extents[: len(reduction_loops)])
@@ -791,7 +788,7 @@ def generate_tiles(
     """
     outside = axes.weight_bytes > cpu.cached_weight_bytes and axes.data is not None
     shapes = sorted(_estimate_shapes(block, axes, cpu), reverse=True)
-    if dot_products.find_products(block) in _OF_MATRICES:
+    if _multiplies_matrices(block):
         shapes = [shape for shape in shapes if shape[0] > 0]
     heights = _choose_window_heights(block, pad, axes, cpu)
     preferred = (outside, 0 if outside else heights[0])
@@ -833,6 +830,12 @@ def _estimate_shapes(
                 yield utilization, vectors, points
 
 
+def _multiplies_matrices(block: Block) -> bool:
+    """Return whether instructions multiply matrices of bytes, of pixels or of rows."""
+    products = dot_products.find_products(block)
+    return products is not None and products.has_matrices
+
+
 def _takes_words_from_lanes(block: Block, cpu: CpuModel) -> bool:
     """Return whether instructions multiply bytes, a word of which may be any lane of a vector."""
     products = dot_products.find_products(block)
@@ -869,7 +872,7 @@ def _estimate_utilization(
         A number near 1 for the best tiles.
     """
     sums = vectors * points
-    if dot_products.find_products(block) in _OF_MATRICES:
+    if _multiplies_matrices(block):
         # matrices are multiplied in whole tiles
         is_whole = max_points % points == 0
         utilization = cpu.estimate_matrix_utilization(vectors, points) if is_whole else 0.0

@@ -32,25 +32,31 @@ class Products(NamedTuple):
         name: The name of the blocks that sum them, by which the schedule rule finds them.
         terms: How many there are in a sum.
         to_sum: Converts a number of the data or the weights to the dtype of the sums.
+        has_matrices: Whether an instruction multiplies matrices, whose rows are two points.
     """
 
     name: str
     terms: int
     to_sum: Callable[[Any], Any]
+    has_matrices: bool = False
 
 
 INTEGERS: Final = Products("integer_dot", 4, lambda value: value.astype("int32"))
 """Products of bytes; their sums are exact."""
 PAIRS: Final = Products("integer_pairs", 2, INTEGERS.to_sum)
 """The same for CPUs that add the products of two bytes at a time."""
-MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum)
+MATRICES: Final = Products("integer_matrices", 8, INTEGERS.to_sum, has_matrices=True)
 """Products of matrices of bytes: those of two pixels with eight terms each of two results at once."""
-ROWS: Final = Products("integer_rows", 8, INTEGERS.to_sum)
+ROWS: Final = Products("integer_rows", 8, INTEGERS.to_sum, has_matrices=True)
 """The same of two rows, whose terms lie together."""
 TAPS: Final = Products("integer_taps", 4, INTEGERS.to_sum)
 """Products of bytes of neighboring pixels with the taps of each channel, whose sums are exact."""
 BFLOAT16: Final = Products("bfloat16_dot", 2, bfloat16.to_float32)
 """Products of bfloat16, which are exact in float32."""
+PRODUCTS: Final = {
+    products.name: products for products in (INTEGERS, PAIRS, TAPS, MATRICES, ROWS, BFLOAT16)
+}
+"""All products, by the name of the blocks that sum them."""
 
 
 def conv(
