@@ -106,7 +106,7 @@ def _load_pairs_intrinsic() -> str:
 
 @functools.cache
 def _load_taps_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies four channels of four pixels with four taps of each channel."""
+    """Return the name of the intrinsic that multiplies four channels of four pixels with four taps."""
     order = [4 * term + lane for lane in range(4) for term in range(4)]
 
     def compute(data: Any, weights: Any, sums: Any) -> None:
@@ -126,8 +126,9 @@ def _load_taps_intrinsic() -> str:
 
 @functools.cache
 def _load_matrices_intrinsic() -> str:
-    """Return the name of the intrinsic that multiplies eight bytes of two pixels with those of four results.
+    """Return the name of the intrinsic that multiplies matrices of bytes.
 
+    These are eight bytes of two pixels, and eight of four results.
     It leaves sums as the instruction does: the first two of both pixels, then the last two. The pass
     `order_matrix_sums` lets others read them so.
     """
