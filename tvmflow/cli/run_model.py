@@ -112,7 +112,7 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 def run_model(options: RunModelOptions) -> int:
     from tvmflow.cli.output import check_output_file, print_result
     from tvmflow.cli.run_model_comparison import ModelRun, format_run, summarize_output
-    from tvmflow.runtime import loading, samples
+    from tvmflow.runtime import loading, npz, samples
     from tvmflow.runtime.input_files import parse_input
 
     _check_bundle(options.bundle)
@@ -131,7 +131,7 @@ def run_model(options: RunModelOptions) -> int:
     feed = _read_samples(module, files, options, sizes)
     outputs = samples.run_samples(module.run, feed)
     if options.output:
-        samples.write_npz(options.output, outputs)
+        npz.write_npz(options.output, outputs)
     result = ModelRun(
         model=module.manifest["name"],
         target=module.manifest["target"]["name"],

@@ -15,7 +15,8 @@ from tvmflow.core.errors import BundleError, TvmflowError
 from tvmflow.exporters._wheel_package import Model, load
 from tvmflow.runtime.image_files import read_files
 from tvmflow.runtime.labels import format_predictions, predictions_json
-from tvmflow.runtime.samples import image_samples, load_samples, read_npz, run_samples, write_npz
+from tvmflow.runtime.npz import read_npz, write_npz
+from tvmflow.runtime.samples import image_samples, make_samples, run_samples
 
 _ARRAYS = ".npz"
 
@@ -56,7 +57,7 @@ def _run(model: Model, inputs: Path, outputs: Path) -> None:
             ),
         )
         return
-    samples = load_samples(model.inputs, inputs, source=str(inputs))
+    samples = make_samples(model.inputs, read_npz(inputs, str(inputs)), source=str(inputs))
     write_npz(outputs, run_samples(model.run, samples))
 
 

@@ -111,6 +111,7 @@ _COPIED: Final = (
     "runtime/labels.py",
     "runtime/loading.py",
     "runtime/module.py",
+    "runtime/npz.py",
     "runtime/open_tensors.py",
     "runtime/programs.py",
     "runtime/resampling.py",

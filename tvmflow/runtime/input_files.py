@@ -15,7 +15,8 @@ from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.image_files import SUFFIXES, read_files
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.samples import Samples, image_samples, make_samples, read_npz
+from tvmflow.runtime.npz import read_npz
+from tvmflow.runtime.samples import Samples, image_samples, make_samples
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,8 +14,8 @@ import pytest
 from tests.support.fuzzing.mutations import mutate_bytes
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime import samples
-from tvmflow.runtime.samples import read_npz
+from tvmflow.runtime import npz, samples
+from tvmflow.runtime.npz import read_npz
 
 F = np.float32
 IMAGE = TensorSpec("data", (2, 3), "float32")
@@ -27,7 +27,9 @@ def save(folder: Path, **arrays: Any) -> Path:
 
 
 def read(path: Path, *inputs: TensorSpec) -> samples.Samples:
-    return samples.load_samples(inputs or (IMAGE,), path, source="verify.data")
+    return samples.make_samples(
+        inputs or (IMAGE,), read_npz(path, "verify.data"), source="verify.data"
+    )
 
 
 def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) -> None:
@@ -89,8 +91,12 @@ def test_missing_labels_are_an_error(tmp_path: Path) -> None:
     """The message names the setting that needs them."""
     path = save(tmp_path, data=np.ones((4, 3), F))
     with pytest.raises(StageError, match=r"verify.min_accuracy is set and there is no array 'y'"):
-        samples.load_samples(
-            (IMAGE,), path, source="verify.data", label="y", labels_needed_by="verify.min_accuracy"
+        samples.make_samples(
+            (IMAGE,),
+            read_npz(path, "verify.data"),
+            source="verify.data",
+            label="y",
+            labels_needed_by="verify.min_accuracy",
         )
 
 
@@ -163,8 +169,8 @@ def test_a_small_npz_file_takes_no_more_memory_than_its_size_allows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Arrays that unpack to more are refused before one is read, those that no input has included."""
-    monkeypatch.setattr(samples, "_MAX_NPZ", 1 << 20)
-    monkeypatch.setattr(samples, "_MAX_ARRAYS", 100)
+    monkeypatch.setattr(npz, "_MAX_NPZ", 1 << 20)
+    monkeypatch.setattr(npz, "_MAX_ARRAYS", 100)
     np.savez_compressed(tmp_path / "a.npz", data=np.zeros((4, 3)), other=np.zeros(1 << 19))
     with pytest.raises(StageError, match="its arrays have 4,194,656 bytes when they are unpacked"):
         read_npz(tmp_path / "a.npz", "verify.data")

@@ -20,6 +20,7 @@ from tvmflow.runtime.bundles import MANIFEST, SIGNATURE, read_bundle
 from tvmflow.runtime.image_files import is_pillow_installed, read_files, read_pixels
 from tvmflow.runtime.images import Preprocessing, crop_offset, read_preprocessing
 from tvmflow.runtime.labels import read_labels
+from tvmflow.runtime.npz import read_npz
 from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
@@ -78,9 +79,9 @@ def load_samples(
         labels_for = "verify.min_accuracy" if checks.min_accuracy is not None else ""
         yield (
             "",
-            samples.load_samples(
+            samples.make_samples(
                 inputs,
-                path,
+                read_npz(path, "verify.data"),
                 source="verify.data",
                 label=checks.label,
                 labels_needed_by=labels_for,

@@ -1,0 +1,215 @@
+"""Files of NumPy arrays by name, as `numpy.savez` writes them, from anybody.
+
+Reading takes no more memory than a file gives reason for, and larger arrays may stay in the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.disk_errors import explain
+from tvmflow.core.errors import EnvironmentProblem, StageError
+from tvmflow.core.files import output_file
+from tvmflow.core.formatting import quoted
+from tvmflow.runtime.stored_arrays import SharedFile, StoredArray, open_temporary, write_stored
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    AnyArray = Array | StoredArray
+
+# What an npz file may unpack to, besides so many times its own size.
+_MAX_NPZ: Final = 1 << 30
+_MAX_NPZ_RATIO: Final = 64
+_MAX_ARRAYS: Final = 100_000
+_NPY_HEAD: Final = 12
+_MAX_NPY_HEADER: Final = 10_000
+# Smaller arrays of a file are in memory in any case.
+_MIN_STORED: Final = 1 << 12
+_PIECE: Final = 1 << 20
+# The head of a member of a zip file, which ends with the lengths of its name and of its extra field.
+_ZIP_HEAD: Final = struct.Struct("<26xHH")
+# What the contents of a damaged file raise: a place before its beginning, and data that bz2 cannot unpack.
+_DAMAGED: Final = (errno.EINVAL, None)
+
+
+def read_npz(file: Path | IO[bytes], source: str) -> dict[str, Array]:
+    """Return the arrays of an npz file by name.
+
+    Raises:
+        StageError: when it is damaged, or holds more than plain arrays.
+    """
+    return _read_npz(file, source, _read_array)
+
+
+def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
+    """Return the arrays of an npz file by name, the larger ones without their elements.
+
+    These stay in the file or, where they are compressed, are unpacked into a temporary one: the arrays of a file take
+    two open files at most. Arrays whose first axis is the innermost one are in memory.
+
+    Raises:
+        StageError: when it is damaged, or holds more than plain arrays.
+        EnvironmentProblem: when there is no space to unpack it, or it cannot be read.
+    """
+    try:
+        file = SharedFile(path.open("rb"))
+    except OSError as error:
+        raise _explain_reading(error, source) from error
+    return _read_npz(file.file, source, _Storage(file).read)
+
+
+def _read_npz(file: Path | IO[bytes], source: str, read: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            size = file.stat().st_size if isinstance(file, Path) else file.seek(0, os.SEEK_END)
+            return _read_arrays(archive, _MAX_NPZ + _MAX_NPZ_RATIO * size, read)
+    except EnvironmentProblem:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGED:
+            raise _explain_reading(error, source) from error
+        raise StageError(
+            f"{source} is not an npz file of plain arrays: {error}",
+            fix="write it with numpy.savez(path, <input name>=array, label=labels)",
+        ) from error
+
+
+def _explain_reading(error: OSError, source: str) -> EnvironmentProblem:
+    return explain(error, source) or EnvironmentProblem(
+        f"{source} cannot be read: {error.strerror}",
+        fix="name a file that exists and that this user may read",
+    )
+
+
+def _read_arrays(archive: zipfile.ZipFile, limit: int, read: Callable[..., Any]) -> dict[str, Any]:
+    """Return the arrays of an archive, which have at most as many bytes as the limit.
+
+    Raises:
+        ValueError: when it holds more, or something else.
+    """
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    if len(entries) > _MAX_ARRAYS:
+        raise ValueError(f"it holds {len(entries):,} arrays, and the limit is {_MAX_ARRAYS:,}")
+    total = sum(entry.file_size for entry in entries.values())
+    if total > limit:
+        raise ValueError(
+            f"its arrays have {total:,} bytes when they are unpacked, and the limit for its size is {limit:,}"
+        )
+    return {name.removesuffix(".npy"): read(archive, e) for name, e in entries.items()}
+
+
+class _Header(NamedTuple):
+    """The head of an array's file: where its elements begin, and what they are."""
+
+    offset: int
+    shape: tuple[int, ...]
+    is_transposed: bool
+    dtype: np.dtype[Any]
+
+
+def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
+    """Return the head of an array, which has no more elements than the archive has of it."""
+    import numpy as np
+
+    # NumPy has no types for it
+    layout: Any = np.lib.format
+    read_header = {(1, 0): layout.read_array_header_1_0, (2, 0): layout.read_array_header_2_0}
+    with archive.open(entry) as stream:
+        start = stream.read(_NPY_HEAD + _MAX_NPY_HEADER)
+    version = (start[6], start[7]) if start.startswith(b"\x93NUMPY") else (0, 0)
+    length = start[8:10] if version == (1, 0) else start[8:_NPY_HEAD]
+    if version not in read_header or int.from_bytes(length, "little") > _MAX_NPY_HEADER:
+        raise ValueError(f"{quoted(entry.filename)} is no array, or has fields")
+    header = io.BytesIO(start)
+    layout.read_magic(header)
+    shape, is_transposed, dtype = read_header[version](header)
+    if min(shape, default=0) < 0:
+        raise ValueError(f"{quoted(entry.filename)} has a negative size: {shape}")
+    if math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise _ends_early(entry)
+    return _Header(header.tell(), shape, is_transposed, dtype)
+
+
+def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+    """Return an array, for which no more memory is taken than the archive has of it."""
+    import numpy as np
+
+    layout: Any = np.lib.format
+    _read_header(archive, entry)
+    with archive.open(entry) as stream:
+        array: Array = layout.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _ends_early(entry: zipfile.ZipInfo) -> ValueError:
+    return ValueError(f"{quoted(entry.filename)} ends before its last element")
+
+
+class _Storage:
+    """The files of an archive's larger arrays: its own one, or one temporary file for all."""
+
+    def __init__(self, file: SharedFile) -> None:
+        self._file = file
+
+    @cached_property
+    def _unpacked(self) -> SharedFile:
+        return open_temporary()
+
+    def read(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> AnyArray:
+        """Return an array, which stays in a file where it is large."""
+        header = _read_header(archive, entry)
+        size = math.prod(header.shape) * header.dtype.itemsize
+        is_small = size < _MIN_STORED or not header.shape
+        if is_small or header.is_transposed or header.dtype.hasobject:
+            return _read_array(archive, entry)
+        is_packed = entry.compress_type != zipfile.ZIP_STORED
+        if is_packed:
+            file = self._unpacked
+            begin = file.file.seek(0, os.SEEK_END)
+        else:
+            file = self._file
+            name, extra = _ZIP_HEAD.unpack(file.read(entry.header_offset, _ZIP_HEAD.size))
+            begin = entry.header_offset + _ZIP_HEAD.size + name + extra
+        count = 0
+        with archive.open(entry) as stream:
+            # the checksum is checked at the end
+            while piece := stream.read(_PIECE):
+                count += len(piece)
+                if is_packed:
+                    write_stored(file.file, piece)
+        is_whole = is_packed or entry.compress_size == entry.file_size
+        if not is_whole or count < header.offset + size:
+            raise _ends_early(entry)
+        return StoredArray(file, begin + header.offset, header.shape, header.dtype)
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to an npz file, all or nothing.
+
+    Raises:
+        EnvironmentProblem: when the file cannot be written.
+    """
+    import numpy as np
+
+    try:
+        # `numpy.savez` takes no array with the name `file`
+        with output_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.save(stream, array, allow_pickle=False)
+    except OSError as error:
+        raise explain(error, path) or EnvironmentProblem(
+            f"{path} cannot be written: {error.strerror}",
+            fix="name a file in a folder that exists and has free space",
+        ) from error
