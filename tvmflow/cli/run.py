@@ -89,9 +89,6 @@ class RunOptions(Options):
             local.start_early()
 
 
-_PRELOAD: Final = ("numpy", "tvm")
-
-
 class StageDump(NamedTuple):
     """The dump of one stage.
 
@@ -118,7 +115,7 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
     Raises:
         StageError: No stage of the plan lowers a model.
     """
-    from tvmflow.core.fork_server import ForkServer
+    from tvmflow.core.fork_server import WITH_TVM, ForkServer
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.stages import STAGES
 
@@ -130,7 +127,7 @@ def dump_ir(plan: Plan, store: LocalStore, folder: Path) -> Iterator[StageDump]:
             fix=f"run {names}, for example without --until",
         )
     state = evaluate_plan(plan, store)
-    with ForkServer.start(_PRELOAD) as fork_server:
+    with ForkServer.start(WITH_TVM) as fork_server:
         for spec in specs:
             target = folder / spec.recipe / spec.label.replace("/", "+")
             yield _dump_stage(spec, state, fork_server, target)

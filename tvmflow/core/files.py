@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterable, Iterator
 from io import FileIO
 
+RACY_NS = 2_000_000_000
+"""Nanoseconds in which a second write may leave the stamp of a file as it is, as coarse clocks do ("racy git")."""
 _CHUNK = 1 << 20
 
 

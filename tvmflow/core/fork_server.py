@@ -31,7 +31,7 @@ from tvmflow.core import fork_server_process, memory, termination
 from tvmflow.core.fork_server_process import Emit
 from tvmflow.core.processes import kill_tree, module_command
 
-__all__ = ["ChildFunction", "Emit", "ForkServer", "Outcome"]
+__all__ = ["WITH_TVM", "ChildFunction", "Emit", "ForkServer", "Outcome"]
 
 ChildFunction = Callable[[Any, Emit], Any]
 """A function that a child can run: it takes JSON and an `Emit`, returns JSON, and can be imported by its name."""
@@ -45,6 +45,9 @@ _SINGLE_THREADED: Final = {
     "MKL_NUM_THREADS": "1",
 }
 
+
+WITH_TVM: Final = ("numpy", "tvm")
+"""What a server imports whose children compile."""
 
 _CANCELLED: Final = "the run was cancelled"
 

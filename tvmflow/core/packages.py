@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.core.files import write_atomically
+from tvmflow.core.files import RACY_NS, write_atomically
 
 # Packages whose module has another name than the distribution.
 _MODULES: Final = {"apache-tvm": "tvm", "apache-tvm-ffi": "tvm_ffi", "pillow": "PIL"}
@@ -344,7 +344,6 @@ _BYTECODE: Final = ".pyc"
 _CODE: Final = (".py", ".pyc", ".so", ".pyd", ".dll", ".dylib")
 _TESTS: Final = re.compile(r"(^|/)tests?/")
 _EXECUTABLE: Final = 0o111
-_RACY_NS: Final = 2_000_000_000
 _CHUNK: Final = 1 << 20
 _SHA256: Final = "sha256"
 
@@ -513,7 +512,7 @@ class _PackageReader:
                 digest.update(chunk)
         text = f"{algorithm}={base64.urlsafe_b64encode(digest.digest()).decode().rstrip('=')}"
         # A coarse clock could hide a second write.
-        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _RACY_NS:
+        if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > RACY_NS:
             self._digests[name] = [stamp, text]
         return text
 

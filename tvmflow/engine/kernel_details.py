@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tvmflow.core import errors
 from tvmflow.core.codec import without_empty
 from tvmflow.core.errors import StageError, UsageError
 from tvmflow.core.files import hash_file
-from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.fork_server import WITH_TVM, ForkServer
 from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.text import nearest
@@ -34,8 +34,6 @@ from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.tuning.ledger_folders import WorkloadTrials, list_target_folders, read_workload_trials
 from tvmflow.tuning.trials import trial_id
-
-_PRELOAD: Final = ("numpy", "tvm")
 
 
 class BuiltLibrary(NamedTuple):
@@ -301,7 +299,7 @@ def make_kernel_code(
     }
     timeout_s = build.TRAITS.timeout_s
     text = "lowering the model once more: some seconds, or a minute for a large one"
-    with explain_wait(text), ForkServer.start(_PRELOAD) as fork_server:
+    with explain_wait(text), ForkServer.start(WITH_TVM) as fork_server:
         outcome = fork_server.call(make_code, payload, timeout_s=timeout_s)
     if outcome.kind != "ok":
         error = getattr(errors, outcome.error, StageError)

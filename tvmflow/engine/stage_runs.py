@@ -16,7 +16,7 @@ from typing import Final
 
 from tvmflow.core import packages
 from tvmflow.core.errors import TvmflowError
-from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.fork_server import WITH_TVM, ForkServer
 from tvmflow.core.types import Json, Plan, StageKey, StageSpec
 from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, StageReport
 from tvmflow.engine.stage_execution import (
@@ -174,7 +174,6 @@ class StageRuns:
 # ---------------------------------------------------------------- what is to blame
 
 
-_PRELOAD: Final = ("numpy", "tvm")
 _TIMEOUT_S: Final = 900.0
 
 
@@ -220,7 +219,7 @@ def _search(
     assert search is not None
     with (
         tempfile.TemporaryDirectory(prefix="tvmflow-") as work,
-        ForkServer.start(_PRELOAD) as fork_server,
+        ForkServer.start(WITH_TVM) as fork_server,
     ):
         outcome = fork_server.call(
             search,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tvmflow.core import packages
 from tvmflow.core.errors import StoreError
+from tvmflow.core.files import RACY_NS
 from tvmflow.core.types import Plan
 from tvmflow.engine import answers, delivery
 from tvmflow.engine.report import RunReport, StageReport, compare_libraries
@@ -23,9 +24,6 @@ from tvmflow.store.local import LocalStore
 
 _log = logging.getLogger(__name__)
 
-# Files that changed shortly before the evaluation began may change again without another stamp,
-# because file systems with coarse clocks exist (the "racy git" problem).
-_RACY_NS = 2_000_000_000
 _DAY_NS = 86_400 * 10**9
 
 
@@ -85,7 +83,7 @@ def save_answer(
     system = answers.describe_system()
     # Planning has seen the current content of every file that was last changed before it began.
     newest_ns = max(map(answers.changed_ns, stamps))
-    if not system or newest_ns > prepared.started_ns - _RACY_NS:
+    if not system or newest_ns > prepared.started_ns - RACY_NS:
         _log.debug(
             "the answer is not saved: a file is too new, or this system cannot be identified"
         )

@@ -12,10 +12,9 @@ import os
 import time
 from collections.abc import Sequence
 
-from tvmflow.core.files import hash_file
+from tvmflow.core.files import RACY_NS, hash_file
 from tvmflow.store.local import LocalStore
 
-_RACY_NS = 2_000_000_000
 _AHEAD_NS = 86_400 * 10**9
 
 
@@ -121,7 +120,7 @@ def _hash_stable(path: str, before: list[int]) -> tuple[str, bool]:
     """Return the digest of a file, and whether its stamp tells from now on that it is unchanged."""
     digest = hash_file(path)
     now_ns = time.time_ns()
-    is_recent = any(-_AHEAD_NS < now_ns - changed_ns <= _RACY_NS for changed_ns in before[1:3])
+    is_recent = any(-_AHEAD_NS < now_ns - changed_ns <= RACY_NS for changed_ns in before[1:3])
     return digest, not is_recent and stamp(path) == before
 
 

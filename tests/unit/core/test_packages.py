@@ -272,7 +272,7 @@ def test_digests_are_remembered_while_a_file_stays_the_same(
 ) -> None:
     """TVM's libraries have hundreds of megabytes: they are read once."""
     write_files(folder)
-    monkeypatch.setattr("tvmflow.core.packages._RACY_NS", 0)
+    monkeypatch.setattr("tvmflow.core.packages.RACY_NS", 0)
     before = identity()
     [path] = (tmp_path / "cache/tvmflow/packages").iterdir()
     remembered = json.loads(path.read_text())
