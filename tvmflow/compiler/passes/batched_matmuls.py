@@ -14,7 +14,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_PRODUCTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_open, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
 from tvmflow.compiler.tir_kernels.batches import Batches, Operand, contiguous, emit_batches
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
@@ -35,15 +35,11 @@ def pack_batched_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRM
     """Replace products of ragged matrices by kernels that pack the right one into vectors."""
     if context.cpu is None or context.is_plain("matmul"):
         return mod
-    return rewrite_main(mod, _BatchedMatmulPacker, context.cpu)
+    return rewrite_main(mod, _BatchedMatmulPacker, context)
 
 
-class _BatchedMatmulPacker(MainRewriter):
+class _BatchedMatmulPacker(TargetRewriter):
     """Rewrites matrix products of float32 without constant weights on the right."""
-
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
-        super().__init__(mod)
-        self._cpu = cpu
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

@@ -15,7 +15,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import list_features
 from tvmflow.compiler.ir_operators import GroupedOperands, GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, count_elements, known_sizes
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.bfloat16 import BITS as BFLOAT16_BITS
 from tvmflow.compiler.tir_kernels.bfloat16 import DTYPE as BFLOAT16
 from tvmflow.compiler.tir_kernels.grouped_products import (
@@ -43,12 +43,11 @@ class _Source(NamedTuple):
     is_transposed: bool
 
 
-class _GroupedWeightRewriter(MainRewriter):
+class _GroupedWeightRewriter(TargetRewriter):
     """Rewrites what reads grouped weights, and converts them for everything else."""
 
     def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
+        super().__init__(mod, context)
         self._tiled = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:

@@ -19,7 +19,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.open_sizes import known_sizes, same_sizes, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 
 _ADD: Final = "relax.add"
 _MULTIPLY: Final = "relax.multiply"
@@ -89,12 +89,8 @@ class _Term(NamedTuple):
         return places
 
 
-class _ConvolutionMerger(MainRewriter):
+class _ConvolutionMerger(TargetRewriter):
     """Rewrites sums."""
-
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
 
     def visit_call_(self, call: relax.Call) -> Any:
         merged = self._merge(call) if self._is_whole_sum(call) else None

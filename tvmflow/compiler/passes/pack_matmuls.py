@@ -22,7 +22,7 @@ from tvmflow.compiler.passes.quantization import (
     split_zero_point,
     to_dot_data,
 )
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16, ROWS
 
@@ -37,12 +37,8 @@ def pack_matmuls(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     return rewrite_main(mod, _MatmulPacker, context)
 
 
-class _MatmulPacker(MainRewriter):
+class _MatmulPacker(TargetRewriter):
     """Rewrites matrix products of float32 data and weights."""
-
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

@@ -20,7 +20,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_LANES, MIN_PARALLEL_ELEMENTS, CpuModel
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 _FLOAT: Final = "float32"
@@ -35,15 +35,11 @@ _MAX_UNROLLED: Final = 16
 
 def split_pools(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace the pooling operators that `find_pool` finds."""
-    return mod if context.cpu is None else rewrite_main(mod, _PoolRewriter, context.cpu)
+    return mod if context.cpu is None else rewrite_main(mod, _PoolRewriter, context)
 
 
-class _PoolRewriter(MainRewriter):
+class _PoolRewriter(TargetRewriter):
     """Rewrites pooling of plain data."""
-
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
-        super().__init__(mod)
-        self._cpu = cpu
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

@@ -13,7 +13,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, sizes_of
-from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.recurrent import RecurrentLayer, count_rows, recurrent
 
 # Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
@@ -34,12 +34,8 @@ def lower_recurrent(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule
     return rewrite_main(mod, _RecurrentRewriter, context)
 
 
-class _RecurrentRewriter(MainRewriter):
+class _RecurrentRewriter(TargetRewriter):
     """Rewrites recurrent layers."""
-
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

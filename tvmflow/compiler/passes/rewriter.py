@@ -12,6 +12,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.compiler import ir, marks
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import IrSize, Representative, known_sizes, read_dimensions
 from tvmflow.compiler.tir_kernels import bfloat16
 from tvmflow.compiler.tir_kernels.definitions import with_own_sizes
@@ -179,6 +181,20 @@ class MainRewriter(PyExprMutator):  # type: ignore[misc]
         variable = self.builder_.add_func(function, name)
         result = relax.TensorType(shape, dtype)
         return self.emit(relax.call_tir(variable, [*args, *sizes], result))
+
+
+class TargetRewriter(MainRewriter):
+    """A rewriter that depends on what the model is lowered for."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod)
+        self._context = context
+
+    @property
+    def _cpu(self) -> CpuModel:
+        """The model of the target's CPU, where the pass runs only with one."""
+        assert self._context.cpu is not None
+        return self._context.cpu
 
 
 def rewrite_main(mod: tvm.IRModule, rewriter: type[MainRewriter], *options: Any) -> tvm.IRModule:

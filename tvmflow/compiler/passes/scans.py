@@ -14,7 +14,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
 
@@ -27,15 +27,11 @@ _FUNCTIONS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
 
 def vectorize_scans(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace cumulative sums and products, for which TVM has no schedule on CPUs."""
-    return mod if context.cpu is None else rewrite_main(mod, _ScanRewriter, context.cpu)
+    return mod if context.cpu is None else rewrite_main(mod, _ScanRewriter, context)
 
 
-class _ScanRewriter(MainRewriter):
+class _ScanRewriter(TargetRewriter):
     """Rewrites cumulative operations; the axes behind theirs have fixed sizes."""
-
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
-        super().__init__(mod)
-        self._cpu = cpu
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

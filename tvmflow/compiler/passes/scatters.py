@@ -14,7 +14,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
 
@@ -23,15 +23,11 @@ _INDICES: Final = ("int32", "int64")
 
 def vectorize_scatters(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace `scatter_nd`, for which TVM has no schedule on CPUs."""
-    return mod if context.cpu is None else rewrite_main(mod, _ScatterRewriter, context.cpu)
+    return mod if context.cpu is None else rewrite_main(mod, _ScatterRewriter, context)
 
 
-class _ScatterRewriter(MainRewriter):
+class _ScatterRewriter(TargetRewriter):
     """Rewrites scatters of rows of fixed length."""
-
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
-        super().__init__(mod)
-        self._cpu = cpu
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

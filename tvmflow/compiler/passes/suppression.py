@@ -25,7 +25,7 @@ from tvmflow.compiler.ir_operators import (
     NonMaxSuppression,
 )
 from tvmflow.compiler.open_sizes import is_open, known_sizes
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
     define_kernel,
@@ -40,12 +40,8 @@ def lower_suppression(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModu
     return rewrite_main(mod, _SuppressionRewriter, context)
 
 
-class _SuppressionRewriter(MainRewriter):
+class _SuppressionRewriter(TargetRewriter):
     """Rewrites selections of boxes."""
-
-    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
-        super().__init__(mod)
-        self._context = context
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)

@@ -91,14 +91,14 @@ def analyze_blocks(schedule: Schedule) -> list[Block] | None:
     """
     _inline_scalars(schedule)
     blocks = analyze_simple_blocks(schedule)
-    return blocks if len(blocks) == len(_list_handles(schedule)) else None
+    return blocks if len(blocks) == len(list_all_blocks(schedule)) else None
 
 
 def _inline_scalars(schedule: Schedule) -> None:
     """Compute each scalar that is no result where it is read, from which LLVM moves it out of the loops."""
-    intermediate = list_intermediate_buffers(schedule) if _list_handles(schedule) else []
+    intermediate = list_intermediate_buffers(schedule) if list_all_blocks(schedule) else []
     scalars = [buffer for buffer in intermediate if not buffer.shape]
-    for handle in _list_handles(schedule) if scalars else []:
+    for handle in list_all_blocks(schedule) if scalars else []:
         stmt = schedule.get(handle)
         is_scalar = any(write.source.same_as(buffer) for write in stmt.writes for buffer in scalars)
         if is_scalar and stmt.init is None and _is_movable(stmt):
@@ -116,11 +116,12 @@ def _is_movable(stmt: Any) -> bool:
 
 def analyze_simple_blocks(schedule: Schedule) -> list[Block]:
     """Return those blocks of a kernel that are simple loop nests over their axes."""
-    blocks = [_analyze(schedule, handle) for handle in _list_handles(schedule)]
+    blocks = [_analyze(schedule, handle) for handle in list_all_blocks(schedule)]
     return [block for block in blocks if block is not None]
 
 
-def _list_handles(schedule: Schedule) -> list[Any]:
+def list_all_blocks(schedule: Schedule) -> list[Any]:
+    """Return the handles of the blocks of a kernel, in order; none for a kernel without any."""
     try:
         return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
     except RuntimeError:

@@ -188,19 +188,11 @@ def make_element_count(mod: tvm.IRModule) -> Callable[[Sizes], int]:
 
     Sizes that are known only when the model runs do not count.
     """
-    from tvm import relax
-
+    from tvmflow.compiler.ir import list_variables
     from tvmflow.compiler.open_sizes import NoSize, size_text, sizes_of
 
-    variables: list[Any] = []
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, relax.Var):
-            variables.append(expr)
-
-    relax.analysis.post_order_visit(mod["main"], visit)
     shapes: list[list[Size]] = []
-    for variable in dict.fromkeys(variables):
+    for variable in dict.fromkeys(list_variables(mod["main"])):
         sizes = sizes_of(variable)
         if sizes is not None:
             with contextlib.suppress(NoSize):

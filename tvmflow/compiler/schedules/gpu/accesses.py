@@ -11,18 +11,10 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.ir import find_nodes, replace_variables
-from tvmflow.compiler.schedules.blocks import REDUCTION, ROOT, uses
+from tvmflow.compiler.schedules.blocks import REDUCTION, list_all_blocks, uses
 
 VECTOR: Final = 4
 """The numbers that a thread loads or stores at once: 16 bytes of float32."""
-
-
-def list_all_blocks(schedule: Schedule) -> list[Any]:
-    """Return the blocks of a kernel, in order; none for a kernel without any."""
-    try:
-        return list(schedule.get_child_blocks(schedule.get_sblock(ROOT)))
-    except RuntimeError:
-        return []
 
 
 def is_reduction(schedule: Schedule, handle: Any) -> bool:

@@ -11,7 +11,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.ir import IF_THEN_ELSE, find_nodes, operator_name
-from tvmflow.compiler.schedules.blocks import depends_on, uses
+from tvmflow.compiler.schedules.blocks import depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     VECTOR,
     element_stride,
@@ -19,7 +19,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_before,
     has_fixed_sizes,
     is_reduction,
-    list_all_blocks,
     list_loads,
     unroll,
 )

@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 
 from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.ir import find_nodes
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
     VECTOR,
     element_stride,
@@ -30,7 +30,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     has_fixed_sizes,
     is_reduction,
     length,
-    list_all_blocks,
     list_loads,
     unroll,
     vectorize,

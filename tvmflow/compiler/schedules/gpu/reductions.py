@@ -14,14 +14,13 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.gpu_model import Device
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
     find_read,
     fuse_before,
     has_fixed_sizes,
     is_reduction,
-    list_all_blocks,
     list_loads,
     unroll,
 )

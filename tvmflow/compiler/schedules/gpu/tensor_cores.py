@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.s_tir import SBlock, Schedule
 
 from tvmflow.compiler.gpu_model import Device
+from tvmflow.compiler.schedules.blocks import list_all_blocks
 from tvmflow.compiler.schedules.gpu.accesses import (
     VECTOR,
     fuse_after,
@@ -24,7 +25,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_epilogue,
     has_fixed_sizes,
     length,
-    list_all_blocks,
     list_loads,
 )
 from tvmflow.compiler.schedules.gpu.products import (

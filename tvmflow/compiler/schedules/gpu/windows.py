@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.gpu_model import Device
-from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, uses
+from tvmflow.compiler.schedules.blocks import REDUCTION, depends_on, list_all_blocks, uses
 from tvmflow.compiler.schedules.gpu.accesses import (
     element_stride,
     find_read,
@@ -23,7 +23,6 @@ from tvmflow.compiler.schedules.gpu.accesses import (
     fuse_epilogue,
     has_fixed_sizes,
     is_reduction,
-    list_all_blocks,
     list_loads,
     unroll,
 )
