@@ -27,7 +27,7 @@ from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.node_tracking import KernelNodes, NodeTracker
 from tvmflow.compiler.open_sizes import Representative
 from tvmflow.compiler.options import LoweringOptions, VectorWidth
-from tvmflow.compiler.passes.constant_evaluation import evaluate_function
+from tvmflow.compiler.passes.constant_evaluation import evaluate_fields, evaluate_function
 from tvmflow.compiler.passes.lift_weights import split_weights
 from tvmflow.compiler.passes.recurrent import padded_units
 from tvmflow.compiler.tir_kernels.blocked import Groups
@@ -200,6 +200,23 @@ class LoweredModel:
         tensors = list(map(tvm.runtime.tensor, arrays))
         computed = relax.VirtualMachine(library, tvm.cpu())["main"](tensors)
         return [weight.numpy() for weight in computed]
+
+    def recompute_weights(
+        self, params: Weights, before: Weights
+    ) -> Mapping[int, np.ndarray[Any, Any]]:
+        """Compute the weights that `main` takes, by place, where parameters differ from others.
+
+        Args:
+            params: The imported model's weights by name.
+            before: Others, most of which may be the same arrays.
+        """
+        arrays = [params[name] for name in self.weight_names]
+        pairs = enumerate(zip(arrays, self.weight_names, strict=True))
+        changed = {place for place, (array, name) in pairs if array is not before[name]}
+        if self.weight_mod is None:
+            return {place: arrays[place] for place in changed}
+        found = evaluate_fields(self.weight_mod["main"], arrays, changed)
+        return dict(enumerate(self.compute_weights(params))) if found is None else found
 
     def schedule_untuned(
         self, params: Weights, target: Mapping[str, Json], rules_version: int

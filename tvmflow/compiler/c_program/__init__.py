@@ -404,53 +404,59 @@ def load_c_library(
         return _link(model, signature, threads, Path(scratch)).load()
 
 
-class LibraryWithoutWeights:
+class LibraryForWeights:
     """A model that is compiled once for this machine, and loaded with one set of weights after another.
 
     Args:
-        model: The model, of whose weights shapes and dtypes matter alone.
+        model: The model.
         signature: Its inputs and outputs.
         threads: The threads of a call.
 
     Raises:
         UnsupportedProgram: The model needs TVM's runtime.
+
+    Attributes:
+        program: The library with the weights of the model.
     """
 
     def __init__(self, model: ScheduledModel, signature: Mapping[str, Json], threads: int) -> None:
         # equal constants would be one
         distinct = [_mark(array, place) for place, array in enumerate(model.weights)]
-        sizes = (padded(array.nbytes) for array in distinct)
-        self._begins = [*accumulate(sizes, initial=BEGIN)]
+        self._begins = [*accumulate((padded(array.nbytes) for array in distinct), initial=BEGIN)]
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as scratch:
             file = Path(scratch) / "weights"
             marked = model._replace(weights=distinct)
             library = _link(marked, signature, threads, Path(scratch), file)
-            self._bytes = file.stat().st_size
             with file.open("rb") as stream:
-                self._head = stream.read(BEGIN)
                 for begin, array in zip(self._begins, distinct, strict=False):
                     stream.seek(begin)
                     if stream.read(array.nbytes) != _bytes_of(array).tobytes():
                         raise AssertionError("weights are not where they are to be replaced")
-                stream.seek(self._begins[-1])
-                self._rest = stream.read()
-            content = self._place(())
-            self._program = NativeProgram(library.path, _NAME, threads, signature, content)
+                del distinct, marked
+                self._content = _place(file.stat().st_size)
+                stream.seek(0)
+                stream.readinto(self._content.data)
+            self._replace(self._content, dict(enumerate(model.weights)))
+            self.program = NativeProgram(library.path, _NAME, threads, signature, self._content)
 
-    def load(self, weights: Sequence[Array]) -> NativeProgram:
-        """Return the library with weights, in the order of the model's."""
-        return self._program.with_weights(self._place(weights))
+    def exchange(self, weights: Mapping[int, Array]) -> NativeProgram:
+        """Return the library with some weights exchanged, by their places."""
+        content = _place(self._content.size)
+        content[:] = self._content
+        self._replace(content, weights)
+        return self.program.with_weights(content)
 
-    def _place(self, weights: Sequence[Array]) -> Array:
-        """Return the content of a file of weights; what is not given takes no memory."""
-        room = np.empty(self._bytes + ALIGNMENT, np.uint8)
-        begin = -room.ctypes.data % ALIGNMENT
-        content = room[begin : begin + self._bytes]
-        content[:BEGIN] = np.frombuffer(self._head, np.uint8)
-        content[self._begins[-1] :] = np.frombuffer(self._rest, np.uint8)
-        for place, array in zip(self._begins, weights, strict=False):
-            content[place : place + array.nbytes] = _bytes_of(array)
-        return content
+    def _replace(self, content: Array, weights: Mapping[int, Array]) -> None:
+        for place, array in weights.items():
+            begin = self._begins[place]
+            content[begin : begin + array.nbytes] = _bytes_of(array)
+
+
+def _place(size: int) -> Array:
+    """Return memory for the content of a file of weights."""
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size]
 
 
 def _mark(array: Array, place: int) -> Array:

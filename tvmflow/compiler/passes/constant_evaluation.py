@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -33,25 +33,78 @@ def evaluate_function(function: relax.Function, weights: Sequence[_Array]) -> li
     Returns:
         The fields of its result; None if it calls an operator without a rule.
     """
+    fields = evaluate_fields(function, weights, range(len(weights)))
+    return None if fields is None else list(fields.values())
+
+
+def evaluate_fields(
+    function: relax.Function, weights: Sequence[_Array], changed: Collection[int]
+) -> dict[int, _Array] | None:
+    """Evaluate what depends on some of the weights, and nothing else.
+
+    Args:
+        function: The function.
+        weights: The fields of its argument.
+        changed: The places of those that matter. Where all do, constants matter too.
+
+    Returns:
+        The fields of its result by their places; None if it calls an operator without a rule.
+    """
     (parameter,) = function.params
     bindings = [binding for block in function.body.blocks for binding in block.bindings]
-    exprs = [*(binding.value for binding in bindings), function.body.body]
-    last_uses = {var: step for step, expr in enumerate(exprs) for var in ir.list_variables(expr)}
-    values: dict[Any, Any] = {parameter: [_supported_array(array) for array in weights]}
+    reads = [_list_read(binding.value) for binding in bindings]
+    result = function.body.body
+    values = {binding.var: binding.value for binding in bindings[-1:]}
+    result = values.get(result, result)
+    if not isinstance(result, relax.Tuple):
+        return None
+    wanted = {place: _list_read(field) for place, field in enumerate(result.fields)}
+    if len(changed) < len(weights):
+        dependent = _list_dependent(bindings, reads, parameter, changed)
+        wanted = {place: read for place, read in wanted.items() if not dependent.isdisjoint(read)}
+    last_uses = {var: len(bindings) for read in wanted.values() for var in read}
+    for step in reversed(range(len(bindings))):
+        if bindings[step].var in last_uses:
+            for var in reads[step]:
+                last_uses.setdefault(var, step)
+    values = {parameter: [_supported_array(array) for array in weights]}
     for step, binding in enumerate(bindings):
-        if isinstance(binding.var.ty, relax.ShapeType):
+        if binding.var not in last_uses or isinstance(binding.var.ty, relax.ShapeType):
             continue
         if (value := _evaluate(binding.value, values)) is None:
             return None
         values[binding.var] = value
         # The values of a large model do not fit into memory all at once.
-        for var in ir.list_variables(binding.value):
+        for var in reads[step]:
             if last_uses[var] == step:
                 values.pop(var, None)
-    result = _evaluate(function.body.body, values)
-    if not isinstance(result, list) or not all(isinstance(array, np.ndarray) for array in result):
+    fields = {place: _evaluate(result.fields[place], values) for place in wanted}
+    if not all(isinstance(array, np.ndarray) for array in fields.values()):
         return None
-    return [np.asarray(array, order="C") for array in result]
+    return {place: np.asarray(array, order="C") for place, array in fields.items()}
+
+
+def _list_read(expr: Any) -> list[Any]:
+    """Return the variables that an expression reads; of a tuple's type, the sizes would be visited too."""
+    if isinstance(expr, relax.TupleGetItem) and isinstance(expr.tuple_value, relax.Var):
+        return [expr.tuple_value]
+    return ir.list_variables(expr)
+
+
+def _list_dependent(
+    bindings: Sequence[Any],
+    reads: Sequence[Sequence[Any]],
+    parameter: Any,
+    changed: Collection[int],
+) -> set[Any]:
+    """Return the variables that depend on some fields of a parameter."""
+    found: set[Any] = set()
+    for binding, read in zip(bindings, reads, strict=True):
+        value = binding.value
+        is_field = isinstance(value, relax.TupleGetItem) and value.tuple_value.same_as(parameter)
+        if value.index in changed if is_field else not found.isdisjoint(read):
+            found.add(binding.var)
+    return found
 
 
 def evaluate_weight(expr: Any, flow: ir.DataFlow, weights: Mapping[Any, _Array]) -> _Array | None:

@@ -20,6 +20,8 @@ from tvmflow.compiler.quantize.points import Array, Integers, Layer
 
 # Parts of a step in which float data are added up: sums of integers are exact in any order.
 _PARTS: Final = 1 << 12
+# About so many numbers are added at once: they stay in a core's cache.
+_CHUNK: Final = 1 << 14
 # Corrections have so many significant bits, so that other roundings of the data seldom change them.
 _BITS: Final = 12
 
@@ -56,11 +58,21 @@ class ChannelSums:
     def add(self, values: Array) -> None:
         """Add the values of a batch."""
         moved = np.moveaxis(values, self._axis, 0)
-        steps = moved.reshape(len(moved), -1).astype(np.float64) / self._scale
-        self._count += steps.shape[1]
-        rounded = np.clip(np.rint(steps), self._low, self._high)
-        self._floats = self._floats + np.rint(steps * _PARTS).astype(np.int64).sum(axis=1)
-        self._integers = self._integers + rounded.astype(np.int64).sum(axis=1)
+        rows = moved.reshape(len(moved), -1)
+        self._count += rows.shape[1]
+        size = max(_CHUNK // max(rows.shape[1], 1), 1)
+        sums = [self._sum_rows(rows[start : start + size]) for start in range(0, len(rows), size)]
+        floats, integers = (np.concatenate(own) for own in zip(*sums, strict=True))
+        self._floats, self._integers = self._floats + floats, self._integers + integers
+
+    def _sum_rows(self, rows: Array) -> tuple[Array, Array]:
+        """Return the sums of some channels: of parts of steps, and of integers."""
+        steps = np.divide(rows, self._scale, dtype=np.float64)
+        rounded = np.rint(steps)
+        np.clip(rounded, self._low, self._high, out=rounded)
+        steps *= _PARTS
+        np.rint(steps, out=steps)
+        return steps.astype(np.int64).sum(axis=1), rounded.astype(np.int64).sum(axis=1)
 
     def read_means(self) -> Means:
         """Return the mean of each channel."""

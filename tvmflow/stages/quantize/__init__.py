@@ -652,6 +652,7 @@ def _control(
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import EmulatedChoices, SwitchedModel
     from tvmflow.stages.quantize.control import (
+        Comparison,
         Cost,
         Evaluation,
         Limits,
@@ -680,18 +681,18 @@ def _control(
 
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
-        ways = [(quantization, _compute(candidates, quantization, signature))]
+        ways = [(quantization, Comparison(_compute(candidates, quantization, signature)))]
         if quantization.corrections:
             plain = replace(quantization, corrections={})
-            ways.append((plain, _compute(candidates, plain, signature)))
+            ways.append((plain, Comparison(_compute(candidates, plain, signature))))
             # some of the samples tell which one is better
-            errors = [evaluation.compare(run, _CORRECTED_BATCHES).error for _, run in ways]
+            errors = [evaluation.compare_more(own, _CORRECTED_BATCHES).error for _, own in ways]
             _log.debug("error %.4f with corrected means, %.4f without", *errors)
             if errors[0] >= errors[1]:
                 ways.reverse()
         costs = []
-        for way, run in ways:
-            costs.append((way, evaluation.compare(run)))
+        for way, comparison in ways:
+            costs.append((way, evaluation.compare_more(comparison)))
             if limits.hold(costs[-1][1]):
                 return costs[-1]
         return costs[0]

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir, lowering
-from tvmflow.compiler.c_program import LibraryWithoutWeights
+from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
@@ -71,7 +71,7 @@ class Signature:
         Raises:
             StageError: when no C library can compute it.
         """
-        return CompiledModel(model, self._describe(inputs, outputs)).load(model.params)
+        return CompiledModel(model, self._describe(inputs, outputs)).module
 
     def compile_for_weights(
         self, model: FloatModel, outputs: Sequence[TensorSpec]
@@ -100,26 +100,33 @@ class CompiledModel:
 
     Raises:
         StageError: when no C library can compute it.
+
+    Attributes:
+        module: The model.
     """
 
     def __init__(self, model: FloatModel, signature: Mapping[str, Json]) -> None:
         target = read_target()
         mod = ir.copy_module(model.mod)
-        self._signature = signature
+        self._signature, self._params = signature, model.params
         self._lowered = lowering.lower(mod, lowering.make_target(target), LoweringOptions())
         scheduled = self._lowered.schedule_untuned(model.params, target, SCHEDULES_VERSION)
         try:
-            self._library = LibraryWithoutWeights(scheduled, signature, count_usable_cpus())
+            self._library = LibraryForWeights(scheduled, signature, count_usable_cpus())
         except UnsupportedProgram as error:
             raise StageError(
                 f"the model cannot be calibrated: it needs TVM's runtime for {error}",
                 fix="leave `quantize` out",
             ) from None
+        self.module = Module(self._library.program, signature, {})
 
-    def load(self, params: Mapping[str, Array]) -> Module:
-        """Return the model with weights, by name."""
-        weights = self._lowered.compute_weights(params)
-        return Module(self._library.load(weights), self._signature, {})
+    def exchange(self, params: Mapping[str, Array]) -> Module:
+        """Return the model with other weights, by name.
+
+        What is made of arrays that are the same is not computed again.
+        """
+        weights = self._lowered.recompute_weights(params, self._params)
+        return Module(self._library.exchange(weights), self._signature, {})
 
 
 class ModelTaps:
@@ -145,7 +152,7 @@ class ModelTaps:
         self._tapped = model if emulation is None else emulation.model
         self._inputs = {var: str(var.name) for var in model.main.params}
         self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
-        self._held: tuple[int, CompiledModel, Module] | None = None
+        self._held: tuple[int, CompiledModel] | None = None
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelTaps:
@@ -161,14 +168,12 @@ class ModelTaps:
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Return the outputs of the model."""
-        return self._run(self._held[2] if self._held else self._compile(0), feed)
+        return self._run((self._held[1] if self._held else self._compile(0)).module, feed)
 
     def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
         """Return what computes the outputs with other weights, as `Emulation.find_weights` returns them."""
-        if self._held is None:
-            self._compile(0)
-        assert self._held is not None
-        return partial(self._run, self._held[1].load(params))
+        held = self._held[1] if self._held else self._compile(0)
+        return partial(self._run, held.exchange(params))
 
     def _run(self, module: Module, feed: Feed) -> dict[str, Array]:
         results = module.run(dict(feed))
@@ -198,21 +203,21 @@ class ModelTaps:
             names = {name: var for name, var in _name_tensors(group) if var in tensors}
             if not names:
                 continue
-            tapped = self._compile(place)
+            tapped = self._compile(place).module
             for index in range(len(batches)):
                 results = tapped.run(dict(batches[index]))
                 for name, var in names.items():
                     yield var, results[name]
 
-    def _compile(self, place: int) -> Module:
+    def _compile(self, place: int) -> CompiledModel:
         """Return the library that watches a group of tensors."""
         if self._held is None or self._held[0] != place:
             self._held = None
             group = self._groups[place]
             specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
-            compiled = self._signature.compile_for_weights(tap(self._tapped, group), specs)
-            self._held = place, compiled, compiled.load(self._tapped.params)
-        return self._held[2]
+            tapped = tap(self._tapped, group)
+            self._held = place, self._signature.compile_for_weights(tapped, specs)
+        return self._held[1]
 
 
 def collect_histograms(

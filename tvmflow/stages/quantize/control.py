@@ -116,6 +116,26 @@ class Choice(NamedTuple):
     evaluations: int
 
 
+class Comparison:
+    """Another way to compute the outputs, and what is known of it so far.
+
+    Args:
+        run: Computes the outputs.
+
+    Attributes:
+        run: The same.
+        batches: How many batches were compared.
+        sums: By the name of an output, the sums of squares of its errors and of itself.
+        kept: The scores of classes of each batch, where there are labels.
+    """
+
+    def __init__(self, run: Callable[[Feed], Mapping[str, Array]]) -> None:
+        self.run = run
+        self.batches = 0
+        self.sums: dict[str, list[float]] = {}
+        self.kept: list[Mapping[str, Array]] = []
+
+
 class Evaluation:
     """Compares choices of layers with the float model on samples.
 
@@ -166,26 +186,30 @@ class Evaluation:
             run: Computes the outputs.
             batches: The first batches, of which there is no accuracy unless they are all; None for all.
         """
+        return self.compare_more(Comparison(run), batches)
+
+    def compare_more(self, comparison: Comparison, batches: int | None = None) -> Cost:
+        """Return the cost of a comparison, which goes on with the batches that it lacks; as `compare`."""
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
-        sums: dict[str, list[float]] = {}
-        kept = []
-        for place in range(batches):
+        for place in range(comparison.batches, batches):
             exact = self._read_exact(place)
-            rounded = run(self._data.batches[place])
+            rounded = comparison.run(self._data.batches[place])
             for name, array in exact.items():
                 zero = self._zero_points.get(name, 0.0)
                 if array.dtype.kind == "f" or name in self._zero_points:
-                    own = sums.setdefault(name, [0.0, 0.0])
+                    own = comparison.sums.setdefault(name, [0.0, 0.0])
                     own[0] += _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
                     own[1] += _sum_squares(array.astype(np.float64) - zero)
             if self.accuracy is not None:
-                kept.append({self._output: rounded[self._output]})
-        error = max((_relate(*pair) for pair in sums.values()), default=0.0)
+                comparison.kept.append({self._output: rounded[self._output]})
+            comparison.batches += 1
+        error = max((_relate(*pair) for pair in comparison.sums.values()), default=0.0)
         if self.accuracy is None or batches < count:
             return Cost(error)
         # one sample of 200 is 0.5 points and no more
-        return Cost(error, round(100 * (self.accuracy - (self._score(kept) or 0.0)), 9))
+        accuracy = self._score(comparison.kept) or 0.0
+        return Cost(error, round(100 * (self.accuracy - accuracy), 9))
 
     def _read_exact(self, place: int) -> Mapping[str, Array]:
         if place in self._exact:

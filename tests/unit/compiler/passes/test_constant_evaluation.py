@@ -109,6 +109,32 @@ def test_numpy_gives_the_bits_that_kernels_give(
         assert actual.tobytes() == expected.tobytes()
 
 
+def test_weights_that_stay_the_same_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a changed one is part of has the bits that it has where all are computed."""
+    mod = model(conv(16), normed, relu, conv(24, 1), shape=(1, 3, 10, 10))
+    lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST)
+    before = positive(mod)
+    computed = lowered.compute_weights(before)
+    name = min(name for name, array in before.items() if array.shape == (16,))
+    after = {**before, name: before[name] + 1}
+    expected = lowered.compute_weights(after)
+    apply_rule, calls = constant_evaluation._apply_rule, list[Any]()
+
+    def count(call: Any, arrays: Sequence[Any]) -> Any:
+        calls.append(call)
+        return apply_rule(call, arrays)
+
+    monkeypatch.setattr(constant_evaluation, "_apply_rule", count)
+    again = lowered.recompute_weights(after, before)
+    assert lowered.recompute_weights(before, before) == {}
+    assert 0 < len(again) < len(computed)
+    used = len(calls)
+    lowered.compute_weights(after)
+    assert used < len(calls) - used
+    for place, weights in enumerate(expected):
+        assert again.get(place, computed[place]).tobytes() == weights.tobytes()
+
+
 def test_operators_that_numpy_rounds_differently_are_left_to_kernels() -> None:
     """All weights of such a model are computed by one compiled function."""
     mod = model(squashed, shape=(1, 16, 5, 5))

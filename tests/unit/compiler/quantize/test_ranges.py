@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tvmflow.compiler.quantize.ranges import (
@@ -53,6 +53,16 @@ def test_a_histogram_is_the_same_in_any_order_and_division(values: list[float], 
     merged = _count(values[:cut])
     merged.merge(_count(values[cut:]))
     assert _state(whole) == _state(parts) == _state(merged)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(_FLOATS, max_size=40))
+@example([-1e-45, 1.0, 3e38])
+def test_values_have_the_same_bins_as_float64(values: list[float]) -> None:
+    """Denormal numbers, too, beside numbers of any size."""
+    wide = Histogram()
+    wide.add(np.asarray(values, np.float32).astype(np.float64))
+    assert _state(_count(values)) == _state(wide)
 
 
 @settings(max_examples=12, deadline=None)

@@ -16,6 +16,7 @@ from tvmflow.stages.quantize.control import (
     NOT_FASTER,
     TOO_HARMFUL,
     Choice,
+    Comparison,
     Evaluation,
     Limits,
     choose_layers,
@@ -62,6 +63,22 @@ def test_without_limits_all_layers_are_chosen_and_each_is_measured() -> None:
     errors = list(choice.damage.values())
     assert errors[0] < errors[2] < errors[1] < choice.everything.error * 1.5
     assert choice.cost.drop is not None and choice.cost.drop > 1
+
+
+def test_a_comparison_goes_on_with_the_batches_that_it_lacks() -> None:
+    """No batch is computed twice, and the cost is that of all at once."""
+    evaluation, _ = _make([0.1, 0.5])
+    model, fed = _Products([0.1, 0.5]), list[Mapping[str, _Array]]()
+
+    def run(feed: Mapping[str, _Array]) -> dict[str, _Array]:
+        fed.append(feed)
+        return model.run(feed, [0, 1])
+
+    expected = evaluation.compare(run)
+    fed.clear()
+    comparison = Comparison(run)
+    assert evaluation.compare_more(comparison, 64).drop is None and len(fed) == 64
+    assert evaluation.compare_more(comparison) == expected and len(fed) == 200
 
 
 def test_the_layer_that_costs_the_accuracy_goes_back() -> None:
