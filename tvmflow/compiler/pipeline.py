@@ -39,6 +39,7 @@ from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
+from tvmflow.compiler.passes.place_reductions import vectorize_place_reductions
 from tvmflow.compiler.passes.pooling import split_pools
 from tvmflow.compiler.passes.quantization import fold_weight_dequantize, fuse_requantize
 from tvmflow.compiler.passes.recurrent import lower_recurrent
@@ -144,6 +145,9 @@ GRAPH_PHASES: Final[Phases] = {
         LoweringPass("scans", vectorize_scans, LoweringContext.has_cpu_model).looks_for(
             *("cumsum", "cumprod")
         ),
+        LoweringPass(
+            "place_reductions", vectorize_place_reductions, LoweringContext.has_cpu_model
+        ).looks_for("argmax", "argmin"),
         LoweringPass("scatters", vectorize_scatters, LoweringContext.has_cpu_model).looks_for(
             "scatter_nd"
         ),

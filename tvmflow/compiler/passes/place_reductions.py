@@ -1,0 +1,189 @@
+"""Gives `argmax` and `argmin` of rows kernels that compare vectors.
+
+TVM's reductions of pairs of number and place compare one number at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
+from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
+from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+
+# Whether it is the largest number whose place an operator returns.
+_OPERATORS: Final = {"relax.argmax": True, "relax.argmin": False}
+# The dtype of data -> that in which they are compared.
+_COMPARED: Final = {"float32": "float32", "int32": "int32", "int8": "int32", "uint8": "int32"}
+
+
+def vectorize_place_reductions(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Replace `argmax` and `argmin` along the last axis, or along all axes, of fixed length."""
+    return mod if context.cpu is None else rewrite_main(mod, _PlaceRewriter, context.cpu)
+
+
+class _PlaceRewriter(MainRewriter):
+    """Rewrites reductions to places, and drops maxima of these and 0, which no place is below."""
+
+    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
+        super().__init__(mod)
+        self._cpu = cpu
+        self._places = self.new_memo()
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        name = ir.operator_name(call)
+        if name == "relax.maximum" and _is_zero(call.args[1]):
+            places = ir.resolve_alias(rewritten.args[0], self.lookup_binding)
+            return places if places in self._places else rewritten
+        if name not in _OPERATORS:
+            return rewritten
+        reduction = self._find(call, is_largest=_OPERATORS[name])
+        result = sizes_of(call)
+        if reduction is None or result is None:
+            return rewritten
+        kernel = make_kernel(reduction, result, self._cpu)
+        dtype = ir.dtype_of(call)
+        places = self.call_function(kernel, name[6:], [rewritten.args[0]], result, dtype)
+        self._places[places] = True
+        return places
+
+    def _find(self, call: relax.Call, *, is_largest: bool) -> PlaceReduction | None:
+        """Return the reduction that a call computes; None for one that has no kernel here."""
+        data, axis = call.args[0], call.attrs.axis
+        shape, typical = sizes_of(data), self.numbers.shape(data)
+        if not shape or not typical or 0 in typical or self.flow.is_weight(data):
+            return None
+        if ir.dtype_of(data) not in _COMPARED:
+            return None
+        if axis is not None and int(axis) % len(shape) != len(shape) - 1:
+            return None
+        first = 0 if axis is None else len(shape) - 1
+        length = math.prod(typical[first:])
+        if (
+            any(map(is_open, shape[first:]))
+            or not max(_MIN_LENGTH, self._cpu.lanes) <= length < 1 << 31
+        ):
+            return None
+        return PlaceReduction(
+            shape=shape,
+            rows=math.prod(shape[:first]),
+            length=length,
+            typical=math.prod(typical),
+            dtype=ir.dtype_of(data),
+            result_dtype=ir.dtype_of(call),
+            is_largest=is_largest,
+        )
+
+
+def _is_zero(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.Constant) and not expr.value.numpy().any()
+
+
+# ---------------------------------------------------------------- kernel
+# Each lane keeps the first of the largest numbers that it has seen, and its place. The last vector
+# of a row overlaps the one before it: a number that two lanes have seen has one place in both.
+
+
+# LLVM makes vectors of the unrolled comparisons of shorter rows.
+_MIN_LENGTH: Final = 16
+# So many vectors are compared side by side, if a row has some times as many.
+_MAX_WIDTH: Final = 4
+_MIN_STEPS: Final = 4
+
+
+class PlaceReduction(NamedTuple):
+    """The places of the largest or smallest numbers of rows.
+
+    Attributes:
+        shape: The shape of the data, which may be open but for the rows' length.
+        rows: The number of rows, which may be open.
+        length: The numbers of a row.
+        typical: About how many numbers there are.
+        dtype: Their dtype.
+        result_dtype: The dtype of the places.
+        is_largest: Whether the largest numbers are looked for.
+    """
+
+    shape: tuple[IrSize, ...]
+    rows: IrSize
+    length: int
+    typical: int
+    dtype: str
+    result_dtype: str
+    is_largest: bool
+
+
+def make_kernel(
+    reduction: PlaceReduction, result: tuple[IrSize, ...], cpu: CpuModel
+) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the data and the places, of shape `result`.
+
+    Of equal numbers the first one is found. NaN is passed over; the place in a row of nothing else is 0.
+    """
+    with define_kernel("place_reduction") as builder:
+        signature = ((reduction.shape, reduction.dtype), (result, reduction.result_dtype))
+        arguments = [
+            T.arg(name, declare_buffer(*parameter))
+            for name, parameter in zip(("data", "out"), signature, strict=True)
+        ]
+        # TVM looks for copies among functions of one argument, and only into blocks.
+        with T.sblock("root"):
+            data, out = (
+                flatten(argument, *parameter)
+                for argument, parameter in zip(arguments, signature, strict=True)
+            )
+            is_parallel = cpu.cores > 1 and reduction.typical >= MIN_PARALLEL_ELEMENTS
+            with (T.parallel if is_parallel else T.serial)(reduction.rows) as row:
+                _emit_row(reduction, data, out, row, cpu.lanes)
+    return builder.get()
+
+
+def _emit_row(reduction: PlaceReduction, data: Any, out: Any, row: Any, lanes: int) -> None:
+    length, dtype = reduction.length, _COMPARED[reduction.dtype]
+    width = lanes
+    while width < _MAX_WIDTH * lanes and length >= 2 * _MIN_STEPS * width:
+        width *= 2
+    limit = tirx.min_value(dtype) if reduction.is_largest else tirx.max_value(dtype)
+    if dtype == "float32":
+        limit = tirx.const(-math.inf if reduction.is_largest else math.inf, dtype)
+    best = T.alloc_buffer((width,), dtype, scope="local")
+    places = T.alloc_buffer((width,), "int32", scope="local")
+    with T.vectorized(width) as lane:
+        T.buffer_store(best, limit, [lane])
+    with T.vectorized(width) as lane:
+        T.buffer_store(places, lane, [lane])
+
+    def compare(start: Any) -> None:
+        with T.vectorized(width) as lane:
+            number = tirx.Cast(dtype, tirx.BufferLoad(data, [row * length + start + lane]))
+            before = tirx.BufferLoad(best, [lane])
+            is_beyond = number > before if reduction.is_largest else number < before
+            place = tirx.Select(is_beyond, start + lane, tirx.BufferLoad(places, [lane]))
+            T.buffer_store(places, place, [lane])
+            T.buffer_store(best, tirx.Select(is_beyond, number, before), [lane])
+
+    with T.serial(length // width) as step:
+        compare(step * width)
+    if length % width:
+        compare(length - width)
+    while width > 1:
+        width //= 2
+        with T.vectorized(width) as lane:
+            first, second = lane, lane + width
+            a, b = tirx.BufferLoad(best, [first]), tirx.BufferLoad(best, [second])
+            x, y = tirx.BufferLoad(places, [first]), tirx.BufferLoad(places, [second])
+            is_beyond = b > a if reduction.is_largest else b < a
+            is_second = tirx.Or(is_beyond, tirx.And(tirx.EQ(a, b), y < x))
+            T.buffer_store(places, tirx.Select(is_second, y, x), [first])
+            T.buffer_store(best, tirx.Select(is_beyond, b, a), [first])
+    place = tirx.Cast(reduction.result_dtype, tirx.BufferLoad(places, [0]))
+    T.buffer_store(out, place, [row])
