@@ -134,6 +134,8 @@ def _read_header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> _Header:
     header = io.BytesIO(start)
     layout.read_magic(header)
     shape, is_transposed, dtype = read_header[version](header)
+    if dtype.hasobject:
+        raise ValueError(f"{quoted(entry.filename)} holds Python objects, not numbers of one dtype")
     if min(shape, default=0) < 0:
         raise ValueError(f"{quoted(entry.filename)} has a negative size: {shape}")
     if math.prod(shape) * dtype.itemsize > entry.file_size:
@@ -171,7 +173,7 @@ class _Storage:
         header = _read_header(archive, entry)
         size = math.prod(header.shape) * header.dtype.itemsize
         is_small = size < _MIN_STORED or not header.shape
-        if is_small or header.is_transposed or header.dtype.hasobject:
+        if is_small or header.is_transposed:
             return _read_array(archive, entry)
         is_packed = entry.compress_type != zipfile.ZIP_STORED
         if is_packed:

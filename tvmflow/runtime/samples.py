@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes
 from tvmflow.core.errors import StageError
+from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import open_npz as open_npz
@@ -156,7 +157,7 @@ def make_samples(
             )
             for name, group in numbered.items()
         ]
-        labels = _read_labels(arrays, label)
+        labels = _read_labels(inputs, arrays, label, source)
         total = sum(group.total for group in groups)
         _check_labels(labels, total, source, label, labels_needed_by)
         if len(groups) == 1:
@@ -173,7 +174,7 @@ def make_samples(
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
     is_one_batch = all(shapes.get(spec.name) == spec.shape for spec in inputs)
-    labels = _read_labels(arrays, label)
+    labels = _read_labels(inputs, arrays, label, source)
     problems = [*filter(None, (_mismatch_reason(spec, arrays) for spec in inputs))]
     if not is_one_batch and (len({spec.shape[:1] for spec in inputs}) > 1 or not inputs[0].shape):
         problems.append("the model's inputs do not all have samples along their first axis")
@@ -195,9 +196,20 @@ def make_samples(
     return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
 
 
-def _read_labels(arrays: Mapping[str, AnyArray], label: str) -> Array | None:
-    labels = arrays.get(label)
-    return None if labels is None else labels[...]
+def _read_labels(
+    inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], label: str, source: str
+) -> Array | None:
+    """Return the labels, one number each; None where no array has them, or an input has their name."""
+    array = arrays.get(label)
+    if array is None or any(spec.name == label for spec in inputs):
+        return None
+    if not array.ndim or array.size != len(array) or array.dtype.kind not in "biuf":
+        raise StageError(
+            f"{source}: the array '{label}' has shape {array.shape} and dtype {array.dtype}, "
+            "and labels are one number for each sample",
+            fix=f"write the index of each sample's class into '{label}', or give it another name if it has no labels",
+        )
+    return array[...]
 
 
 def _group_numbered(arrays: Mapping[str, AnyArray], label: str) -> dict[str, dict[str, AnyArray]]:
@@ -286,10 +298,10 @@ def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> s
 def _find_batch_size(
     inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray], dimensions: Sequence[Dimension]
 ) -> int:
-    """Return the most samples of a batch, by the first axis of all inputs; 0 where it has none."""
+    """Return the most samples of a batch, by the first axis of all inputs; 0 where there are none."""
     firsts = {(spec.sizes or spec.shape)[:1] for spec in inputs}
     counts = {arrays[spec.name].shape[:1] for spec in inputs}
-    if len(firsts) != 1 or len(counts) != 1 or () in firsts or () in counts:
+    if len(firsts) != 1 or len(counts) != 1 or () in firsts or counts & {(), (0,)}:
         return 0
     [[size]] = firsts
     largest = {dimension.name: dimension.max for dimension in dimensions}
@@ -415,6 +427,17 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
 
 
 def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
-    """Return the share of samples whose largest score in `output` is the label's."""
-    scores = outputs[output].reshape(len(labels), -1)
+    """Return the share of samples whose largest score in `output` is the label's.
+
+    Raises:
+        StageError: when the output does not have scores for each sample.
+    """
+    values = outputs[output]
+    if not values.size or values.size % len(labels):
+        raise StageError(
+            f"accuracy needs scores for each sample in the first output, and {quoted(output)} has shape "
+            f"{values.shape} for {count_text(len(labels), 'label')}",
+            fix="leave the labels out of the samples, or export the model with its scores as the first output",
+        )
+    scores = values.reshape(len(labels), -1)
     return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())

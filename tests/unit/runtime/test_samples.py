@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.support.fuzzing.mutations import mutate_bytes
 from tvmflow.core.errors import StageError
-from tvmflow.core.types import TensorSpec
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime import npz, samples
 from tvmflow.runtime.npz import read_npz
 
@@ -85,6 +86,61 @@ def test_data_that_does_not_fit_is_explained(
     with pytest.raises(StageError, match=needle) as caught:
         read(save(tmp_path, **arrays))
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "labels", [np.int64(3), np.zeros((5, 4)), np.array(["cat"] * 5)], ids=["one", "rows", "names"]
+)
+@pytest.mark.parametrize("dimensions", [(), (Dimension("N", 1, 2),)], ids=["fixed", "open"])
+def test_labels_that_are_not_one_number_each_are_explained(
+    dimensions: tuple[Dimension, ...], labels: Any
+) -> None:
+    """A single number had no length, and of rows or names no accuracy follows."""
+    spec = TensorSpec("data", (2, 3), "float32", sizes=("N", 3) if dimensions else ())
+    arrays = {"data": np.ones((5, 3), F), "label": np.asarray(labels)}
+    with pytest.raises(StageError, match="labels are one number for each sample") as caught:
+        samples.make_samples((spec,), arrays, source="verify.data", dimensions=dimensions)
+    assert caught.value.fix
+
+
+def test_an_input_with_the_name_of_labels_is_an_input() -> None:
+    """Its array has no labels."""
+    spec = TensorSpec("label", (2, 3), "float32")
+    read = samples.make_samples((spec,), {"label": np.ones((4, 3), F)}, source="verify.data")
+    assert (len(read.batches), read.labels) == (2, None)
+
+
+@pytest.mark.parametrize("shape", [(20,), (0, 10)])
+def test_accuracy_of_an_output_without_scores_is_refused(shape: tuple[int, ...]) -> None:
+    """Such as a sum over the batch, of which no sample has one."""
+    with pytest.raises(StageError, match=r"'y' has shape .* for 40 labels") as caught:
+        samples.top1_accuracy({"y": np.zeros(shape, F)}, "y", np.zeros(40))
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["data", "0/data"])
+def test_no_samples_are_refused_where_their_number_is_open(name: str) -> None:
+    """No batch follows from them."""
+    spec = TensorSpec("data", (2, 3), "float32", sizes=("N", 3))
+    with pytest.raises(StageError, match="does not fit the model") as caught:
+        samples.make_samples(
+            (spec,),
+            {name: np.ones((0, 3), F)},
+            source="quantize.data",
+            dimensions=(Dimension("N", 1, 2),),
+        )
+    assert "N" in caught.value.message
+
+
+@pytest.mark.parametrize("read", [npz.open_npz, npz.read_npz])
+@pytest.mark.parametrize("count", [1, 5_000])
+def test_arrays_of_objects_are_refused_as_such(
+    count: int, read: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Their elements take fewer bytes in the file than in memory, and were said to be missing."""
+    path = save(tmp_path, data=np.array([None] * count))
+    with pytest.raises(StageError, match=r"'data\.npy' holds Python objects"):
+        read(path, "quantize.data")
 
 
 def test_missing_labels_are_an_error(tmp_path: Path) -> None:
