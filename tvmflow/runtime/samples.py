@@ -13,8 +13,6 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.runtime.images import Preprocessing
-from tvmflow.runtime.npz import open_npz as open_npz
-from tvmflow.runtime.npz import read_npz as read_npz
 from tvmflow.runtime.stored_arrays import StoredArray
 
 if TYPE_CHECKING:

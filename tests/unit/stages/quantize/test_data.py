@@ -17,7 +17,8 @@ from PIL import Image
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
 from tvmflow.core.types import Dimension, Json, TensorSpec
-from tvmflow.runtime.samples import Samples, make_samples, open_npz, read_npz
+from tvmflow.runtime.npz import open_npz, read_npz
+from tvmflow.runtime.samples import Samples, make_samples
 from tvmflow.stages.quantize.data import DataSource, check_finite, limit_samples
 
 Array = np.ndarray[Any, Any]
