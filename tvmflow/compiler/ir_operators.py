@@ -272,6 +272,21 @@ class GroupedOperands(NamedTuple):
     zeros: Any = NOTHING
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundedData(ModelOperator):
+    """Numbers in place of data x: kept · x + scale · round(min(max(x · inverse, low), high)).
+
+    Its operands are the data, kept, inverse, low, high and scale: tensors of float32 that broadcast to the data. Zeros
+    stay zeros where low and high are on both sides of 0.
+    """
+
+    NAME = "tvmflow.rounded_data"
+
+    def result_type(self, operands: Sequence[Any]) -> Any:
+        """Return the type of the data."""
+        return operands[0].ty
+
+
 def _register(operator: type[ModelOperator]) -> None:
     _ffi_api.RegisterOp(operator.NAME, str(operator.__doc__))
     register_op_attr(
@@ -280,5 +295,8 @@ def _register(operator: type[ModelOperator]) -> None:
     register_op_attr(operator.NAME, "FPurity", True)
 
 
-for _operator in (Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, GroupedWeights):
+_OPERATORS: Final = (
+    *(Recurrent, NonMaxSuppression, MultiboxDetection, BoxNms, GroupedWeights, RoundedData),
+)
+for _operator in _OPERATORS:
     _register(_operator)

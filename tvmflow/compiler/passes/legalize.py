@@ -10,13 +10,39 @@ from tvm import relax, te, tirx
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.passes.vector_math import exp_of_negative
 
 
 def make_operator_kernels(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Make kernels of all operators."""
-    own = _LEGALIZATIONS if context.has_vector_math() else {}
-    return relax.transform.LegalizeOps(dict(own))(mod)
+    own = {RoundedData.NAME: _legalize_rounding}
+    if context.has_vector_math():
+        own |= _LEGALIZATIONS
+    return relax.transform.LegalizeOps(own)(mod)
+
+
+def _legalize_rounding(builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    return builder.call_te(round_data, *call.args)
+
+
+def round_data(x: Any, *operands: Any) -> Any:
+    """Return the numbers in place of data, see `RoundedData`."""
+
+    def element(*place: Any) -> Any:
+        kept, inverse, low, high, scale = (_read_broadcast(own, place) for own in operands)
+        steps = tirx.round(tirx.Min(tirx.Max(x(*place) * inverse, low), high))
+        return x(*place) * kept + steps * scale
+
+    return te.compute(x.shape, element, name="rounding")
+
+
+def _read_broadcast(tensor: Any, place: Sequence[Any]) -> Any:
+    """Return the element of a tensor that is broadcast to another one, at a place in that."""
+    own = place[len(place) - len(tensor.shape) :]
+    return tensor(
+        *(0 if size == 1 else index for size, index in zip(tensor.shape, own, strict=True))
+    )
 
 
 def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:

@@ -14,16 +14,18 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.open_sizes import known_sizes
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.compiler.quantize.insertion import (
     DataScale,
+    LayerRewriter,
     LayerWeights,
     Quantization,
     add_parameters,
     free_name,
 )
-from tvmflow.compiler.quantize.points import FOLLOWERS, Array, FloatModel, Integers, Layer
+from tvmflow.compiler.quantize.points import Array, FloatModel, Integers, Layer
 from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
 from tvmflow.compiler.quantize.weights import GroupedIntegers
 
@@ -32,7 +34,7 @@ _EXACT: Final = (1.0, 1.0, -1.0, 1.0, 0.0)
 
 
 class _Rounding(NamedTuple):
-    """The parameters that round data x: `kept * x + scale * round(clip(x * inverse, low, high))`."""
+    """The parameters that round data: the operands of `RoundedData` after them."""
 
     kept: Any
     inverse: Any
@@ -185,7 +187,7 @@ def _to_float(rounded: LayerWeights | GroupedIntegers, layer: Layer) -> Array:
     return numbers
 
 
-class _Emulator(MainRewriter):
+class _Emulator(LayerRewriter):
     """Lets layers, and what shares a tensor with them, read parameters."""
 
     def __init__(
@@ -194,37 +196,21 @@ class _Emulator(MainRewriter):
         operands: Mapping[Any, _Operands],
         roundings: Mapping[Any, _Rounding],
     ) -> None:
-        super().__init__(mod)
-        self._operands = {self.flow.values[var]: own for var, own in operands.items()}
+        super().__init__(mod, operands)
         self._roundings = roundings
         self._rounded: dict[Any, Any] = {}
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
-        if (operands := self._operands.get(call)) is not None:
-            data = self._round(rewritten.args[0], operands.rounding)
-            product = relax.Call(call.op, [data, operands.weights], call.attrs, call.ty_args)
-            return relax.op.add(self.emit(product), operands.correction)
-        if ir.operator_name(call) not in FOLLOWERS:
-            return rewritten
-        pairs = zip(call.args, rewritten.args, strict=True)
-        arguments = [self._follow(original, argument) for original, argument in pairs]
-        return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
+    def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: _Operands) -> Any:
+        data = self._round(rewritten.args[0], layer.rounding)
+        product = relax.Call(call.op, [data, layer.weights], call.attrs, call.ty_args)
+        return relax.op.add(self.emit(product), layer.correction)
 
-    def _follow(self, original: Any, argument: Any) -> Any:
-        if isinstance(original, relax.Tuple):
-            pairs = zip(original.fields, argument.fields, strict=True)
-            return relax.Tuple([self._follow(*pair) for pair in pairs])
-        var = ir.resolve_alias(original, self.flow.values.get)
-        if not isinstance(var, relax.Var) or (own := self._roundings.get(var)) is None:
-            return argument
+    def replace(self, var: Any) -> Any:
+        if (own := self._roundings.get(var)) is None:
+            return None
         if var not in self._rounded:
             self._rounded[var] = self._round(self.visit_expr(var), own)
         return self._rounded[var]
 
     def _round(self, data: Any, own: _Rounding) -> Any:
-        op, emit = relax.op, self.emit
-        steps = emit(op.maximum(emit(op.multiply(data, own.inverse)), own.low))
-        steps = emit(op.round(emit(op.minimum(steps, own.high))))
-        kept = emit(op.multiply(data, own.kept))
-        return emit(op.add(kept, emit(op.multiply(steps, own.scale))))
+        return self.emit(RoundedData().call(data, *own))

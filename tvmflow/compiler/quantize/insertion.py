@@ -219,7 +219,48 @@ def _with_parameters(mod: tvm.IRModule, params: Sequence[Any], inputs: int) -> t
     return made
 
 
-class _Inserter(MainRewriter):
+class LayerRewriter(MainRewriter):
+    """Rewrites layers, and lets operators that share tensors with them read others in their place.
+
+    Args:
+        mod: The module.
+        layers: What is known of each layer that is rewritten, by its variable.
+    """
+
+    def __init__(self, mod: tvm.IRModule, layers: Mapping[Any, Any]) -> None:
+        super().__init__(mod)
+        self._layers = {self.flow.values[var]: layer for var, layer in layers.items()}
+
+    def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Any) -> Any:
+        """Return what takes the place of a layer; `rewritten` is its call with new arguments."""
+        raise NotImplementedError
+
+    def replace(self, var: Any) -> Any:
+        """Return what is read in place of a tensor; None for the tensor itself."""
+        raise NotImplementedError
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        """Rewrite one call."""
+        rewritten = super().visit_call_(call)
+        if (layer := self._layers.get(call)) is not None:
+            return self.rewrite_layer(call, rewritten, layer)
+        if ir.operator_name(call) not in FOLLOWERS:
+            return rewritten
+        pairs = zip(call.args, rewritten.args, strict=True)
+        arguments = [self._follow(*pair) for pair in pairs]
+        return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
+
+    def _follow(self, original: Any, argument: Any) -> Any:
+        """Return what a call reads in place of an argument."""
+        if isinstance(original, relax.Tuple):
+            pairs = zip(original.fields, argument.fields, strict=True)
+            return relax.Tuple([self._follow(*pair) for pair in pairs])
+        var = ir.resolve_alias(original, self.flow.values.get)
+        replaced = self.replace(var) if isinstance(var, relax.Var) else None
+        return argument if replaced is None else replaced
+
+
+class _Inserter(LayerRewriter):
     """Lets layers, and what shares a tensor with them, read integers."""
 
     def __init__(
@@ -231,36 +272,18 @@ class _Inserter(MainRewriter):
         places: Mapping[Any, int],
         switches: Any,
     ) -> None:
-        super().__init__(mod)
-        self._layers = {self.flow.values[layer.var]: layer for layer in layers}
+        super().__init__(mod, {layer.var: layer for layer in layers})
         self._params, self._quantization = params, quantization
         self._places, self._switches = places, switches
         self._converted: dict[Any, Any] = {}
         self._moved: dict[Any, Any] = {}
         self._dynamic: dict[Any, tuple[Any, Any]] = {}
 
-    def visit_call_(self, call: relax.Call) -> Any:
-        rewritten = super().visit_call_(call)
-        if (layer := self._layers.get(call)) is not None:
-            return self._rewrite_layer(call, rewritten, layer)
-        if self._switches is not None or ir.operator_name(call) not in FOLLOWERS:
-            return rewritten
-        arguments = [
-            self._follow(original, argument)
-            for original, argument in zip(call.args, rewritten.args, strict=True)
-        ]
-        return relax.Call(rewritten.op, arguments, rewritten.attrs, rewritten.ty_args)
+    def replace(self, var: Any) -> Any:
+        is_data = self._switches is None and var in self._quantization.data
+        return self._convert(var) if is_data else None
 
-    def _follow(self, original: Any, argument: Any) -> Any:
-        """Return what a call reads in place of an argument: the same from integers where there are some."""
-        if isinstance(original, relax.Tuple):
-            pairs = zip(original.fields, argument.fields, strict=True)
-            return relax.Tuple([self._follow(*pair) for pair in pairs])
-        var = ir.resolve_alias(original, self.flow.values.get)
-        is_data = isinstance(var, relax.Var) and var in self._quantization.data
-        return self._convert(var) if is_data else argument
-
-    def _rewrite_layer(self, call: Any, rewritten: Any, layer: Layer) -> Any:
+    def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Layer) -> Any:
         data, factor = rewritten.args[0], None
         is_grouped = isinstance(self._quantization.weights[layer.var], GroupedIntegers)
         if self._quantization.dynamic and not is_grouped:

@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from tests.support.kernels import FAST, check_alike, host_level, kernels_of, weights_of
+from tests.support.kernels import run as run_model
 from tests.support.onnx_models import model, save, value
+from tests.support.tuning import conv
+from tests.support.tuning import model as model_of
 from tests.unit.stages.quantize.test_quantize import files as files
 from tests.unit.stages.quantize.test_quantize import import_files, run, settings_of
+from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.quantize.insertion import insert
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
@@ -22,6 +27,25 @@ from tvmflow.stages.quantize.calibration import CompiledModel, Signature
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
+
+
+def rounding(value: Any, weight: Any) -> Any:
+    """Return data whose channels are rounded to steps of their own."""
+    channels = (int(value.ty.shape[1]), 1, 1)
+    sizes = [(), channels, (), (), (1, *channels)]
+    return RoundedData().call(value, *map(weight, sizes))
+
+
+def test_a_rounding_is_one_operator() -> None:
+    """It computes what is said of it, and goes through blocked layouts, of which some lanes are empty."""
+    mod, data = model_of(rounding, shape=(1, 5, 3, 4)), RNG.normal(size=(1, 5, 3, 4)) * 3
+    kept, inverse, low, high, scale = weights_of(mod).values()
+    [result] = run_model(mod, host_level(), FAST, data.astype(np.float32))
+    steps = np.rint(np.minimum(np.maximum(data.astype(np.float32) * inverse, low), high))
+    np.testing.assert_allclose(result, kept * data + scale * steps, rtol=0, atol=1e-5)
+    between = model_of(conv(20), rounding, conv(12, 1), shape=(1, 3, 9, 9))
+    check_alike(between, host_level())
+    assert len(kernels_of(between, host_level())) == 3
 
 
 def compare(files: dict[str, Path], batches: list[dict[str, Array]], **fields: Any) -> None:

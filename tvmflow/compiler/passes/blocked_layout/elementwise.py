@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.open_sizes import IrSize, known_sizes, same_sizes, sizes_of
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 
@@ -20,7 +21,7 @@ _SAFE_ON_EMPTY_LANES: Final = frozenset(
         *("sigmoid", "tanh", "erf", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.silu"),
         *("nn.gelu_tanh", "nn.relu6", "sin", "cos", "floor", "ceil", "round", "sign"),
     )
-)
+) | {RoundedData.NAME}
 # Operators that are rewritten only if no lane is empty.
 _NEEDS_FULL_LANES: Final = frozenset(
     f"relax.{name}"
