@@ -70,7 +70,7 @@ def test_an_interrupted_download_is_resumed(project: Project, web: Web) -> None:
         if event["event"] == "download" and event["done"]:
             break
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=40)
+    rest, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert json.loads(rest.splitlines()[-1])["stages"][0]["outcome"] == "cancelled"
     web.slow_s = 0

@@ -189,7 +189,7 @@ def test_an_interrupted_run_is_resumed_by_the_next(project: Project) -> None:
             break
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=30)
+    rest, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     report = json.loads(rest.splitlines()[-1])
     outcomes = {stage["stage_id"]: stage["outcome"] for stage in report["stages"]}
