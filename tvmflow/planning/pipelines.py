@@ -145,7 +145,7 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
         raise RecipeError(mismatch.text, fix=mismatch.fix)
     if problem := missing_pipeline_text(name, base):
         raise RecipeError(problem)
-    document = read_yaml(path)
+    document = read_yaml(path, fix="start with the line `pipeline: 1`")
     pipeline, problems = validate(document, PipelineFile)
     if pipeline is None:
         raise document.error(problems)

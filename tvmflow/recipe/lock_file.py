@@ -25,6 +25,7 @@ from tvmflow.tuning.trials import trial_id
 SUFFIX: Final = ".lock.yaml"
 
 _OR_NAME: Final = ", or name another lock file with --lock FILE"
+_WRITE_AGAIN: Final = "write it again with `tvmflow lock`"
 
 # The lock file of ResNet-50 for one target takes 300 kB, and a recipe may take 1 MiB.
 _SIZE_FACTOR: Final = 64
@@ -188,14 +189,14 @@ def read_lock(path: Path) -> Lock:
             f"there is no lock file {path}", fix=f"write it with `tvmflow lock`{_OR_NAME}"
         )
     check_kind(path, LOCK)
-    document = read_yaml(path, size_factor=_SIZE_FACTOR)
+    document = read_yaml(path, size_factor=_SIZE_FACTOR, fix=_WRITE_AGAIN)
     if isinstance(document.value, dict) and "lock" not in document.value:
         raise RecipeError(
             f"{path}:1:1: this is not a lock file", fix=f"write one with `tvmflow lock`{_OR_NAME}"
         )
     file, problems = validate(document, LockFile)
     if file is None:
-        raise document.error(problems, fix="write it again with `tvmflow lock`")
+        raise document.error(problems, fix=_WRITE_AGAIN)
     return Lock(path, file, document.where)
 
 

@@ -25,21 +25,23 @@ _MAX_BYTES: Final = 1 << 20
 
 _MAX_NODES: Final = 40_000
 
+_START: Final = "start with the line `recipe: 1`"
 _NOT_UTF_8: Final = "is not UTF-8 text; save the file as UTF-8"
 
 
-def read_yaml(path: Path, *, size_factor: int = 1) -> Document:
+def read_yaml(path: Path, *, size_factor: int = 1, fix: str = _START) -> Document:
     """Return the document in a file; values that recipes do not allow are among its problems.
 
-    It may be `size_factor` times as large as a recipe.
+    It may be `size_factor` times as large as a recipe; `fix` is what to do when it is empty.
 
     Raises:
         RecipeError: when the file cannot be read or is not YAML.
     """
-    return parse_yaml(path, _read_text(path, _MAX_BYTES * size_factor), size_factor=size_factor)
+    text = _read_text(path, _MAX_BYTES * size_factor)
+    return parse_yaml(path, text, size_factor=size_factor, fix=fix)
 
 
-def parse_yaml(path: Path, text: str, *, size_factor: int = 1) -> Document:
+def parse_yaml(path: Path, text: str, *, size_factor: int = 1, fix: str = _START) -> Document:
     """Return the document in a text, as `read_yaml` returns that in a file.
 
     Messages name the path; it may have `size_factor` times as many names and values as a recipe.
@@ -53,7 +55,6 @@ def parse_yaml(path: Path, text: str, *, size_factor: int = 1) -> Document:
         reader = ValueReader(loader.implicit_tag, max_nodes)
         node = loader.get_single_node()
         if node is None or node.tag == f"{TAG_PREFIX}null":
-            fix = "start with the line `recipe: 1`"
             raise RecipeError(f"{path}:1:1: the file is empty", fix=fix)
         value = reader.read(node, ())
     except TooLarge as error:

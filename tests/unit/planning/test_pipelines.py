@@ -13,6 +13,7 @@ from referencing import Registry, Resource
 from docs.generate_reference import catalog, editor_schema
 from tests.support.recipes import ROOT, write
 from tvmflow.cli import main
+from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json
 from tvmflow.planning.pipelines import load_pipeline, pipeline_schema
 from tvmflow.recipe import json_schema
@@ -43,6 +44,14 @@ def test_a_pipeline_without_stages_runs_those_of_tune(tmp_path: Path) -> None:
     write(tmp_path / "net.yaml", "recipe: 1\n")
     path = write(tmp_path / "nightly.yaml", text)
     assert load_pipeline(str(path)).stages == load_pipeline("tune").stages == pipeline_stages()
+
+
+def test_an_empty_pipeline_says_how_to_start(tmp_path: Path) -> None:
+    """With a line of pipelines, not of recipes."""
+    path = write(tmp_path / "nightly.yaml", "# nothing yet")
+    with pytest.raises(RecipeError, match="the file is empty") as caught:
+        load_pipeline(str(path))
+    assert caught.value.fix == "start with the line `pipeline: 1`"
 
 
 def test_the_list_of_stages_is_not_empty(tmp_path: Path) -> None:

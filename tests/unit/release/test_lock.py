@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import engine
 from tests.support.facts import kernel_facts, pick_best_facts, seconds, verify_facts
+from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json, Plan
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.recipes import PlannedRecipe
@@ -120,6 +121,16 @@ def test_the_signature_of_the_model_is_recorded(finished: FinishedRun) -> None:
     recipe = read_lock(finished.path).recipes["net"]
     assert (recipe.inputs, recipe.outputs) == ({"data": "float32[1×3]"}, {})
     assert (recipe.operators, recipe.recipe) == ({"nn.conv2d": 2}, "net.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "null", "# nothing"])
+def test_an_empty_lock_file_is_written_again(text: str, tmp_path: Path) -> None:
+    """It is no recipe, which would start with another line."""
+    path = tmp_path / "net.lock.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match="the file is empty") as caught:
+        read_lock(path)
+    assert caught.value.fix == "write it again with `tvmflow lock`"
 
 
 def test_stages_that_search_are_absent_and_measuring_ones_have_no_outputs(

@@ -290,7 +290,7 @@ def _spec_of(name: str, var: Any) -> TensorSpec:
     if shape is None:
         raise StageError(
             "the model cannot be calibrated: inner tensors have open sizes",
-            fix="give its inputs fixed sizes, or leave `quantize` out",
+            fix="give its inputs fixed sizes, or set `quantize.activations` to `none`",
         )
     return TensorSpec(name, shape, ir.dtype_of(var))
 

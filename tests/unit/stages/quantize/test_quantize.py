@@ -265,6 +265,30 @@ def test_weights_of_a_model_with_open_sizes(tmp_path: Path) -> None:
         assert 0 < (facts.error or 0) < 0.02
 
 
+def test_inner_tensors_of_open_sizes_are_refused(tmp_path: Path) -> None:
+    """The message says what works: weights alone."""
+    weights = {name: RNG.normal(0, 0.2, (24, 24)).astype(np.float32) for name in "vw"}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"]),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("MatMul", ["r", "v"], ["y"]),
+    ]
+    made = model(nodes, [value("x", ["n", 24])], [value("y", ["n", 24])], weights)
+    files = import_files(
+        save(made, tmp_path),
+        tmp_path / "import",
+        dimensions={"n": {"min": 1, "max": 8}},
+        x={"shape": ["n", 24], "dtype": "float32"},
+    )
+    files["data"] = tmp_path / "data.npz"
+    np.savez(files["data"], x=RNG.normal(size=(4, 24)).astype(np.float32))
+    with pytest.raises(StageError, match="inner tensors have open sizes") as caught:
+        run(settings_of(activations="int8"), files, tmp_path / "int8")
+    assert "`quantize.activations` to `none`" in caught.value.fix
+    facts = run(settings_of(activations="none"), files, tmp_path / "none")
+    assert [layer.weight_bits for layer in facts.layers] == [8, 8]
+
+
 @pytest.mark.slow
 def test_ranges_of_each_call(files: dict[str, Path], tmp_path: Path) -> None:
     """Matrix products read data whose range a call computes; convolutions stay float, which is said."""
