@@ -152,7 +152,8 @@ class ModelTaps:
         self._tapped = model if emulation is None else emulation.model
         self._inputs = {var: str(var.name) for var in model.main.params}
         self._groups = [*_divide([var for var in tensors if var not in self._inputs])] or [[]]
-        self._held: tuple[int, CompiledModel] | None = None
+        # at most one, by its group; those that follow have the same
+        self._held: dict[int, CompiledModel] = {}
         self._origins: dict[Any, tuple[Any, Array | None]] = {}
 
     def follow(self, origins: Mapping[Any, tuple[Any, Array | None]]) -> ModelTaps:
@@ -168,12 +169,11 @@ class ModelTaps:
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Return the outputs of the model."""
-        return self._run((self._held[1] if self._held else self._compile(0)).module, feed)
+        return self._run(self._find_library().module, feed)
 
     def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
         """Return what computes the outputs with other weights, as `Emulation.find_weights` returns them."""
-        held = self._held[1] if self._held else self._compile(0)
-        return partial(self._run, held.exchange(params))
+        return partial(self._run, self._find_library().exchange(params))
 
     def _run(self, module: Module, feed: Feed) -> dict[str, Array]:
         results = module.run(dict(feed))
@@ -209,15 +209,19 @@ class ModelTaps:
                 for name, var in names.items():
                     yield var, results[name]
 
+    def _find_library(self) -> CompiledModel:
+        """Return the library that is kept: each computes the outputs of the model."""
+        return next(iter(self._held.values()), None) or self._compile(0)
+
     def _compile(self, place: int) -> CompiledModel:
         """Return the library that watches a group of tensors."""
-        if self._held is None or self._held[0] != place:
-            self._held = None
+        if place not in self._held:
+            self._held.clear()
             group = self._groups[place]
             specs = [_spec_of(name, var) for name, var in _name_tensors(group)]
             tapped = tap(self._tapped, group)
-            self._held = place, self._signature.compile_for_weights(tapped, specs)
-        return self._held[1]
+            self._held[place] = self._signature.compile_for_weights(tapped, specs)
+        return self._held[place]
 
 
 def collect_histograms(

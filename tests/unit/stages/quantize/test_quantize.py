@@ -185,6 +185,30 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
         assert var.same_as(same) and np.array_equal(expected, values)
 
 
+def test_one_library_is_kept(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors that take much memory, the next group's takes the place of the last one's, also for what follows."""
+    compiled: list[Any] = []
+    compile_for_weights = Signature.compile_for_weights
+
+    def count(*arguments: Any) -> Any:
+        compiled.append(arguments)
+        return compile_for_weights(*arguments)
+
+    monkeypatch.setattr(Signature, "compile_for_weights", count)
+    monkeypatch.setattr(calibration, "_TAPPED_BYTES", 16 * 8 * 8 * 4)
+    signature = Signature(json.loads(files["import/signature.json"].read_text()))
+    settings = parse_settings(quantize.run, settings_of())
+    plain = quantize._list_candidates(settings, quantize._load(files), signature)
+    batches = [{"x": RNG.normal(size=(1, 3, 8, 8)).astype(np.float32)}]
+    inner = [var for var in plain.ranged if var not in [*plain.model.main.params]]
+    assert {len(group) for group in plain.tapped._groups} == {1}
+    plain.tapped.run(batches[0])
+    following = plain.tapped.follow({})
+    for tapped in (following, plain.tapped):
+        assert len(list(tapped.iterate_values(inner[-1:], batches))) == 1
+    assert len(compiled) == 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in read_host().flags, reason="the library is run")
 def test_weights_of_7_bits_without_vnni(tmp_path: Path) -> None:
