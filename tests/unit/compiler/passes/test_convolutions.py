@@ -158,3 +158,28 @@ def test_convolutions_over_volumes(between: str) -> None:
 
 def conv3d_of_points(value: Any, weight: Any) -> Any:
     return convolution(7, (1, 1, 1))(value, weight)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE[1:])
+@pytest.mark.parametrize(
+    ("shape", "out"),
+    [((1, 97, 9, 11), 97), ((2, 33, 37), 50), ((3, 40, 2, 3, 5), 131), ((1, 97, 4, 4), 50)],
+)
+def test_pointwise_convolutions_of_ragged_channels(
+    shape: tuple[int, ...], out: int, mcpu: str
+) -> None:
+    """One that no other convolution is next to multiplies plain data, of any rank and any number of images."""
+    alone = model(convolution(out, (1,) * (len(shape) - 2)), biased, relu, shape=shape)
+    check_alike(alone, level(mcpu))
+    kernels = kernels_of(alone, level(mcpu))
+    assert any("plain" in name for name in kernels)
+    assert not any("pack" in name for name in kernels)
+
+
+@pytest.mark.parametrize(("out", "inputs"), [(96, 64), (97, 3)])
+def test_pointwise_convolutions_that_stay_blocked(out: int, inputs: int) -> None:
+    """Whole vectors of channels stay blocked, and so do few channels and neighbors of a convolution."""
+    alone = model(convolution(out, (1, 1)), shape=(1, inputs, 12, 12))
+    layers = [convolution(97, (1, 1)), relu, convolution(33, (3, 3))]
+    for network in (alone, model(*layers, shape=(1, 97, 12, 12))):
+        assert not any("plain" in name for name in kernels_of(network, host_level()))

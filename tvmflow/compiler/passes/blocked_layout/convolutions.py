@@ -81,6 +81,10 @@ def rewrite_conv(
         packed = pack_kernel(rewriter, kernel, reads)
         quantized = quantized._replace(integers=x)
         return emit(rewriter, quantized, kernel, packed, window, reads, name)
+    if dtype == "float32":
+        plain = direct_convolutions.emit_plain_product(rewriter, call, data, kernel, window)
+        if plain is not None:
+            return plain
     return _emit_convolution(rewriter, call, data, kernel, window, dtype)
 
 

@@ -12,9 +12,11 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
+from tvmflow.compiler.passes.batched_matmuls import BatchedProduct, make_kernel
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.rewriter import OPAQUE
 from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
+from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices, contiguous
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
 
@@ -105,6 +107,69 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
     int8 weights are narrower already.
     """
     return rewriter.context.uses_bfloat16() and weight_dtype == "float32"
+
+
+# ---------------------------------------------------------------- plain data
+# A pointwise convolution that no other one is next to would pack its data and unpack its result. It is the
+# product of its weights and the data as they are, whose columns are pixels: ragged channels fill no lanes
+# with zeros then. Bias and activation, which a blocked convolution computes, take a pass of their own.
+
+# Sums of fewer channels cost little beside that pass.
+_MIN_PLAIN_CHANNELS: Final = 32
+# One core packs the data of an image: others wait, the longer the more channels data have for each of the result.
+_MAX_DEPTH_SHARE: Final = 2
+
+
+def emit_plain_product(
+    rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window
+) -> Any:
+    """Emit a pointwise convolution of plain data; None for one that is faster with blocked data.
+
+    Args:
+        rewriter: The rewriter.
+        call: The original call.
+        data: The data (n, c, …).
+        kernel: The weights (o, c, 1, …).
+        window: The movement of the kernel.
+    """
+    context, cpu = rewriter.context, rewriter.context.cpu
+    outputs, inputs, *taps = ir.known_shape(kernel)
+    sizes, result = known_sizes(data), known_sizes(call)
+    if (
+        cpu is None
+        # not measured on 64-bit ARM; where a product takes two instructions, nothing is saved
+        or cpu.factor_lanes
+        or not cpu.has_fma
+        or context.weight_dtype != "float32"
+        or context.uses_bfloat16()
+        # code for other levels would share weights that depend on the lanes
+        or context.options.shares_weights
+        or any(map(is_open, (*sizes, *result)))
+        or inputs > _MAX_DEPTH_SHARE * outputs
+        or {*taps, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
+        or any(window.padding)
+        or (outputs % context.lanes == 0 and inputs % context.lanes == 0)
+        or min(inputs, outputs) < _MIN_PLAIN_CHANNELS
+        or math.prod(sizes[2:]) < context.lanes
+        or rewriter.blocked_form(data) is not None
+        or len(rewriter.flow.list_readers(call.args[0])) > 1
+        or rewriter.is_read_blocked(call)
+    ):
+        return None
+    number, pixels = sizes[0], math.prod(sizes[2:])
+    batch = () if number == 1 else ((number, 0),)
+    shape = (number, outputs, pixels)
+    product = BatchedProduct(
+        batch=number,
+        depth=inputs,
+        left=Operand(ir.known_shape(kernel), "float32", StridedMatrices(0, batch, inputs, 1)),
+        right=Operand(sizes, "float32", contiguous((number, inputs, pixels), range(3))),
+        shape=shape,
+        typical=(*shape, inputs),
+    )
+    name = f"conv{len(window.strides)}d_plain"
+    plain = rewriter.call_function(make_kernel(product, cpu), name, [kernel, data], shape)
+    return rewriter.reshape(plain, result)
 
 
 # ---------------------------------------------------------------- taps
