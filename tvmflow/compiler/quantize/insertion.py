@@ -66,6 +66,7 @@ class Quantization:
         dynamic: Whether each call computes the scale of a layer's data instead.
         errors: The error of weights in groups, by the variable of the layer.
         corrections: What is added to the results of layers, by the variable of each.
+        tables: The integers of tables that lookups read, by the names of their weights.
     """
 
     integers: Integers
@@ -74,6 +75,7 @@ class Quantization:
     dynamic: bool = False
     errors: Mapping[Any, float] = field(default_factory=dict)
     corrections: Mapping[Any, Array] = field(default_factory=dict)
+    tables: Mapping[str, GroupedIntegers] = field(default_factory=dict)
 
     def has_integer_data(self, layer: Layer) -> bool:
         """Return whether a layer multiplies integers with integers."""
@@ -170,7 +172,7 @@ def insert(
         switches if with_switches else None,
     )
     mod = relax.transform.CanonicalizeBindings()(mod)
-    mod = _remove_unused(mod)
+    mod = remove_unused(mod)
     if quantization.integers.weight_bits < _BYTE:
         mod["main"] = mod["main"].with_attr(ir.NARROW_WEIGHTS, True)
     nodes = take_nodes(mod, model.nodes)
@@ -199,7 +201,7 @@ def add_parameters(
     return _with_parameters(mod, params, count + len(inputs))
 
 
-def _remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
+def remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose `main` takes no weights that it does not use."""
     main = mod["main"]
     used = {

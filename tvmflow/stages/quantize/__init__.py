@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
+    from tvmflow.compiler.quantize.tables import Table
     from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups
     from tvmflow.runtime.samples import Samples
     from tvmflow.stages.quantize.calibration import ModelTaps, Signature
@@ -57,7 +58,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=7,
+    version=8,
     scope="machine",
     needs={
         "import": (
@@ -158,7 +159,6 @@ _NARROW_VECTORS: Final = {"avx512vl", "avx_vnni"}
 
 def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     """Write the model with integers as `import` writes a model, so that later stages see no difference."""
-    from tvmflow.compiler.quantize.insertion import insert
     from tvmflow.stages.quantize.calibration import Signature
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
@@ -177,7 +177,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         settings, candidates, possible, signature, calibration, evaluated, zero_points
     )
     model, layers = candidates.model, candidates.layers
-    quantized = insert(model, layers, quantization)
+    quantized = _insert(candidates, quantization)
     facts = import_model.write_model(
         context.out,
         quantized.mod,
@@ -197,9 +197,15 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         bound=facts.bound,
         dimensions=facts.dimensions,
         float_bytes=sum(array.nbytes for array in model.params.values()),
-        layers=tuple(
-            _describe_layer(place, layer, quantization, candidates.skipped, control)
-            for place, layer in enumerate(layers)
+        layers=(
+            *(
+                _describe_table(table, quantization, candidates.skipped)
+                for table in candidates.tables
+            ),
+            *(
+                _describe_layer(place, layer, quantization, candidates.skipped, control)
+                for place, layer in enumerate(layers)
+            ),
         ),
         samples=len(calibration),
         error=control.error if has_error else None,
@@ -267,6 +273,7 @@ class _Candidates(NamedTuple):
     Attributes:
         model: The float model.
         layers: Its layers.
+        tables: The tables of which it looks rows up.
         skipped: The names of those that the recipe skips.
         floats: The weights of layers, by the variable of each; computed ones are not known.
         ranged: The tensors that become integers with a range that calibration finds.
@@ -278,6 +285,7 @@ class _Candidates(NamedTuple):
 
     model: FloatModel
     layers: tuple[Layer, ...]
+    tables: tuple[Table, ...]
     skipped: frozenset[str]
     floats: Mapping[Any, Array]
     ranged: Sequence[Any]
@@ -312,7 +320,7 @@ def _list_candidates(
     from tvmflow.compiler.quantize.smoothing import list_smoothable
     from tvmflow.stages.quantize.calibration import ModelTaps
 
-    layers, skipped = _choose_layers(model, settings.quantize.skip)
+    layers, tables, skipped = _choose_layers(model, settings.quantize.skip)
     floats = read_weights(model, layers)
     _check_weights(layers, floats)
     chosen = [layer for layer in layers if layer.name not in skipped]
@@ -334,6 +342,7 @@ def _list_candidates(
     return _Candidates(
         model=model,
         layers=layers,
+        tables=tables,
         skipped=skipped,
         floats=floats,
         ranged=ranged,
@@ -432,16 +441,17 @@ def _smooth(
 
 def _choose_layers(
     model: FloatModel, patterns: Sequence[str]
-) -> tuple[tuple[Layer, ...], frozenset[str]]:
-    """Return the layers of a model, and the names of those that the recipe skips.
+) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
+    """Return the layers and the tables of a model, and the names of those that the recipe skips.
 
     Raises:
         StageError: when there is none, or a pattern matches none.
     """
     from tvmflow.compiler.quantize.points import list_layers
+    from tvmflow.compiler.quantize.tables import list_tables
 
-    layers = list_layers(model)
-    names = [layer.name for layer in layers]
+    layers, tables = list_layers(model), list_tables(model)
+    names = [*(layer.name for layer in layers), *(table.name for table in tables)]
     if not layers:
         raise StageError(
             "the model has no convolution and no matrix product with constant weights to quantize",
@@ -454,7 +464,7 @@ def _choose_layers(
                 fix=f"the layers are {names_text(names[:20])}",
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return layers, frozenset(skipped)
+    return layers, tables, frozenset(skipped)
 
 
 def _describe_data(
@@ -503,6 +513,7 @@ def _quantize(
     """
     from tvmflow.compiler.quantize.insertion import Quantization, round_weights
     from tvmflow.compiler.quantize.points import Integers, list_joined
+    from tvmflow.compiler.quantize.tables import round_tables
     from tvmflow.compiler.quantize.weights import Groups, error_of
 
     floats, chosen = candidates.floats, candidates.chosen
@@ -528,6 +539,10 @@ def _quantize(
         dynamic=is_dynamic,
         errors={var: error_of(floats[var].T, rounded) for var, rounded in grouped.items()},
         corrections=_find_corrections(candidates, weights, data, integers, batches),
+        tables=round_tables(
+            candidates.model,
+            [table for table in candidates.tables if table.name not in candidates.skipped],
+        ),
     )
 
 
@@ -705,6 +720,10 @@ def _control(
     damage: Mapping[int, float] = {}
     chosen = tuple(place for place in names if place not in reasons)
     quantization, cost = evaluate(chosen)
+    if possible.tables and not limits.hold(cost):
+        # they save memory and no time: they go back to float before any layer does
+        possible = replace(possible, tables={})
+        quantization, cost = evaluate(chosen)
     wanted, tries = limits, 0
     while not limits.hold(cost):
         if tries == _TRIES:
@@ -751,13 +770,21 @@ def _compute(
     candidates: _Candidates, quantization: Quantization, signature: Signature
 ) -> Callable[[Feed], Mapping[str, Array]]:
     """Return what computes the outputs of a quantized model: the library of the float model, if it can."""
-    from tvmflow.compiler.quantize.insertion import insert
-
     layers, emulation = candidates.layers, candidates.emulation
     if emulation is None:
-        return signature.compile(insert(candidates.model, layers, quantization)).run
+        return signature.compile(_insert(candidates, quantization)).run
     params = emulation.find_weights(layers, candidates.shared, quantization, candidates.factors)
+    params |= {name: table.to_float() for name, table in quantization.tables.items()}
     return candidates.tapped.emulate(params)
+
+
+def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
+    """Return the model whose layers and lookups read integers."""
+    from tvmflow.compiler.quantize.insertion import insert
+    from tvmflow.compiler.quantize.tables import insert_tables
+
+    model = insert(candidates.model, candidates.layers, quantization)
+    return insert_tables(model, quantization.tables)
 
 
 def _estimate_gains(
@@ -800,6 +827,22 @@ def _describe_layer(
         gain=control.gains.get(place),
         damage=control.damage.get(place) if math.isfinite(control.damage.get(place, 0)) else None,
         weight_error=quantization.errors.get(layer.var),
+    )
+
+
+def _describe_table(
+    table: Table, quantization: Quantization, skipped: frozenset[str]
+) -> LayerFacts:
+    from tvmflow.stages.quantize.control import TOO_HARMFUL
+
+    own = quantization.tables.get(table.weights)
+    reason = "quantize.skip" if table.name in skipped else TOO_HARMFUL
+    return LayerFacts(
+        name=table.name,
+        operator="take",
+        weight_bits=32 if own is None else own.bits,
+        data_bits=32,
+        reason=reason if own is None else "",
     )
 
 
