@@ -149,12 +149,13 @@ def _run(command: Command, options: Options, verbosity: int) -> int:
     logs.configure(logs.level_for(verbosity))
     logs.check_level()
     selections = [value for value in vars(options).values() if isinstance(value, RecipeOptions)]
-    if any(selection.recipes for selection in selections):
-        options.start_early()
-        # most of the time that a command takes before it says anything
-        with explain_wait("loading tvmflow: a few seconds the first time"):
-            import tvmflow.planning.prepare  # noqa: F401
-    return command.run(options)
+    with contextlib.ExitStack() as stack:
+        if any(selection.recipes for selection in selections):
+            stack.enter_context(options.start_early())
+            # most of the time that a command takes before it says anything
+            with explain_wait("loading tvmflow: a few seconds the first time"):
+                import tvmflow.planning.prepare  # noqa: F401
+        return command.run(options)
 
 
 def _printing(text: str, stream: TextIO | None = None, exit_code: int = EXIT_OK) -> Invocation:

@@ -8,8 +8,10 @@ group of options in the help.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
+from contextlib import AbstractContextManager
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -66,11 +68,15 @@ class Options:
                 raise TypeError(f"{type(self).__name__} needs {name}")
             self.__dict__[name] = value
 
-    def start_early(self) -> None:
+    def start_early(self) -> AbstractContextManager[None]:
         """Start what the command will wait for, while modules are imported.
 
         Most commands start nothing.
+
+        Returns:
+            A context that ends with the command, and with it what the command did not take over.
         """
+        return contextlib.nullcontext()
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")

@@ -19,7 +19,7 @@ from tvmflow.cli.arguments import (
 )
 from tvmflow.cli.options import Options, flag, option
 from tvmflow.core import errors
-from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError
+from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, TvmflowError
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
@@ -78,15 +78,26 @@ class RunOptions(Options):
     )
     argv: tuple[str, ...]
 
-    def start_early(self) -> None:
+    @contextlib.contextmanager
+    def start_early(self) -> Iterator[None]:
         """Start the process that loads TVM, where it is clear that stages will run.
 
         It takes longer than the import of what plans.
         """
-        if _is_new(self, self.store.locate()):
-            from tvmflow.executors import local
+        is_new = False
+        # the command explains what is wrong with the store
+        with contextlib.suppress(TvmflowError):
+            is_new = _is_new(self, self.store.locate())
+        if not is_new:
+            yield
+            return
+        from tvmflow.executors import local
 
-            local.start_early()
+        local.start_early()
+        try:
+            yield
+        finally:
+            local.close_spare()
 
 
 class StageDump(NamedTuple):

@@ -16,7 +16,7 @@ from tvmflow import __version__
 from tvmflow.cli import commands, main
 from tvmflow.cli.help import describe
 from tvmflow.cli.options import Options
-from tvmflow.core.errors import EXIT_CODES
+from tvmflow.core.errors import EXIT_CODES, EXIT_USAGE
 from tvmflow.executors import local
 from tvmflow.planning import prepare
 from tvmflow.planning.recipes import load_recipe
@@ -511,3 +511,12 @@ def test_the_process_that_loads_tvm_starts_before_what_plans_is_imported(
     monkeypatch.delitem(sys.modules, "tvmflow.planning.prepare")
     main.main(["run", "missing.yaml", "--store", store.root])
     assert started[:1] == ([False] if is_new else [])
+
+
+def test_the_process_that_loads_tvm_ends_with_a_command_that_is_refused(tmp_path: Path) -> None:
+    """It has the command's streams, whose readers would wait for it."""
+    recipe = tmp_path / "net.yaml"
+    recipe.touch()
+    options = ["--junit", str(recipe), "--store", str(tmp_path / "store")]
+    assert main.main(["run", str(recipe), *options]) == EXIT_USAGE
+    assert local._spare is None

@@ -43,7 +43,8 @@ class _PlaceRewriter(MainRewriter):
         name = ir.operator_name(call)
         if name == "relax.maximum" and _is_zero(call.args[1]):
             places = ir.resolve_alias(rewritten.args[0], self.lookup_binding)
-            return places if places in self._places else rewritten
+            is_alone = sizes_of(call) == sizes_of(call.args[0])
+            return places if is_alone and places in self._places else rewritten
         if name not in _OPERATORS:
             return rewritten
         reduction = self._find(call, is_largest=_OPERATORS[name])

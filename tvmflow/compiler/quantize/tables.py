@@ -21,6 +21,8 @@ _BITS: Final = 8
 # Kernels read integers in words of so many bytes.
 _WORD: Final = 4
 _RANK: Final = 2
+# The scale of a number near float32's limit, as a bfloat16, may stand for infinity.
+_MOST: Final = 2.0**127
 
 
 class Table(NamedTuple):
@@ -58,7 +60,7 @@ def list_tables(model: FloatModel) -> tuple[Table, ...]:
     return tuple(
         Table(node or weights[var], weights[var])
         for var, node in found.items()
-        if var not in others and np.isfinite(model.params[weights[var]]).all()
+        if var not in others and _has_numbers_of_one_size(model.params[weights[var]])
     )
 
 
@@ -105,6 +107,7 @@ class _Inserter(MainRewriter):
     ) -> None:
         super().__init__(mod)
         self._tables, self._params = tables, params
+        self._real = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
@@ -116,8 +119,10 @@ class _Inserter(MainRewriter):
             return rewritten
         if operator == _SHAPE_OF:
             return relax.ShapeExpr(ir.known_shape(call.args[0]))
-        real = self.emit(table.operator.call(*self._params[name]))
-        return relax.Call(call.op, [real, rewritten.args[1]], call.attrs, call.ty_args)
+        if name not in self._real:
+            self._real[name] = self.emit(table.operator.call(*self._params[name]))
+        arguments = [self._real[name], rewritten.args[1]]
+        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
 
 
 def _find_table(value: Any, weights: Collection[Any]) -> Any:
@@ -125,8 +130,25 @@ def _find_table(value: Any, weights: Collection[Any]) -> Any:
     if ir.operator_name(value) != _TAKE or value.attrs.axis is None or int(value.attrs.axis):
         return None
     table = value.args[0]
-    is_matrix = ir.is_float32(table) and len(ir.shape_of(table) or ()) == _RANK
-    return table if is_matrix and table in weights else None
+    if not ir.is_float32(table) or table not in weights:
+        return None
+    shape = ir.known_shape(table)
+    # a row of one number is as large as its scale
+    return table if len(shape) == _RANK and shape[1] > 1 else None
+
+
+def _has_numbers_of_one_size(table: Array) -> bool:
+    """Return whether a step of the largest number of each row is no more than most of the others.
+
+    It is more in masks of attention, whose large numbers stand for infinity.
+    """
+    sizes = np.abs(table)
+    largest = sizes.max(axis=1, keepdims=True, initial=0.0)
+    if not (largest < _MOST).all():
+        return False
+    is_lost = (sizes > 0) & (sizes * np.float32(2**_BITS - 2) < largest)
+    counts = np.count_nonzero(is_lost, axis=1), np.count_nonzero(sizes, axis=1)
+    return bool((2 * counts[0] <= counts[1]).all())
 
 
 def _round(weights: Array) -> GroupedIntegers:

@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 # By these factors the largest number of a group is clipped, of which the best is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
-# The rows whose candidates are compared at a time.
-_ROWS: Final = 256
+# So many weights are compared with all candidates at a time.
+_COMPARED: Final = 1 << 15
 # So many columns take part in making up for the error of one.
 _BLOCK: Final = 512
 # This share of the mean is added to the diagonal of a Hessian, which may have no inverse.
@@ -234,9 +234,10 @@ def _make_up(block: Array, error: Array, inverse: Array, place: int) -> None:
 
 def _choose_scales(weights: Array, importance: Array, groups: Groups) -> tuple[Array, Array]:
     """Return the scale and the zero point of each row of a group."""
+    rows = max(_COMPARED // weights.shape[1], 1)
     parts = [
-        _choose_scales_of_rows(weights[first : first + _ROWS], importance, groups)
-        for first in range(0, len(weights), _ROWS)
+        _choose_scales_of_rows(weights[first : first + rows], importance, groups)
+        for first in range(0, len(weights), rows)
     ]
     scales, zeros = zip(*parts, strict=True)
     return np.concatenate(scales), np.concatenate(zeros)

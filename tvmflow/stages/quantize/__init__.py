@@ -320,7 +320,7 @@ def _list_candidates(
     from tvmflow.compiler.quantize.smoothing import list_smoothable
     from tvmflow.stages.quantize.calibration import ModelTaps
 
-    layers, tables, skipped = _choose_layers(model, settings.quantize.skip)
+    layers, tables, skipped = _choose_layers(settings, model)
     floats = read_weights(model, layers)
     _check_weights(layers, floats)
     chosen = [layer for layer in layers if layer.name not in skipped]
@@ -440,16 +440,19 @@ def _smooth(
 
 
 def _choose_layers(
-    model: FloatModel, patterns: Sequence[str]
+    settings: QuantizeSettings, model: FloatModel
 ) -> tuple[tuple[Layer, ...], tuple[Table, ...], frozenset[str]]:
     """Return the layers and the tables of a model, and the names of those that the recipe skips.
 
     Raises:
         StageError: when there is none, or a pattern matches none.
     """
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.options import SCHEDULES_VERSION
     from tvmflow.compiler.quantize.points import list_layers
     from tvmflow.compiler.quantize.tables import list_tables
 
+    patterns = settings.quantize.skip
     layers, tables = list_layers(model), list_tables(model)
     names = [*(layer.name for layer in layers), *(table.name for table in tables)]
     if not layers:
@@ -464,7 +467,9 @@ def _choose_layers(
                 fix=f"the layers are {names_text(names[:20])}",
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    return layers, tables, frozenset(skipped)
+    # elsewhere no kernel reads rows of integers, and tables would be floats again, less exact ones
+    has_kernels = cpu_model_for(settings.target, SCHEDULES_VERSION) is not None
+    return layers, tables if has_kernels else (), frozenset(skipped)
 
 
 def _describe_data(

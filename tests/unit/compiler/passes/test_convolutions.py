@@ -176,10 +176,15 @@ def test_pointwise_convolutions_of_ragged_channels(
     assert not any("pack" in name for name in kernels)
 
 
-@pytest.mark.parametrize(("out", "inputs"), [(96, 64), (97, 3)])
+@pytest.mark.parametrize(("out", "inputs"), [(96, 64), (97, 3), (97, 500)])
 def test_pointwise_convolutions_that_stay_blocked(out: int, inputs: int) -> None:
-    """Whole vectors of channels stay blocked, and so do few channels and neighbors of a convolution."""
+    """Whole vectors of channels stay blocked, and so do few channels, and deep data with few results."""
     alone = model(convolution(out, (1, 1)), shape=(1, inputs, 12, 12))
+    assert not any("plain" in name for name in kernels_of(alone, host_level()))
+
+
+def test_pointwise_neighbors_of_convolutions_stay_blocked() -> None:
+    """The blocked data of one are those of the other."""
     layers = [convolution(97, (1, 1)), relu, convolution(33, (3, 3))]
-    for network in (alone, model(*layers, shape=(1, 97, 12, 12))):
-        assert not any("plain" in name for name in kernels_of(network, host_level()))
+    network = model(*layers, shape=(1, 97, 12, 12))
+    assert not any("plain" in name for name in kernels_of(network, host_level()))

@@ -62,6 +62,24 @@ def test_infinities_nan_and_signed_zeros(tmp_path: Path) -> None:
     assert places.tolist() == [0, 0, 20, 0, 5]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2, 3)])
+def test_a_maximum_of_places_and_zeros_has_its_own_shape(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Zeros of more dimensions make more of the places; only a maximum that changes nothing is dropped."""
+    data = np.random.default_rng(1).normal(size=(3, 40)).astype("float32")
+    zeros = np.zeros(shape, "int64")
+    expected = np.maximum(data.argmax(-1), zeros)
+    made = model(
+        [node("ArgMax", ["x"], ["p"], axis=-1, keepdims=0), node("Max", ["p", "zeros"], ["y"])],
+        [value("x", [3, 40])],
+        [value("y", list(expected.shape), "int64")],
+        {"zeros": zeros},
+    )
+    (places,) = outputs(load(made, tmp_path), {"x": data}, host_level())
+    np.testing.assert_array_equal(places, expected)
+
+
 def test_last_place_of_equals(tmp_path: Path) -> None:
     data = np.random.default_rng(2).integers(0, 3, (6, 50)).astype("float32")
     places, _ = find(data, tmp_path, select_last_index=1, keepdims=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,14 @@ from tests.unit.stages.quantize.test_quantize import (
     run,
     settings_of,
 )
+from tvmflow.compiler import ir
+from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.quantize.points import FloatModel, fold_model
 from tvmflow.compiler.quantize.tables import insert_tables, list_tables, round_tables
+from tvmflow.compiler.quantize.weights import Groups, round_groups
 from tvmflow.stages.quantize.calibration import Signature
 from tvmflow.stages.quantize.control import TOO_HARMFUL
+from tvmflow.targets.presets import PRESETS
 
 _ROWS, _DEPTH = 300, 32
 
@@ -72,11 +77,30 @@ def test_only_lookups_may_read_a_table(tmp_path: Path) -> None:
     assert [table.name for table in list_tables(read_model(tmp_path))] == ["embed"]
 
 
-def test_a_table_with_infinite_numbers_is_none(tmp_path: Path) -> None:
-    """No scale stands for infinity, which a table may hold for words that are masked."""
-    table = np.zeros((_ROWS, _DEPTH))
-    table[0, 0] = -np.inf
+@pytest.mark.parametrize("masked", [-np.inf, np.nan, np.finfo(np.float32).min, -1e9])
+def test_a_table_with_a_mask_is_none(masked: float, tmp_path: Path) -> None:
+    """No scale stands for infinity, and one for a large number leaves nothing of the others."""
+    table = np.random.default_rng(3).normal(size=(_ROWS, _DEPTH))
+    table[0, 0] = masked
     assert not list_tables(read_model(tmp_path, words=table))
+
+
+def test_a_table_of_single_numbers_is_none(tmp_path: Path) -> None:
+    """Their scales are as large as they are."""
+    node = helper.make_node("Gather", ["words", "x"], ["y"], "embed")
+    ends = [value("x", [2], "int64")], [value("y", [2, 1])]
+    loaded = load(model([node], *ends, {"words": np.ones((9, 1), np.float32)}), tmp_path)
+    assert not list_tables(fold_model(FloatModel(loaded.mod, loaded.params, loaded.nodes)))
+
+
+def test_rows_are_rounded_in_bounded_memory() -> None:
+    """A group is a whole row here, and all candidates of a scale are compared at a time."""
+    wide = np.random.default_rng(4).normal(size=(64, 1 << 14)).astype(np.float32)
+    tracemalloc.start()
+    round_groups(wide, Groups(8, wide.shape[1]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * wide.nbytes
 
 
 def test_each_row_has_its_own_scale(tmp_path: Path) -> None:
@@ -90,7 +114,7 @@ def test_each_row_has_its_own_scale(tmp_path: Path) -> None:
     assert (error <= np.abs(exact).max(axis=1) / 127).all()
 
 
-@pytest.mark.parametrize("depth", [1, 30, 64])
+@pytest.mark.parametrize("depth", [2, 30, 64])
 def test_lookups_give_the_numbers_of_the_integers(depth: int, tmp_path: Path) -> None:
     """Also of rows that fill no words, and of indices that count from the end."""
     table = np.random.default_rng(2).normal(size=(9, depth)).astype(np.float32)
@@ -118,6 +142,21 @@ def test_lookups_read_integers(files: dict[str, Path], tmp_path: Path) -> None:
     assert kernels.count("grouped_take") == 2
     assert facts.weight_bytes is not None
     assert facts.weight_bytes < 0.5 * facts.float_bytes
+
+
+def test_a_table_is_converted_once_where_rows_are_read_as_floats(tmp_path: Path) -> None:
+    """Two lookups of a table had two tables of floats where no kernel reads integers."""
+    plain = read_model(tmp_path)
+    quantized = insert_tables(plain, round_tables(plain, list_tables(plain)))
+    names = [ir.operator_name(binding.value) for binding in ir.list_bindings(quantized.main.body)]
+    assert names.count(GroupedWeights.NAME) == 1
+
+
+def test_a_gpu_keeps_tables_as_they_are(files: dict[str, Path], tmp_path: Path) -> None:
+    """It has no kernel that reads rows of integers."""
+    gpu = VNNI._replace(tvm=dict(PRESETS["cuda-sm80"].tvm or {}), features=())
+    facts = run(settings_of(gpu, activations="none"), files, tmp_path / "out")
+    assert "take" not in {layer.operator for layer in facts.layers}
 
 
 def test_a_table_stays_float(files: dict[str, Path], tmp_path: Path) -> None:
