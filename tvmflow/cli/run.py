@@ -182,12 +182,8 @@ def run(options: RunOptions) -> int:
         check_output_file(file, options.recipes.recipes)
     store = options.store.open()
     with contextlib.ExitStack() as stack:
-        if _is_new(options, store):
-            from tvmflow.executors.local import close_spare, start_early
-
-            # it runs already where a command line was read
-            start_early()
-            stack.callback(close_spare)
+        # for callers that did not: it runs already where a command line was read
+        stack.enter_context(options.start_early())
         from tvmflow.engine.run_records import record_run
 
         recording = stack.enter_context(record_run(store, options.argv))
