@@ -16,7 +16,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
-from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
 
 # Whether it is the largest number whose place an operator returns.
@@ -27,15 +27,14 @@ _COMPARED: Final = {"float32": "float32", "int32": "int32", "int8": "int32", "ui
 
 def vectorize_place_reductions(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     """Replace `argmax` and `argmin` along the last axis, or along all axes, of fixed length."""
-    return mod if context.cpu is None else rewrite_main(mod, _PlaceRewriter, context.cpu)
+    return mod if context.cpu is None else rewrite_main(mod, _PlaceRewriter, context)
 
 
-class _PlaceRewriter(MainRewriter):
+class _PlaceRewriter(TargetRewriter):
     """Rewrites reductions to places, and drops maxima of these and 0, which no place is below."""
 
-    def __init__(self, mod: tvm.IRModule, cpu: CpuModel) -> None:
-        super().__init__(mod)
-        self._cpu = cpu
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext) -> None:
+        super().__init__(mod, context)
         self._places = self.new_memo()
 
     def visit_call_(self, call: relax.Call) -> Any:
