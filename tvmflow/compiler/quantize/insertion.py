@@ -171,10 +171,22 @@ def insert(
         *(mod, _Inserter, changed, params, quantization, places),
         switches if with_switches else None,
     )
-    mod = relax.transform.CanonicalizeBindings()(mod)
-    mod = remove_unused(mod)
+    changed_model = replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
     if quantization.integers.weight_bits < _BYTE:
+        mod = changed_model.mod
         mod["main"] = mod["main"].with_attr(ir.NARROW_WEIGHTS, True)
+    return changed_model
+
+
+def replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[str, Array]) -> FloatModel:
+    """Return a model with a rewritten module, whose bindings are marked, and the weights that this uses.
+
+    Args:
+        model: The model before.
+        mod: The module.
+        own: The weights that it has in place of others, by name.
+    """
+    mod = _remove_unused(mod)
     nodes = take_nodes(mod, model.nodes)
     known = {**model.params, **own}
     kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}
@@ -201,7 +213,7 @@ def add_parameters(
     return _with_parameters(mod, params, count + len(inputs))
 
 
-def remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
+def _remove_unused(mod: tvm.IRModule) -> tvm.IRModule:
     """Return a module whose `main` takes no weights that it does not use."""
     main = mod["main"]
     used = {

@@ -11,8 +11,8 @@ from tvm import relax
 
 from tvmflow.compiler import ir, marks
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
-from tvmflow.compiler.quantize.insertion import add_parameters, free_name, remove_unused
-from tvmflow.compiler.quantize.points import Array, FloatModel, take_nodes
+from tvmflow.compiler.quantize.insertion import add_parameters, free_name, replace_weights
+from tvmflow.compiler.quantize.points import Array, FloatModel
 from tvmflow.compiler.quantize.weights import GroupedIntegers, Groups, round_groups
 
 _TAKE: Final = "relax.take"
@@ -89,11 +89,7 @@ def insert_tables(model: FloatModel, tables: Mapping[str, GroupedIntegers]) -> F
             own[str(var.name)] = array
     mod = add_parameters(model.mod, [], [var for operands in params.values() for var in operands])
     marks.mark_bindings(mod)
-    mod = remove_unused(rewrite_main(mod, _Inserter, tables, params))
-    nodes = take_nodes(mod, model.nodes)
-    known = {**model.params, **own}
-    kept = {str(var.name): known[str(var.name)] for var in ir.list_weights(mod["main"])}
-    return FloatModel(mod, kept, nodes)
+    return replace_weights(model, rewrite_main(mod, _Inserter, tables, params), own)
 
 
 class _Inserter(MainRewriter):
