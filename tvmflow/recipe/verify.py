@@ -49,7 +49,7 @@ class Verify(ClosedModel):
         default=None,
         min_length=1,
         description="A path from the recipe's folder: an npz file with one array for each input, whose first axis is the "
-        "samples (named `0/INPUT`, `1/INPUT`, … where they have [several sizes](howto/sizes.md)); or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
+        "samples, or where that is something else in the model, an axis before it (named `0/INPUT`, `1/INPUT`, … where they have [several sizes](howto/sizes.md)); or images, as a folder or a table `file,label` (see [images.md](images.md)). Default: random inputs "
         "from `seed`.",
     )
     label: str = Field(

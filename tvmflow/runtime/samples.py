@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     AnyArray = Array | StoredArray
 
 
+_FIX = (
+    "provide one array for each input, with its name, samples along the first axis; where that is something else "
+    "in the model, along an axis before it"
+)
+
+
 class Samples(NamedTuple):
     """Whole batches of inputs.
 
@@ -31,12 +37,14 @@ class Samples(NamedTuple):
         total: How many samples are real; the rest of the last batch is padding.
         labels: One entry for each sample, or None.
         batch_size: How many samples a batch has; 0 where a batch cannot be divided into samples.
+        is_stacked: Whether each batch is one sample, along an axis before those of inputs and outputs.
     """
 
     batches: Sequence[Feed]
     total: int
     labels: Array | None
     batch_size: int
+    is_stacked: bool = False
 
 
 def random_samples(
@@ -136,6 +144,9 @@ def make_samples(
     Where sizes are open, those of the arrays are taken, and the last batch has the samples that are left, as far
     as the dimension allows. Arrays of different sizes are named `NUMBER/INPUT`: all of one number are a batch.
 
+    Where an array has one axis more than its input, that axis, the first, is the samples, as of a state whose own
+    first axis is layers. An array with the input's own axes beside it is the same for all samples.
+
     Args:
         inputs: The signature.
         arrays: The arrays.
@@ -168,6 +179,11 @@ def make_samples(
             return group.batches[place]
 
         return Samples(_Batches(make, range(len(places))), total, labels, 0)
+    if _count_stacked(inputs, arrays):
+        labels = _read_labels(inputs, arrays, label, source)
+        stacked = _make_stacked_samples(inputs, arrays, (), source)
+        _check_labels(labels, stacked.total, source, label, labels_needed_by)
+        return stacked._replace(labels=labels)
     matching = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     shapes = {name: array.shape for name, array in matching.items()}
     # arrays of the model's own shapes are one batch, whatever their first axes mean
@@ -184,7 +200,7 @@ def make_samples(
     if problems:
         raise StageError(
             f"{source} does not fit the model: " + "; ".join(problems),
-            fix="provide one array for each input, with its name, samples along the first axis",
+            fix=_FIX,
         )
     if is_one_batch:
         feed = {spec.name: matching[spec.name][...].astype(spec.dtype) for spec in inputs}
@@ -244,6 +260,8 @@ def _make_open_samples(
     source: str,
 ) -> Samples:
     """Return arrays of one size, as one batch where the model takes them so, else divided."""
+    if _count_stacked(inputs, arrays):
+        return _make_stacked_samples(inputs, arrays, dimensions, source)
     names = [spec.name for spec in inputs]
     problems = [*filter(None, (_open_mismatch_reason(spec, arrays) for spec in inputs))]
     sizes = {spec.name: spec.sizes or spec.shape for spec in inputs}
@@ -280,6 +298,58 @@ def _make_open_samples(
             "arrays of several sizes are named 0/INPUT, 1/INPUT, …",
         )
     return Samples(batches, len(arrays[names[0]]), None, batch_size)
+
+
+def _count_stacked(inputs: Sequence[TensorSpec], arrays: Mapping[str, AnyArray]) -> int:
+    """Return how many samples are along an axis before those of the model; 0 where no array has one."""
+    found = (arrays[spec.name] for spec in inputs if _is_stacked(spec, arrays.get(spec.name)))
+    return max((len(array) for array in found), default=0)
+
+
+def _is_stacked(spec: TensorSpec, array: AnyArray | None) -> bool:
+    return array is not None and array.ndim == len(spec.shape) + 1
+
+
+def _make_stacked_samples(
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, AnyArray],
+    dimensions: Sequence[Dimension],
+    source: str,
+) -> Samples:
+    """Return a batch for each sample along an axis before those of the model."""
+    import numpy as np
+
+    problems = [*filter(None, (_open_mismatch_reason(spec, arrays) for spec in inputs))]
+    found = {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
+    stacked = {spec.name for spec in inputs if _is_stacked(spec, found.get(spec.name))}
+    shapes = {name: array.shape[name in stacked :] for name, array in found.items()}
+    for spec in inputs if not dimensions else ():
+        if spec.name in found and shapes[spec.name] != spec.shape:
+            problems.append(
+                f"'{spec.name}' has shape {found[spec.name].shape}, the model takes {spec.shape}"
+            )
+    if dimensions and not problems:
+        try:
+            derive_sizes(
+                dimensions, {spec.name: spec.sizes or spec.shape for spec in inputs}, shapes
+            )
+        except WrongSize as error:
+            problems.append(str(error))
+    if len({len(found[name]) for name in stacked}) > 1:
+        problems.append("its arrays do not have the same number of samples")
+    if problems:
+        raise StageError(f"{source} does not fit the model: " + "; ".join(problems), fix=_FIX)
+
+    def take(spec: TensorSpec, place: int) -> Array:
+        array = found[spec.name]
+        own = array[place : place + 1] if spec.name in stacked else array[...]
+        return np.reshape(own, shapes[spec.name]).astype(spec.dtype)
+
+    def make(place: int) -> Feed:
+        return {spec.name: take(spec, place) for spec in inputs}
+
+    count = _count_stacked(inputs, arrays)
+    return Samples(_Batches(make, range(count)), count, None, 0, is_stacked=True)
 
 
 def _open_mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
@@ -403,6 +473,8 @@ def run_samples(run: Callable[[Feed], Mapping[str, Array]], samples: Samples) ->
 def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> dict[str, Array]:
     """Return every output over all batches, joined along the first axis, without those of padding.
 
+    Of stacked samples, each output gets an axis of samples before its own.
+
     Raises:
         StageError: when an output has other sizes in other batches, besides the number of samples.
     """
@@ -411,6 +483,8 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
     outputs = {}
     for name in results[0]:
         batches = [np.atleast_1d(result[name]) for result in results]
+        if samples.is_stacked:
+            batches = [np.expand_dims(result[name], 0) for result in results]
         shapes = {batch.shape[1:] for batch in batches}
         if len(shapes) > 1:
             raise StageError(

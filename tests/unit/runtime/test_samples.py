@@ -88,6 +88,70 @@ def test_data_that_does_not_fit_is_explained(
     assert caught.value.fix
 
 
+STEP = (
+    TensorSpec("chunk", (1, 4), "float32"),
+    TensorSpec("state", (2, 1, 3), "float32"),
+    TensorSpec("rate", (), "int64"),
+)
+
+
+def test_samples_are_stacked_where_the_first_axis_is_something_else(tmp_path: Path) -> None:
+    """A state of two layers: each sample is a whole state, and so is each of the outputs."""
+    chunk, state = (
+        np.arange(20, dtype=F).reshape(5, 1, 4),
+        np.arange(30, dtype=F).reshape(5, 2, 1, 3),
+    )
+    path = save(tmp_path, chunk=chunk, state=state, rate=np.int32(8), label=np.arange(5))
+    loaded = read(path, *STEP)
+    assert (loaded.total, len(loaded.batches)) == (5, 5)
+    for place, feed in enumerate(loaded.batches):
+        np.testing.assert_array_equal(feed["chunk"], chunk[place])
+        np.testing.assert_array_equal(feed["state"], state[place])
+        assert (feed["rate"].shape, feed["rate"].dtype, int(feed["rate"])) == ((), np.int64, 8)
+
+    def run(feed: samples.Feed) -> samples.Feed:
+        return {"next": feed["state"] + F(1), "score": feed["chunk"].sum()}
+
+    outputs = samples.run_samples(run, loaded)
+    np.testing.assert_array_equal(outputs["next"], state + 1)
+    np.testing.assert_array_equal(outputs["score"], chunk.sum(axis=(1, 2)))
+
+
+def test_stacked_samples_are_divided_where_sizes_are_open() -> None:
+    """They have the sizes of the arrays."""
+    chunk = TensorSpec("chunk", (1, 8), "float32", sizes=(1, "T"))
+    arrays = {"chunk": np.ones((3, 1, 5), F), "state": np.ones((3, 2, 1, 3), F)}
+    read = samples.make_samples(
+        (chunk, STEP[1]), arrays, source="verify.data", dimensions=(Dimension("T", 1, 8),)
+    )
+    assert (read.total, [feed["chunk"].shape for feed in read.batches]) == (3, [(1, 5)] * 3)
+    arrays["chunk"] = np.ones((3, 1, 9), F)
+    with pytest.raises(StageError, match="9"):
+        samples.make_samples(
+            (chunk, STEP[1]), arrays, source="verify.data", dimensions=(Dimension("T", 1, 8),)
+        )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "needle"),
+    [
+        ({"state": np.ones((4, 2, 1, 3), F)}, "not have the same number of samples"),
+        ({"state": np.ones((5, 2, 1, 4), F)}, r"'state' has shape \(5, 2, 1, 4\)"),
+        ({"state": np.ones((2, 2, 3), F)}, r"'state' has shape \(2, 2, 3\)"),
+        ({"state": np.ones((5, 2, 1, 3), "complex64")}, "complex64"),
+        ({"label": np.arange(4)}, "5 samples and 4 labels"),
+    ],
+)
+def test_stacked_samples_that_do_not_fit_are_explained(
+    tmp_path: Path, arrays: dict[str, Any], needle: str
+) -> None:
+    """Other numbers of samples or labels, shapes and types."""
+    own = {"chunk": np.ones((5, 1, 4), F), "state": np.ones((2, 1, 3), F), "rate": np.int64(8)}
+    with pytest.raises(StageError, match=needle) as caught:
+        read(save(tmp_path, **{**own, **arrays}), *STEP)
+    assert caught.value.fix
+
+
 @pytest.mark.parametrize(
     "labels", [np.int64(3), np.zeros((5, 4)), np.array(["cat"] * 5)], ids=["one", "rows", "names"]
 )
