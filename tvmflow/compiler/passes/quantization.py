@@ -18,6 +18,8 @@ from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 _CONV1D: Final = "relax.nn.conv1d"
 _CONV2D: Final = "relax.nn.conv2d"
 _CONV3D: Final = "relax.nn.conv3d"
+_CONVOLUTIONS: Final = (_CONV1D, _CONV2D, _CONV3D)
+_TRANSPOSED: Final = tuple(f"{name}_transpose" for name in _CONVOLUTIONS)
 _MATMUL: Final = "relax.matmul"
 _WEIGHT_DTYPE: Final = "int8"
 BYTES: Final = ("int8", "uint8")
@@ -44,7 +46,10 @@ _SCALES: Final = 2
 # Products of the same scales differ by their rounding.
 _SAME_SCALE: Final = 1e-6
 # The rank of an operator's weights.
-_WEIGHT_RANKS: Final = {_CONV1D: 3, _CONV2D: 4, _CONV3D: 5, _MATMUL: 2}
+_WEIGHT_RANKS: Final = {
+    _MATMUL: 2,
+    **{name: rank for names in (_CONVOLUTIONS, _TRANSPOSED) for rank, name in enumerate(names, 3)},
+}
 
 
 def fold_weight_dequantize(mod: tvm.IRModule) -> tvm.IRModule:
@@ -227,7 +232,10 @@ class _WeightDequantizeFolder(MainRewriter):
         source = _find_source("relax.dequantize", call.args[1], self.flow)
         if source is None:
             return rewritten
-        axis = 0 if name != _MATMUL or source.is_transposed else 1
+        has_columns = name == _MATMUL and not source.is_transposed
+        axis = int(has_columns or name in _TRANSPOSED)
+        if name in _TRANSPOSED and int(call.attrs.groups) > 1:
+            return rewritten
         if not self._is_symmetric_along(axis, source.call):
             return rewritten
         integers, scale, _ = source.call.args

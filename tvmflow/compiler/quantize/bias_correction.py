@@ -98,8 +98,10 @@ def find_correction(
     if layer.operator == "matmul":
         pairs = real * means.rounded[:, None], weights * means.exact[:, None]
         return _round(-_sum_rows((pairs[0] - pairs[1]).T))
+    # weights of transposed convolutions are (in, out, …)
+    weights, real = (np.moveaxis(array, layer.axis, 0) for array in (weights, real))
     channels = _list_inputs(weights, int(call.attrs.groups))
-    parts = _find_covered_parts(call, weights.shape[2:])
+    parts = _find_covered_parts(call, weights.shape[2:], is_transposed=layer.is_transposed)
     taps = [1] * parts.ndim
     error = real * means.rounded[channels].reshape(*channels.shape, *taps)
     error -= weights * means.exact[channels].reshape(*channels.shape, *taps)
@@ -114,15 +116,19 @@ def _list_inputs(weights: Array, groups: int) -> Array:
     return channels
 
 
-def _find_covered_parts(call: Any, kernel: Sequence[int]) -> Array:
+def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool) -> Array:
     """Return the part of the results for which each weight meets data, and no padding."""
     sizes, results = ir.known_shape(call.args[0])[2:], ir.known_shape(call)[2:]
+    # a transposed convolution scatters what a convolution gathers
+    counts = results
+    if is_transposed:
+        sizes, results = results, sizes
     attrs = call.attrs
     axes = []
     for axis, extent in enumerate(kernel):
         first = np.arange(results[axis]) * int(attrs.strides[axis]) - int(attrs.padding[axis])
         places = first[:, None] + np.arange(extent) * int(attrs.dilation[axis])
-        axes.append(((places >= 0) & (places < sizes[axis])).mean(axis=0))
+        axes.append(((places >= 0) & (places < sizes[axis])).sum(axis=0) / counts[axis])
     parts: Array = functools.reduce(np.multiply.outer, axes)
     return parts
 

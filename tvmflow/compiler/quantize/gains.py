@@ -53,6 +53,9 @@ def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) ->
         depth = math.prod(weights) // weights[layer.axis]
         # open sizes are those of all layers, about
         products = math.prod(s for s in known_sizes(layer.var) if isinstance(s, int)) * depth
+        if layer.is_transposed:
+            # each result meets one tap of each stride
+            products //= math.prod(map(int, flow.values[layer.var].attrs.strides))
         cycles = products / (cpu.lanes * _PIPELINES * _UTILIZATION)
         size = math.prod(weights)
         exact = cycles / _winograd_speedup(layer, weights, flow, cpu)

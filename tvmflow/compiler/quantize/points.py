@@ -16,11 +16,12 @@ from tvmflow.compiler.passes.fold_norms import fold_norms
 Array = np.ndarray[Any, Any]
 
 _CONVOLUTIONS: Final = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
+_TRANSPOSED: Final = tuple(f"{name}_transpose" for name in _CONVOLUTIONS)
 _MATMUL: Final = "relax.matmul"
 # The products with constant weights of which there are kernels of integers, and the rank of their weights.
 _PRODUCTS: Final[Mapping[str, int]] = {
     _MATMUL: 2,
-    **{name: rank for rank, name in enumerate(_CONVOLUTIONS, 3)},
+    **{name: rank for names in (_CONVOLUTIONS, _TRANSPOSED) for rank, name in enumerate(names, 3)},
 }
 
 MOVES: Final = frozenset(
@@ -94,6 +95,11 @@ class Layer(NamedTuple):
     source: Any
     weights: Any
     axis: int
+
+    @property
+    def is_transposed(self) -> bool:
+        """Return whether it is a transposed convolution, whose weights are (in, out, …)."""
+        return self.operator.endswith("_transpose")
 
     @property
     def multiplies_bytes(self) -> bool:
@@ -217,7 +223,7 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
                 data=data,
                 source=_find_source(data, flow),
                 weights=call.args[1],
-                axis=1 if operator == _MATMUL else 0,
+                axis=int(operator == _MATMUL or operator in _TRANSPOSED),
             )
         )
     return tuple(layers)
@@ -232,8 +238,16 @@ def _is_layer(call: Any, operator: str, flow: ir.DataFlow) -> bool:
         and not flow.is_weight(data)
         and len(ir.shape_of(weights) or ()) == _PRODUCTS[operator]
         and sizes_of(data) is not None
-        and (operator == _MATMUL or ir.has_default_layouts(call))
+        and (operator == _MATMUL or _has_kernels(call, is_transposed=operator in _TRANSPOSED))
     )
+
+
+def _has_kernels(call: Any, *, is_transposed: bool) -> bool:
+    """Return whether there are kernels of integers for the attributes of a convolution."""
+    if not is_transposed:
+        return ir.has_default_layouts(call)
+    is_dense = int(call.attrs.groups) == 1 and all(int(step) == 1 for step in call.attrs.dilation)
+    return is_dense and ir.has_default_layouts(call, "IO")
 
 
 def _find_source(data: Any, flow: ir.DataFlow) -> Any:

@@ -133,7 +133,7 @@ def input_axis(layer: Layer, flow: ir.DataFlow) -> int | None:
         return 0
     groups = int(flow.values[layer.var].attrs.groups)
     if groups == 1:
-        return 1
+        return 1 - layer.axis
     shape = ir.known_shape(layer.weights)
     return 0 if shape[:2] == (groups, 1) else None
 

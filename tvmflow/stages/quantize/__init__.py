@@ -58,7 +58,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=8,
+    version=9,
     scope="machine",
     needs={
         "import": (

@@ -29,14 +29,18 @@ _SCALE = DataScale(1 / 128, 64)
 
 
 def test_the_mean_error_of_each_channel_is_taken_back(tmp_path: Path) -> None:
-    """Of matrix products, and of convolutions with groups, strides and padding."""
+    """Of matrix products, of convolutions with groups, strides and padding, and of transposed ones."""
     random = np.random.default_rng(0)
-    shapes = {"w": (16, 8), "c": (6, 2, 3, 3), "d": (4, 1, 3, 3)}
+    shapes = {"w": (16, 8), "c": (6, 2, 3, 3), "d": (4, 1, 3, 3), "t": (4, 5, 4, 3)}
     weights = {name: random.normal(0, 1, own).astype(np.float32) for name, own in shapes.items()}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y0"], "product"),
         helper.make_node("Conv", ["i", "c"], ["y1"], "two", group=2, pads=[1] * 4, strides=[2, 2]),
         helper.make_node("Conv", ["i", "d"], ["y2"], "depthwise", group=4, pads=[2, 1, 1, 0]),
+        helper.make_node(
+            *("ConvTranspose", ["i", "t"], ["y3"], "transposed"),
+            **{"pads": [1, 0, 2, 1], "strides": [2, 3], "output_padding": [1, 2]},
+        ),
     ]
     # a channel of an image is one number, so that its mean is that of every window
     feed = {
@@ -44,7 +48,7 @@ def test_the_mean_error_of_each_channel_is_taken_back(tmp_path: Path) -> None:
         "i": np.broadcast_to(random.normal(size=(1, 4, 1, 1)), (1, 4, 7, 6)).astype(np.float32),
     }
     inputs = [value(name, array.shape) for name, array in feed.items()]
-    made = model(nodes, inputs, [value(f"y{place}", None) for place in range(3)], weights)
+    made = model(nodes, inputs, [value(f"y{place}", None) for place in range(4)], weights)
     loaded = load(made, tmp_path, feed)
     plain = fold_model(FloatModel(loaded.mod, loaded.params, loaded.nodes))
     layers, flow = list_layers(plain), ir.DataFlow(plain.main)

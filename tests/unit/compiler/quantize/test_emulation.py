@@ -92,6 +92,25 @@ def test_divided_channels(tmp_path: Path) -> None:
     compare(imported, batches)
 
 
+@pytest.mark.slow
+def test_transposed_convolutions(tmp_path: Path) -> None:
+    """Their weights are (in, out, …), and an input channel that is larger than others is divided."""
+    shapes = {"w0": (12, 20, 4, 4), "b0": (20,), "w1": (20, 6, 3, 3)}
+    arrays = {name: RNG.normal(0, 0.3, own).astype(np.float32) for name, own in shapes.items()}
+    arrays["w0"][:, 3] *= 100
+    arrays["w1"][3] /= 100
+    attributes = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w0", "b0"], ["a"], "up", **attributes),
+        helper.make_node("Relu", ["a"], ["r"], "relu"),
+        helper.make_node("ConvTranspose", ["r", "w1"], ["y"], "wide", strides=[3, 2]),
+    ]
+    made = model(nodes, [value("x", [1, 12, 5, 4])], [value("y", None)], arrays)
+    imported = import_files(save(made, tmp_path), tmp_path / "import")
+    batches = [{"x": RNG.normal(size=(1, 12, 5, 4)).astype(np.float32)} for _ in range(4)]
+    compare(imported, batches)
+
+
 @pytest.mark.parametrize("limit", [None, 1e-5])
 def test_a_model_is_compiled_once(
     limit: float | None, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

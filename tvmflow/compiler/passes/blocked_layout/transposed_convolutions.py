@@ -30,6 +30,7 @@ from tvmflow.compiler.open_sizes import (
 from tvmflow.compiler.passes.blocked_layout import convolutions, direct_convolutions
 from tvmflow.compiler.passes.blocked_layout.direct_convolutions import Window
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
+from tvmflow.compiler.passes.quantization import QuantizedData, integer_weight_dtype
 from tvmflow.compiler.tir_kernels import blocked
 from tvmflow.compiler.tir_kernels.blocked import Groups
 
@@ -95,11 +96,12 @@ def rewrite_conv_transpose(
     if ir.is_depthwise(call):
         pixels = _emit_depthwise(rewriter, data, kernel, geometry)
     else:
-        convolution = _Convolution(rewriter, call, data, kernel, window, geometry)
+        quantized = convolutions.find_data(rewriter, call)
+        convolution = _Convolution(rewriter, call, data, kernel, window, geometry, quantized)
         phases = convolution.list_phases()
         if phases is not None:
             return convolution.emit_phases(phases)
-        if convolution.shares_blocks():
+        if quantized is not None or convolution.shares_blocks():
             return convolution.emit_shared()
         pixels = convolution.emit_together()
     is_whole = not any(geometry.offsets) and same_sizes(geometry.rows, size)
@@ -134,11 +136,18 @@ class _Convolution:
         kernel: Any,
         window: Window,
         geometry: _Geometry,
+        quantized: QuantizedData | None,
     ) -> None:
         self._rewriter = rewriter
         self._data, self._kernel = data, kernel
-        self._dtype = rewriter.context.weight_dtype
-        self._x, self._lanes = direct_convolutions.block_data(rewriter, data, self._dtype)
+        weights = integer_weight_dtype(rewriter.flow, call.args[1])
+        self._dtype = weights or rewriter.context.weight_dtype
+        if quantized is None:
+            self._x, self._lanes = direct_convolutions.block_data(rewriter, data, self._dtype)
+        else:
+            self._x, self._lanes = convolutions.block_data(rewriter, quantized.integers)
+            quantized = quantized._replace(integers=self._x)
+        self._quantized = quantized
         self._window, self._geometry = window, geometry
         self._groups = int(call.attrs.groups)
         self._channels = known_sizes(data)[1], known_sizes(call)[1]
@@ -264,6 +273,8 @@ class _Convolution:
         if phases is not None:
             packed = _move_phases(rewriter, packed, self._geometry, 2)
         name = f"conv{rank}d_transpose_NCHWc"
+        if self._quantized is not None:
+            return convolutions.emit(rewriter, self._quantized, kernel, packed, window, reads, name)
         return direct_convolutions.emit(rewriter, name, self._x, packed, window, reads, self._dtype)
 
 
