@@ -33,10 +33,10 @@ from tests.support.recipes import ROOT
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.exporters.cpp._header import write_header as cpp_header
 from tvmflow.targets import c_runtime
-from tvmflow.targets.backends import opencl
+from tvmflow.targets.backends import BACKENDS
 
 MODELS: Final = os.environ.get("TVMFLOW_TEST_MODELS", "")
-_PROBLEM = opencl.unrunnable_reason(TARGET, in_this_process=False)
+_PROBLEM = BACKENDS["opencl"].unrunnable_reason(TARGET, in_this_process=False)
 pytestmark = pytest.mark.skipif(bool(_PROBLEM), reason=f"needs a driver for OpenCL: {_PROBLEM}")
 
 # A program that makes contexts in two threads, again and again, each with a profile.

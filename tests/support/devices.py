@@ -18,14 +18,14 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.types import Json
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.targets import c_runtime
-from tvmflow.targets.backends import opencl
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_runtime import DescribedModel
 from tvmflow.targets.host import read_host
 
 Array = np.ndarray[Any, Any]
 
 TRIPLE: Final = f"{read_host().arch}-linux-gnu"
-TARGET: Final = opencl.complete_target(
+TARGET: Final = BACKENDS["opencl"].complete_target(
     {"kind": "opencl", "host": {"kind": "llvm", "mtriple": TRIPLE}}
 )
 
@@ -75,7 +75,9 @@ class DeviceLibrary(NamedTuple):
             direction: [spec.to_json() for spec in getattr(model, direction)]
             for direction in ("inputs", "outputs")
         }
-        described = DescribedModel("net", signature, (), TRIPLE, executor=opencl.EXECUTOR)
+        described = DescribedModel(
+            "net", signature, (), TRIPLE, executor=BACKENDS["opencl"].EXECUTOR
+        )
         files = {path.name: path for path in objects.iterdir()}
         library = folder / "libnet.so"
         c_runtime.link(described, files, library)

@@ -270,13 +270,13 @@ def _write_trace(
     from tvmflow.cli.output import write_file
     from tvmflow.cli.run_model_comparison import find_kernel_nodes_of
     from tvmflow.core.trace_events import Trace
-    from tvmflow.targets.backends import cpu
+    from tvmflow.targets.backends.cpu import CpuBackend
 
     path = options.trace
     assert path is not None
     name, target = module.manifest["name"], module.manifest["target"]
     kind, threads = target["tvm"]["kind"], count_text(module.threads, "thread")
-    place = f"calls with {threads}" if kind == cpu.KIND else f"calls on {kind}"
+    place = f"calls with {threads}" if kind == CpuBackend.KIND else f"calls on {kind}"
     nodes = find_kernel_nodes_of(options.bundle, options.store.locate())
     calls = module.trace(feed.batches[0], repeat=options.repeat)
     trace = Trace({"model": name, "target": target["name"], "threads": module.threads})

@@ -17,8 +17,8 @@ from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
 from tvmflow.runtime.programs import Call, Observe, Record
 from tvmflow.runtime.threads import ThreadPool
-from tvmflow.targets.backends import cpu
 from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
@@ -41,7 +41,7 @@ class ExecutionDevice:
     @property
     def allocators(self) -> tuple[int, ...]:
         """The arguments of `vm_initialization`: type, number and allocator of each device, the CPU last."""
-        own, host = self._backend.DLPACK_DEVICE_TYPE, cpu.DLPACK_DEVICE_TYPE
+        own, host = self._backend.DLPACK_DEVICE_TYPE, CpuBackend.DLPACK_DEVICE_TYPE
         types = (host,) if self.is_host else (own, host)
         return tuple(number for type_ in types for number in (type_, 0, _POOLED_ALLOCATOR))
 
@@ -79,7 +79,7 @@ class ExecutionDevice:
         return tvm_ffi.device(self._backend.DLPACK_DEVICE_TYPE, 0)
 
 
-CPU: Final = ExecutionDevice(cpu)
+CPU: Final = ExecutionDevice(CpuBackend())
 
 
 def view_tensor(array: Array) -> Any:

@@ -11,14 +11,15 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime.bundles import C_RUNTIME, VM
 from tvmflow.stages.verify_settings import LOCAL, QEMU, RPC
 from tvmflow.targets import c_runtime, linking
-from tvmflow.targets.backends import backend_for, webgpu
+from tvmflow.targets.backends import backend_for
+from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import cpu_triple
 
 AUTO: Final = "auto"
 """The C runtime if the model allows it: `extract_tasks` and `build` find out."""
 
-FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM, webgpu.KIND: form_names.WEBGPU}
+FORMS: Final = {C_RUNTIME: C_LIBRARY, VM: form_names.VM, WebgpuBackend.KIND: form_names.WEBGPU}
 """The runtime -> the form of what `build` compiles for it."""
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.core import disk_errors, file_locks, spans
 from tvmflow.core.errors import StoreError
-from tvmflow.targets.backends import BACKENDS, cpu
+from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.backends.cpu import CpuBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 RUNTIME_VARIABLE: Final = "XDG_RUNTIME_DIR"
 RUNTIME_FIX: Final = f"set ${RUNTIME_VARIABLE} to a folder of your own, or unset it"
 """What to do where the device locks cannot be made."""
-CPU: Final = {"kind": cpu.DEVICE}
+CPU: Final = {"kind": CpuBackend.DEVICE}
 """This machine's CPU."""
 ALL_DEVICES: Final = tuple({"kind": backend.DEVICE} for backend in BACKENDS.values())
 """Every device that this machine may have, in the order in which their locks are taken."""

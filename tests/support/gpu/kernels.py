@@ -40,7 +40,7 @@ def take_over(cuda: Any) -> None:
     cuda.nvrtc.find_toolkit = lambda: tools
     cuda.nvrtc.is_installed = lambda: True
     cuda.nvrtc.compile_kernels = lambda source, arch, _: _compile_cuda(cuda, source, arch)
-    cuda.TOOLS = ()
+    cuda.CudaBackend.TOOLS = ()
 
 
 def take_over_llvm(device_code: Any) -> None:

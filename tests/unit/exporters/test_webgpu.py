@@ -30,10 +30,10 @@ from tvmflow.compiler.c_program import web_program
 from tvmflow.core.errors import StageError
 from tvmflow.core.types import Json
 from tvmflow.exporters import web
-from tvmflow.targets.backends import webgpu
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.presets import PRESETS
 
-TARGET: Final = webgpu.complete_target(PRESETS["browser"].tvm or {})
+TARGET: Final = BACKENDS["webgpu"].complete_target(PRESETS["browser"].tvm or {})
 # What each script begins with: a function that opens the program of a folder.
 _OPEN: Final = """
 const files = (folder, sizes) => Object.fromEntries(Object.entries(sizes).map(([name, [file, sha256, bytes]]) =>

@@ -14,7 +14,7 @@ from tvmflow.core.keys import stage_key
 from tvmflow.core.types import Artifact, Need
 from tvmflow.planning.checks import describe_runtimes
 from tvmflow.recipe import Recipe
-from tvmflow.targets.backends import cuda
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.c_runtime import unsupported_reason
 from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import ResolvedTarget
@@ -255,7 +255,7 @@ def test_old_gpus_have_c_libraries_alone(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TVM's runtime works with a CUDA that does not know them."""
-    monkeypatch.setattr(cuda, "unbuildable_reason", lambda _: "")
+    monkeypatch.setattr(BACKENDS["cuda"], "unbuildable_reason", lambda _: "")
     tx2 = target("edge")._replace(tvm=dict(PRESETS["jetson-tx2"].tvm or {}))
     made = for_edge("edge", verify={"against": "none"}, **fields)
     with pytest.raises(RecipeError) as caught:

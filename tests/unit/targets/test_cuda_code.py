@@ -13,8 +13,8 @@ from tests.support.gpu import ptxas
 from tvmflow.compiler import schedules
 from tvmflow.compiler.c_program.device_kernels import DeviceProgram, lower_device_kernels
 from tvmflow.core.errors import EnvironmentProblem
-from tvmflow.targets.backends import cuda
-from tvmflow.targets.backends.cuda import device_code
+from tvmflow.targets.backends import BACKENDS
+from tvmflow.targets.backends.cuda import device_code, gpu
 
 pytestmark = pytest.mark.skipif(
     ptxas.ASSEMBLER is None, reason="needs the package nvidia-cuda-nvcc-cu12"
@@ -37,7 +37,9 @@ def exchange(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float16")):
 
 def make_target(arch: str) -> tvm.target.Target:
     host = {"kind": "llvm", "mtriple": "aarch64-linux-gnu"}
-    return tvm.target.Target(cuda.complete_target({"kind": "cuda", "arch": arch, "host": host}))
+    return tvm.target.Target(
+        BACKENDS["cuda"].complete_target({"kind": "cuda", "arch": arch, "host": host})
+    )
 
 
 def products() -> dict[str, tirx.PrimFunc]:
@@ -129,7 +131,7 @@ def test_functions_have_code_for_old_gpus(dtype: str, tmp_path: Path) -> None:
 
 def test_a_missing_libdevice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what to install."""
-    monkeypatch.setattr(cuda.gpu, "find_packaged", lambda *_: None)
+    monkeypatch.setattr(gpu, "find_packaged", lambda *_: None)
     with pytest.raises(EnvironmentProblem, match="libdevice") as caught:
         device_code.generate_ptx(tvm.IRModule({}), "sm_62")
     assert caught.value.fix == "pip install 'tvmflow[cuda]'"

@@ -15,13 +15,13 @@ from tests.support.devices import TARGET
 from tests.support.tuning import TIMING, measure_context
 from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.targets.backends import opencl
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.tuning import measure
 from tvmflow.tuning.finalists import find_wrong_values
 from tvmflow.tuning.measurer import MeasureJob, Measurer, TrialRequest
 from tvmflow.tuning.trials import Trial
 
-_PROBLEM = opencl.unrunnable_reason(TARGET, in_this_process=False)
+_PROBLEM = BACKENDS["opencl"].unrunnable_reason(TARGET, in_this_process=False)
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(bool(_PROBLEM), reason=f"needs a driver for OpenCL: {_PROBLEM}"),

@@ -166,7 +166,7 @@ def _generate_functions(program: DeviceProgram, target: tvm.target.Target) -> di
         name = str(var.name_hint)
         alone = tvm.IRModule({var: _shorten_code(function)})
         try:
-            source = webgpu.generate_device_code(alone, target).decode()
+            source = webgpu.WebgpuBackend().generate_device_code(alone, target).decode()
         except Exception as error:
             raise UnsupportedKernel(name, f"there is no WGSL for it: {last_line(error)}") from error
         functions[name] = _read_function(name, source)

@@ -27,7 +27,7 @@ from tvmflow.exporters.wheel import distribution_name
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets import c_runtime
-from tvmflow.targets.backends import webgpu
+from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.c_runtime import describe_tensors
 
 NAME: Final = "web"
@@ -184,7 +184,7 @@ _OPTIONS: Final = """\
 def write_types(built: BuiltModel, fetched: _Fetched) -> str:
     """Return the types of TypeScript for the module."""
     values = {
-        "OPTIONS": _OPTIONS if webgpu.KIND in _backends(fetched) else "",
+        "OPTIONS": _OPTIONS if WebgpuBackend.KIND in _backends(fetched) else "",
         "INPUTS": "\n".join(_list_types(built.signature["inputs"])),
         "OUTPUTS": "\n".join(_list_types(built.signature["outputs"])),
         "SIZES": "\n".join(f"  {javascript_value(entry.name)}: number;" for entry in built.c_model.dimensions),
@@ -200,7 +200,7 @@ def _list_types(tensors: Iterable[Mapping[str, Json]]) -> Iterator[str]:
 
 
 def _backends(fetched: _Fetched) -> list[str]:
-    return [name for name in _BACKENDS if name != webgpu.KIND or "program" in fetched]
+    return [name for name in _BACKENDS if name != WebgpuBackend.KIND or "program" in fetched]
 
 
 def _describe(built: BuiltModel) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import browser
-from tvmflow.targets.backends import webgpu
+from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.emulation import Emulator, emulator_for, run_emulated
 from tvmflow.targets.linking import export_library
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
@@ -144,7 +144,7 @@ class BrowserLibrary(_RemoteLibrary):
         Raises:
             StageError: when the package does not run there.
         """
-        backend = webgpu.KIND if self.fallback else "wasm"
+        backend = WebgpuBackend.KIND if self.fallback else "wasm"
         batches = [self.signature.order_inputs(feed) for feed in feeds]
         exports = json.loads((self.package / "package.json").read_text())["exports"]
         module = str(exports["."]["default"]).removeprefix("./")

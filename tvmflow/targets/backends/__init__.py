@@ -3,22 +3,23 @@
 They own all that others must know of each.
 
 May import the rest of targets (host, platforms, TVM's targets), store and core. To add a backend,
-write one module with the shape of `base.Backend` and its line here.
+write one module with a class of the kind `base.Backend`, and name that here.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from tvmflow.targets.backends import cpu, cuda, opencl, webgpu
 from tvmflow.targets.backends.base import Backend
+from tvmflow.targets.backends.cpu import CpuBackend
+from tvmflow.targets.backends.cuda import CudaBackend
+from tvmflow.targets.backends.opencl import OpenclBackend
+from tvmflow.targets.backends.webgpu import WebgpuBackend
 from tvmflow.targets.tvm_target import TvmTarget, target_kind
 
 BACKENDS: Final[dict[str, Backend]] = {
-    cpu.KIND: cpu,
-    cuda.KIND: cuda,
-    opencl.KIND: opencl,
-    webgpu.KIND: webgpu,
+    backend.KIND: backend
+    for backend in (CpuBackend(), CudaBackend(), OpenclBackend(), WebgpuBackend())
 }
 """TVM's target kind -> its backend."""
 
@@ -30,7 +31,7 @@ def is_supported(kind: str) -> bool:
 
 def backend_for(tvm: TvmTarget) -> Backend:
     """Return the backend of a target. Kinds without one (`c`) are compiled as code for a CPU is."""
-    return BACKENDS.get(target_kind(tvm), cpu)
+    return BACKENDS.get(target_kind(tvm), BACKENDS[CpuBackend.KIND])
 
 
 def has_host_kernels(tvm: TvmTarget) -> bool:

@@ -1,88 +1,77 @@
-"""The protocol of a backend, and what several backends do alike."""
+"""A backend, with what several of them do alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from tvmflow.core.types import Json
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
 
-class Backend(Protocol):
-    """A module or package in this folder: one kind of code, and what others must know of it.
+class Backend(ABC):
+    """One kind of code, and what others must know of it. By default it is that of a GPU as TVM makes it.
 
     A function that ends in `_reason` returns why something is impossible, as a clause for a
     message, or an empty string where it is possible.
+
+    Attributes:
+        KIND: TVM's target kind.
+        DEVICE: The name of its device: TVM's, that of its lock, and that in reports.
+        DLPACK_DEVICE_TYPE: DLPack's number of that device's type.
+        RUNS_ON_HOST_CPU: True where kernels run on the CPU that calls them: with its cores, threads and
+            memory. Where they do not, a library needs a runtime of its own in the process that loads it,
+            so that it is delivered only in forms that load one.
+        IS_BESIDE_HOST: True where code is delivered beside that of its host, which runs where there is no device.
+        HAS_INT64: True where kernels may compute with integers of 64 bits.
+        EXECUTOR: The file of `targets.c_runtime` that launches kernels in a C library; empty for none.
+        TOOLS: Distributions whose code shapes what is compiled: in the keys of all stages that compile.
+        PYTHON_REQUIREMENTS: Requirements, for pip, of a program that loads a library, besides TVM.
+        ENVIRONMENT_VARIABLES: Environment variables that decide which device this machine has.
+        SEARCH_RULES: The name of MetaSchedule's rules for its kernels; empty where TVM chooses them by the target.
+        LIMITS: What its devices have, and a search must know, where a target does not say it.
     """
 
-    @property
-    def KIND(self) -> str:
-        """TVM's target kind."""
-
-    @property
-    def DEVICE(self) -> str:
-        """The name of its device: TVM's, that of its lock, and that in reports."""
-
-    @property
-    def DLPACK_DEVICE_TYPE(self) -> int:
-        """DLPack's number of that device's type."""
-
-    @property
-    def RUNS_ON_HOST_CPU(self) -> bool:
-        """True where kernels run on the CPU that calls them: with its cores, threads and memory.
-
-        Where they do not, a library needs a runtime of its own in the process that loads it, so
-        that it is delivered only in forms that load one.
-        """
-
-    @property
-    def IS_BESIDE_HOST(self) -> bool:
-        """True where code is delivered beside that of its host, which runs where there is no device."""
-
-    @property
-    def HAS_INT64(self) -> bool:
-        """True where kernels may compute with integers of 64 bits."""
-
-    @property
-    def EXECUTOR(self) -> str:
-        """The file of `targets.c_runtime` that launches kernels in a C library; empty for none."""
-
-    @property
-    def TOOLS(self) -> tuple[str, ...]:
-        """Distributions whose code shapes what is compiled: in the keys of all stages that compile."""
-
-    @property
-    def PYTHON_REQUIREMENTS(self) -> tuple[str, ...]:
-        """Requirements, for pip, of a program that loads a library, besides TVM."""
-
-    @property
-    def ENVIRONMENT_VARIABLES(self) -> tuple[str, ...]:
-        """Environment variables that decide which device this machine has."""
-
-    @property
-    def SEARCH_RULES(self) -> str:
-        """The name of MetaSchedule's rules for its kernels; empty where TVM chooses them by the target."""
+    KIND: ClassVar[str]
+    DEVICE: ClassVar[str]
+    DLPACK_DEVICE_TYPE: ClassVar[int]
+    RUNS_ON_HOST_CPU: ClassVar[bool] = False
+    IS_BESIDE_HOST: ClassVar[bool] = False
+    HAS_INT64: ClassVar[bool] = True
+    EXECUTOR: ClassVar[str] = ""
+    TOOLS: ClassVar[tuple[str, ...]] = ()
+    PYTHON_REQUIREMENTS: ClassVar[tuple[str, ...]] = ()
+    ENVIRONMENT_VARIABLES: ClassVar[tuple[str, ...]] = ()
+    SEARCH_RULES: ClassVar[str] = ""
+    LIMITS: ClassVar[Mapping[str, Json]] = MappingProxyType({})
 
     def target_problem(self, tvm: TvmTarget) -> str:
         """Return what a target of this kind lacks, or an empty string."""
+        return ""
 
     def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
         """Return a target with the fields that tuning needs."""
+        return {**self.LIMITS, **tvm}
 
     def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
         """Return the device on which kernels are measured: `{"kind": …, "class": …}`.
 
         It has a class where that is known.
         """
+        return {"kind": self.DEVICE}
 
+    @abstractmethod
     def has_device(self) -> bool:
         """Return whether this machine has a device that can be used."""
 
     def unbuildable_reason(self, tvm: TvmTarget) -> str:
         """Return why no code can be made for a target on this machine."""
+        return ""
 
+    @abstractmethod
     def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
         """Return why this machine's device cannot run code for a target. Its CPU is known to fit.
 
@@ -94,13 +83,18 @@ class Backend(Protocol):
 
     def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why float16 weights would only make a library slow; `features` are the kernel's names."""
+        # every GPU converts float16 in vectors
+        return ""
 
     def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why kernels cannot compute in float16, or an empty string; `features` are the kernel's names."""
+        return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
 
+    @abstractmethod
     def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
         """Return why kernels cannot multiply bfloat16, or an empty string; `features` are the kernel's names."""
 
+    @abstractmethod
     def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
         """Return what a device behind RPC has in place of what the target needs, or an empty string.
 
@@ -109,15 +103,18 @@ class Backend(Protocol):
 
     def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
         """Return the modules of `tvm.s_tir.tensor_intrin` whose intrinsics schedules may name."""
+        return ()
 
     def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
         """Return why TVM's wheel has no runtime for a target, or an empty string.
 
         A target of which nothing but its kind is known is for most devices of that kind.
         """
+        return f"TVM's wheel has no runtime for {self.KIND}"
 
     def lowering_target(self, target: Any) -> Any:
         """Return TVM's target for which kernels are lowered to device functions of a target."""
+        return target
 
     def generate_device_code(self, mod: Any, target: Any) -> bytes:
         """Return the code of device functions as the driver takes it; empty for a CPU.
@@ -126,15 +123,19 @@ class Backend(Protocol):
             mod: TVM's module of lowered device functions.
             target: TVM's target.
         """
+        import tvm
 
-    def load_runtime(self) -> None:
-        """Load what libraries need besides TVM's runtime into this process.
+        build = tvm.get_global_func(f"target.build.{self.KIND}")
+        return str(build(mod, target).inspect_source()).encode()
+
+    def load_runtime(self) -> None:  # noqa: B027 - most have nothing to load
+        """Load what libraries need besides TVM's runtime into this process, where they do not do that.
 
         Raises:
             EnvironmentProblem: when it is not installed or cannot be loaded.
         """
 
-    def load_compiler(self, *, runs: bool) -> None:
+    def load_compiler(self, *, runs: bool) -> None:  # noqa: B027 - TVM mostly does it by itself
         """Make this process able to compile kernels, and to run them where `runs` is set.
 
         The process may be forked until the first kernel has run.
@@ -154,9 +155,11 @@ class Backend(Protocol):
             TvmflowError: what the function raises.
             StageError: when the other process ends without a result.
         """
+        return function(*arguments)
 
     def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
         """Return TVM's tensors copied to where kernels take them on this machine."""
+        return list(arguments)
 
 
 def find_host_problem(tvm: TvmTarget) -> str:
@@ -167,44 +170,6 @@ def find_host_problem(tvm: TvmTarget) -> str:
     return (
         "needs the CPU that runs the GPU, such as `host: {kind: llvm, mtriple: x86_64-linux-gnu}`"
     )
-
-
-def same_target(target: Any) -> Any:
-    """Return a target for which kernels are lowered as they are."""
-    return target
-
-
-def load_nothing() -> None:
-    """Do nothing, where libraries need no runtime besides TVM's, or have it themselves."""
-
-
-def load_no_compiler(*, runs: bool) -> None:
-    """Do nothing, where TVM writes the code by itself."""
-
-
-def call_in_process(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call a function that compiles in this process."""
-    return function(*arguments)
-
-
-def same_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return tensors as they are, which kernels take from this process, or a library copies."""
-    return list(arguments)
-
-
-def no_unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return an empty string: TVM writes the code everywhere."""
-    return ""
-
-
-def no_slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return an empty string: every GPU converts float16 in vectors."""
-    return ""
-
-
-def no_float16_reason_of_gpus(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return that kernels for GPUs add float16 to float32."""
-    return "kernels for GPUs add products of float16 to float32 (precision: mixed)"
 
 
 def probe_driver(library: str, script: str, timeout_s: float) -> list[Any] | None:

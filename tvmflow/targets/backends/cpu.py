@@ -6,27 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tvmflow.core.types import Json
-from tvmflow.targets.backends import base
-from tvmflow.targets.features import no_bfloat16_reason as _no_bfloat16_reason
-from tvmflow.targets.features import no_float16_reason as _no_float16_reason
-from tvmflow.targets.features import slow_float16_reason as _slow_float16_reason
+from tvmflow.targets import features as cpu_features
+from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.host import Host
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, target_kind
-
-KIND: Final = "llvm"
-DEVICE: Final = "cpu"
-# kDLCPU in dlpack.h
-DLPACK_DEVICE_TYPE: Final = 1
-RUNS_ON_HOST_CPU: Final = True
-IS_BESIDE_HOST: Final = False
-HAS_INT64: Final = True
-EXECUTOR: Final = ""
-TOOLS: Final[tuple[str, ...]] = ()
-PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
-ENVIRONMENT_VARIABLES: Final[tuple[str, ...]] = ()
-SEARCH_RULES: Final = ""
 
 # Kinds of TVM's whose code needs a device that tvmflow does not know.
 _UNSUPPORTED_KINDS: Final = frozenset({"hexagon", "metal", "nvptx", "rocm", "vulkan"})
@@ -38,85 +22,69 @@ _INTRINSICS: Final[Mapping[str, tuple[str, ...]]] = {
     "riscv64": ("riscv_cpu",),
 }
 
-lowering_target = base.same_target
-load_runtime = base.load_nothing
-load_compiler = base.load_no_compiler
-call_builder = base.call_in_process
-place_arguments = base.same_arguments
 
+class CpuBackend(Backend):
+    """CPUs: LLVM checks targets, and there is no device."""
 
-def target_problem(tvm: TvmTarget) -> str:
-    """Return an empty string: LLVM checks the rest of a target."""
-    return ""
+    KIND = "llvm"
+    DEVICE = "cpu"
+    # kDLCPU in dlpack.h
+    DLPACK_DEVICE_TYPE = 1
+    RUNS_ON_HOST_CPU = True
 
+    def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+        """Return this machine's CPU where it has the target's architecture."""
+        if (
+            target_kind(tvm) == self.KIND
+            and parse_triple(cpu_triple(tvm) or host.arch).arch == host.arch
+        ):
+            return {"kind": self.DEVICE, "class": host.model}
+        return {"kind": target_kind(tvm)}
 
-def complete_target(tvm: TvmTarget) -> dict[str, Json]:
-    """Return the target as it is."""
-    return dict(tvm)
+    def has_device(self) -> bool:
+        """Return True: every machine has a CPU."""
+        return True
 
-
-def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-    """Return this machine's CPU where it has the target's architecture."""
-    if target_kind(tvm) == KIND and parse_triple(cpu_triple(tvm) or host.arch).arch == host.arch:
-        return {"kind": DEVICE, "class": host.model}
-    return {"kind": target_kind(tvm)}
-
-
-def has_device() -> bool:
-    """Return True: every machine has a CPU."""
-    return True
-
-
-def unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return why no code can be made: TVM's kind is one of other devices."""
-    kind = target_kind(tvm)
-    if kind in _UNSUPPORTED_KINDS:
-        return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"
-    return ""
-
-
-def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
-    """Return why code of this kind runs nowhere, or an empty string: the CPU is known to fit."""
-    kind = target_kind(tvm)
-    if kind == KIND:
+    def unbuildable_reason(self, tvm: TvmTarget) -> str:
+        """Return why no code can be made: TVM's kind is one of other devices."""
+        kind = target_kind(tvm)
+        if kind in _UNSUPPORTED_KINDS:
+            return f"its kind is {kind}, and kernels are built for CPUs (kind: llvm), NVIDIA GPUs (kind: cuda) and OpenCL (kind: opencl)"
         return ""
-    return (
-        f"its kind is {kind}, and this machine runs libraries for CPUs, NVIDIA GPUs and OpenCL only"
-    )
 
+    def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
+        """Return why code of this kind runs nowhere, or an empty string: the CPU is known to fit."""
+        kind = target_kind(tvm)
+        if kind == self.KIND:
+            return ""
+        return f"its kind is {kind}, and this machine runs libraries for CPUs, NVIDIA GPUs and OpenCL only"
 
-def slow_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return why the CPU converts float16 one number at a time."""
-    if target_kind(tvm) != KIND:
+    def slow_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return why the CPU converts float16 one number at a time."""
+        if target_kind(tvm) != self.KIND:
+            return ""
+        return cpu_features.slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+    def no_float16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return which instruction the CPU lacks."""
+        return cpu_features.no_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return which instruction the CPU lacks."""
+        return cpu_features.no_bfloat16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+
+    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
+        """Return an empty string: RPC tells nothing of a CPU."""
         return ""
-    return _slow_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
 
+    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
+        """Return the modules with the intrinsics of the CPU's architecture."""
+        return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
 
-def no_float16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return which instruction the CPU lacks."""
-    return _no_float16_reason(parse_triple(cpu_triple(tvm)).arch, features)
+    def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
+        """Return an empty string: TVM's runtime runs on every CPU."""
+        return ""
 
-
-def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return which instruction the CPU lacks."""
-    return _no_bfloat16_reason(parse_triple(cpu_triple(tvm)).arch, features)
-
-
-def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
-    """Return an empty string: RPC tells nothing of a CPU."""
-    return ""
-
-
-def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
-    """Return the modules with the intrinsics of the CPU's architecture."""
-    return _INTRINSICS.get(parse_triple(cpu_triple(tvm) or os.uname().machine).arch, ())
-
-
-def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
-    """Return an empty string: TVM's runtime runs on every CPU."""
-    return ""
-
-
-def generate_device_code(mod: Any, target: Any) -> bytes:
-    """Return nothing: there is no device."""
-    return b""
+    def generate_device_code(self, mod: Any, target: Any) -> bytes:
+        """Return nothing: there is no device."""
+        return b""

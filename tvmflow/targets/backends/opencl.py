@@ -4,107 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from tvmflow.core.types import Json
-from tvmflow.targets.backends import _opencl_probe, base
+from tvmflow.targets.backends import _opencl_probe
 from tvmflow.targets.backends._opencl_probe import LIBRARY, probe
+from tvmflow.targets.backends.base import Backend, find_host_problem, probe_driver
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget
 
-KIND: Final = "opencl"
-DEVICE: Final = "opencl"
-# kDLOpenCL in dlpack.h
-DLPACK_DEVICE_TYPE: Final = 4
-RUNS_ON_HOST_CPU: Final = False
-IS_BESIDE_HOST: Final = False
-HAS_INT64: Final = True
-EXECUTOR: Final = "opencl.c"
-TOOLS: Final[tuple[str, ...]] = ()
-PYTHON_REQUIREMENTS: Final[tuple[str, ...]] = ()
-ENVIRONMENT_VARIABLES: Final = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
-SEARCH_RULES: Final = "cuda"
-
-# What devices have that a target does not describe: OpenCL's least for a GPU of 2012, and what a search must know.
-_LIMITS: Final[Mapping[str, Json]] = {
-    "max_threads_per_block": 256,
-    "max_shared_memory_per_block": 32768,
-    "thread_warp_size": 1,
-}
 _LEAST_THREADS: Final = 16
-
-unbuildable_reason = base.no_unbuildable_reason
-slow_float16_reason = base.no_slow_float16_reason
-no_float16_reason = base.no_float16_reason_of_gpus
-lowering_target = base.same_target
-load_runtime = base.load_nothing
-load_compiler = base.load_no_compiler
-call_builder = base.call_in_process
-place_arguments = base.same_arguments
-
-
-def target_problem(tvm: TvmTarget) -> str:
-    """Return whether the host is missing, or a limit makes no sense."""
-    if problem := base.find_host_problem(tvm):
-        return problem
-    for limit in _LIMITS:
-        value = tvm.get(limit, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            return f"{limit} must be a number of at least 1"
-    if tvm.get("max_threads_per_block", _LEAST_THREADS) < _LEAST_THREADS:
-        return f"max_threads_per_block must be at least {_LEAST_THREADS}"
-    return ""
-
-
-def complete_target(tvm: TvmTarget) -> dict[str, Json]:
-    """Return the target with the limits of a block of threads."""
-    completed = {**_LIMITS, **tvm}
-    # schedules ask for this one
-    completed.setdefault("max_num_threads", completed["max_threads_per_block"])
-    return completed
-
-
-def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-    """Return a device: this machine's first one, where it runs the code."""
-    found = detect_device() if runs_here else None
-    return {"kind": DEVICE, "class": found.name} if found else {"kind": DEVICE}
-
-
-def has_device() -> bool:
-    """Return whether this machine has a device with a driver for OpenCL."""
-    return bool(detect_device().name)
-
-
-def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
-    """Return why this machine's first device, if it has one, does not run the code."""
-    found = _start_device() if in_this_process else detect_device()
-    if found.reason:
-        return found.reason
-    limits = {
-        "max_threads_per_block": found.threads,
-        "max_shared_memory_per_block": found.shared_bytes,
-    }
-    for name, most in limits.items():
-        if complete_target(tvm)[name] > most:
-            return f"this machine's device ({found.name}) has a {name} of {most}"
-    return ""
-
-
-def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return that OpenCL has no such numbers."""
-    return "OpenCL has float16 alone (precision: mixed)"
-
-
-def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
-    """Return that TVM's runtime on a device cannot use OpenCL as tvmflow builds it."""
-    return "libraries for OpenCL have a runtime of their own"
-
-
-def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
-    """Return the modules with intrinsics that schedules look up."""
-    return ("cuda",)
-
-
 # What TVM writes again and again -> a macro.
 _MACROS: Final[Mapping[str, str]] = {
     f"(convert_int(get_{kind}_id({axis})))": f"tf_{kind}{axis}"
@@ -113,21 +22,85 @@ _MACROS: Final[Mapping[str, str]] = {
 }
 
 
-def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
-    """Return that TVM's wheel was built without OpenCL."""
-    return f"TVM's wheel has no runtime for {KIND}"
+class OpenclBackend(Backend):
+    """OpenCL: TVM's runtime has none, so that libraries have a runtime of their own."""
 
+    KIND = "opencl"
+    DEVICE = "opencl"
+    # kDLOpenCL in dlpack.h
+    DLPACK_DEVICE_TYPE = 4
+    EXECUTOR = "opencl.c"
+    ENVIRONMENT_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES")
+    SEARCH_RULES = "cuda"
+    # What devices have that a target does not describe: OpenCL's least for a GPU of 2012, and what a search must know.
+    LIMITS: ClassVar[Mapping[str, Json]] = {
+        "max_threads_per_block": 256,
+        "max_shared_memory_per_block": 32768,
+        "thread_warp_size": 1,
+    }
 
-def generate_device_code(mod: Any, target: Any) -> bytes:
-    """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
-    import tvm
+    def target_problem(self, tvm: TvmTarget) -> str:
+        """Return whether the host is missing, or a limit makes no sense."""
+        if problem := find_host_problem(tvm):
+            return problem
+        for limit in self.LIMITS:
+            value = tvm.get(limit, 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                return f"{limit} must be a number of at least 1"
+        if tvm.get("max_threads_per_block", _LEAST_THREADS) < _LEAST_THREADS:
+            return f"max_threads_per_block must be at least {_LEAST_THREADS}"
+        return ""
 
-    source = str(tvm.get_global_func(f"target.build.{KIND}")(mod, target).inspect_source())
-    for text, macro in _MACROS.items():
-        source = source.replace(text, macro)
-    lines = [f"#define {macro} {text}" for text, macro in _MACROS.items()]
-    lines += [stripped for line in source.splitlines() if (stripped := line.strip())]
-    return "\n".join(lines).encode() + b"\n"
+    def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
+        """Return the target with the limits of a block of threads."""
+        completed = super().complete_target(tvm)
+        # schedules ask for this one
+        completed.setdefault("max_num_threads", completed["max_threads_per_block"])
+        return completed
+
+    def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+        """Return a device: this machine's first one, where it runs the code."""
+        found = detect_device() if runs_here else None
+        return {"kind": self.DEVICE, "class": found.name} if found else {"kind": self.DEVICE}
+
+    def has_device(self) -> bool:
+        """Return whether this machine has a device with a driver for OpenCL."""
+        return bool(detect_device().name)
+
+    def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
+        """Return why this machine's first device, if it has one, does not run the code."""
+        found = _start_device() if in_this_process else detect_device()
+        if found.reason:
+            return found.reason
+        limits = {
+            "max_threads_per_block": found.threads,
+            "max_shared_memory_per_block": found.shared_bytes,
+        }
+        for name, most in limits.items():
+            if self.complete_target(tvm)[name] > most:
+                return f"this machine's device ({found.name}) has a {name} of {most}"
+        return ""
+
+    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return that OpenCL has no such numbers."""
+        return "OpenCL has float16 alone (precision: mixed)"
+
+    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
+        """Return that TVM's runtime on a device cannot use OpenCL as tvmflow builds it."""
+        return "libraries for OpenCL have a runtime of their own"
+
+    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
+        """Return the modules with intrinsics that schedules look up."""
+        return ("cuda",)
+
+    def generate_device_code(self, mod: Any, target: Any) -> bytes:
+        """Return OpenCL C: TVM's, without indentation and with macros for the numbers of a thread."""
+        source = super().generate_device_code(mod, target).decode()
+        for text, macro in _MACROS.items():
+            source = source.replace(text, macro)
+        lines = [f"#define {macro} {text}" for text, macro in _MACROS.items()]
+        lines += [stripped for line in source.splitlines() if (stripped := line.strip())]
+        return "\n".join(lines).encode() + b"\n"
 
 
 # ---------------------------------------------------------------- the device of this machine
@@ -150,7 +123,7 @@ _PROBE_TIMEOUT_S: Final = 60.0
 def detect_device() -> Detection:
     """Return this machine's first device, as another process learns it from the driver."""
     try:
-        answer = base.probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
+        answer = probe_driver(LIBRARY, _opencl_probe.__file__, _PROBE_TIMEOUT_S)
         return _NO_LIBRARY if answer is None else _parse(*answer)
     except (OSError, TypeError) as error:
         return Detection(reason=f"OpenCL's driver does not answer: {error}")

@@ -26,12 +26,12 @@ from tvmflow.compiler.passes.suppression import lower_suppression
 from tvmflow.compiler.schedules import schedule_for_gpu
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.targets.backends import cuda
+from tvmflow.targets.backends import BACKENDS
 
 _HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
 _LIMITS = {"max_threads_per_block": 256, "max_shared_memory_per_block": 16384}
 GPUS: dict[str, dict[str, Any]] = {
-    "cuda": cuda.complete_target({"kind": "cuda", "arch": "sm_80", "host": _HOST}),
+    "cuda": BACKENDS["cuda"].complete_target({"kind": "cuda", "arch": "sm_80", "host": _HOST}),
     "opencl": {"kind": "opencl", **_LIMITS, "host": _HOST},
     "webgpu": {"kind": "webgpu", "host": _HOST},
 }

@@ -21,7 +21,7 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.compiler.schedules import gpu
 from tvmflow.compiler.schedules.gpu import tensor_cores
 from tvmflow.compiler.schedules.gpu.products import Tile
-from tvmflow.targets.backends import cuda
+from tvmflow.targets.backends import BACKENDS
 from tvmflow.targets.backends.cuda import nvrtc
 
 HOST = {"kind": "llvm", "mtriple": "x86_64-linux-gnu"}
@@ -44,7 +44,9 @@ MODELS: dict[str, Made] = {
 
 
 def make_target(arch: str) -> tvm.target.Target:
-    return tvm.target.Target(cuda.complete_target({"kind": "cuda", "arch": arch, "host": HOST}))
+    return tvm.target.Target(
+        BACKENDS["cuda"].complete_target({"kind": "cuda", "arch": arch, "host": HOST})
+    )
 
 
 def schedule_products(

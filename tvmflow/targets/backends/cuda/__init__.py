@@ -3,152 +3,136 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tvmflow.core.types import Json
-from tvmflow.targets.backends import base
+from tvmflow.targets.backends.base import Backend, find_host_problem
 from tvmflow.targets.backends.cuda import gpu, nvrtc
 from tvmflow.targets.host import Host
 from tvmflow.targets.tvm_target import TvmTarget, gpu_arch
 
-KIND: Final = "cuda"
-DEVICE: Final = "cuda"
-# kDLCUDA in dlpack.h
-DLPACK_DEVICE_TYPE: Final = 2
-RUNS_ON_HOST_CPU: Final = False
-IS_BESIDE_HOST: Final = False
-HAS_INT64: Final = True
-EXECUTOR: Final = "cuda.c"
-TOOLS: tuple[str, ...] = nvrtc.PACKAGES
-PYTHON_REQUIREMENTS: Final = (gpu.RUNTIME_PACKAGE,)
-ENVIRONMENT_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-# TVM would otherwise take its rules for tensor cores, which are for float16 alone.
-SEARCH_RULES: Final = "cuda"
-
-# What GPUs have, and what a search must know.
-_LIMITS: Final[Mapping[str, Json]] = {
-    "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152,
-    "registers_per_block": 65536,
-}
 # The boards of 2015 and 2017, whose blocks have half as many registers.
 _SMALL_ARCHS: Final = ("sm_53", "sm_62")
 _SMALL_LIMITS: Final[Mapping[str, Json]] = {"registers_per_block": 32768}
 
-slow_float16_reason = base.no_slow_float16_reason
-no_float16_reason = base.no_float16_reason_of_gpus
 
+class CudaBackend(Backend):
+    """NVIDIA GPUs, with TVM's runtime for CUDA 13 or a runtime of a library's own."""
 
-def target_problem(tvm: TvmTarget) -> str:
-    """Return whether the GPU's architecture or its host is missing."""
-    if not gpu.is_arch(gpu_arch(tvm)):
-        return "needs the GPU's architecture, such as `arch: sm_90`"
-    return base.find_host_problem(tvm)
+    KIND = "cuda"
+    DEVICE = "cuda"
+    # kDLCUDA in dlpack.h
+    DLPACK_DEVICE_TYPE = 2
+    EXECUTOR = "cuda.c"
+    TOOLS = nvrtc.PACKAGES
+    PYTHON_REQUIREMENTS = (gpu.RUNTIME_PACKAGE,)
+    ENVIRONMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    # TVM would otherwise take its rules for tensor cores, which are for float16 alone.
+    SEARCH_RULES = "cuda"
+    # What GPUs have, and what a search must know.
+    LIMITS: ClassVar[Mapping[str, Json]] = {
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "registers_per_block": 65536,
+    }
 
+    def target_problem(self, tvm: TvmTarget) -> str:
+        """Return whether the GPU's architecture or its host is missing."""
+        if not gpu.is_arch(gpu_arch(tvm)):
+            return "needs the GPU's architecture, such as `arch: sm_90`"
+        return find_host_problem(tvm)
 
-def complete_target(tvm: TvmTarget) -> dict[str, Json]:
-    """Return the target with the limits of a thread block."""
-    limits = {**_LIMITS, **(_SMALL_LIMITS if gpu_arch(tvm) in _SMALL_ARCHS else {})}
-    return {**limits, **tvm}
+    def complete_target(self, tvm: TvmTarget) -> dict[str, Json]:
+        """Return the target with the limits of a thread block."""
+        limits = {**self.LIMITS, **(_SMALL_LIMITS if gpu_arch(tvm) in _SMALL_ARCHS else {})}
+        return {**limits, **tvm}
 
+    def device(self, tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
+        """Return a GPU: this machine's, where it runs the code."""
+        card = gpu.detect_gpu().gpu if runs_here else None
+        return {"kind": self.DEVICE, "class": card.name} if card else {"kind": self.DEVICE}
 
-def device(tvm: TvmTarget, host: Host, *, runs_here: bool) -> dict[str, str]:
-    """Return a GPU: this machine's, where it runs the code."""
-    card = gpu.detect_gpu().gpu if runs_here else None
-    return {"kind": DEVICE, "class": card.name} if card else {"kind": DEVICE}
+    def has_device(self) -> bool:
+        """Return whether this machine has a GPU that its driver can start."""
+        return gpu.detect_gpu().gpu is not None
 
+    def unbuildable_reason(self, tvm: TvmTarget) -> str:
+        """Return that the compilers for NVIDIA GPUs are not installed, or that none knows the GPU."""
+        arch = gpu_arch(tvm)
+        if gpu.is_unknown_to_ptx(arch):
+            return f"no compiler for {arch} is left; the oldest GPUs are {gpu.OLDEST_ARCH}"
+        is_installed = (
+            gpu.has_libdevice() if gpu.is_unknown_to_nvrtc(arch) else nvrtc.is_installed()
+        )
+        return "" if is_installed else f"CUDA's compiler is not installed: {gpu.INSTALL}"
 
-def has_device() -> bool:
-    """Return whether this machine has a GPU that its driver can start."""
-    return gpu.detect_gpu().gpu is not None
+    def unrunnable_reason(self, tvm: TvmTarget, *, in_this_process: bool) -> str:
+        """Return why this machine's GPU, if it has one, does not run the code."""
+        detection = gpu.start_gpu() if in_this_process else gpu.detect_gpu()
+        return gpu.unrunnable_reason(gpu_arch(tvm), detection)
 
+    def no_bfloat16_reason(self, tvm: TvmTarget, features: Iterable[str]) -> str:
+        """Return that there are no kernels of bfloat16 for GPUs."""
+        return "kernels for GPUs compute with float16 (precision: mixed)"
 
-def unbuildable_reason(tvm: TvmTarget) -> str:
-    """Return that the compilers for NVIDIA GPUs are not installed, or that none knows the GPU."""
-    arch = gpu_arch(tvm)
-    if gpu.is_unknown_to_ptx(arch):
-        return f"no compiler for {arch} is left; the oldest GPUs are {gpu.OLDEST_ARCH}"
-    is_installed = gpu.has_libdevice() if gpu.is_unknown_to_nvrtc(arch) else nvrtc.is_installed()
-    return "" if is_installed else f"CUDA's compiler is not installed: {gpu.INSTALL}"
+    def remote_device_mismatch(self, tvm: TvmTarget, device: Any) -> str:
+        """Return which GPU the device has, where it does not run the target's code."""
+        if not device.exist:
+            return "no NVIDIA GPU that its TVM runtime can use"
+        remote_arch = f"sm_{str(device.compute_version).replace('.', '')}"
+        return "" if gpu.runs_code_for(gpu_arch(tvm), remote_arch) else remote_arch
 
+    def tensor_intrinsics(self, tvm: TvmTarget) -> tuple[str, ...]:
+        """Return the module with the intrinsics of tensor cores."""
+        return ("cuda",)
 
-def unrunnable_reason(tvm: TvmTarget, *, in_this_process: bool) -> str:
-    """Return why this machine's GPU, if it has one, does not run the code."""
-    detection = gpu.start_gpu() if in_this_process else gpu.detect_gpu()
-    return gpu.unrunnable_reason(gpu_arch(tvm), detection)
+    def no_tvm_runtime_reason(self, tvm: TvmTarget) -> str:
+        """Return that CUDA 13, which TVM's runtime works with, does not know the GPU."""
+        arch = gpu_arch(tvm)
+        if not gpu.is_unknown_to_nvrtc(arch):
+            return ""
+        return f"TVM's runtime works with CUDA 13, which does not know {arch}"
 
+    def lowering_target(self, target: Any) -> Any:
+        """Return the target, or that of LLVM's PTX for a GPU that CUDA 13 does not know."""
+        from tvmflow.targets.backends.cuda import device_code
 
-def no_bfloat16_reason(tvm: TvmTarget, features: Iterable[str]) -> str:
-    """Return that there are no kernels of bfloat16 for GPUs."""
-    return "kernels for GPUs compute with float16 (precision: mixed)"
+        return device_code.lowering_target(target)
 
+    def generate_device_code(self, mod: Any, target: Any) -> bytes:
+        """Return machine code and PTX, of which a driver takes what fits its GPU."""
+        from tvmflow.targets.backends.cuda import device_code
 
-def remote_device_mismatch(tvm: TvmTarget, device: Any) -> str:
-    """Return which GPU the device has, where it does not run the target's code."""
-    if not device.exist:
-        return "no NVIDIA GPU that its TVM runtime can use"
-    remote_arch = f"sm_{str(device.compute_version).replace('.', '')}"
-    return "" if gpu.runs_code_for(gpu_arch(tvm), remote_arch) else remote_arch
+        return device_code.generate_device_code(mod, target)
 
-
-def tensor_intrinsics(tvm: TvmTarget) -> tuple[str, ...]:
-    """Return the module with the intrinsics of tensor cores."""
-    return ("cuda",)
-
-
-def no_tvm_runtime_reason(tvm: TvmTarget) -> str:
-    """Return that CUDA 13, which TVM's runtime works with, does not know the GPU."""
-    arch = gpu_arch(tvm)
-    if not gpu.is_unknown_to_nvrtc(arch):
-        return ""
-    return f"TVM's runtime works with CUDA 13, which does not know {arch}"
-
-
-def lowering_target(target: Any) -> Any:
-    """Return the target, or that of LLVM's PTX for a GPU that CUDA 13 does not know."""
-    from tvmflow.targets.backends.cuda import device_code
-
-    return device_code.lowering_target(target)
-
-
-def generate_device_code(mod: Any, target: Any) -> bytes:
-    """Return machine code and PTX, of which a driver takes what fits its GPU."""
-    from tvmflow.targets.backends.cuda import device_code
-
-    return device_code.generate_device_code(mod, target)
-
-
-def load_runtime() -> None:
-    """Load CUDA's runtime library, and TVM's runtime for it."""
-    gpu.load_runtime()
-
-
-def load_compiler(*, runs: bool) -> None:
-    """Have TVM call NVRTC; where kernels do not run in this process, without the driver."""
-    # its process is started by other modules; programs that only load a library do without it
-    from tvmflow.targets.backends.cuda import build_process
-
-    if runs:
+    def load_runtime(self) -> None:
+        """Load CUDA's runtime library, and TVM's runtime for it."""
         gpu.load_runtime()
-        nvrtc.register_compiler(nvrtc.find_toolkit(), [])
-    else:
-        build_process.load_without_driver([])
 
+    def load_compiler(self, *, runs: bool) -> None:
+        """Have TVM call NVRTC; where kernels do not run in this process, without the driver."""
+        # its process is started by other modules; programs that only load a library do without it
+        from tvmflow.targets.backends.cuda import build_process
 
-def call_builder(function: Callable[..., Json], *arguments: Json) -> Json:
-    """Call the function in a process that can compile for CUDA without a GPU."""
-    from tvmflow.targets.backends.cuda import build_process
+        if runs:
+            gpu.load_runtime()
+            nvrtc.register_compiler(nvrtc.find_toolkit(), [])
+        else:
+            build_process.load_without_driver([])
 
-    return build_process.call(function, *arguments)
+    def call_builder(self, function: Callable[..., Json], *arguments: Json) -> Json:
+        """Call the function in a process that can compile for CUDA without a GPU."""
+        from tvmflow.targets.backends.cuda import build_process
 
+        return build_process.call(function, *arguments)
 
-def place_arguments(arguments: Sequence[Any]) -> list[Any]:
-    """Return copies in the GPU's memory.
+    def place_arguments(self, arguments: Sequence[Any]) -> list[Any]:
+        """Return copies in the GPU's memory.
 
-    Whatever is wrong with the GPU is raised here, before a kernel runs.
-    """
-    import tvm
+        Whatever is wrong with the GPU is raised here, before a kernel runs.
+        """
+        import tvm
 
-    copies = [argument.copyto(tvm.cuda()) for argument in arguments]
-    tvm.cuda().sync()
-    return copies
+        copies = [argument.copyto(tvm.cuda()) for argument in arguments]
+        tvm.cuda().sync()
+        return copies
