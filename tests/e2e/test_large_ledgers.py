@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import Count
 from tests.support.project import Project
 from tests.support.trials import DEVICE, TARGET, trial
-from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.trials import to_line
 
 pytestmark = pytest.mark.faults
 
@@ -75,7 +75,7 @@ def test_a_ledger_of_very_many_lines(path: Path, project: Project, count: Count)
     with path.open("wb") as stream:
         for number in range(LINES):
             record = trial(number, seconds=1e-3 + number * 1e-9, when=when(number))
-            stream.write(canonical(record.to_json()) + b"\n")
+            stream.write(to_line(record))
             if number == LINES // 2:
                 stream.write(b'{"failure":null,"host":{"mod\n')
     cost = measure(path)
@@ -94,7 +94,7 @@ def test_a_ledger_of_very_many_lines(path: Path, project: Project, count: Count)
 
 def test_a_ledger_of_very_many_damaged_lines(path: Path, count: Count) -> None:
     """They are quarantined together: one at a time, with the disk to wait for, would take hours."""
-    good = [canonical(trial(number).to_json()) + b"\n" for number in (1, 2)]
+    good = [to_line(trial(number)) for number in (1, 2)]
     torn = b"".join(b'{"torn %d\n' % number for number in range(LINES))
     path.write_bytes(good[0] + torn + good[1])
     cost = measure(path)

@@ -572,14 +572,18 @@ def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
 
 def workload_to_json(workload: ledger_folders.WorkloadTrials) -> dict[str, Json]:
     """Return a workload with its trials."""
+    from tvmflow.tuning.trials import record_to_json
+
     return {
         **workload._asdict(),
         "description": workload.description.to_json(),
         "trials": [_trial_to_json(trial) for trial in workload.trials],
-        "bans": {trial: ban.to_json() for trial, ban in workload.bans.items()},
+        "bans": {trial: record_to_json(ban) for trial, ban in workload.bans.items()},
     }
 
 
 def _trial_to_json(trial: Trial) -> dict[str, Json]:
+    from tvmflow.tuning.trials import record_to_json
+
     seconds = trial.seconds if trial.run_secs else None
-    return {**trial.to_json(), "seconds": seconds, "spread": trial.spread}
+    return {**record_to_json(trial), "seconds": seconds, "spread": trial.spread}

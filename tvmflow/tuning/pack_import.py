@@ -43,6 +43,7 @@ from tvmflow.tuning.trials import (
     parse_line,
     read_object,
     sort_by_record,
+    to_line,
 )
 from tvmflow.tuning.workload_ledger import WorkloadRecords, same_trials
 
@@ -419,7 +420,7 @@ def _write_workload(
     line |= {"kernel": kernel} if kernel and len(kernel) <= MAX_KERNEL_BYTES else {}
     body.write(canonical(line) + b"\n")
     for record in (*trials, *records.notes()):
-        body.write(canonical(record.to_json()) + b"\n")
+        body.write(to_line(record))
 
 
 def _content_digest(header: Mapping[str, Json], body: IO[bytes]) -> str:

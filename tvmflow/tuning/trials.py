@@ -6,7 +6,7 @@ wrote must stay readable, and what a later one wrote is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from statistics import median
 from typing import Annotated, Final, NamedTuple
@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field, StrictStr, TypeAdapter, ValidationEr
 
 from tvmflow.compiler.choices import choice_text, find_problem
 from tvmflow.core import documents
-from tvmflow.core.canonical_json import digest_of
-from tvmflow.core.codec import without_empty
+from tvmflow.core.canonical_json import canonical, digest_of
+from tvmflow.core.codec import to_json
 from tvmflow.core.types import Json
 from tvmflow.tuning import traces
 
@@ -128,15 +128,6 @@ class Trial(NamedTuple):
         """The range of the repeats relative to their median; 0 for a single repeat."""
         return (max(self.run_secs) - min(self.run_secs)) / self.seconds if self.run_secs else 0.0
 
-    def to_json(self) -> Json:
-        """Return the record as it is written."""
-        record = {
-            "v": SIZES_VERSION if self.size_secs else RECORD_VERSION,
-            **self._asdict(),
-            "failure": self.failure._asdict() if self.failure else None,
-        }
-        return record if self.size_secs else without_empty(record, ("size_secs",))
-
 
 class ExhaustedMark(NamedTuple):
     """A note that `search` found no further candidate when the ledger had this many `trials`."""
@@ -144,10 +135,6 @@ class ExhaustedMark(NamedTuple):
     search: StrictStr
     trials: _Count
     when: _When
-
-    def to_json(self) -> Json:
-        """Return the mark as it is written."""
-        return {"v": RECORD_VERSION, "exhausted": self.search, **_fields_after_first(self)}
 
 
 class Baseline(NamedTuple):
@@ -164,14 +151,6 @@ class Baseline(NamedTuple):
     seconds: _Seconds
     when: _When
     least_s: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 0.0
-
-    def to_json(self) -> Json:
-        """Return the baseline as it is written."""
-        record = {"v": MAX_RECORD_VERSION, "baseline": self.schedules, **_fields_after_first(self)}
-        # A version that does not know the roofline can use the rest.
-        if not record.pop("least_s"):
-            return {**record, "v": NOTE_VERSION}
-        return {**record, "least_s": self.least_s}
 
 
 class FinalistsRecord(NamedTuple):
@@ -194,12 +173,6 @@ class FinalistsRecord(NamedTuple):
     when: _When
     sizes: tuple[tuple[tuple[_Seconds, ...], ...], ...] = ()
 
-    def to_json(self) -> Json:
-        """Return the record as it is written."""
-        version = SIZES_VERSION if self.sizes else NOTE_VERSION
-        record = {"v": version, "finalists": self.request, **_fields_after_first(self)}
-        return without_empty(record, ("sizes",))
-
 
 class LibraryRecord(NamedTuple):
     """The comparison of a whole tuned library with the untuned one, measured in turns.
@@ -220,12 +193,6 @@ class LibraryRecord(NamedTuple):
     when: _When
     sizes: tuple[tuple[tuple[_Seconds, ...], ...], ...] = ()
 
-    def to_json(self) -> Json:
-        """Return the record as it is written."""
-        version = SIZES_VERSION if self.sizes else MAX_RECORD_VERSION
-        record = {"v": version, "library": self.request, **_fields_after_first(self)}
-        return without_empty(record, ("sizes",))
-
 
 class Ban(NamedTuple):
     """A note that the kernel of a trial computes wrong numbers: its schedule is never chosen.
@@ -240,10 +207,6 @@ class Ban(NamedTuple):
     reason: StrictStr
     when: _When
 
-    def to_json(self) -> Json:
-        """Return the ban as it is written."""
-        return {"v": BAN_VERSION, "ban": self.trial, **_fields_after_first(self)}
-
 
 class SearchTime(NamedTuple):
     """The time that all searches together have spent on the workload.
@@ -257,10 +220,6 @@ class SearchTime(NamedTuple):
     seconds: _Seconds
     trials: _Count
     when: _When
-
-    def to_json(self) -> Json:
-        """Return the record as it is written."""
-        return {"v": SEARCH_VERSION, "spent": self.seconds, **_fields_after_first(self)}
 
 
 class SearchEnd(NamedTuple):
@@ -286,10 +245,6 @@ class SearchEnd(NamedTuple):
     def budget(self) -> tuple[float, int]:
         """The limits as a key that sorts a larger budget behind a smaller one."""
         return (float("inf") if self.minutes is None else self.minutes), self.limit
-
-    def to_json(self) -> Json:
-        """Return the note as it is written."""
-        return {"v": SEARCH_VERSION, "ended": self.search, **_fields_after_first(self)}
 
 
 class ChoiceTimes(NamedTuple):
@@ -321,20 +276,12 @@ class ChoiceTimes(NamedTuple):
         """The time relative to that by rule, of the shortest of each, which no other process disturbed."""
         return min(self.seconds) / min(self.rule_seconds)
 
-    def to_json(self) -> Json:
-        """Return the record as it is written."""
-        return {"v": CHOICE_VERSION, "choice": self.choice, **_fields_after_first(self)}
-
 
 class FileHeader(NamedTuple):
     """The workload and target that a file is about; a copy under another name is not that one's file."""
 
     workload: StrictStr
     target: StrictStr
-
-    def to_json(self) -> Json:
-        """Return the header as it is written."""
-        return {"v": NOTE_VERSION, "header": self.workload, **_fields_after_first(self)}
 
 
 Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd | ChoiceTimes
@@ -343,23 +290,55 @@ Note = Baseline | FinalistsRecord | LibraryRecord | Ban | SearchTime | SearchEnd
 Record = Trial | ExhaustedMark | Note | FileHeader
 """What a line of a ledger file holds."""
 
-_TRIAL: Final = TypeAdapter(Trial)
-# A record is of the kind whose field it has; its first field has that name in a line.
-_KINDS: Final = {
-    "exhausted": ("search", TypeAdapter[Record](ExhaustedMark)),
-    "baseline": ("schedules", TypeAdapter[Record](Baseline)),
-    "finalists": ("request", TypeAdapter[Record](FinalistsRecord)),
-    "library": ("request", TypeAdapter[Record](LibraryRecord)),
-    "ban": ("trial", TypeAdapter[Record](Ban)),
-    "spent": ("seconds", TypeAdapter[Record](SearchTime)),
-    "ended": ("search", TypeAdapter[Record](SearchEnd)),
-    "choice": ("choice", TypeAdapter[Record](ChoiceTimes)),
-    "header": ("workload", TypeAdapter[Record](FileHeader)),
+
+class _Kind(NamedTuple):
+    """A kind of record, as lines have it.
+
+    Attributes:
+        name: What its first field is called in a line, by which the kind is known.
+        version: The version of its lines.
+        optional: A field that is left out where it is empty.
+        later: The version of lines with that field.
+    """
+
+    name: str
+    version: int
+    optional: str = ""
+    later: int = 0
+
+
+# What every trial has is an id, so that it comes last.
+_KINDS: Final[Mapping[type[Record], _Kind]] = {
+    ExhaustedMark: _Kind("exhausted", RECORD_VERSION),
+    # A version that does not know the roofline can use the rest.
+    Baseline: _Kind("baseline", NOTE_VERSION, "least_s", MAX_RECORD_VERSION),
+    FinalistsRecord: _Kind("finalists", NOTE_VERSION, "sizes", SIZES_VERSION),
+    LibraryRecord: _Kind("library", MAX_RECORD_VERSION, "sizes", SIZES_VERSION),
+    Ban: _Kind("ban", BAN_VERSION),
+    SearchTime: _Kind("spent", SEARCH_VERSION),
+    SearchEnd: _Kind("ended", SEARCH_VERSION),
+    ChoiceTimes: _Kind("choice", CHOICE_VERSION),
+    FileHeader: _Kind("header", NOTE_VERSION),
+    Trial: _Kind("id", RECORD_VERSION, "size_secs", SIZES_VERSION),
+}
+_ADAPTERS: Final[Mapping[type[Record], TypeAdapter[Record]]] = {
+    kind: TypeAdapter[Record](kind) for kind in _KINDS
 }
 
 
-def _fields_after_first(record: ExhaustedMark | Note | FileHeader) -> dict[str, Json]:
-    return dict(list(record._asdict().items())[1:])
+def record_to_json(record: Record) -> dict[str, Json]:
+    """Return a record as it is written."""
+    kind, fields = _KINDS[type(record)], to_json(record)
+    if not fields.get(kind.optional):
+        fields = {name: value for name, value in fields.items() if name != kind.optional}
+    version = kind.later if kind.optional in fields else kind.version
+    _, *others = fields.items()
+    return {"v": version, kind.name: fields[record._fields[0]], **dict(others)}
+
+
+def to_line(record: Record) -> bytes:
+    """Return a record as a line of a file."""
+    return canonical(record_to_json(record)) + b"\n"
 
 
 def parse_line(line: bytes) -> Record | None:
@@ -377,15 +356,14 @@ def parse_line(line: bytes) -> Record | None:
     if version > CHOICE_VERSION:
         return None
     try:
-        for name, (first_field, kind) in _KINDS.items():
-            if name in record:
-                record[first_field] = record.pop(name)
-                parsed = kind.validate_python(record)
-                _check_sizes(parsed)
-                return parsed
-        return _parse_trial(record)
+        kind = next((kind for kind, entry in _KINDS.items() if entry.name in record), Trial)
+        if kind is not Trial:
+            record[kind._fields[0]] = record.pop(_KINDS[kind].name)
+        parsed = _ADAPTERS[kind].validate_python(record)
     except ValidationError as error:
         raise ValueError(_describe(error)) from error
+    _check(parsed)
+    return parsed
 
 
 def read_object(line: bytes) -> dict[str, Json]:
@@ -405,8 +383,11 @@ def read_object(line: bytes) -> dict[str, Json]:
     return value
 
 
-def _check_sizes(record: Record) -> None:
-    """Raise ValueError when times of several subjects are not those of as many turns."""
+def _check(record: Record) -> None:
+    """Raise ValueError for a wrong trial, or for times of other numbers of turns."""
+    if isinstance(record, Trial):
+        _check_trial(record)
+        return
     if isinstance(record, ChoiceTimes):
         if not record.seconds or len(record.seconds) != len(record.rule_seconds):
             raise ValueError("the field 'seconds' has another number of times than there are turns")
@@ -428,8 +409,7 @@ def _check_sizes(record: Record) -> None:
         raise ValueError("the field 'sizes' has other numbers of times than there are turns")
 
 
-def _parse_trial(record: dict[str, Json]) -> Trial:
-    trial = _TRIAL.validate_python(record)
+def _check_trial(trial: Trial) -> None:
     if bool(trial.run_secs) == bool(trial.failure):
         raise ValueError("a trial has either times or a failure")
     if any(len(seconds) != len(trial.run_secs) for seconds in trial.size_secs):
@@ -440,7 +420,6 @@ def _parse_trial(record: dict[str, Json]) -> Trial:
         raise ValueError(problem)
     if trial.id != trial_id(trial.trace):
         raise ValueError("the trace does not have the digest that the record gives")
-    return trial
 
 
 def _describe(error: ValidationError) -> str:

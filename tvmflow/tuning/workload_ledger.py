@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvmflow.core import file_locks
 from tvmflow.core.canonical_json import canonical
@@ -40,6 +40,7 @@ from tvmflow.tuning.trials import (
     sort_by_record,
     sort_by_time,
     timestamp,
+    to_line,
 )
 
 
@@ -53,7 +54,6 @@ class WorkloadRecords:
         libraries: The same of comparisons of libraries.
         bans: The bans of trials, by their ids.
         choices: The times of choices for an operator, by their keys.
-        search_time: The time that searches have spent; None where none has noted it.
         search_ends: The searches that ended, each under the largest budget, by their names.
     """
 
@@ -64,8 +64,18 @@ class WorkloadRecords:
         self.libraries: dict[str, LibraryRecord] = {}
         self.bans: dict[str, Ban] = {}
         self.choices: dict[str, ChoiceTimes] = {}
-        self.search_time: SearchTime | None = None
         self.search_ends: dict[str, SearchEnd] = {}
+        # of each kind, in the order of `notes`, the records by what they are about
+        self._kept: dict[type[Record], dict[Any, Any]] = {
+            Trial: self.trials,
+            Baseline: self.baselines,
+            FinalistsRecord: self.finalists,
+            LibraryRecord: self.libraries,
+            Ban: self.bans,
+            ChoiceTimes: self.choices,
+            SearchTime: {},
+            SearchEnd: self.search_ends,
+        }
         self._exhausted: dict[str, int] = {}
         self._last_when = ""
 
@@ -83,45 +93,14 @@ class WorkloadRecords:
         if isinstance(record, ExhaustedMark):
             self._exhausted[record.search] = record.trials
         elif record is not None and not isinstance(record, FileHeader) and self.is_news(record):
-            if isinstance(record, Trial):
-                self.trials[record.id] = record
-            elif isinstance(record, Baseline):
-                self.baselines[record.schedules] = record
-            elif isinstance(record, FinalistsRecord):
-                self.finalists[record.request] = record
-            elif isinstance(record, Ban):
-                self.bans[record.trial] = record
-            elif isinstance(record, ChoiceTimes):
-                self.choices[record.key] = record
-            elif isinstance(record, SearchTime):
-                self.search_time = record
-            elif isinstance(record, SearchEnd):
-                self.search_ends[record.search] = record
-            else:
-                self.libraries[record.request] = record
+            self._kept[type(record)][_subject_of(record)] = record
 
     def is_news(self, record: Trial | Note) -> bool:
         """Return whether a record is about something unknown, or counts more than the known one.
 
         Of two the earlier one counts, but of two notes of searches that of the longer one.
         """
-        known: Trial | Note | None
-        if isinstance(record, Trial):
-            known = self.trials.get(record.id)
-        elif isinstance(record, Baseline):
-            known = self.baselines.get(record.schedules)
-        elif isinstance(record, FinalistsRecord):
-            known = self.finalists.get(record.request)
-        elif isinstance(record, Ban):
-            known = self.bans.get(record.trial)
-        elif isinstance(record, ChoiceTimes):
-            known = self.choices.get(record.key)
-        elif isinstance(record, SearchTime):
-            known = self.search_time
-        elif isinstance(record, SearchEnd):
-            known = self.search_ends.get(record.search)
-        else:
-            known = self.libraries.get(record.request)
+        known = self._kept[type(record)].get(_subject_of(record))
         return known is None or _precedence(record) < _precedence(known)
 
     def keep_earlier_baseline(self, path: Path) -> None:
@@ -151,15 +130,13 @@ class WorkloadRecords:
 
     def notes(self) -> list[Note]:
         """Return the records of other kinds in an order that depends on the content alone."""
-        return [
-            *(self.baselines[version] for version in sorted(self.baselines)),
-            *(self.finalists[request] for request in sorted(self.finalists)),
-            *(self.libraries[request] for request in sorted(self.libraries)),
-            *(self.bans[trial] for trial in sorted(self.bans)),
-            *(self.choices[key] for key in sorted(self.choices)),
-            *([self.search_time] if self.search_time else []),
-            *(self.search_ends[search] for search in sorted(self.search_ends)),
-        ]
+        notes = (records for kind, records in self._kept.items() if kind is not Trial)
+        return [records[subject] for records in notes for subject in sorted(records)]
+
+    @property
+    def search_time(self) -> SearchTime | None:
+        """The time that searches have spent; None where none has noted it."""
+        return next(iter(self._kept[SearchTime].values()), None)
 
     def is_exhausted(self, search: str) -> bool:
         """Return whether `search` came to its end and no trial was added since."""
@@ -201,6 +178,13 @@ def describe_copy(path: Path, header: FileHeader) -> str:
     )
 
 
+def _subject_of(record: Trial | Note) -> object:
+    """Return what a record is about: of two about the same, one counts."""
+    if isinstance(record, SearchTime):
+        return None
+    return record.key if isinstance(record, ChoiceTimes) else record[0]
+
+
 def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
     """Return what sorts the longer search first, then the earlier record, and equal ones always alike."""
     length: tuple[float, ...] = ()
@@ -209,7 +193,7 @@ def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
     elif isinstance(record, SearchEnd):
         minutes, limit = record.budget
         length = (-minutes, -limit, -record.share)
-    return length, record.when, canonical(record.to_json())
+    return length, record.when, to_line(record)
 
 
 def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:
@@ -404,7 +388,7 @@ class WorkloadLedger(WorkloadRecords):
     def _write(self, descriptor: int, records: Iterable[Record]) -> None:
         """Append records to the locked file, sync and read it; undo it when the disk is full."""
         headers = [] if self._has_header else [header_of(self.path)]
-        lines = b"".join(canonical(record.to_json()) + b"\n" for record in (*headers, *records))
+        lines = b"".join(map(to_line, (*headers, *records)))
         end = os.fstat(descriptor).st_size
         try:
             if os.pwrite(descriptor, lines, end) != len(lines):

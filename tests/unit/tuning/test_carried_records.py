@@ -24,7 +24,15 @@ from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import merge_ledger
-from tvmflow.tuning.trials import Ban, Baseline, FinalistsRecord, LibraryRecord, Note, Trial
+from tvmflow.tuning.trials import (
+    Ban,
+    Baseline,
+    FinalistsRecord,
+    LibraryRecord,
+    Note,
+    Trial,
+    to_line,
+)
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
@@ -201,7 +209,7 @@ def test_a_pack_of_version_1_is_read(tmp_path: Path) -> None:
     target = {"about": about, "workloads": 1, "trials": 1, "failed": 0}
     header = {"format": "tvmflow records", "version": 1, "targets": {key: target}, "trials": 1}
     body = canonical({"about": {}, "target": key, "workload": KEY}) + b"\n"
-    body += canonical(trial(1).to_json()) + b"\n"
+    body += to_line(trial(1))
     digest = hashlib.sha256(canonical(header) + b"\n" + body).hexdigest()
     pack = tmp_path / "x.jsonl"
     pack.write_bytes(canonical({**header, "digest": digest}) + b"\n" + body)

@@ -32,6 +32,7 @@ from tvmflow.tuning.measured_operators import (
     measured_operator,
     read_operators,
 )
+from tvmflow.tuning.trials import record_to_json
 
 KIND = DeviceClass("any", LANES, has_few_registers=False)
 
@@ -192,7 +193,7 @@ def test_a_ledger_may_hold_anything(ledger: Ledger, tmp_path: Path) -> None:
     """Damaged lines, other workloads and descriptions of other operators are left out."""
     write_operators(ledger, SMALL[:2])
     text = convolution_text(*SMALL[0])
-    wrong = json.dumps({**choice_times(4, 1.0, 2.0).to_json(), "seconds": [-1.0]})
+    wrong = json.dumps({**record_to_json(choice_times(4, 1.0, 2.0)), "seconds": [-1.0]})
     path = ledger.workload(choice_key(text)).path
     path.write_text(path.read_text() + wrong + "\nnonsense\n")
     stranger = choice_key("stranger")

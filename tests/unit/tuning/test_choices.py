@@ -25,7 +25,7 @@ from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.choose import ChooseFacts
 from tvmflow.tuning import choice_trials
 from tvmflow.tuning.ledger import Ledger
-from tvmflow.tuning.trials import ChoiceTimes, parse_line
+from tvmflow.tuning.trials import ChoiceTimes, parse_line, record_to_json
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 OPERATOR = "conv 1×16×8×8 by 16×16×3×3"
@@ -68,13 +68,13 @@ def test_a_ledger_keeps_the_times_of_choices(records: WorkloadLedger) -> None:
 )
 def test_what_tvmflow_does_not_choose_is_refused(choice: Any) -> None:
     """A ledger may come from anybody: such a line is quarantined."""
-    line = canonical({**times(4, 1e-3).to_json(), "choice": choice})
+    line = canonical({**record_to_json(times(4, 1e-3)), "choice": choice})
     with pytest.raises(ValueError, match="choice"):
         parse_line(line)
 
 
 def test_times_of_other_numbers_of_turns_are_refused() -> None:
-    line = canonical({**times(4, 1e-3).to_json(), "seconds": [1e-3, 1e-3]})
+    line = canonical({**record_to_json(times(4, 1e-3)), "seconds": [1e-3, 1e-3]})
     with pytest.raises(ValueError, match="another number of times"):
         parse_line(line)
 

@@ -25,7 +25,7 @@ from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import ImportResult
-from tvmflow.tuning.trials import Baseline, Failure, FinalistsRecord, trial_id
+from tvmflow.tuning.trials import Baseline, Failure, FinalistsRecord, record_to_json, trial_id
 
 HERE = MachineClass("0", DEVICE)
 KEYS = [hashlib.sha256(name).hexdigest() for name in (b"one", b"two")]
@@ -236,7 +236,7 @@ def test_one_invalid_record_is_refused_alone(
     tmp_path: Path, record: dict[str, Any], reason: str
 ) -> None:
     """All others are taken."""
-    value = {**trial(7).to_json(), **record}
+    value = {**record_to_json(trial(7)), **record}
     line = json.dumps(
         {**value, "id": trial_id(value["trace"])}, sort_keys=True, separators=(",", ":")
     )

@@ -25,7 +25,7 @@ from tvmflow.tuning.finalists import (
     read_or_measure,
 )
 from tvmflow.tuning.measure import Timing, build
-from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line
+from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line, record_to_json
 from tvmflow.tuning.untuned_comparison import LibraryTimes
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import Workload, extract_workloads, family_key, shapes_text
@@ -132,12 +132,12 @@ def test_what_was_gained_at_each_size_and_what_was_wrong_is_told() -> None:
 def test_a_trial_keeps_the_times_of_each_size() -> None:
     """An earlier tvmflow leaves the record alone; one without sizes has not changed."""
     opened = trial(1)._replace(run_secs=(2.0, 4.0), size_secs=((1.0, 2.0), (4.0, 8.0)))
-    assert parse_line(canonical(opened.to_json())) == opened
-    assert (opened.to_json()["v"], trial(1).to_json()["v"]) == (6, 1)
-    assert "size_secs" not in trial(1).to_json()
+    assert parse_line(canonical(record_to_json(opened))) == opened
+    assert (record_to_json(opened)["v"], record_to_json(trial(1))["v"]) == (6, 1)
+    assert "size_secs" not in record_to_json(trial(1))
     odd = opened._replace(size_secs=((1.0,), (4.0, 8.0)))
     with pytest.raises(ValueError, match="repeats at some sizes"):
-        parse_line(canonical(odd.to_json()))
+        parse_line(canonical(record_to_json(odd)))
 
 
 def test_records_of_comparisons_have_as_many_times_at_each_size_as_turns() -> None:
@@ -149,11 +149,11 @@ def test_records_of_comparisons_have_as_many_times_at_each_size_as_turns() -> No
     both = ((times, times), (times, times))
     for record, sizes in ((finalists, rows), (libraries, both)):
         opened = record._replace(sizes=sizes)
-        assert parse_line(canonical(opened.to_json())) == opened
-        assert (opened.to_json()["v"], "sizes" in record.to_json()) == (6, False)
+        assert parse_line(canonical(record_to_json(opened))) == opened
+        assert (record_to_json(opened)["v"], "sizes" in record_to_json(record)) == (6, False)
         for odd in (sizes[:1], (((1.0, 1.0, 1.0),), *sizes[1:])):
             with pytest.raises(ValueError, match="sizes"):
-                parse_line(canonical(record._replace(sizes=odd).to_json()))
+                parse_line(canonical(record_to_json(record._replace(sizes=odd))))
 
 
 def test_a_schedule_that_is_slower_at_one_size_is_not_kept() -> None:

@@ -32,7 +32,7 @@ from tvmflow.tuning.ledger_folders import (
 )
 from tvmflow.tuning.pack_import import export_pack, import_pack
 from tvmflow.tuning.trial_import import merge_ledger
-from tvmflow.tuning.trials import Failure, Trial, trial_id
+from tvmflow.tuning.trials import Failure, Trial, record_to_json, to_line, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
@@ -115,8 +115,8 @@ def test_lines_in_another_layout_are_counted_as_they_are_parsed(root: Path) -> N
     path = folder.path / f"{TWO}.jsonl"
     WorkloadLedger(path).mark_exhausted("evolutionary/0")
     with path.open("a") as stream:
-        stream.write(json.dumps(trial(5).to_json(), indent=None) + "\n")
-        stream.write(json.dumps(failed(6).to_json()) + "\n")
+        stream.write(json.dumps(record_to_json(trial(5)), indent=None) + "\n")
+        stream.write(json.dumps(record_to_json(failed(6))) + "\n")
         stream.write('     \n{"v":99,"x":1}\nnonsense\n')
     result = {entry.key: entry for entry in summarize_workloads(folder)}[TWO]
     assert (result.trials, result.failed, result.unreadable) == (4, 1, 1)
@@ -126,7 +126,7 @@ def test_the_memory_of_a_summary_does_not_grow_with_the_ledger(tmp_path: Path) -
     """Ten times the records, the same peak: they are counted a line at a time."""
     padding = [["x" * 5_000]]
     big = trial(1, trace=padding, id=trial_id(padding))
-    line = canonical(big.to_json()) + b"\n"
+    line = to_line(big)
     peaks = []
     for copies in (20, 200):
         ledger = Ledger.open(tmp_path / str(copies), TARGET, "0", DEVICE)
@@ -315,10 +315,10 @@ def test_invalid_records_are_rejected_one_by_one(root: Path, tmp_path: Path) -> 
     """The others are imported; each invalid one is counted and reported with its line and reason."""
     out, other_root = tmp_path / "x.jsonl", tmp_path / "there"
     export_pack(out, root, workloads=[ONE])
-    negative = canonical({**trial(5).to_json(), "run_secs": [-1.0]})
-    foreign = canonical(trial(6, tvm="9").to_json())
-    newer = canonical({**trial(7).to_json(), "v": 99})
-    wrong = canonical({**trial(8).to_json(), "id": trial(1).id})
+    negative = canonical({**record_to_json(trial(5)), "run_secs": [-1.0]})
+    foreign = canonical(record_to_json(trial(6, tvm="9")))
+    newer = canonical({**record_to_json(trial(7)), "v": 99})
+    wrong = canonical({**record_to_json(trial(8)), "id": trial(1).id})
     forge(out, {}, *(line + b"\n" for line in (negative, foreign, newer, wrong, b"{}", b"?")))
     outcome = import_pack(out, other_root, HERE)
     [imported] = outcome.targets
@@ -562,11 +562,11 @@ def test_damage_is_reported_with_its_line_and_repaired(root: Path) -> None:
     path.write_bytes(
         path.read_bytes()
         + b"damage\n"
-        + canonical(trial(2, seconds=1.0).to_json())
+        + canonical(record_to_json(trial(2, seconds=1.0)))
         + b"\n"
-        + canonical({**trial(8).to_json(), "id": trial(7).id})
+        + canonical({**record_to_json(trial(8)), "id": trial(7).id})
         + b"\n"
-        + canonical(trial(9, tvm="9").to_json())
+        + canonical(record_to_json(trial(9, tvm="9")))
         + b"\n"
         + b'{"torn'
     )

@@ -20,7 +20,7 @@ from tvmflow.core.types import Json
 from tvmflow.recipe.lock_file import LockedKernel
 from tvmflow.tuning import traces
 from tvmflow.tuning.measure import apply_trace
-from tvmflow.tuning.trials import parse_line, trial_id
+from tvmflow.tuning.trials import parse_line, record_to_json, trial_id
 from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 CORPUS: Final[dict[str, dict[str, Json]]] = json.loads(FILE.read_text())
@@ -156,7 +156,7 @@ def test_a_foreign_trace_in_a_ledger_is_quarantined(tmp_path: Path) -> None:
     ledger.append(trial(1))
     foreign = trial(2, trace=FOREIGN, id=trial_id(FOREIGN))
     with path.open("ab") as stream:
-        stream.write(json.dumps(foreign.to_json(), sort_keys=True).encode() + b"\n")
+        stream.write(json.dumps(record_to_json(foreign), sort_keys=True).encode() + b"\n")
     ledger = WorkloadLedger(path)
     assert list(ledger.trials) == [trial(1).id]
     assert ledger.quarantined == 1
@@ -187,7 +187,7 @@ def test_a_record_with_a_foreign_trace_is_no_record() -> None:
     """So it enters no ledger, whatever brings it."""
     foreign = trial(2, trace=FOREIGN, id=trial_id(FOREIGN))
     with pytest.raises(ValueError, match="no search writes"):
-        parse_line(json.dumps(foreign.to_json()).encode())
+        parse_line(json.dumps(record_to_json(foreign)).encode())
 
 
 @pytest.mark.slow
