@@ -53,6 +53,17 @@ Specs = tuple[TensorSpec, ...]
 """Names, shapes and dtypes of tensors."""
 
 
+class ImportCall(NamedTuple):
+    """The arguments of `Frontend.load`."""
+
+    files: Files
+    inputs: Specs
+    tensors: Sequence[str]
+    bound: Mapping[str, np.ndarray[Any, Any]]
+    dimensions: Sequence[Dimension]
+    counts_rows: bool
+
+
 class ReferenceCall(NamedTuple):
     """The arguments of `Frontend.reference`."""
 
@@ -179,20 +190,19 @@ class Frontend(ABC):
             ImportFailed: with operator and node, or with the name that is not a tensor of the model.
             EnvironmentProblem: when a tool that imports it is not installed.
         """
+        call = ImportCall(
+            files=files,
+            inputs=inputs,
+            tensors=tensors,
+            bound=bound,
+            dimensions=dimensions,
+            counts_rows=counts_rows,
+        )
         with _importing():
-            return self._load(files, inputs, tensors, bound, dimensions, counts_rows=counts_rows)
+            return self._load(call)
 
     @abstractmethod
-    def _load(
-        self,
-        files: Files,
-        inputs: Specs,
-        tensors: Sequence[str],
-        bound: Mapping[str, np.ndarray[Any, Any]],
-        dimensions: Sequence[Dimension],
-        *,
-        counts_rows: bool,
-    ) -> LoadedModel:
+    def _load(self, call: ImportCall) -> LoadedModel:
         """Import the model: see `load`, which explains errors of libraries."""
 
     def reference(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -17,7 +17,7 @@ from tvmflow.core.errors import EnvironmentProblem, ImportFailed, RecipeError
 from tvmflow.core.named_files import is_file, list_siblings, missing_file_text
 from tvmflow.core.processes import code_command
 from tvmflow.core.schema import ClosedModel
-from tvmflow.core.types import Dimension, InputFile, Json
+from tvmflow.core.types import InputFile, Json
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import (
     LoadedModel,
@@ -32,18 +32,15 @@ from tvmflow.frontends.base import (
 from tvmflow.frontends.frontend import (
     Files,
     Frontend,
+    ImportCall,
     NamedFile,
     ReferenceCall,
     SeveralFiles,
-    Specs,
     pinned_by_name,
 )
 from tvmflow.frontends.mxnet._checkpoint import not_a_symbol, read_names, read_shape, read_symbol
 from tvmflow.store.addresses import file_name, is_address, with_suffix
 from tvmflow.store.source_files import SourceFiles
-
-if TYPE_CHECKING:
-    import numpy as np
 
 SYMBOL: Final = "symbol"
 PARAMS: Final = "params"
@@ -221,24 +218,17 @@ class MxnetFrontend(Frontend):
             if value.name not in weights and not value.name.endswith("_label")
         ]
 
-    def _load(
-        self,
-        files: Files,
-        inputs: Specs,
-        tensors: Sequence[str],
-        bound: Mapping[str, np.ndarray[Any, Any]],
-        dimensions: Sequence[Dimension],
-        *,
-        counts_rows: bool,
-    ) -> LoadedModel:
+    def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.mxnet._checkpoint import read_params
         from tvmflow.frontends.mxnet._graph import build
         from tvmflow.operators.loading import load_operators
 
-        operators = load_operators(files)
-        symbol = read_symbol(files[SYMBOL])
-        params = read_params(files[PARAMS])
-        return build(symbol, params, inputs, tensors, bound, operators, dimensions)
+        operators = load_operators(call.files)
+        symbol = read_symbol(call.files[SYMBOL])
+        params = read_params(call.files[PARAMS])
+        return build(
+            symbol, params, call.inputs, call.tensors, call.bound, operators, call.dimensions
+        )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
         from tvmflow.operators.loading import operator_paths, prepare_calls

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -17,26 +17,23 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.named_files import is_file, obstacle
 from tvmflow.core.packages import install_command
 from tvmflow.core.text import did_you_mean
-from tvmflow.core.types import Dimension, InputFile
+from tvmflow.core.types import InputFile
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits, SourceFields, Where
 from tvmflow.frontends.frontend import (
     MODEL,
     Files,
+    ImportCall,
     NamedFile,
     OneFile,
     OneFileFrontend,
     ReferenceCall,
-    Specs,
     further_file,
     shown,
 )
 from tvmflow.frontends.onnx._header import read_header
 from tvmflow.store.addresses import HUB, OCI, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _read_header = read_in_worker(read_header)
 
@@ -120,16 +117,7 @@ class OnnxFrontend(OneFileFrontend):
         known = {file.role for file in files}
         return tuple(file for file in listed if file.role not in known)
 
-    def _load(
-        self,
-        files: Files,
-        inputs: Specs,
-        tensors: Sequence[str],
-        bound: Mapping[str, np.ndarray[Any, Any]],
-        dimensions: Sequence[Dimension],
-        *,
-        counts_rows: bool,
-    ) -> LoadedModel:
+    def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.onnx._own_operators import OwnNodes
         from tvmflow.frontends.onnx.graph import node_labels
         from tvmflow.frontends.onnx.importer import import_prepared
@@ -137,15 +125,15 @@ class OnnxFrontend(OneFileFrontend):
         from tvmflow.frontends.onnx.prepare import prepare
         from tvmflow.operators.loading import load_operators
 
-        own = OwnNodes(load_operators(files))
+        own = OwnNodes(load_operators(call.files))
         with self.explained():
-            model = read_model(files)
-        inner_outputs = add_outputs(model, tensors)
+            model = read_model(call.files)
+        inner_outputs = add_outputs(model, call.tensors)
         own.mark(model)
         labels = node_labels(model)
-        prepared = prepare(model, inputs, bound, own)
+        prepared = prepare(model, call.inputs, call.bound, own)
         return import_prepared(
-            prepared, inner_outputs, own, labels, dimensions, counts_rows=counts_rows
+            prepared, inner_outputs, own, labels, call.dimensions, counts_rows=call.counts_rows
         )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:

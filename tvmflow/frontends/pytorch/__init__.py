@@ -6,31 +6,25 @@ Imports torch only in processes of its own.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import PT2
-from tvmflow.core.types import Dimension
 from tvmflow.frontends._reading import read_in_worker
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits
 from tvmflow.frontends.frontend import (
     MODEL,
-    Files,
+    ImportCall,
     NamedFile,
     OneFile,
     OneFileFrontend,
     ReferenceCall,
-    Specs,
 )
 from tvmflow.frontends.onnx import OnnxFrontend
 from tvmflow.frontends.pytorch._archive import read_archive
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _EXPORTER = ("onnx-ir", "onnxscript", "torch")
 
@@ -82,28 +76,19 @@ class PytorchFrontend(OneFileFrontend):
         """Return what the graph in an archive tells."""
         return describe(path)
 
-    def _load(
-        self,
-        files: Files,
-        inputs: Specs,
-        tensors: Sequence[str],
-        bound: Mapping[str, np.ndarray[Any, Any]],
-        dimensions: Sequence[Dimension],
-        *,
-        counts_rows: bool,
-    ) -> LoadedModel:
+    def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.pytorch.export import export_to_onnx
 
         with self.explained():
-            archive = read_archive(files[MODEL])
+            archive = read_archive(call.files[MODEL])
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-            exported = export_to_onnx(archive, files[MODEL], tensors, Path(folder))
+            exported = export_to_onnx(archive, call.files[MODEL], call.tensors, Path(folder))
             loaded = OnnxFrontend().load(
                 exported.files,
-                inputs,
-                bound=bound,
-                dimensions=dimensions,
-                counts_rows=counts_rows,
+                call.inputs,
+                bound=call.bound,
+                dimensions=call.dimensions,
+                counts_rows=call.counts_rows,
             )
         count = len(loaded.outputs) - exported.inner_outputs
         outputs, inner = loaded.outputs[:count], loaded.outputs[count:]

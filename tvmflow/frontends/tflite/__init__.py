@@ -6,26 +6,23 @@ Imports tvm and onnx only inside functions.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.formatting import names_text
-from tvmflow.core.types import Dimension
 from tvmflow.frontends._reading import read_in_worker, read_once
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelInput, NotAModel, ReferenceTraits
 from tvmflow.frontends.frontend import (
     MODEL,
-    Files,
+    ImportCall,
     NamedFile,
     OneFile,
     OneFileFrontend,
     ReferenceCall,
-    Specs,
 )
 from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
 from tvmflow.frontends.onnx import OnnxFrontend
@@ -37,9 +34,6 @@ from tvmflow.frontends.tflite._model import (
     Tensor,
     read_model,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class TfliteSource(OneFile):
@@ -121,31 +115,24 @@ class TfliteFrontend(OneFileFrontend):
         """Return what the tables of a file tell."""
         return describe(path)
 
-    def _load(
-        self,
-        files: Files,
-        inputs: Specs,
-        tensors: Sequence[str],
-        bound: Mapping[str, np.ndarray[Any, Any]],
-        dimensions: Sequence[Dimension],
-        *,
-        counts_rows: bool,
-    ) -> LoadedModel:
+    def _load(self, call: ImportCall) -> LoadedModel:
         from tvmflow.frontends.onnx.importer import import_prepared
         from tvmflow.frontends.onnx.prepare import prepare
         from tvmflow.frontends.tflite._conversion import convert
 
         with self.explained():
-            model = _read_file(files[MODEL])
+            model = _read_file(call.files[MODEL])
         self.refuse_unsupported(_unsupported_text(model))
-        with files[MODEL].open("rb") as stream:
+        with call.files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        requests, known = list(map(request_of, inputs)), self.read_inputs(files)
+        requests, known = list(map(request_of, call.inputs)), self.read_inputs(call.files)
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)
-        converted, inner_outputs = convert(model, data, specs, tensors, bound, dimensions)
-        left = tuple(spec for spec in specs if spec.name not in bound)
+        converted, inner_outputs = convert(
+            model, data, specs, call.tensors, call.bound, call.dimensions
+        )
+        left = tuple(spec for spec in specs if spec.name not in call.bound)
         # Operators of TFLite have no names: that of its first result is there.
         labels = {o: node.doc_string for node in converted.graph.node for o in node.output}
         prepared = prepare(converted, left)
@@ -153,8 +140,8 @@ class TfliteFrontend(OneFileFrontend):
             prepared,
             inner_outputs,
             labels=labels,
-            dimensions=dimensions,
-            counts_rows=counts_rows,
+            dimensions=call.dimensions,
+            counts_rows=call.counts_rows,
         )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
