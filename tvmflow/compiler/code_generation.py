@@ -33,8 +33,11 @@ from tvmflow.compiler.cpu_model import (
 from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
+    kernel_pass,
+    node_pass,
     operator_name,
     replace_variables,
+    rewrite_nodes,
     simplify_indices,
 )
 from tvmflow.compiler.open_tiles import (
@@ -56,6 +59,12 @@ def _know_loops(function: tirx.PrimFunc) -> Any:
     return analyzer
 
 
+def _takes_factors_from_lanes(function: tirx.PrimFunc) -> bool:
+    """Return whether a kernel is for a CPU whose instructions take factors from lanes, such as 64-bit ARM."""
+    target = function.attrs.get("target")
+    return target is not None and bool(find_factor_lanes(target.attrs))
+
+
 # ---------------------------------------------------------------- strided loads
 # Loads of every second, third or fourth number, or of each number twice: whole vectors of which
 # numbers are selected.
@@ -68,23 +77,18 @@ MAX_STRIDE: Final = 4
 """With larger strides, numbers are loaded one by one: so many vectors would have few of them."""
 
 
-def shuffle_strided_loads() -> tvm.transform.Pass:
-    """Return a pass that loads numbers with a small stride as vectors."""
+@kernel_pass
+def shuffle_strided_loads(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Load numbers with a small stride as vectors."""
+    analyzer = _know_loops(function)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        analyzer = _know_loops(function)
+    def shuffle(load: Any) -> Any:
+        index = load.indices[-1]
+        if isinstance(index, tirx.Ramp):
+            return _select(load, index, analyzer)
+        return _repeat(load, index, analyzer)
 
-        def shuffle(load: Any) -> Any:
-            index = load.indices[-1]
-            if isinstance(index, tirx.Ramp):
-                return _select(load, index, analyzer)
-            return _repeat(load, index, analyzer)
-
-        return function.with_body(
-            tvm_ffi.structural_map(function.body, (tvm.ir.TensorLoad, shuffle))
-        )
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="ShuffleStridedLoads")
+    return rewrite_nodes(function, tvm.ir.TensorLoad, shuffle)
 
 
 def _repeat(load: Any, index: Any, analyzer: Any) -> Any:
@@ -156,23 +160,19 @@ def _select(load: Any, index: tirx.Ramp, analyzer: Any) -> Any:
 _FACTORS_OF_FLOAT32: Final = {"float32": 1, "float16": 2}
 
 
-def take_factors_from_lanes() -> tvm.transform.Pass:
-    """Return a pass that loads factors of whole vectors together, for CPUs that take one from a lane."""
+@kernel_pass
+def take_factors_from_lanes(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Load factors of whole vectors together, for CPUs that take one from a lane."""
+    if not _takes_factors_from_lanes(function):
+        return function
+    lanes = find_factor_lanes(function.attrs["target"].attrs)
+    analyzer = _know_loops(function)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        target = function.attrs.get("target")
-        lanes = find_factor_lanes(target.attrs) if target is not None else 0
-        if not lanes:
-            return function
-        analyzer = _know_loops(function)
+    def take(factor: tirx.Broadcast) -> Any:
+        return _take_from_lane(factor, lanes, analyzer)
 
-        def take(factor: tirx.Broadcast) -> Any:
-            return _take_from_lane(factor, lanes, analyzer)
-
-        body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, take))
-        return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _take_words_from_lanes)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="TakeFactorsFromLanes")
+    body = tvm_ffi.structural_map(function.body, (tirx.Broadcast, take))
+    return function.with_body(tvm_ffi.structural_map(body, (tirx.For, _take_words_from_lanes)))
 
 
 def _take_from_lane(factor: tirx.Broadcast, lanes: int, analyzer: Any) -> Any:
@@ -358,13 +358,9 @@ class _Place(NamedTuple):
         return cls.of(load.source, load.indices) if is_load else None
 
 
-def start_sums_at_offsets() -> tvm.transform.Pass:
-    """Return a pass that lets sums begin at what is subtracted from them, for 64-bit ARM."""
-    return _map_for_arm(tirx.SeqStmt, _start_at_offsets, "StartSumsAtOffsets")
-
-
-def _start_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """Return statements in which the sums that they set to 0 begin at what is subtracted from them."""
+@node_pass(tirx.SeqStmt, _takes_factors_from_lanes)
+def start_sums_at_offsets(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    """Let sums begin at what is subtracted from them, for 64-bit ARM."""
     statements = list(sequence)
     zeros = [(place, at) for at, s in enumerate(statements) if (place := _find_zero(s)) is not None]
     starts = dict(zeros)
@@ -460,16 +456,12 @@ _MAX_UNROLLED: Final = 240
 _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
 
-def keep_product_loops() -> tvm.transform.Pass:
-    """Return a pass that keeps LLVM from unrolling short loops with long bodies, for 64-bit ARM.
+@node_pass(tirx.For, _takes_factors_from_lanes)
+def keep_product_loops(loop: tirx.For) -> tirx.For:
+    """Keep LLVM from unrolling short loops with long bodies, for 64-bit ARM.
 
     Of all rounds together it loads factors so early that it must store some of them and of the sums.
     """
-    return _map_for_arm(tirx.For, _hide_rounds, "KeepProductLoops")
-
-
-def _hide_rounds(loop: tirx.For) -> tirx.For:
-    """Return a loop with a number of rounds that only the CPU computes, if LLVM would unroll it."""
     rounds = _as_number(loop.extent)
     if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
         return loop
@@ -482,39 +474,36 @@ def _hide_rounds(loop: tirx.For) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body)
 
 
-def order_matrix_sums() -> tvm.transform.Pass:
-    """Return a pass that selects the sums of each pixel or row from those of two, for 64-bit ARM."""
+@kernel_pass
+def order_matrix_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Select the sums of each pixel or row from those of two, for 64-bit ARM."""
+    stores = find_nodes(function.body, tirx.BufferStore)
+    sums = _measure_distances(store for store in stores if _multiplies_matrices(store))
+    if not sums:
+        return function
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        stores = find_nodes(function.body, tirx.BufferStore)
-        sums = _measure_distances(store for store in stores if _multiplies_matrices(store))
-        if not sums:
-            return function
+    begun = {
+        (store.buffer, _find_pair(store, sums)[0]): store.value
+        for store in stores
+        if store.buffer in sums and not _multiplies_matrices(store)
+        if not isinstance(store.value, tirx.Broadcast)
+    }
 
-        begun = {
-            (store.buffer, _find_pair(store, sums)[0]): store.value
-            for store in stores
-            if store.buffer in sums and not _multiplies_matrices(store)
-            if not isinstance(store.value, tirx.Broadcast)
-        }
+    def order(store: tirx.BufferStore) -> tirx.BufferStore:
+        if _multiplies_matrices(store):
+            return store
+        value = tvm_ffi.structural_map(
+            store.value, (tvm.ir.TensorLoad, lambda load: _select_sums(load, sums))
+        )
+        if store.buffer in sums:
+            first, own = _find_pair(store, sums)
+            # both pixels begin alike, also where nothing reads the second one
+            value = begun.get((store.buffer, first), value)
+            if not isinstance(value, tirx.Broadcast):
+                value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
+        return tirx.BufferStore(store.buffer, value, store.indices)
 
-        def order(store: tirx.BufferStore) -> tirx.BufferStore:
-            if _multiplies_matrices(store):
-                return store
-            value = tvm_ffi.structural_map(
-                store.value, (tvm.ir.TensorLoad, lambda load: _select_sums(load, sums))
-            )
-            if store.buffer in sums:
-                first, own = _find_pair(store, sums)
-                # both pixels begin alike, also where nothing reads the second one
-                value = begun.get((store.buffer, first), value)
-                if not isinstance(value, tirx.Broadcast):
-                    value = tirx.Shuffle([value, value], _PIXEL_LANES[own])
-            return tirx.BufferStore(store.buffer, value, store.indices)
-
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.BufferStore, order)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="OrderMatrixSums")
+    return rewrite_nodes(function, tirx.BufferStore, order)
 
 
 _VECTOR_SUMS: Final = 4
@@ -592,13 +581,9 @@ def _select_sums(load: Any, sums: Mapping[Any, int]) -> Any:
 _STORED_WORDS: Final = (4, 2)
 
 
-def join_narrow_stores() -> tvm.transform.Pass:
-    """Return a pass that stores neighboring words of bytes together, for 64-bit ARM."""
-    return _map_for_arm(tirx.SeqStmt, _join_stores, "JoinNarrowStores")
-
-
-def _join_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
-    """Return statements after each other with words stored together that lie together."""
+@node_pass(tirx.SeqStmt, _takes_factors_from_lanes)
+def join_narrow_stores(sequence: tirx.SeqStmt) -> tirx.Stmt:
+    """Store neighboring words of bytes together, for 64-bit ARM."""
     statements: list[Any] = []
     run: list[tirx.BufferStore] = []
     for statement in sequence:
@@ -686,20 +671,15 @@ def _join(stores: Sequence[tirx.BufferStore], start: Any, width: int) -> tirx.Bu
 # `log` took 11 s to compile. It does not look into buffers, and LLVM makes registers of them.
 
 
-def keep_lets_on_stack() -> tvm.transform.Pass:
-    """Return a pass that stores the values of lets in buffers before the store that reads them.
+@kernel_pass
+def keep_lets_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Store the values of lets in buffers before the store that reads them.
 
     Each of the buffers has one element.
     """
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        if not find_nodes(function.body, tirx.Let):
-            return function
-        return function.with_body(
-            tvm_ffi.structural_map(function.body, (tirx.BufferStore, _store_lets_first))
-        )
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepLetsOnStack")
+    if not find_nodes(function.body, tirx.Let):
+        return function
+    return rewrite_nodes(function, tirx.BufferStore, _store_lets_first)
 
 
 def _store_lets_first(store: tirx.BufferStore) -> tirx.Stmt:
@@ -761,21 +741,18 @@ class _End(NamedTuple):
     extent: int
 
 
-def overlap_last_vectors() -> tvm.transform.Pass:
-    """Return a pass that moves the last vector of a row back, if computing numbers twice changes nothing."""
+@kernel_pass
+def overlap_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Move the last vector of a row back, if computing numbers twice changes nothing."""
+    loops = find_nodes(function.body, tirx.For)
+    if not any(map(_is_conditional, loops)):
+        return function
+    scopes = _list_inner_loops(function)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        loops = find_nodes(function.body, tirx.For)
-        if not any(map(_is_conditional, loops)):
-            return function
-        scopes = _list_inner_loops(function)
+    def overlap(loop: tirx.For) -> tirx.For:
+        return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
 
-        def overlap(loop: tirx.For) -> tirx.For:
-            return _overlap(loop, loops, scopes) if _is_conditional(loop) else loop
-
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, overlap)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="OverlapLastVectors")
+    return rewrite_nodes(function, tirx.For, overlap)
 
 
 def _is_conditional(loop: tirx.For) -> bool:
@@ -897,19 +874,16 @@ _WIDE_INFINITY: Final = 0x7F800000
 _WIDE_SMALLEST_NORMAL: Final = (_SMALLEST_NORMAL << _SHIFT) + _REBIAS
 
 
-def expand_float16_conversions() -> tvm.transform.Pass:
-    """Return a pass that converts float16 with operations on integers.
+@kernel_pass
+def expand_float16_conversions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Convert float16 with operations on integers.
 
     It is for kernels whose CPU has no instruction for that.
     """
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        target = function.attrs.get("target")
-        if target is None or converts_float16(target):
-            return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Cast, _expand)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="ExpandFloat16Conversions")
+    target = function.attrs.get("target")
+    if target is None or converts_float16(target):
+        return function
+    return rewrite_nodes(function, tirx.Cast, _expand)
 
 
 def _expand(cast: tirx.Cast) -> Any:
@@ -1028,63 +1002,34 @@ def _make_cpu_pipeline() -> tuple[Any, Any, Any]:
     return tvm.transform.Sequential(passes), finalize, finalize_device
 
 
-def _map_nodes(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.transform.Pass:
-    """Return a pass that rewrites the nodes of a kind in each kernel."""
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name=name)
-
-
-def _map_for_arm(kind: type, rewrite: Callable[[Any], Any], name: str) -> tvm.transform.Pass:
-    """Return a pass that rewrites the nodes of a kind in kernels for CPUs that take factors from lanes."""
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        target = function.attrs.get("target")
-        if target is None or not find_factor_lanes(target.attrs):
-            return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name=name)
+@node_pass(tirx.AttrStmt)
+def _renew_partition_hints(hint: tirx.AttrStmt) -> tirx.AttrStmt:
+    """Let hints name the variables of their loops: NarrowDataType replaces these alone (apache-tvm 0.27)."""
+    if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
+        return hint
+    return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
 
 
-def _renew_partition_hints() -> tvm.transform.Pass:
-    """Return a pass that lets hints name the variables of their loops.
-
-    NarrowDataType replaces these alone (apache-tvm 0.27).
-    """
-
-    def renew(hint: tirx.AttrStmt) -> tirx.AttrStmt:
-        if hint.attr_key != PARTITION_HINT or not isinstance(hint.body, tirx.For):
-            return hint
-        return tirx.AttrStmt(hint.body.loop_var, hint.attr_key, hint.value, hint.body)
-
-    return _map_nodes(tirx.AttrStmt, renew, "RenewPartitionHints")
-
-
-def _simplify_predicates() -> tvm.transform.Pass:
-    """Return a pass that simplifies the conditions of blocks.
+@kernel_pass
+def _simplify_predicates(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Simplify the conditions of blocks.
 
     `loop % 32 // 16 < 1`, 32 being the extent of the loop, makes CompactBufferAllocation divide by zero (apache-tvm 0.27).
     """
+    analyzer = _know_loops(function)
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        analyzer = _know_loops(function)
+    def simplify(realize: SBlockRealize) -> SBlockRealize:
+        predicate = analyzer.simplify(realize.predicate)
+        if predicate.same_as(realize.predicate):
+            return realize
+        return SBlockRealize(realize.iter_values, predicate, realize.block)
 
-        def simplify(realize: SBlockRealize) -> SBlockRealize:
-            predicate = analyzer.simplify(realize.predicate)
-            if predicate.same_as(realize.predicate):
-                return realize
-            return SBlockRealize(realize.iter_values, predicate, realize.block)
-
-        return function.with_body(tvm_ffi.structural_map(function.body, (SBlockRealize, simplify)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="SimplifyPredicates")
+    return rewrite_nodes(function, SBlockRealize, simplify)
 
 
-def _compare_loaded_conditions() -> tvm.transform.Pass:
-    """Return a pass that compares loads of bool with false.
+@node_pass(tirx.BufferStore)
+def _compare_loaded_conditions(store: tirx.BufferStore) -> tirx.BufferStore:
+    """Compare loads of bool with false.
 
     LLVM's code generator takes vectors of them for bytes: it inverts all bits of each, and cannot combine
     them with the results of comparisons (apache-tvm 0.27).
@@ -1095,16 +1040,14 @@ def _compare_loaded_conditions() -> tvm.transform.Pass:
             return load
         return tirx.NE(load.astype("int8"), tirx.const(0, "int8"))
 
-    def compare_in(store: tirx.BufferStore) -> tirx.BufferStore:
-        if isinstance(store.value, tvm.ir.TensorLoad):
-            return store
-        value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
-        return tirx.BufferStore(store.buffer, value, store.indices)
-
-    return _map_nodes(tirx.BufferStore, compare_in, "CompareLoadedConditions")
+    if isinstance(store.value, tvm.ir.TensorLoad):
+        return store
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, compare))
+    return tirx.BufferStore(store.buffer, value, store.indices)
 
 
-def _vectorize_loops() -> tvm.transform.Pass:
+@kernel_pass
+def _vectorize_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return TVM's pass that makes vectors of loops.
 
     Where it fails, loops with lets stay for LLVM to vectorize.
@@ -1112,15 +1055,11 @@ def _vectorize_loops() -> tvm.transform.Pass:
     It computes a product whose operands it has not made vectors twice, and then refuses a let in it as a second
     binding (apache-tvm 0.27). Such operands have a condition on the loop's variable, as those of a concatenation.
     """
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        try:
-            return _vectorize(function)
-        except tvm.error.InternalError:
-            rest = tvm_ffi.structural_map(function.body, (tirx.For, _without_vectors_of_lets))
-            return _vectorize(function.with_body(rest))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="VectorizeLoops")
+    try:
+        return _vectorize(function)
+    except tvm.error.InternalError:
+        rest = tvm_ffi.structural_map(function.body, (tirx.For, _without_vectors_of_lets))
+        return _vectorize(function.with_body(rest))
 
 
 def _vectorize(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -1182,16 +1121,9 @@ CPU_PASSES: Final = (
 """The passes of TVM's pipeline `s_tir` that a CPU needs, until kernels are functions for a host and a device."""
 
 
-def keep_small_buffers_on_stack() -> tvm.transform.Pass:
-    """Return a pass that leaves small buffers of kernels to the code generator.
-
-    That makes them on the stack.
-    """
-    return _map_nodes(tirx.AllocBuffer, _mark_small_buffer, "KeepSmallBuffersOnStack")
-
-
-def _mark_small_buffer(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
-    """Return an allocation that LLVM makes on the stack if its size is known and small."""
+@node_pass(tirx.AllocBuffer)
+def keep_small_buffers_on_stack(allocation: tirx.AllocBuffer) -> tirx.AllocBuffer:
+    """Leave a buffer to the code generator, which makes it on the stack, if its size is known and small."""
     buffer = allocation.buffer.ty
     extents = list(buffer.shape)
     if not all(isinstance(extent, tirx.IntImm) for extent in extents):
@@ -1220,17 +1152,12 @@ compilation_pipeline.register_tir_pipeline(_CPU_PIPELINE, _make_cpu_pipeline)
 _MAX_PERIOD: Final = 512
 
 
-def split_loops_where_indices_repeat() -> tvm.transform.Pass:
-    """Return a pass that splits loops in which an index is taken modulo less than it reaches."""
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        if not find_nodes(function.body, tirx.FloorMod, tirx.Mod):
-            return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, _split)))
-
-    return tirx.transform.prim_func_pass(
-        transform, opt_level=0, name="SplitLoopsWhereIndicesRepeat"
-    )
+@kernel_pass
+def split_loops_where_indices_repeat(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Split loops in which an index is taken modulo less than it reaches."""
+    if not find_nodes(function.body, tirx.FloorMod, tirx.Mod):
+        return function
+    return rewrite_nodes(function, tirx.For, _split)
 
 
 def _split(loop: tirx.For) -> tirx.For:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
@@ -282,6 +283,44 @@ def find_nodes(tree: Any, *kinds: type) -> list[Any]:
 def replace_variables(tree: Any, values: Mapping[Any, Any]) -> Any:
     """Return a statement or an expression of TIR with variables replaced."""
     return tvm_ffi.structural_map(tree, (tirx.Var, lambda var: values.get(var, var)))
+
+
+def rewrite_nodes(
+    function: tirx.PrimFunc, kind: type, rewrite: Callable[[Any], Any]
+) -> tirx.PrimFunc:
+    """Return a kernel with the nodes of a kind rewritten, innermost nodes first."""
+    return function.with_body(tvm_ffi.structural_map(function.body, (kind, rewrite)))
+
+
+def kernel_pass(
+    transform: Callable[[tirx.PrimFunc], tirx.PrimFunc],
+) -> Callable[[], tvm.transform.Pass]:
+    """Return what makes TVM's pass of a function that is applied to each kernel."""
+
+    def apply(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+        return transform(function)
+
+    name = transform.__name__
+    return lambda: tirx.transform.prim_func_pass(apply, opt_level=0, name=name)
+
+
+def node_pass(
+    kind: type, applies_to: Callable[[tirx.PrimFunc], bool] = lambda _: True
+) -> Callable[[Callable[[Any], Any]], Callable[[], tvm.transform.Pass]]:
+    """Return a decorator that makes passes, as `kernel_pass`, of functions that rewrite nodes of a kind.
+
+    Args:
+        kind: The kind of nodes.
+        applies_to: Whether the nodes of a kernel are rewritten.
+    """
+
+    def decorate(rewrite: Callable[[Any], Any]) -> Callable[[], tvm.transform.Pass]:
+        def transform(function: tirx.PrimFunc) -> tirx.PrimFunc:
+            return rewrite_nodes(function, kind, rewrite) if applies_to(function) else function
+
+        return kernel_pass(functools.wraps(rewrite)(transform))
+
+    return decorate
 
 
 def rewrite_indices(tree: Any, rewrite: Callable[[Any, Sequence[Any]], list[Any]]) -> Any:

@@ -24,9 +24,11 @@ from tvmflow.compiler.ir import (
     IF_THEN_ELSE,
     find_nodes,
     is_size,
+    kernel_pass,
     operator_name,
     replace_variables,
     rewrite_indices,
+    rewrite_nodes,
     simplify_indices,
 )
 from tvmflow.compiler.open_sizes import MULTIPLES, OPEN_SIZES, list_size_variables
@@ -73,27 +75,24 @@ class _Condition(NamedTuple):
     rest: Any
 
 
-def split_open_tiles() -> tvm.transform.Pass:
-    """Return a pass that tells whole tiles of open loops from the last one."""
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        loops = find_nodes(function.body, tirx.For)
-        if not _has_open_loops(loops):
-            return function
-        function = function.with_body(_with_local_lengths(function.body))
-        body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
-        bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
-        splitter = _Splitter(function.with_body(bound))
-        body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
-        body = tvm_ffi.structural_map(body, (tirx.For, _roll))
-        body = tvm_ffi.structural_map(
-            body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
-        )
-        made = tvm.IRModule({"kernel": function.with_body(body)})
-        # each copy of a loop or a buffer has a variable of its own
-        return tirx.transform.ConvertSSA()(made)["kernel"]
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="SplitOpenTiles")
+@kernel_pass
+def split_open_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Tell whole tiles of open loops from the last one."""
+    loops = find_nodes(function.body, tirx.For)
+    if not _has_open_loops(loops):
+        return function
+    function = function.with_body(_with_local_lengths(function.body))
+    body = tvm_ffi.structural_map(function.body, (SBlockRealize, _normalize))
+    bound = tvm_ffi.structural_map(body, (tirx.For, _bind_divisions))
+    splitter = _Splitter(function.with_body(bound))
+    body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
+    body = tvm_ffi.structural_map(body, (tirx.For, _roll))
+    body = tvm_ffi.structural_map(
+        body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
+    )
+    made = tvm.IRModule({"kernel": function.with_body(body)})
+    # each copy of a loop or a buffer has a variable of its own
+    return tirx.transform.ConvertSSA()(made)["kernel"]
 
 
 def _roll(loop: tirx.For) -> tirx.For:
@@ -116,15 +115,12 @@ def _with_kind(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
     )
 
 
-def start_open_reductions() -> tvm.transform.Pass:
-    """Return a pass that begins all partial sums before an open row is read, and adds them by halves.
+@kernel_pass
+def start_open_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Begin all partial sums before an open row is read, and add them by halves.
 
     A row that is shorter than one vector does not reach all lanes, and most of its time goes into adding them up.
     """
-    return tirx.transform.prim_func_pass(_start, opt_level=0, name="StartOpenReductions")
-
-
-def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
     loops = find_nodes(function.body, tirx.For)
     if not _has_open_loops(loops):
         return function
@@ -160,7 +156,7 @@ def _start(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
         )
         return tirx.SeqStmt([first, _with_body(loop, _with_body(lane, update))])
 
-    return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, start)))
+    return rewrite_nodes(function, tirx.For, start)
 
 
 def _reduce_by_halves(loop: tirx.For, realize: SBlockRealize) -> SBlockRealize | None:
@@ -255,54 +251,51 @@ def _with_parts(block: SBlock, body: Any) -> SBlock:
     )
 
 
-def name_open_lengths() -> tvm.transform.Pass:
-    """Return a pass that computes the open lengths of a kernel's own buffers once.
+@kernel_pass
+def name_open_lengths(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Compute the open lengths of a kernel's own buffers once.
 
     Each index repeats them otherwise, and TVM simplifies them in each.
     """
+    loops = find_nodes(function.body, tirx.For)
+    loop_vars = {loop.loop_var for loop in loops}
+    if not _has_open_loops(loops):
+        return function
+    bound: list[tuple[Any, Any]] = []
+    moving = loop_vars | {bind.var for bind in find_nodes(function.body, tirx.Bind)}
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        loops = find_nodes(function.body, tirx.For)
-        loop_vars = {loop.loop_var for loop in loops}
-        if not _has_open_loops(loops):
-            return function
-        bound: list[tuple[Any, Any]] = []
-        moving = loop_vars | {bind.var for bind in find_nodes(function.body, tirx.Bind)}
+    def bind(size: Any) -> Any:
+        size = _choose_plain(size, moving)
+        used = find_nodes(size, tirx.Var)
+        if isinstance(size, tirx.IntImm | tirx.Var) or not moving.isdisjoint(used):
+            return size
+        for var, value in bound:
+            if _same(value, size):
+                return var
+        var = tirx.Var(f"length_{len(bound)}", size.ty.dtype)
+        bound.append((var, size))
+        return var
 
-        def bind(size: Any) -> Any:
-            size = _choose_plain(size, moving)
-            used = find_nodes(size, tirx.Var)
-            if isinstance(size, tirx.IntImm | tirx.Var) or not moving.isdisjoint(used):
-                return size
-            for var, value in bound:
-                if _same(value, size):
-                    return var
-            var = tirx.Var(f"length_{len(bound)}", size.ty.dtype)
-            bound.append((var, size))
-            return var
+    buffers = [
+        buffer for block in find_nodes(function.body, SBlock) for buffer in block.alloc_buffers
+    ]
+    own = {}
+    for buffer in buffers:
+        shape = list(map(bind, buffer.shape))
+        if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
+            name, scope = buffer.name, buffer.scope()
+            own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
 
-        buffers = [
-            buffer for block in find_nodes(function.body, SBlock) for buffer in block.alloc_buffers
-        ]
-        own = {}
-        for buffer in buffers:
-            shape = list(map(bind, buffer.shape))
-            if any(not new.same_as(old) for new, old in zip(shape, buffer.shape, strict=True)):
-                name, scope = buffer.name, buffer.scope()
-                own[buffer] = tirx.decl_buffer(shape, buffer.dtype, name, scope=scope)
+    def hide(loop: tirx.For) -> tirx.For:
+        return _hide_divisions(loop, loop_vars)
 
-        def hide(loop: tirx.For) -> tirx.For:
-            return _hide_divisions(loop, loop_vars)
-
-        body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
-        body = replace_variables(_simplify_places(body, set(buffers)), own)
-        if not bound:
-            return function.with_body(body)
-        return function.with_body(
-            tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
-        )
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="NameOpenLengths")
+    body = tvm_ffi.structural_map(function.body, (tirx.For, hide))
+    body = replace_variables(_simplify_places(body, set(buffers)), own)
+    if not bound:
+        return function.with_body(body)
+    return function.with_body(
+        tirx.SeqStmt([*(tirx.Bind(var, value) for var, value in bound), body])
+    )
 
 
 def list_terms(condition: Any) -> list[Any]:
@@ -921,22 +914,19 @@ def _with_body(loop: tirx.For, body: Any, extent: Any = None) -> tirx.For:
     )
 
 
-def mask_last_vectors() -> tvm.transform.Pass:
-    """Return a pass that computes the numbers of a last vector at once, under a mask."""
+@kernel_pass
+def mask_last_vectors(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Compute the numbers of a last vector at once, under a mask."""
+    loops = find_nodes(function.body, tirx.For)
+    if not any(LAST_LANES in loop.annotations for loop in loops):
+        return function
+    types = list_masked_types(function.attrs["target"])
 
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        loops = find_nodes(function.body, tirx.For)
-        if not any(LAST_LANES in loop.annotations for loop in loops):
-            return function
-        types = list_masked_types(function.attrs["target"])
+    def mask(loop: tirx.For) -> Any:
+        is_last = LAST_LANES in loop.annotations
+        return _mask(loop) if is_last and _may_mask(loop.body, loop.loop_var, types) else loop
 
-        def mask(loop: tirx.For) -> Any:
-            is_last = LAST_LANES in loop.annotations
-            return _mask(loop) if is_last and _may_mask(loop.body, loop.loop_var, types) else loop
-
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.For, mask)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="MaskLastVectors")
+    return rewrite_nodes(function, tirx.For, mask)
 
 
 def _may_mask(body: Any, lane: Any, types: Set[str]) -> bool:
@@ -1027,19 +1017,16 @@ def _as_int(expr: Any) -> int | None:
     return int(expr) if isinstance(expr, tirx.IntImm) else None
 
 
-def keep_open_places_on_stack() -> tvm.transform.Pass:
-    """Return a pass that stores products and quotients of open sizes in buffers.
+@kernel_pass
+def keep_open_places_on_stack(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Store products and quotients of open sizes in buffers.
 
     Code generation simplifies each index with the values of all variables in their places, but does not look into
     buffers (apache-tvm 0.27), and LLVM makes registers of them.
     """
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        if not any(map(is_size, function.params)):
-            return function
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Bind, _store_places)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="KeepOpenPlacesOnStack")
+    if not any(map(is_size, function.params)):
+        return function
+    return rewrite_nodes(function, tirx.Bind, _store_places)
 
 
 def _store_places(bind: tirx.Bind) -> Any:

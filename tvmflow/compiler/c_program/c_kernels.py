@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import tvm
-import tvm_ffi
 from tvm import ir, tirx
 
 from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, read_shared
@@ -23,7 +22,7 @@ from tvmflow.compiler.code_generation import (
     keep_small_buffers_on_stack,
     split_loops_where_indices_repeat,
 )
-from tvmflow.compiler.ir import is_size, replace_variables
+from tvmflow.compiler.ir import is_size, node_pass, replace_variables
 from tvmflow.compiler.open_sizes import list_symbols, size_text
 from tvmflow.compiler.open_tiles import keep_open_places_on_stack
 from tvmflow.core.types import Size
@@ -34,23 +33,15 @@ _C_CALL: Final = 0
 _HALF_OF_DOUBLE: Final = ["float16", "float64"]
 
 
-def _round_doubles_to_half() -> tvm.transform.Pass:
-    """Return a pass that makes float16 of float64 without `__truncdfhf2`, which only recent systems have.
+@node_pass(tirx.Cast)
+def _round_doubles_to_half(cast: tirx.Cast) -> tirx.Expr:
+    """Make float16 of float64 without `__truncdfhf2`, which only recent systems have.
 
     A float32 that is rounded to odd first rounds like the number itself (Boldo and Melquiond, 2008):
     it has more than two bits more than float16.
     """
-
-    def rewrite(cast: tirx.Cast) -> tirx.Expr:
-        dtypes = [str(expr.ty.dtype) for expr in (cast, cast.value)]
-        return (
-            tirx.Cast("float16", _round_to_odd(cast.value)) if dtypes == _HALF_OF_DOUBLE else cast
-        )
-
-    def transform(function: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-        return function.with_body(tvm_ffi.structural_map(function.body, (tirx.Cast, rewrite)))
-
-    return tirx.transform.prim_func_pass(transform, opt_level=0, name="RoundDoublesToHalf")
+    dtypes = [str(expr.ty.dtype) for expr in (cast, cast.value)]
+    return tirx.Cast("float16", _round_to_odd(cast.value)) if dtypes == _HALF_OF_DOUBLE else cast
 
 
 def _round_to_odd(value: tirx.Expr) -> tirx.Expr:
