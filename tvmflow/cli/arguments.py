@@ -76,11 +76,18 @@ class StoreOption(NamedTuple):
         Raises:
             UsageError: when a folder was named that is not a store.
         """
+        is_named = self.path is not None or os.environ.get(STORE_VARIABLE)
+        return self.require() if is_named else self.locate()
+
+    def require(self) -> LocalStore:
+        """Return the same store.
+
+        Raises:
+            UsageError: when it is not one.
+        """
         from tvmflow.store.inventory import require_store
 
-        store = self.locate()
-        is_named = self.path is not None or os.environ.get(STORE_VARIABLE)
-        return require_store(store) if is_named else store
+        return require_store(self.locate())
 
     def origin(self) -> str:
         """Return what says where the store is."""
@@ -111,6 +118,14 @@ def store_option(content: str = "results are") -> StoreOption:
     """Return the field of `--store`."""
     text = f"the folder in which {content} stored ($TVMFLOW_STORE, or cache in the project's root)"
     return option("DIR", text, default=StoreOption())
+
+
+class StoreOptions(Options):
+    """The store of a command, and how it shows what it found there or did."""
+
+    store: StoreOption = store_option()
+    json: bool = flag(JSON_HELP)
+    verbosity: int
 
 
 class _HasStore(Protocol):

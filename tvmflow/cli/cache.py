@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import (
-    JSON_HELP,
     RecipeOptions,
     RemoteCacheOptions,
-    StoreOption,
-    store_option,
+    StoreOptions,
     with_disk_errors,
 )
-from tvmflow.cli.options import Options, age, argument, flag, option, size
+from tvmflow.cli.options import age, argument, flag, option, size
 from tvmflow.cli.records import CHECK_HELP
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import age_text, count_text, printable, size_text
@@ -31,15 +29,7 @@ if TYPE_CHECKING:
     from tvmflow.store.usage import PinUsage, StoreUsage
 
 
-class CacheOptions(Options):
-    """The options of all commands that show or mend a store."""
-
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
-
-
-class StatOptions(CacheOptions):
+class StatOptions(StoreOptions):
     """Show what the store holds, for which recipes, and how much `gc` would free.
 
     Examples:
@@ -48,7 +38,7 @@ class StatOptions(CacheOptions):
     """
 
 
-class VerifyOptions(CacheOptions):
+class VerifyOptions(StoreOptions):
     """Read everything and set damaged files aside.
 
     The exit code is 1 when anything was damaged.
@@ -58,7 +48,7 @@ class VerifyOptions(CacheOptions):
     """
 
 
-class RepairOptions(CacheOptions):
+class RepairOptions(StoreOptions):
     """Put right what `verify` finds, deleting nothing.
 
     The exit code is 1 when something is left to do.
@@ -68,7 +58,7 @@ class RepairOptions(CacheOptions):
     """
 
 
-class GcOptions(Options):
+class GcOptions(StoreOptions):
     """Garbage-collect unused results, also while runs are active.
 
     By default, results are removed that nothing needs and that were unused for 30 days. What recipes,
@@ -94,12 +84,9 @@ class GcOptions(Options):
         type=size,
     )
     dry_run: bool = flag("only show what would be removed, and why")
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class PinsOptions(CacheOptions):
+class PinsOptions(StoreOptions):
     """List the pins for which `gc` keeps results: recipes, lock files and releases.
 
     Examples:
@@ -107,7 +94,7 @@ class PinsOptions(CacheOptions):
     """
 
 
-class UnpinOptions(Options):
+class UnpinOptions(StoreOptions):
     """Remove pins, so that `gc` may remove their results.
 
     The next run of a recipe pins it again.
@@ -117,9 +104,6 @@ class UnpinOptions(Options):
     """
 
     names: tuple[str, ...] = argument("NAME", "a pin, as `cache pins` lists it", "+")
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 class OptionalRecipeOptions(RecipeOptions):
@@ -128,7 +112,7 @@ class OptionalRecipeOptions(RecipeOptions):
     recipes: tuple[str, ...] = argument("RECIPE", "a recipe, or a pipeline that names recipes", "*")
 
 
-class PushOptions(Options):
+class PushOptions(StoreOptions):
     """Upload results to the remote cache: of recipes, all, or what earlier runs could not upload.
 
     Examples:
@@ -139,15 +123,12 @@ class PushOptions(Options):
     """
 
     recipes: OptionalRecipeOptions
-    store: StoreOption = store_option()
     remote: RemoteCacheOptions
-    json: bool = flag(JSON_HELP)
     all: bool = flag("upload every result in the store")
     ledger: bool = flag("upload all measured trials, too")
-    verbosity: int
 
 
-class PullOptions(Options):
+class PullOptions(StoreOptions):
     """Fetch what recipes need from the remote cache, without running anything.
 
     Examples:
@@ -155,12 +136,9 @@ class PullOptions(Options):
     """
 
     recipes: RecipeOptions
-    store: StoreOption = store_option()
     remote: RemoteCacheOptions
-    json: bool = flag(JSON_HELP)
     ledger: bool = flag("fetch the trials of machines like this one, too")
     check: bool = flag(f"with --ledger, {CHECK_HELP}")
-    verbosity: int
 
 
 _SHOWN_RECIPES: Final = 20
@@ -171,22 +149,19 @@ _PROGRESS_S: Final = 0.2
 def stat(options: StatOptions) -> int:
     from tvmflow.cli.output import print_result
     from tvmflow.core.codec import to_json
-    from tvmflow.store.inventory import require_store
     from tvmflow.store.usage import measure_usage
 
-    usage = measure_usage(require_store(options.store.locate()))
-    print_result(to_json(usage), _format_usage(usage), as_json=options.json)
-    return EXIT_OK
+    usage = measure_usage(options.store.require())
+    return print_result(to_json(usage), _format_usage(usage), options)
 
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import check_integrity
-    from tvmflow.store.inventory import require_store
 
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
-    store = require_store(options.store.locate())
+    store = options.store.require()
     checked = check_integrity(store, progress.show, store_checks())
     progress.end()
     # a pipe or a folder among the trials is set aside before they can be read
@@ -202,10 +177,9 @@ def verify(options: VerifyOptions) -> int:
 def repair(options: RepairOptions) -> int:
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import repair_store
-    from tvmflow.store.inventory import require_store
 
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
-    store = require_store(options.store.locate())
+    store = options.store.require()
     steps = repair_store(store, progress.show, store_checks())
     progress.end()
     trials = _check_trials(store)
@@ -247,12 +221,11 @@ def store_checks() -> dict[str, Callable[[Path], bool]]:
 def gc(options: GcOptions) -> int:
     from tvmflow.cli.output import print_outcome
     from tvmflow.store.garbage_collection import Limits, collect_garbage, preview_collection
-    from tvmflow.store.inventory import require_store
 
     limits = Limits()
     if options.max_age is not None or options.max_size is not None:
         limits = Limits(options.max_age, options.max_size)
-    store = require_store(options.store.locate())
+    store = options.store.require()
     collect = preview_collection if options.dry_run else collect_garbage
     collected = collect(store, limits)
     too_large = limits.max_bytes is not None and collected.kept_bytes > limits.max_bytes
@@ -270,21 +243,19 @@ def gc(options: GcOptions) -> int:
 @with_disk_errors
 def pins(options: PinsOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.store.inventory import require_store
     from tvmflow.store.usage import measure_pins
 
-    rows = measure_pins(require_store(options.store.locate()))
+    rows = measure_pins(options.store.require())
     value = {"pins": [row._asdict() for row in rows]}
-    print_result(value, _format_pins(rows), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, _format_pins(rows), options)
 
 
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.store.inventory import remove_pin, require_store
+    from tvmflow.store.inventory import remove_pin
 
-    store = require_store(options.store.locate())
+    store = options.store.require()
     for name in options.names:
         remove_pin(store, name)
     note = "is no longer pinned; `tvmflow cache gc` may remove its results"

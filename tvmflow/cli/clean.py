@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
-from tvmflow.cli.options import Options, flag
+from tvmflow.cli.arguments import StoreOptions, with_disk_errors
+from tvmflow.cli.options import flag
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, size_text
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
 
 
-class CleanOptions(Options):
+class CleanOptions(StoreOptions):
     """Remove stored results, except those that are pinned.
 
     Removed are also downloads, logs and notes. What lock files and releases need stays (see
@@ -34,9 +34,6 @@ class CleanOptions(Options):
     yes: bool = flag("remove without asking")
     dry_run: bool = flag("only show what would be removed")
     ledger: bool = flag("also remove all measured trials")
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 @with_disk_errors

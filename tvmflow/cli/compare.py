@@ -75,7 +75,7 @@ def compare(options: CompareOptions) -> int:
         print_lines(*_format_markdown(comparison, regressions))
     else:
         lines = _format(comparison, regressions)
-        print_result(to_json(comparison, regressions), lines, as_json=options.json)
+        print_result(to_json(comparison, regressions), lines, options)
     return EXIT_VERIFY if regressions else EXIT_OK
 
 

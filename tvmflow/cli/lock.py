@@ -158,7 +158,7 @@ def diff(options: DiffOptions) -> int:
 
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
     value = {"changes": [change._asdict() for change in changes]}
-    print_result(value, _format_changes(changes), as_json=options.json)
+    print_result(value, _format_changes(changes), options)
     return EXIT_FAILED if changes else EXIT_OK
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from tvmflow.core.disk_errors import disk_errors, make_folder
-from tvmflow.core.errors import UsageError
+from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_output
 from tvmflow.core.formatting import printable
 from tvmflow.core.named_files import is_file, is_folder
@@ -25,12 +25,9 @@ def print_lines(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def print_result(value: Json, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print a result as one line of JSON, or as lines of text."""
-    if as_json:
-        print_json(value)
-    else:
-        print_lines(*lines)
+class _HasJson(Protocol):
+    @property
+    def json(self) -> bool: ...
 
 
 class _HasVerbosity(Protocol):
@@ -38,9 +35,16 @@ class _HasVerbosity(Protocol):
     def verbosity(self) -> int: ...
 
 
-class _HasOutput(_HasVerbosity, Protocol):
-    @property
-    def json(self) -> bool: ...
+class _HasOutput(_HasJson, _HasVerbosity, Protocol): ...
+
+
+def print_result(value: Json, lines: Iterable[str], options: _HasJson) -> int:
+    """Print what was asked for as one line of JSON, or as lines of text, and return the exit code."""
+    if options.json:
+        print_json(value)
+    else:
+        print_lines(*lines)
+    return EXIT_OK
 
 
 def print_notes(options: _HasVerbosity, *lines: str) -> None:
@@ -52,7 +56,7 @@ def print_notes(options: _HasVerbosity, *lines: str) -> None:
 def print_outcome(value: Json, lines: Iterable[str], exit_code: int, options: _HasOutput) -> int:
     """Print what a command has done, with `-q` only what did not succeed, and return the exit code."""
     if options.json or options.verbosity >= 0 or exit_code:
-        print_result(value, lines, as_json=options.json)
+        print_result(value, lines, options)
     return exit_code
 
 

@@ -265,8 +265,7 @@ def explain(options: ExplainOptions) -> int:
     explanations = [_explain_stage(spec, plan_state, store) for spec in specs]
     value = {"stages": [stage.to_json() for stage in explanations]}
     texts = [stage.to_text(with_recipe=several) for stage in explanations]
-    print_result(value, "\n".join(texts).split("\n"), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, "\n".join(texts).split("\n"), options)
 
 
 def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) -> _Explanation:
@@ -302,8 +301,7 @@ def _explain_length(options: ExplainOptions) -> int:
     run = find_run_of(Path(name), store) if is_recipe else read_run(store, name)
     chain = find_critical_chain(read_timeline(run.timeline, run.id), run.seconds)
     value = {"run": run.id, "seconds": run.seconds, **to_json(chain)}
-    print_result(value, _format_chain(chain, run), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, _format_chain(chain, run), options)
 
 
 def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
-from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.arguments import StoreOptions, with_disk_errors
+from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.provenance import TRUSTED_HELP
 from tvmflow.core.errors import EXIT_OK, UsageError
 
@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from tvmflow.store.addresses import OciReference
 
 
-class _RegistryOptions(Options):
+class _RegistryOptions(StoreOptions):
     """The options of commands that use a registry."""
 
     plain_http: bool = flag(
         "reach the registry without encryption and credentials, as this machine always is "
         "($TVMFLOW_PLAIN_HTTP names hosts)"
     )
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 class PushOptions(_RegistryOptions):

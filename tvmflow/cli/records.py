@@ -8,7 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option, with_disk_errors
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    StoreOption,
+    StoreOptions,
+    store_option,
+    with_disk_errors,
+)
 from tvmflow.cli.options import Options, argument, days, flag, option, positive_int
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text, latency_text, size_text
@@ -36,6 +42,10 @@ CHECK_HELP: Final = (
 def _target_keys_option() -> tuple[str, ...]:
     text = "only targets whose key starts with this (may be repeated)"
     return option("PREFIX", text, default=(), name="--target-key")
+
+
+class _RecordsOptions(StoreOptions):
+    store: StoreOption = store_option(_TRIALS)
 
 
 class ListOptions(Options):
@@ -68,7 +78,7 @@ class ShowOptions(Options):
     json: bool = flag(JSON_HELP)
 
 
-class ExportOptions(Options):
+class ExportOptions(_RecordsOptions):
     """Write trials into a trial pack, to be imported elsewhere.
 
     Examples:
@@ -85,12 +95,9 @@ class ExportOptions(Options):
         name="--workload",
     )
     best: int | None = option("N", "only the N fastest trials of each workload", type=positive_int)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class ImportOptions(Options):
+class ImportOptions(_RecordsOptions):
     """Add the trials of a trial pack that are valid here, or the schedules of a lock file.
 
     Examples:
@@ -100,12 +107,9 @@ class ImportOptions(Options):
 
     file: Path = argument("FILE", "a trial pack that `export` has written, or a lock file (.yaml)")
     check: bool = flag(CHECK_HELP)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class MergeOptions(Options):
+class MergeOptions(_RecordsOptions):
     """Add the trials of another store that are valid on this machine.
 
     Examples:
@@ -114,12 +118,9 @@ class MergeOptions(Options):
 
     dir: Path = argument("DIR", "a store, or the ledger of a store")
     check: bool = flag(CHECK_HELP)
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class PruneOptions(Options):
+class PruneOptions(_RecordsOptions):
     """Show which trials would be removed, and with --yes remove them.
 
     They may be measured again.
@@ -138,12 +139,9 @@ class PruneOptions(Options):
     older_than: float | None = option("DAYS", "only trials that are older than this", type=days)
     tvm_other: bool = flag("only trials of another build of TVM than the installed one")
     yes: bool = flag("remove them; without this option nothing is changed")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
-class VerifyOptions(Options):
+class VerifyOptions(_RecordsOptions):
     """Read every trial and repair what is damaged.
 
     The exit code is 1 when trials were quarantined.
@@ -154,9 +152,6 @@ class VerifyOptions(Options):
 
     target_keys: tuple[str, ...] = _target_keys_option()
     replay: bool = flag("apply every trace to its kernel again, if the store has the kernel")
-    store: StoreOption = store_option(_TRIALS)
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 class LearnOptions(Options):
@@ -205,8 +200,7 @@ def show(options: ShowOptions) -> int:
     lines = (
         line for workload in workloads for line in format_trials(workload, trace=options.trace)
     )
-    print_result(value, lines, as_json=options.json)
-    return EXIT_OK
+    return print_result(value, lines, options)
 
 
 @with_disk_errors
@@ -276,14 +270,13 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
 @with_disk_errors
 def prune(options: PruneOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.store.inventory import require_store
     from tvmflow.tuning import ledger_folders
     from tvmflow.tuning.ledger import this_machine_class
 
     criteria = ledger_folders.PruneCriteria(
         options.keep_best, options.failed, options.older_than, options.tvm_other
     )
-    store = require_store(options.store.locate())
+    store = options.store.require()
     # Without --yes nothing is written, so that no lease is taken: the store may be read-only.
     with store.running() if options.yes else contextlib.nullcontext():
         pruned = ledger_folders.prune(
@@ -302,11 +295,10 @@ def prune(options: PruneOptions) -> int:
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.store.inventory import require_store
     from tvmflow.tuning import replay
     from tvmflow.tuning.ledger_folders import check_ledger
 
-    store = require_store(options.store.locate())
+    store = options.store.require()
     root = Path(store.ledger)
     replayed = None
     with store.running():
@@ -330,8 +322,7 @@ def learn(options: LearnOptions) -> int:
     )
     learnt = [choice_costs.learn(kind, classes[kind]) for kind in sorted(classes)]
     value = {"classes": [entry.to_json() for entry in learnt]}
-    print_result(value, format_learnt(learnt), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, format_learnt(learnt), options)
 
 
 COMMANDS: Final = {

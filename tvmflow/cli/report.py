@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.arguments import JSON_HELP, RECIPE_SUFFIXES, StoreOption, store_option
-from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.arguments import RECIPE_SUFFIXES, StoreOptions
+from tvmflow.cli.options import argument, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import excerpt
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
 
 
-class ReportOptions(Options):
+class ReportOptions(StoreOptions):
     """Write what a run or a release made as one HTML page.
 
     The page is a single file that loads nothing: it can be mailed, printed, and read without a network.
@@ -35,7 +35,6 @@ class ReportOptions(Options):
         tvmflow report net.yaml --against releases/release-1.2.0
     """
 
-    store: StoreOption = store_option()
     what: str = argument(
         "RUN|RECIPE|RELEASE",
         "a run (see `tvmflow runs`), the last run of a recipe or pipeline, or the folder of a release; "
@@ -52,8 +51,6 @@ class ReportOptions(Options):
         "FILE", "where the page is written (./report-NAME.html); - for stdout", name="-o --output"
     )
     open: bool = flag("then open the page in the browser")
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 _STDOUT: Final = "-"

@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, RECIPE_SUFFIXES, StoreOption, store_option
+from tvmflow.cli.arguments import (
+    JSON_HELP,
+    RECIPE_SUFFIXES,
+    StoreOption,
+    StoreOptions,
+    store_option,
+)
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import (
@@ -75,7 +81,7 @@ class LogsOptions(Options):
     verbosity: int
 
 
-class TraceOptions(Options):
+class TraceOptions(StoreOptions):
     """Write where the time of a run went, for Perfetto and other viewers.
 
     The file has stages, trials, measurements, transfers and waits, on the tracks of the processes that did
@@ -97,9 +103,6 @@ class TraceOptions(Options):
         "where the trace is written (./trace-RUN.json), packed if it ends in .gz",
         name="-o --output",
     )
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option()
-    verbosity: int
 
 
 _MAX_NAMES: Final = 24
@@ -116,8 +119,7 @@ def runs(options: RunsOptions) -> int:
         "runs": [_to_json(run) for run in history.runs],
         "damaged": [{"path": path, "reason": reason} for path, reason in history.damaged],
     }
-    print_result(value, _format_runs(history.runs, history.damaged), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, _format_runs(history.runs, history.damaged), options)
 
 
 def _to_json(run: RunRecord) -> dict[str, Json]:

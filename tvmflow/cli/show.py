@@ -15,7 +15,7 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag
-from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import count_text, duration_text, excerpt, latency_text, names_text
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def show_kernels(options: ShowKernelsOptions) -> int:
     libraries = _find_libraries(options, store)
     tables = {library.name: list_rows(library, store) for library in libraries}
     value = {name: [row.to_json() for row in rows] for name, rows in tables.items()}
-    print_result(value, _format_kernels(tables), as_json=options.json)
-    return EXIT_OK
+    return print_result(value, _format_kernels(tables), options)
 
 
 def show_kernel(options: ShowKernelOptions) -> int:
@@ -122,8 +121,7 @@ def show_kernel(options: ShowKernelOptions) -> int:
     ]
     value = {kernel.library.name: kernel.to_json() for kernel in shown}
     lines = (line for kernel in shown for line in _format_kernel(kernel, options))
-    print_result(value, lines, as_json=options.json)
-    return EXIT_OK
+    return print_result(value, lines, options)
 
 
 def _find_libraries(
@@ -391,8 +389,7 @@ def show_run(options: ShowRunOptions) -> int:
     from tvmflow.engine.run_records import LATEST, read_run
 
     run = read_run(options.store.locate(), options.run_id or LATEST)
-    print_result(run.to_json(), _format_run(run), as_json=options.json)
-    return EXIT_OK
+    return print_result(run.to_json(), _format_run(run), options)
 
 
 def _format_run(run: RunRecord) -> Iterator[str]:

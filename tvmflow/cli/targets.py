@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, flag, option
-from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.errors import UsageError
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
@@ -65,12 +65,10 @@ def targets(options: TargetsOptions) -> int:
     store = options.store.open_to_read()
     if options.cpus is not None:
         names = load_cpus(store, _find_triple(options.cpus))
-        print_result({"arch": options.cpus, "cpus": names}, names, as_json=options.json)
-        return EXIT_OK
+        return print_result({"arch": options.cpus, "cpus": names}, names, options)
     rows = list(_list_rows(store))
     lines = (*_format_table(rows), "", *_format_reasons(rows))
-    print_result({"targets": [row.to_json() for row in rows]}, lines, as_json=options.json)
-    return EXIT_OK
+    return print_result({"targets": [row.to_json() for row in rows]}, lines, options)
 
 
 def _find_triple(arch: str) -> str:
