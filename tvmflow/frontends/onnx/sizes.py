@@ -169,7 +169,7 @@ class Sizes(SizeRanges):
         if not mode.startswith("SAME") or node.op_type == "ConvTranspose":
             return
         extents = self.shape_of(self.data(node.input[0]))[2:]
-        if all(isinstance(size, int) for size in extents):
+        if _are_fixed(*extents):
             return
         kernel = attributes.get("kernel_shape") or self.shape_of(self.data(node.input[1]))[2:]
         ones = [1] * len(extents)
@@ -207,10 +207,7 @@ class Sizes(SizeRanges):
             raise _Unknown
         if array.size > _MAX_ELEMENTS or array.dtype.kind not in "iubf":
             raise _Unknown
-        values = np.empty(array.shape, object)
-        for place, value in np.ndenumerate(array):
-            values[place] = _from_number(value.item())
-        return SizeValue(values, str(array.dtype))
+        return SizeValue(_map(_from_number, array), str(array.dtype))
 
     def _shape_value(self, name: str) -> SizeValue:
         if name in self._known:
@@ -286,6 +283,11 @@ class Sizes(SizeRanges):
             raise OpenSizeProblem("its sizes depend on values, and not on the dimensions alone")
         return [self.simplify(size) for size in value.values.ravel().tolist()]
 
+    def open_operand(self, node: NodeProto, position: int) -> list[Any] | None:
+        """Return the sizes that a node takes, as `operand` does; None where all are numbers, too."""
+        taken = self.operand(node, position)
+        return None if taken is None or _are_fixed(*taken) else taken
+
     def data(self, name: str) -> Any:
         """Return an operand as a tensor with a type."""
         self.materialize([name])
@@ -301,7 +303,7 @@ class Sizes(SizeRanges):
 
     def is_open(self, expr: Any) -> bool:
         """Return whether a tensor has sizes that depend on dimensions."""
-        return not all(isinstance(size, int) for size in self.shape_of(expr))
+        return not _are_fixed(*self.shape_of(expr))
 
 
 def compute_sizes(
@@ -402,7 +404,7 @@ class _Call(NamedTuple):
         if position >= len(self.operands) or self.operands[position] is None:
             return None
         values = self.array(position).ravel().tolist()
-        if not all(isinstance(value, int) for value in values):
+        if not _are_fixed(*values):
             raise _Unknown
         return list(values)
 
@@ -414,10 +416,7 @@ def _shape(call: _Call) -> SizeValue:
 
 
 def _size(call: _Call) -> SizeValue:
-    total: Any = 1
-    for size in call.array(0):
-        total = total * size
-    return _scalar(call.sizes.simplify(total), "int64")
+    return _scalar(call.sizes.simplify(math.prod(call.array(0))), "int64")
 
 
 def _scalar(value: Any, dtype: str) -> SizeValue:
@@ -507,22 +506,19 @@ def _floor(sizes: SizeRanges, value: Any) -> Any:
     return sizes.simplify(tirx.floordiv(whole, value.factor.denominator))
 
 
+def _map(function: Callable[..., Any], *arrays: _Array) -> _Array:
+    """Return the results of a function for the elements of arrays, which are broadcast."""
+    return _keep(np.frompyfunc(function, len(arrays), 1)(*arrays))
+
+
 def _each(call: _Call, function: Callable[[Any], Any], dtype: str) -> SizeValue:
-    data = call.array(0)
-    result = np.empty(data.shape, object)
-    for place, value in np.ndenumerate(data):
-        result[place] = function(value)
-    return SizeValue(result, dtype)
+    return SizeValue(_map(function, call.array(0)), dtype)
 
 
 def _pairs(call: _Call, function: Callable[[Any, Any], Any]) -> _Array:
     if len(call.operands) != 2:
         raise _Unknown
-    left, right = np.broadcast_arrays(call.array(0), call.array(1))
-    result = np.empty(left.shape, object)
-    for place in np.ndindex(left.shape):
-        result[place] = function(left[place], right[place])
-    return result
+    return _map(function, call.array(0), call.array(1))
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[[_Call], SizeValue]:
@@ -628,22 +624,23 @@ def _compare(call: _Call) -> SizeValue:
 
 
 def _where(call: _Call) -> SizeValue:
-    condition, one, other = np.broadcast_arrays(*(call.array(n) for n in range(3)))
-    result = np.empty(condition.shape, object)
-    for place in np.ndindex(condition.shape):
-        result[place] = one[place] if condition[place] else other[place]
-    return SizeValue(result, call.dtype(1))
+    operands = (call.array(n) for n in range(3))
+    chosen = _map(lambda condition, one, other: one if condition else other, *operands)
+    return SizeValue(chosen, call.dtype(1))
 
 
 def _constant_of_shape(call: _Call) -> SizeValue:
     shape = call.integers(0)
     if shape is None or math.prod(shape) > _MAX_ELEMENTS:
         raise _Unknown
-    value = call.attributes.get("value")
-    array = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-    result = np.empty(shape, object)
-    result[...] = _from_number(array.ravel()[0].item())
-    return SizeValue(result, str(array.dtype))
+    value = _value_of_shape(call.attributes)
+    return SizeValue(_map(_from_number, np.full(shape, value)), str(value.dtype))
+
+
+def _value_of_shape(attributes: Mapping[str, Any]) -> Any:
+    """Return the number that a ConstantOfShape gives to every element, as NumPy has it."""
+    value = attributes.get("value")
+    return np.float32(0) if value is None else numpy_helper.to_array(value).ravel()[0]
 
 
 def _expand_value(call: _Call) -> SizeValue:
@@ -661,10 +658,7 @@ def _product(call: _Call) -> SizeValue:
     data = call.array(0)
     if data.ndim != 1 or axes not in (None, [0], [-1]):
         raise _Unknown
-    total: Any = 1
-    for size in data:
-        total = total * size
-    result = _scalar(call.sizes.simplify(total), call.dtype())
+    result = _scalar(call.sizes.simplify(math.prod(data)), call.dtype())
     keeps = call.attributes.get("keepdims", 1)
     return result._replace(values=result.values.reshape(1)) if keeps else result
 
@@ -710,21 +704,17 @@ _RULES: Final[Mapping[str, Callable[[_Call], SizeValue]]] = {
 def _convert_reshape(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.data(node.input[0])
     old, new = sizes.shape_of(data), sizes.operand(node, 1)
-    if new is None or all(isinstance(size, int) for size in [*old, *new]):
+    if new is None or _are_fixed(*old, *new):
         return None
     if not attributes_of(node).get("allowzero", 0):
         new = [old[axis] if _is(size, 0) else size for axis, size in enumerate(new)]
-    total: Any = 1
-    for size in old:
-        total = total * size
+    total = sizes.simplify(math.prod(old))
     for axis, size in enumerate(new):
         if _is(size, -1):
-            rest: Any = 1
-            for other in [*new[:axis], *new[axis + 1 :]]:
-                rest = rest * other
-            new[axis] = _quotient(sizes, sizes.simplify(total), sizes.simplify(rest))
+            rest = math.prod([*new[:axis], *new[axis + 1 :]])
+            new[axis] = _quotient(sizes, total, sizes.simplify(rest))
     elements = sizes.simplify(math.prod(new))
-    sizes.check_equal(sizes.simplify(total), elements, "the elements of its operand and result")
+    sizes.check_equal(total, elements, "the elements of its operand and result")
     return relax.op.reshape(data, _shape_expr(new))
 
 
@@ -732,6 +722,10 @@ def _quotient(sizes: Sizes, total: Any, rest: Any) -> Any:
     if isinstance(total, int) and isinstance(rest, int):
         return total // rest
     return sizes.simplify(tirx.floordiv(tirx.convert(total), tirx.convert(rest)))
+
+
+def _are_fixed(*sizes: Any) -> bool:
+    return all(isinstance(size, int) for size in sizes)
 
 
 def _is(size: Any, number: int) -> bool:
@@ -745,7 +739,7 @@ def _shape_expr(sizes: Sequence[Any]) -> relax.ShapeExpr:
 def _convert_expand(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.data(node.input[0])
     old, new = sizes.shape_of(data), sizes.operand(node, 1)
-    if new is None or all(isinstance(size, int) for size in [*old, *new]):
+    if new is None or _are_fixed(*old, *new):
         return None
     rank = max(len(old), len(new))
     old, new = [1] * (rank - len(old)) + old, [1] * (rank - len(new)) + new
@@ -767,14 +761,12 @@ def _broadcast(sizes: Sizes, size: Any, other: Any) -> Any:
 
 
 def _convert_constant_of_shape(sizes: Sizes, node: NodeProto) -> Any:
-    shape = sizes.operand(node, 0)
-    if shape is None or all(isinstance(size, int) for size in shape):
+    shape = sizes.open_operand(node, 0)
+    if shape is None:
         return None
-    value = attributes_of(node).get("value")
-    array = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
-    return relax.op.full(
-        _shape_expr(shape), relax.const(array.ravel()[0], str(array.dtype)), str(array.dtype)
-    )
+    value = _value_of_shape(attributes_of(node))
+    dtype = str(value.dtype)
+    return relax.op.full(_shape_expr(shape), relax.const(value, dtype), dtype)
 
 
 def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
@@ -783,7 +775,7 @@ def _convert_range(sizes: Sizes, node: NodeProto) -> Any:
         raise OpenSizeProblem("its bounds depend on values, and not on the dimensions alone")
     dtype = next(bound.dtype for bound in bounds if bound is not None)
     start, limit, step = (bound.values.item() for bound in bounds if bound is not None)
-    if all(isinstance(value, int) for value in (start, limit, step)):
+    if _are_fixed(start, limit, step):
         return None
     if not isinstance(step, int) or any(isinstance(v, _Quotient) for v in (start, limit)):
         raise OpenSizeProblem("its step is no whole number")
@@ -808,8 +800,7 @@ def _convert_slice(sizes: Sizes, node: NodeProto) -> Any:
         return None
     places = range(len(starts)) if axes is None else [axis % len(shape) for axis in axes]
     steps = [1] * len(starts) if steps is None else steps
-    relevant = [*starts, *ends, *(shape[axis] for axis in places)]
-    if all(isinstance(size, int) for size in relevant):
+    if _are_fixed(*starts, *ends, *(shape[axis] for axis in places)):
         return None
     begins, stops = [], []
     for start, end, axis, step in zip(starts, ends, places, steps, strict=True):
@@ -840,8 +831,8 @@ def _exprs(values: Sequence[Any]) -> list[Any]:
 
 def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.data(node.input[0])
-    shape, repeats = sizes.shape_of(data), sizes.operand(node, 1)
-    if repeats is None or all(isinstance(size, int) for size in repeats):
+    shape, repeats = sizes.shape_of(data), sizes.open_operand(node, 1)
+    if repeats is None:
         return None
     split = [size for extent in shape for size in (1, extent)]
     wide = [
@@ -855,8 +846,8 @@ def _convert_tile(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_split(sizes: Sizes, node: NodeProto) -> Any:
     """Convert a Split into parts whose sizes follow from the dimensions."""
-    lengths = sizes.operand(node, 1)
-    if lengths is None or all(isinstance(length, int) for length in lengths):
+    lengths = sizes.open_operand(node, 1)
+    if lengths is None:
         return None
     data = sizes.data(node.input[0])
     axis = int(attributes_of(node).get("axis", 0)) % len(sizes.shape_of(data))
@@ -871,8 +862,8 @@ def _convert_split(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
     """Convert a Pad by widths that follow from the dimensions."""
-    widths = sizes.operand(node, 1)
-    if widths is None or all(isinstance(width, int) for width in widths):
+    widths = sizes.open_operand(node, 1)
+    if widths is None:
         return None
     if attribute_text(attributes_of(node), "mode", "constant") != "constant":
         raise OpenSizeProblem("widths that depend on dimensions are those of constants alone")
@@ -895,8 +886,8 @@ def _convert_pad(sizes: Sizes, node: NodeProto) -> Any:
 
 def _convert_top_k(sizes: Sizes, node: NodeProto) -> Any:
     """Refuse a TopK of an open number of elements."""
-    count = sizes.operand(node, 1)
-    if count is not None and not all(isinstance(size, int) for size in count):
+    count = sizes.open_operand(node, 1)
+    if count is not None:
         raise OpenSizeProblem(f"its K is {shape_text(count)}, and it needs a number")
 
 
@@ -926,7 +917,7 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
             )
             for factor, extent in zip(factors, shape, strict=True)
         ]
-    if all(isinstance(size, int) for size in [*shape, *lengths]):
+    if _are_fixed(*shape, *lengths):
         return None
     lengths = list(map(sizes.as_seen, lengths))
     attributes = attributes_of(node)

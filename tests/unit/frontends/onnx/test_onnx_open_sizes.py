@@ -21,7 +21,9 @@ from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.dimensions import evaluate, evaluate_shape, find_bounds
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.types import Dimension, Size, TensorSpec
+from tvmflow.frontends._open_sizes import SizeRanges
 from tvmflow.frontends.base import LoadedModel
+from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 
 node = helper.make_node
 BATCH = Dimension("batch", 1, 8)
@@ -663,3 +665,14 @@ def test_sizes_of_outputs_are_expressions_of_dimensions(tmp_path: Path) -> None:
         (("batch", "seq * 8"), (8, 512)),
     ]
     assert [spec.sizes for spec in loaded.inputs] == [("batch", "seq", 8)]
+
+
+def test_a_constant_of_several_elements_may_be_a_fraction() -> None:
+    """Each element is the fraction, with which sizes are computed."""
+    half = helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [0.5])
+    filled, product = node("ConstantOfShape", ["n"], ["y"], value=half), node("Mul", "xy", "z")
+    ranges = SizeRanges([BATCH])
+    halves = compute_sizes(ranges, filled, [SizeValue(np.array([2], object), "int64")])
+    sixes = SizeValue(np.array([6, 8], object), "float32")
+    result = compute_sizes(ranges, product, [sixes, halves])
+    assert result is not None and result.values.tolist() == [3, 4]
