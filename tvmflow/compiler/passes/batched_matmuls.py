@@ -17,7 +17,7 @@ from tvmflow.compiler.open_sizes import IrSize, count_elements, divide_up, is_op
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
 from tvmflow.compiler.passes.strided_views import find_view
 from tvmflow.compiler.tir_kernels.batches import Batches, Operand, contiguous, emit_batches
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import (
     FLOAT,
     Columns,
@@ -110,17 +110,13 @@ class BatchedProduct(NamedTuple):
 
 def make_kernel(product: BatchedProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the left and the right tensor and the result."""
-    with define_kernel("batched_matmul") as builder:
-        shapes = (product.left.shape, product.right.shape, product.shape)
-        names = ("left", "right", "out")
-        buffers = [
-            T.arg(name, declare_buffer(shape, FLOAT))
-            for name, shape in zip(names, shapes, strict=True)
-        ]
-        flat = [
-            flatten(buffer, shape, FLOAT) for buffer, shape in zip(buffers, shapes, strict=True)
-        ]
-        _emit(product, flat, cpu)
+    parameters = {
+        "left": (product.left.shape, FLOAT),
+        "right": (product.right.shape, FLOAT),
+        "out": (product.shape, FLOAT),
+    }
+    with define_flat_kernel("batched_matmul", parameters, has_root=False) as (builder, buffers):
+        _emit(product, buffers, cpu)
     return builder.get()
 
 

@@ -36,7 +36,6 @@ from tvmflow.compiler.tir_kernels.attention import (
     Attention,
     ScoreStep,
     Typical,
-    declare_parameters,
     make_gpu_kernel,
 )
 from tvmflow.compiler.tir_kernels.batches import (
@@ -46,7 +45,7 @@ from tvmflow.compiler.tir_kernels.batches import (
     contiguous,
     emit_batches,
 )
-from tvmflow.compiler.tir_kernels.definitions import define_kernel
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import (
     FLOAT,
     Columns,
@@ -370,8 +369,9 @@ class _Emitter:
         self._shared = min(repeats) if max(repeats) % min(repeats) == 0 else 1
 
     def emit(self) -> tvm.tirx.PrimFunc:
-        with define_kernel("attention") as builder:
-            self._inputs, out = declare_parameters(self._attention)
+        parameters = self._attention.parameters
+        with define_flat_kernel("attention", parameters, has_root=False) as (builder, buffers):
+            *self._inputs, out = buffers
             self._out = Workspace(out)
             self._emit_batches()
         return builder.get()

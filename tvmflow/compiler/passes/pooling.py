@@ -21,7 +21,7 @@ from tvmflow.compiler.code_generation import MAX_STRIDE
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_LANES, MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 
 _FLOAT: Final = "float32"
 _KINDS: Final = {"relax.nn.avg_pool2d": "avg", "relax.nn.max_pool2d": "max"}
@@ -174,20 +174,12 @@ def _is_supported(pool: Pool, *, has_ceil: bool) -> bool:
 
 def make_kernel(pool: Pool, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data, inverse counts if it has any, and the result."""
-    shapes = {"data": pool.shape}
+    parameters = {"data": (pool.shape, _FLOAT)}
     if pool.counts_inside:
-        shapes["inverse"] = (pool.columns.results,)
-    shapes["out"] = pool.result_shape
-    with define_kernel("pool") as builder:
-        arguments = [T.arg(name, declare_buffer(shape, _FLOAT)) for name, shape in shapes.items()]
-        # TVM looks for copies among functions of one argument, and only into blocks.
-        with T.sblock("root"):
-            flat = [
-                flatten(argument, shape, _FLOAT)
-                for argument, shape in zip(arguments, shapes.values(), strict=True)
-            ]
-            buffers = dict(zip(shapes, flat, strict=True))
-            _PoolEmitter(pool, cpu, buffers).emit()
+        parameters["inverse"] = ((pool.columns.results,), _FLOAT)
+    parameters["out"] = (pool.result_shape, _FLOAT)
+    with define_flat_kernel("pool", parameters) as (builder, buffers):
+        _PoolEmitter(pool, cpu, dict(zip(parameters, buffers, strict=True))).emit()
     return builder.get()
 
 

@@ -15,7 +15,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
 
 _FUNCTIONS: Final[Mapping[str, tuple[Callable[[Any, Any], Any], int]]] = {
@@ -89,14 +89,9 @@ class Scan(NamedTuple):
 
 def make_kernel(scan: Scan, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     """Return the kernel; its parameters are the data and the result."""
-    with define_kernel("scan") as builder:
-        arguments = [
-            T.arg(name, declare_buffer(scan.shape, scan.dtype)) for name in ("data", "out")
-        ]
-        # TVM looks for copies among functions of one argument, and only into blocks.
-        with T.sblock("root"):
-            data, out = (flatten(argument, scan.shape, scan.dtype) for argument in arguments)
-            _emit(scan, data, out, cpu)
+    kind = (scan.shape, scan.dtype)
+    with define_flat_kernel("scan", {"data": kind, "out": kind}) as (builder, (data, out)):
+        _emit(scan, data, out, cpu)
     return builder.get()
 
 

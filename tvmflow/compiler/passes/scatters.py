@@ -15,7 +15,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
 from tvmflow.compiler.open_sizes import IrSize, is_open, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import iterate_vectors
 
 _INDICES: Final = ("int32", "int64")
@@ -117,20 +117,17 @@ def make_kernel(scatter: Scatter, cpu: CpuModel) -> tvm.tirx.PrimFunc:
     Updates are applied in their order, as many columns of all of them at a time as a core has:
     several of one row need no atomic operations.
     """
-    shapes = {
+    parameters = {
         "data": (scatter.shape, scatter.dtype),
         "indices": (scatter.index_shape, scatter.index_dtype),
         "updates": (scatter.update_shape, scatter.dtype),
         "out": (scatter.shape, scatter.dtype),
     }
-    with define_kernel("scatter") as builder:
-        arguments = {name: T.arg(name, declare_buffer(*shapes[name])) for name in shapes}
-        with T.sblock("root"):
-            buffers = [flatten(arguments[name], *shapes[name]) for name in shapes]
-            parts = _count_parts(scatter, cpu)
-            with T.parallel(parts) if parts > 1 else T.serial(1) as part:
-                columns = (part * (scatter.width // parts), scatter.width // parts)
-                _emit_columns(scatter, buffers, columns, cpu.lanes)
+    with define_flat_kernel("scatter", parameters) as (builder, buffers):
+        parts = _count_parts(scatter, cpu)
+        with T.parallel(parts) if parts > 1 else T.serial(1) as part:
+            columns = (part * (scatter.width // parts), scatter.width // parts)
+            _emit_columns(scatter, buffers, columns, cpu.lanes)
     return builder.get()
 
 

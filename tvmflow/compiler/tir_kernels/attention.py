@@ -18,7 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from tvmflow.compiler.gpu_model import Device
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
 
 
@@ -72,6 +72,12 @@ class Attention(NamedTuple):
     replacement: int | None
     out_shape: tuple[IrSize, ...]
     out: StridedMatrices
+
+    @property
+    def parameters(self) -> dict[str, tuple[tuple[IrSize, ...], str]]:
+        """The shapes and dtypes of a kernel's parameters, by name: the operands and the result."""
+        inputs = {f"x{n}": (kind.shape, kind.dtype) for n, kind in enumerate(self.operands)}
+        return {**inputs, "out": (self.out_shape, FLOAT)}
 
 
 def make_gpu_kernel(attention: Attention, device: Device) -> tvm.tirx.PrimFunc | None:
@@ -197,20 +203,6 @@ def _list_fitting(attention: Attention, device: Device) -> Iterator[_Tile]:
                         yield tile
 
 
-def declare_parameters(attention: Attention) -> tuple[list[Any], Any]:
-    """Declare the operands and the result of a kernel, and return both as flat buffers."""
-    buffers = [
-        T.arg(f"x{position}", declare_buffer(operand.shape, operand.dtype))
-        for position, operand in enumerate(attention.operands)
-    ]
-    out = T.arg("out", declare_buffer(attention.out_shape, FLOAT))
-    inputs = [
-        flatten(buffer, operand.shape, operand.dtype)
-        for buffer, operand in zip(buffers, attention.operands, strict=True)
-    ]
-    return inputs, flatten(out, attention.out_shape, FLOAT)
-
-
 class _Emitter:
     """Emits the launch of one kernel."""
 
@@ -221,18 +213,18 @@ class _Emitter:
     def emit(self) -> tvm.tirx.PrimFunc:
         a, tile = self._attention, self._tile
         blocks = -(-a.typical.queries // tile.queries)
-        with define_kernel("attention") as builder:
-            self._inputs, self._out = declare_parameters(a)
-            with (
-                T.thread_binding(a.typical.batch * blocks, thread="blockIdx.x") as block,
-                T.thread_binding(tile.down, thread="threadIdx.y") as down,
-                T.thread_binding(tile.across, thread="threadIdx.x") as across,
-            ):
-                self._matrix = block // blocks
-                self._first = block % blocks * tile.queries
-                self._down, self._across = down, across
-                self._allocate()
-                self._attend()
+        with (
+            define_flat_kernel("attention", a.parameters, has_root=False) as (builder, buffers),
+            T.thread_binding(a.typical.batch * blocks, thread="blockIdx.x") as block,
+            T.thread_binding(tile.down, thread="threadIdx.y") as down,
+            T.thread_binding(tile.across, thread="threadIdx.x") as across,
+        ):
+            *self._inputs, self._out = buffers
+            self._matrix = block // blocks
+            self._first = block % blocks * tile.queries
+            self._down, self._across = down, across
+            self._allocate()
+            self._attend()
         return builder.get()
 
     def _allocate(self) -> None:

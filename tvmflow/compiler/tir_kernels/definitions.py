@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Final
 
 import tvm
@@ -32,6 +32,23 @@ def define_kernel(name: str) -> Iterator[IRBuilder]:
         T.func_name(name)
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": 8})
         yield builder
+
+
+@contextmanager
+def define_flat_kernel(
+    name: str, parameters: Mapping[str, tuple[Sequence[IrSize], str]], *, has_root: bool = True
+) -> Iterator[tuple[IRBuilder, list[Any]]]:
+    """Define a kernel whose parameters have one index; yield its builder and these.
+
+    Args:
+        name: The name of the kernel.
+        parameters: The shapes and dtypes of its parameters, by name.
+        has_root: Whether it is a block: TVM looks for copies among functions of one argument, and only into blocks.
+    """
+    with define_kernel(name) as builder:
+        arguments = [T.arg(name, declare_buffer(*kind)) for name, kind in parameters.items()]
+        with T.sblock("root") if has_root else nullcontext():
+            yield builder, list(map(flatten, arguments, *zip(*parameters.values(), strict=True)))
 
 
 def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:

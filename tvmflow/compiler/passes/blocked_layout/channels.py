@@ -31,7 +31,7 @@ from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.rewriter import INJECTIVE
 from tvmflow.compiler.passes.strided_views import read_slice, read_split
 from tvmflow.compiler.tir_kernels import blocked
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 
 
 class Selection(NamedTuple):
@@ -301,19 +301,10 @@ def copy_channels(shapes: Sequence[Sequence[IrSize]], sources: Sources, cpu: Cpu
     lanes = _list_lanes(sources, 1 if is_open(pixels) else pixels, block)
     width = _find_width(lanes, block)
     table = lanes[::width].astype(_TABLE)
-    with define_kernel("copy_channels") as builder:
-        parameters = [*((shape, _FLOAT) for shape in shapes), (table.shape, _TABLE)]
-        names = [*(f"x{position}" for position in range(len(shapes))), "table", "out"]
-        parameters.append((result, _FLOAT))
-        buffers = [
-            T.arg(name, declare_buffer(shape, dtype))
-            for name, (shape, dtype) in zip(names, parameters, strict=True)
-        ]
-        flat = [
-            flatten(buffer, shape, dtype)
-            for buffer, (shape, dtype) in zip(buffers, parameters, strict=True)
-        ]
-        _emit_kernel(flat, [math.prod(shape[1:]) for shape in shapes], result, width, cpu)
+    parameters = {f"x{position}": (shape, _FLOAT) for position, shape in enumerate(shapes)}
+    parameters |= {"table": (table.shape, _TABLE), "out": (result, _FLOAT)}
+    with define_flat_kernel("copy_channels", parameters, has_root=False) as (builder, buffers):
+        _emit_kernel(buffers, [math.prod(shape[1:]) for shape in shapes], result, width, cpu)
     return builder.get(), table, result
 
 
