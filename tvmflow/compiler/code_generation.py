@@ -731,7 +731,12 @@ class _Lets:
 # A row of 97 numbers is six vectors of 16 and one number. A schedule computes it in seven vectors,
 # and a condition in the last one leaves out what is beyond the end: TVM computes a vector with
 # such a condition number by number. Here the last vector begins at 81 instead: it computes 15
-# numbers a second time, and has no condition.
+# numbers a second time, and has no condition. So does that of a search for the greatest or least
+# number, which may meet a number twice.
+
+
+# The statements of a reduction.
+_START_AND_STEP: Final = 2
 
 
 class _End(NamedTuple):
@@ -760,9 +765,33 @@ def _is_conditional(loop: tirx.For) -> bool:
     return (
         int(loop.kind) == tirx.ForKind.VECTORIZED
         and isinstance(loop.body, SBlockRealize)
-        and isinstance(loop.body.block.body, tirx.BufferStore)
+        and (
+            isinstance(loop.body.block.body, tirx.BufferStore)
+            or _find_searched(loop.body.block.body) is not None
+        )
         and not isinstance(loop.body.predicate, tirx.IntImm)
     )
+
+
+def _find_searched(body: Any) -> Any:
+    """Return the numbers among which a reduction finds the greatest or least ones; None for another body."""
+    if not (
+        isinstance(body, tirx.SeqStmt)
+        and len(body) == _START_AND_STEP
+        and isinstance(body[0], tirx.IfThenElse)
+        and isinstance(body[1], tirx.BufferStore)
+        and isinstance(body[1].value, tirx.Max | tirx.Min)
+    ):
+        return None
+    store, kept, searched = body[1], body[1].value.a, body[1].value.b
+    is_kept = (
+        isinstance(kept, tvm.ir.TensorLoad)
+        and kept.source.same_as(store.buffer)
+        and all(map(tvm_ffi.structural_equal, kept.indices, store.indices))
+    )
+    loads = find_nodes(searched, tvm.ir.TensorLoad)
+    reads_itself = any(load.source.same_as(store.buffer) for load in loads)
+    return searched if is_kept and not reads_itself else None
 
 
 def _list_inner_loops(function: tirx.PrimFunc) -> dict[Any, set[Any]]:
@@ -797,10 +826,23 @@ def _overlap(loop: tirx.For, loops: Sequence[tirx.For], scopes: Mapping[Any, set
     nest = [other for other in loops if other.loop_var in around]
     # in a loop that is unrolled, vectors are registers, which have no computed index
     is_unrolled = any(int(other.kind) == tirx.ForKind.UNROLLED for other in nest)
-    if is_unrolled or not _may_repeat(realize.block.body, nest, scopes):
+    back = {lane: lane + tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start}
+    searched = _find_searched(realize.block.body)
+    if searched is not None:
+        first, step = realize.block.body
+        if is_unrolled or any(
+            _uses(index, other.loop_var) for index in step.indices for other in nest
+        ):
+            return loop
+        value = type(step.value)(step.value.a, replace_variables(searched, back))
+        step = tirx.BufferStore(step.buffer, value, step.indices)
+        own, body = realize.block, tirx.SeqStmt([first, step])
+        reads = [replace_variables(region, back) for region in own.reads]
+        block = simplify_indices(SBlock([], reads, own.writes, own.name_hint, body))
+    elif is_unrolled or not _may_repeat(realize.block.body, lane, nest, scopes):
         return loop
-    back = tirx.min(start, tirx.IntImm(start.ty.dtype, extent - lanes)) - start
-    block = simplify_indices(replace_variables(realize.block, {lane: lane + back}))
+    else:
+        block = simplify_indices(replace_variables(realize.block, back))
     predicate = functools.reduce(tirx.all, others, tirx.const(True, "bool"))
     body = SBlockRealize([], predicate, block)
     return tirx.For(lane, loop.min, loop.extent, loop.kind, body, annotations=loop.annotations)
@@ -815,12 +857,13 @@ def _find_end(condition: Any, lane: Any) -> _End | None:
 
 
 def _may_repeat(
-    store: tirx.BufferStore, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]
+    store: tirx.BufferStore, lane: Any, nest: Sequence[tirx.For], scopes: Mapping[Any, set[Any]]
 ) -> bool:
     """Return whether numbers of a row may be computed a second time, after its other vectors.
 
     Args:
         store: What stores a vector.
+        lane: The variable of its lanes.
         nest: The loops over the vectors of the row.
         scopes: See `_list_inner_loops`.
     """
@@ -828,15 +871,17 @@ def _may_repeat(
     if target in scopes and scopes[target].isdisjoint(loop.loop_var for loop in nest):
         # each vector has a buffer of its own, where nothing is stored for another
         return True
-    sources = [load.source for load in find_nodes(store.value, tvm.ir.TensorLoad)]
+    loads = find_nodes(store.value, tvm.ir.TensorLoad)
+    sources = [load.source for load in loads]
+    vectors = [load.source for load in loads if any(_uses(index, lane) for index in load.indices)]
     others = [
         other
         for loop in nest
         for other in find_nodes(loop.body, tirx.BufferStore)
         if other.buffer.same_as(target) and not other.same_as(store)
     ]
-    # buffers that are no parameters may share their memory, if the numbers of one are read but once
-    is_kept = target not in scopes or not any(source in scopes for source in sources)
+    # buffers that are no parameters may share their memory, if the vectors of one are read but once
+    is_kept = target not in scopes or not any(source in scopes for source in vectors)
     return is_kept and not others and not any(source.same_as(target) for source in sources)
 
 

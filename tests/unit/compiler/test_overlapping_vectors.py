@@ -48,6 +48,7 @@ def make(extent: int, *statements: str) -> tvm.IRModule:
 def count_conditions(mod: tvm.IRModule) -> int:
     """Return how many vectors still have a condition after the pass."""
     before = [
+        s_tir.transform.LowerInitBlock(),
         s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
         s_tir.transform.ConvertBlocksToOpaque(),
     ]
@@ -157,3 +158,57 @@ def test_sums_that_all_vectors_share_keep_their_condition() -> None:
     assert count_conditions(mod) == 1
     x = np.random.default_rng(0).standard_normal((9, 97)).astype(np.float32)
     np.testing.assert_allclose(run(mod, x), x.sum(0), rtol=1e-5, atol=1e-6)
+
+
+SEARCH = """
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((5, 97), "float32"), y: T.Buffer((5, 97), "float32")):
+    T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True, "global_symbol": "main"})
+    found = T.sblock_alloc_buffer((5, 16))
+    most = T.sblock_alloc_buffer((5,))
+    away = T.sblock_alloc_buffer((5, 97))
+    for i in range(5):
+        for j in range(7):
+            for k in T.vectorized(16):
+                with T.sblock("search"):
+                    vk, vi, vj = T.axis.remap("SSR", [k, i, j])
+                    T.where(j * 16 + k < 97)
+                    with T.init():
+                        found[vi, vk] = T.float32(-1000)
+                    found[vi, vk] = OPERATOR(found[vi, vk], x[vi, vj * 16 + vk])
+        for k in range(16):
+            with T.sblock("most"):
+                vi, vk = T.axis.remap("SR", [i, k])
+                with T.init():
+                    most[vi] = T.float32(-1000)
+                most[vi] = T.max(most[vi], found[vi, vk])
+        for j in range(7):
+            for k in T.vectorized(16):
+                with T.sblock("away"):
+                    vi = T.axis.spatial(5, i)
+                    vj = T.axis.spatial(97, j * 16 + k)
+                    T.where(j * 16 + k < 97)
+                    away[vi, vj] = x[vi, vj] - most[vi]
+        for j in range(7):
+            for k in T.vectorized(16):
+                with T.sblock("result"):
+                    vi = T.axis.spatial(5, i)
+                    vj = T.axis.spatial(97, j * 16 + k)
+                    T.where(j * 16 + k < 97)
+                    y[vi, vj] = away[vi, vj]
+"""
+
+
+def test_a_search_may_meet_a_number_twice() -> None:
+    """Its vectors overlap, as do those of numbers that are computed from one number of the row."""
+    mod = tvm.IRModule({"main": tvm.script.from_source(SEARCH.replace("OPERATOR", "T.max"))})
+    assert count_conditions(mod) == 0
+    x = np.random.default_rng(0).standard_normal((5, 97)).astype(np.float32)
+    x[2, 96] = x[3, 0] = x[4, 81] = 9
+    np.testing.assert_array_equal(run(mod, x), x - x.max(1, keepdims=True))
+
+
+def test_a_product_of_numbers_keeps_its_condition() -> None:
+    """A number may be a factor only once."""
+    source = SEARCH.replace("OPERATOR", "T.Mul").replace("T.float32(-1000)", "T.float32(1)", 1)
+    assert count_conditions(tvm.IRModule({"main": tvm.script.from_source(source)})) == 1

@@ -46,10 +46,49 @@ def _read_broadcast(tensor: Any, place: Sequence[Any]) -> Any:
 
 
 def _legalize_softmax(builder: relax.BlockBuilder, call: relax.Call) -> Any:
-    """Return the kernel of a softmax; TVM's for other numbers than float32."""
+    """Return the kernel of a softmax, or of its logarithm; TVM's for other numbers than float32."""
+    is_logarithm = ir.operator_name(call) == "relax.nn.log_softmax"
+    theirs = relax.transform.legalize_ops.nn
     if not ir.is_float32(call):
-        return relax.transform.legalize_ops.nn._nn_softmax(builder, call)
-    return builder.call_te(softmax, call.args[0], int(call.attrs.axis))
+        legalize = theirs._nn_log_softmax if is_logarithm else theirs._nn_softmax
+        return legalize(builder, call)
+    function = log_softmax if is_logarithm else softmax
+    return builder.call_te(function, call.args[0], int(call.attrs.axis))
+
+
+class _Rows:
+    """Tensors along an axis of float32 data, of which a softmax or its logarithm is made.
+
+    Args:
+        x: The data.
+        axis: The axis.
+        name: What the names of the tensors begin with.
+    """
+
+    def __init__(self, x: Any, axis: int, name: str) -> None:
+        self.shape, self._name = list(x.shape), name
+        self._axis = axis % len(self.shape)
+        self.outer = [*self.shape[: self._axis], *self.shape[self._axis + 1 :]]
+        self.largest = self._reduce(x, te.max, "largest")
+        self.exponentials = te.compute(
+            self.shape,
+            lambda *i: exp_of_negative(x(*i) - self.largest(*self.row(i))),
+            name=f"{name}_exp",
+        )
+        self.total = self._reduce(self.exponentials, te.sum, "total")
+
+    def _reduce(self, data: Any, combine: Callable[..., Any], name: str) -> Any:
+        axis = self._axis
+        along = te.reduce_axis((0, self.shape[axis]), name="k")
+
+        def element(*place: Any) -> Any:
+            return combine(data(*place[:axis], along, *place[axis:]), axis=along)
+
+        return te.compute(self.outer, element, name=f"{self._name}_{name}")
+
+    def row(self, place: Sequence[Any]) -> list[Any]:
+        """Return the indices of a place but that along the axis."""
+        return [*place[: self._axis], *place[self._axis + 1 :]]
 
 
 def softmax(x: Any, axis: int) -> Any:
@@ -57,30 +96,33 @@ def softmax(x: Any, axis: int) -> Any:
 
     No exponential is of a positive number, and results are multiplied by the inverse of their sum.
     """
-    shape = list(x.shape)
-    axis %= len(shape)
-    outer = [*shape[:axis], *shape[axis + 1 :]]
-
-    def reduce(data: Any, combine: Callable[..., Any], name: str) -> Any:
-        along = te.reduce_axis((0, shape[axis]), name="k")
-
-        def element(*place: Any) -> Any:
-            return combine(data(*place[:axis], along, *place[axis:]), axis=along)
-
-        return te.compute(outer, element, name=name)
-
-    def row(place: Sequence[Any]) -> list[Any]:
-        return [*place[:axis], *place[axis + 1 :]]
-
-    largest = reduce(x, te.max, "softmax_largest")
-    exponentials = te.compute(
-        shape, lambda *i: exp_of_negative(x(*i) - largest(*row(i))), name="softmax_exp"
-    )
-    total = reduce(exponentials, te.sum, "softmax_total")
+    rows = _Rows(x, axis, "softmax")
     inverse = te.compute(
-        outer, lambda *i: tirx.const(1.0, "float32") / total(*i), name="softmax_inverse"
+        rows.outer, lambda *i: tirx.const(1.0, "float32") / rows.total(*i), name="softmax_inverse"
     )
-    return te.compute(shape, lambda *i: exponentials(*i) * inverse(*row(i)), name="softmax")
+    return te.compute(
+        rows.shape, lambda *i: rows.exponentials(*i) * inverse(*rows.row(i)), name="softmax"
+    )
 
 
-_LEGALIZATIONS: Final = {"relax.nn.softmax": _legalize_softmax}
+def log_softmax(x: Any, axis: int) -> Any:
+    """Return the logarithm of the softmax of float32 data along an axis.
+
+    No exponential is of a positive number. The greatest number and the logarithm of the sum are
+    subtracted one after the other: their sum would lose digits of the logarithm.
+    """
+    rows = _Rows(x, axis, "log_softmax")
+    logarithm = te.compute(
+        rows.outer, lambda *i: te.log(rows.total(*i)), name="log_softmax_logarithm"
+    )
+    return te.compute(
+        rows.shape,
+        lambda *i: x(*i) - rows.largest(*rows.row(i)) - logarithm(*rows.row(i)),
+        name="log_softmax",
+    )
+
+
+_LEGALIZATIONS: Final = {
+    "relax.nn.softmax": _legalize_softmax,
+    "relax.nn.log_softmax": _legalize_softmax,
+}

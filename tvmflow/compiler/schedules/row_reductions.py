@@ -6,6 +6,7 @@ another axis, all steps of some columns do, whose numbers are the lanes of vecto
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -13,7 +14,16 @@ from typing import Any, Final, NamedTuple
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
-from tvmflow.compiler.schedules.blocks import Block, analyze_blocks, is_contiguous, list_loads
+from tvmflow.compiler.open_tiles import PARTITION_HINT
+from tvmflow.compiler.schedules.blocks import (
+    Block,
+    analyze_blocks,
+    has_slow_operations,
+    is_contiguous,
+    list_intermediate_buffers,
+    list_loads,
+    loop_length,
+)
 from tvmflow.compiler.schedules.elementwise import (
     divisor,
     fuse,
@@ -27,6 +37,8 @@ _MAX_COLUMNS: Final = 512
 _MIN_COLUMNS: Final = 64
 # As many stay in one part if nothing divides them.
 _MAX_UNDIVIDED: Final = 4096
+# The loops over rows, vectors and lanes.
+_JOINED_LOOPS: Final = 3
 # Partial sums that are added one by one.
 _LEAST_SUMS: Final = 2
 
@@ -48,6 +60,7 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
     part = _find_columns(blocks, cpu)
     if part is not None:
         return _apply_to_columns(schedule, blocks, part, cpu)
+    blocks = _inline_read_once(schedule, blocks)
     row_axes = _count_shared_axes(blocks)
     if not row_axes:
         return None
@@ -61,9 +74,71 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
         for handle in step.handles
     ]
     row = schedule.merge(*rows) if len(rows) > 1 else rows[0]
+    _join_vectors(schedule, steps, row_axes)
     is_worthwhile = sum(block.work for block in blocks) >= MIN_PARALLEL_ELEMENTS
     fuse_and_parallelize(schedule, [row], is_worthwhile, cpu)
     return schedule
+
+
+def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
+    """Compute cheap numbers that a reduction reads once where it reads them; return all blocks left."""
+    intermediate = list_intermediate_buffers(schedule)
+    inlined = []
+    for block in blocks:
+        readers = [
+            reader
+            for reader in blocks
+            for load in list_loads(reader)
+            if load.source.same_as(block.output)
+        ]
+        if (
+            not (block.is_reduction or block.open_axes or has_slow_operations(block))
+            and any(block.output.same_as(buffer) for buffer in intermediate)
+            and len(readers) == 1
+            and readers[0].is_reduction
+            and readers[0].work == block.work
+        ):
+            inlined.append(block)
+    for block in inlined:
+        schedule.compute_inline(block.handle)
+    return (analyze_blocks(schedule) or []) if inlined else blocks
+
+
+def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
+    """Sum numbers in the loop that computes them, where a sum reads what the step before it stores.
+
+    To load a vector of which two others were stored takes many cycles, as the last of a row overlap.
+    """
+    for before, step in itertools.pairwise(steps):
+        block, reduction = before.block, step.block
+        if (
+            block.is_reduction
+            or not step.partial_sums
+            or len(block.axes) - 1 in block.open_axes
+            or row_axes != len(reduction.spatial_extents)
+            or len(reduction.reduction_extents) != 1
+            or block.spatial_extents != (*reduction.spatial_extents, *reduction.reduction_extents)
+        ):
+            continue
+        own = [load for load in list_loads(reduction) if load.source.same_as(block.output)]
+        loops = [schedule.get_loops(handle) for handle in (block.handle, step.partial_sums[0])]
+        if (
+            not own
+            or any(len(nest) != _JOINED_LOOPS for nest in loops)
+            or not all(
+                index.same_as(axis)
+                for load in own
+                for index, axis in zip(load.indices, reduction.axes, strict=True)
+            )
+        ):
+            continue
+        vectors = [nest[1] for nest in loops]
+        for loop in vectors:
+            if PARTITION_HINT in schedule.get(loop).annotations:
+                schedule.unannotate(loop, PARTITION_HINT)
+        joined = schedule.merge(*vectors)
+        if reduction.reduction_extents[0] % loop_length(schedule, loops[0][-1]):
+            peel_last_iteration(schedule, joined)
 
 
 def _count_shared_axes(blocks: list[Block]) -> int:

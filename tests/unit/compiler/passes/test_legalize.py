@@ -19,13 +19,15 @@ ROWS = [
 ]
 
 
-def softmax_of(shape: tuple[int, ...], axis: int) -> tvm.IRModule:
-    """Return a model of one softmax."""
+def softmax_of(
+    shape: tuple[int, ...], axis: int, operator: Any = relax.op.nn.softmax
+) -> tvm.IRModule:
+    """Return a model of one softmax, or of its logarithm."""
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(shape, "float32"))
     with builder.function("main", [x], {"num_input": 1}):
         with builder.dataflow():
-            result = builder.emit_output(builder.emit(relax.op.nn.softmax(x, axis)))
+            result = builder.emit_output(builder.emit(operator(x, axis)))
         builder.emit_func_output(result)
     return builder.get()
 
@@ -76,6 +78,58 @@ def test_halves_of_the_partial_sums_of_a_row_are_added(mcpu: str) -> None:
     assert min(int(loop.extent) for loop in is_serial if int(loop.extent) > 2) == -(
         -100 // lanes(mcpu)
     )
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("axis", [0, -1])
+def test_the_logarithm_of_a_softmax(axis: int, mcpu: str) -> None:
+    """It is finite where the softmax itself would vanish."""
+    random = np.random.default_rng(3)
+    for shape in ROWS:
+        data = (random.standard_normal(shape) * random.choice([1, 300])).astype(np.float32)
+        data.reshape(-1)[-1] = -np.inf if data.shape[axis] > 1 else 0.5
+        mod = softmax_of(shape, axis, relax.op.nn.log_softmax)
+        (actual,) = run(mod, level(mcpu), FAST, data)
+        apart = data.astype(np.float64) - data.max(axis, keepdims=True)
+        expected = apart - np.log(np.exp(apart).sum(axis, keepdims=True))
+        np.testing.assert_allclose(actual, expected, rtol=3e-7, atol=4e-7, err_msg=str(shape))
+
+
+@pytest.mark.parametrize("operator", [relax.op.nn.softmax, relax.op.nn.log_softmax])
+def test_exponentials_are_added_in_the_loop_that_computes_them(operator: Any) -> None:
+    """What is left of a row after the last whole vector is in a vector that overlaps it."""
+    target = level(LEVELS[-1])
+    mod = lowering.lower(softmax_of((64, 77), 1, operator), lowering.make_target(target), FAST).mod
+    scheduled = schedules.schedule_untuned(mod, target, 1)
+    (name,) = scheduled.rules
+    loops = find_nodes(scheduled.mod[name].body, tirx.For)
+    blocks = [
+        [block.name_hint for block in find_nodes(loop.body, tvm.s_tir.SBlock)]
+        for loop in loops
+        if int(loop.kind) == tirx.ForKind.SERIAL
+    ]
+    assert [f"{name}_exp", f"{name}_total_rf"] in blocks
+
+
+def test_cheap_numbers_are_computed_where_a_row_is_searched() -> None:
+    """Stored first, they would be loaded across the stores of overlapping vectors."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((40, 53), "float32"))
+    with builder.function("main", [x], {"num_input": 1}):
+        with builder.dataflow():
+            halves = builder.emit(relax.op.multiply(x, relax.const(0.5, "float32")))
+            result = builder.emit_output(builder.emit(relax.op.max(halves, 1)))
+        builder.emit_func_output(result)
+    target = level(LEVELS[-1])
+    mod = lowering.lower(builder.get(), lowering.make_target(target), FAST).mod
+    scheduled = schedules.schedule_untuned(mod, target, 1)
+    assert list(scheduled.rules.values()) == ["row_reductions"]
+    (name,) = scheduled.rules
+    names = {b.name_hint for b in find_nodes(scheduled.mod[name].body, tvm.s_tir.SBlock)}
+    assert not any("multiply" in name for name in names)
+    data = np.random.default_rng(0).standard_normal((40, 53)).astype(np.float32)
+    (actual,) = run(builder.get(), target, FAST, data)
+    np.testing.assert_array_equal(actual, data.max(1) / 2)
 
 
 def lanes(mcpu: str) -> int:
