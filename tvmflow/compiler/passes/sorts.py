@@ -14,6 +14,8 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_LANES
 from tvmflow.compiler.open_sizes import IrSize, Representative, is_open, sizes_of
+from tvmflow.compiler.passes import place_reductions
+from tvmflow.compiler.passes.place_reductions import COMPARED_DTYPES, PlaceReduction, has_vectors
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
@@ -110,9 +112,13 @@ def _as_sort(call: Any, numbers: Representative) -> Sort | None:
 
 # Runs of more than this many words are merged from shorter ones.
 _MAX_NETWORK: Final = 16
-# So many words are found one by one in a row of several times as many: LLVM unrolls shorter loops in place of vectors.
+# So many words are found one by one in a row of several times as many. LLVM makes vectors of these loops, but unrolls those
+# over shorter rows. There, fewer vectors must be read than a sort costs, as measured: its time grows with the words beyond
+# a first few.
 _MAX_LEAST: Final = 8
-_MIN_ROW_FOR_LEAST: Final = 64
+_MIN_ROW_FOR_LOOP: Final = 64
+_SORTED_AT_ONCE: Final = 8
+_VECTORS_PER_WORD: Final = 1.5
 # Longer rows are gathered from before. Narrow vectors hold few words, and most of them have no minimum of 64 bits.
 _MAX_ROW_FOR_LEAST: Final = 2048
 _ROW_OF_LANES: Final = 16
@@ -190,6 +196,19 @@ def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
         cores: The cores that the work is divided for.
         lanes: The numbers of 32 bits in a vector.
     """
+    if _is_place_reduction(sort, lanes):
+        reduction = PlaceReduction(
+            shape=sort.shape,
+            rows=math.prod(sort.shape[:-1]),
+            length=sort.length,
+            typical=math.prod(sort.typical),
+            dtype=sort.dtype,
+            result_dtype=sort.index_dtype,
+            is_largest=sort.descending,
+            has_values=sort.has_values,
+            orders_nan=True,
+        )
+        return place_reductions.make_kernel(reduction, sort.result_shape, cores, lanes)
     with define_kernel("sort") as builder:
         signature = [("data", sort.shape, sort.dtype)]
         signature += [(f"out{i}", sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)]
@@ -205,6 +224,16 @@ def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
     return builder.get()
 
 
+def _is_place_reduction(sort: Sort, lanes: int) -> bool:
+    """Return whether the first of a row is found by comparing vectors."""
+    return (
+        sort.k == 1
+        and sort.axis == len(sort.shape) - 1
+        and sort.dtype in COMPARED_DTYPES
+        and has_vectors(sort.length, lanes)
+    )
+
+
 def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int) -> None:
     inner = math.prod(sort.shape[sort.axis + 1 :])
     rows = math.prod(sort.shape[: sort.axis]) * inner
@@ -213,7 +242,7 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     order = _Order(sort.dtype, sort.length, sort.descending)
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
         sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
-        and _finds_least(order, sort.length, sort.k)
+        and _finds_least(order, sort.length, sort.k, lanes)
     )
     with (T.parallel if is_parallel else T.serial)(rows) as row:
 
@@ -222,7 +251,7 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
             return row // part * (length * inner) + index * inner + row % part
 
         source = _Row(order, lambda index: tirx.BufferLoad(data, [place(index, sort.length)]))
-        words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source)
+        words = (_emit_selection if is_selection else _emit_whole_sort)(sort, source, lanes)
         with T.serial(sort.k) as position:
             index = T.Bind(order.index(words[position]))
             outputs = [source.element(index)] if sort.has_values else []
@@ -484,17 +513,15 @@ def _padded_size(size: int) -> int:
     return run << passes
 
 
-def _emit_whole_sort(sort: Sort, row: _Row) -> _Words:
+def _emit_whole_sort(sort: Sort, row: _Row, lanes: int) -> _Words:
     """Emit the sort of a row, or the selection of few of its words; return them in order."""
     order, length = row.order, sort.length
-    if _finds_least(order, length, sort.k) and sort.k == 1:
-        first = _Words.allocate(order, 1)
-        first[0] = (_emit_first(order, length, row.word),)
-        return first
-    if _finds_least(order, length, sort.k):
-        words = _Words.allocate(order, length)
+    if _finds_least(order, length, sort.k, lanes):
+        room = _whole_vectors(order, length, lanes)
+        words = _Words.allocate(order, room)
         words.fill(0, length, row.word)
-        return _emit_least(order, words, length, sort.k)
+        words.fill(length, room, lambda _: order.last())
+        return _emit_least(order, words, length, sort.k, lanes)
     size = _padded_size(length)
     words = _Words.allocate(order, size)
     words.fill(0, length, row.word)
@@ -502,7 +529,7 @@ def _emit_whole_sort(sort: Sort, row: _Row) -> _Words:
     return _emit_sort(order, words, size)
 
 
-def _emit_selection(sort: Sort, row: _Row) -> _Words:
+def _emit_selection(sort: Sort, row: _Row, lanes: int) -> _Words:
     """Emit the selection of the first words of a row; return them in order.
 
     Those that come before the last of the first `count` so far are gathered. When there are enough
@@ -510,7 +537,8 @@ def _emit_selection(sort: Sort, row: _Row) -> _Words:
     """
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
-    first, merged, gathered = (_Words.allocate(order, n) for n in (count, count, size))
+    room = _whole_vectors(order, size, lanes)
+    first, merged, gathered = (_Words.allocate(order, n) for n in (count, count, room))
     first.fill(0, count, lambda _: order.last())
     filled, greatest = _Variable.allocate(_ZERO), tirx.max_value(order.key_dtype)
     blocks = -(-length // _BLOCK)
@@ -527,9 +555,9 @@ def _emit_selection(sort: Sort, row: _Row) -> _Words:
             gathered[filled.get()] = word
             filled.add(_precedes(word, limit))
         with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
-            gathered.fill(filled.get(), size, lambda _: order.last())
-            if _finds_least(order, size, count):
-                ordered = _emit_least(order, gathered, size, count)
+            gathered.fill(filled.get(), room, lambda _: order.last())
+            if _finds_least(order, size, count, lanes):
+                ordered = _emit_least(order, gathered, size, count, lanes)
             else:
                 ordered = _emit_sort(order, gathered, size)
             _emit_front_merge(first, ordered, merged, count)
@@ -548,37 +576,74 @@ def _emit_front_merge(left: _Words, right: _Words, target: _Words, count: int) -
         taken.add(is_left)
 
 
-def _finds_least(order: _Order, size: int, count: int) -> bool:
+def _finds_least(order: _Order, size: int, count: int, lanes: int) -> bool:
     """Return whether the first of some words are found one by one, which is faster than to sort all."""
-    is_few = count <= _MAX_LEAST and size >= _MIN_ROW_FOR_LEAST
-    return is_few and len(order.dtypes) == 1
+    if count > _MAX_LEAST or len(order.dtypes) > 1:
+        return False
+    vectors = count * -(-size // _word_lanes(order, size, lanes))
+    return size >= _MIN_ROW_FOR_LOOP or vectors <= _VECTORS_PER_WORD * (size - _SORTED_AT_ONCE)
 
 
-def _emit_least(order: _Order, words: _Words, size: int, count: int) -> _Words:
-    """Emit the search for the first of some words of one integer; return these in order."""
-    first = _Words.allocate(order, count)
+def _emit_least(order: _Order, words: _Words, size: int, count: int, lanes: int) -> _Words:
+    """Emit the search for the first of some words of one integer; return these in order.
+
+    Words beyond their number, up to whole vectors (`_whole_vectors`), are last ones.
+    """
     (last,) = order.last()
+    first = _Words.allocate(order, count)
     # no differences, which TVM tells LLVM do not wrap around
     start = _Variable.allocate(tirx.const(0, order.dtypes[0]))
     with T.serial(count) as k:
-        least, begin = _Variable.allocate(last), T.Bind(start.get())
-        with T.serial(size) as place:
-            word = T.Bind(words[place][0])
-            least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
-        found = T.Bind(least.get())
+        begin = T.Bind(start.get())
+        width = _word_lanes(order, size, lanes)
+        search = _search_in_loop if width == 1 else _search_in_vectors
+        found = T.Bind(search(words, size, width, begin, last))
         first[k] = (found,)
         # where there are no more, the last word follows itself
         start.set(tirx.Select(found < last, found + tirx.const(1, order.dtypes[0]), last))
     return first
 
 
-def _emit_first(order: _Order, size: int, word: Callable[[Any], Word]) -> Any:
-    """Emit the search for the first of some words of one integer; return it."""
-    (last,) = order.last()
+def _search_in_loop(words: _Words, size: int, _: int, begin: Any, last: Any) -> Any:
+    """Emit the search for the least word that is not below another one; return it."""
     least = _Variable.allocate(last)
     with T.serial(size) as place:
-        least.set(tirx.min(least.get(), word(place)[0]))
+        word = T.Bind(words[place][0])
+        least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
     return least.get()
+
+
+def _search_in_vectors(words: _Words, size: int, width: int, begin: Any, last: Any) -> Any:
+    """Emit the same search of vectors of so many words."""
+    least = T.alloc_buffer((width,), str(last.ty.dtype), scope="local")
+
+    def keep_least(lane: Any, word: Any) -> None:
+        T.buffer_store(least, tirx.min(tirx.BufferLoad(least, [lane]), word), [lane])
+
+    with T.vectorized(width) as lane:
+        T.buffer_store(least, last, [lane])
+    with T.serial(-(-size // width)) as part, T.vectorized(width) as lane:
+        (word,) = words[part * width + lane]
+        keep_least(lane, tirx.Select(word < begin, last, word))
+    half = width // 2
+    while half:
+        with T.vectorized(half) as lane:
+            keep_least(lane, tirx.BufferLoad(least, [lane + half]))
+        half //= 2
+    return tirx.BufferLoad(least, [0])
+
+
+def _word_lanes(order: _Order, size: int, lanes: int) -> int:
+    """Return how many words of one integer are compared at once; `lanes` are of 32 bits."""
+    if size >= _MIN_ROW_FOR_LOOP:
+        return 1
+    return max(lanes * 32 // int(order.dtypes[0][4:]), 1)
+
+
+def _whole_vectors(order: _Order, size: int, lanes: int) -> int:
+    """Return the number of words in whole vectors that hold so many."""
+    width = _word_lanes(order, size, lanes)
+    return -(-size // width) * width
 
 
 def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:

@@ -93,7 +93,10 @@ def test_ties_zeros_and_nan(descending: bool) -> None:
 @pytest.mark.parametrize(
     ("length", "count", "dtype"),
     [
-        *((n, 1, "float32") for n in (63, 64, 80, 127)),
+        *((n, 1, "float32") for n in (16, 63, 64, 80, 127)),
+        *((n, 1, dtype) for n, dtype in ((17, "int32"), (40, "uint8"), (33, "int8"))),
+        *((n, 2, "float32") for n in (20, 24, 63)),
+        *((40, 3, dtype) for dtype in ("float32", "uint8", "int32", "float16")),
         (65, 4, "float32"),
         (65, 4, "int32"),
         (80, 8, "uint32"),
@@ -113,10 +116,15 @@ def test_few_elements_of_short_rows(length: int, count: int, dtype: str, mcpu: s
     check(constant, count, 1, descending=not descending, mcpu=mcpu)
 
 
-@pytest.mark.parametrize(("count", "sorts"), [(1, False), (8, False), (9, True)])
-def test_few_elements_are_found_without_sorting_the_row(count: int, sorts: bool) -> None:
+@pytest.mark.parametrize(
+    ("length", "count", "sorts"),
+    [(80, 1, False), (80, 8, False), (80, 9, True), (40, 1, False), (40, 3, False), (20, 8, True)],
+)
+def test_few_elements_are_found_without_sorting_the_row(
+    length: int, count: int, sorts: bool
+) -> None:
     """The kernel has no network of comparisons."""
-    mod = make_topk(np.zeros((4, 80), "float32"), count, 1, descending=True)
+    mod = make_topk(np.zeros((4, length), "float32"), count, 1, descending=True)
     lowered = lowering.lower(mod, lowering.make_target(host_level()), FAST).mod
     [kernel] = [function for var, function in lowered.functions_items() if var.name_hint == "sort"]
     assert (str(kernel).count("T.Select") > 50) == sorts
