@@ -90,6 +90,9 @@ def geometric_means(rows: Sequence[Sequence[float]]) -> list[float]:
 MIN_PAIRS: Final = 8
 """With fewer pairs nothing is beyond the noise: all of them could lie on one side by chance."""
 
+FEW_PAIRS_MARGIN: Final = 0.2
+"""With fewer pairs than that, a difference within this may be noise, whatever the limits are."""
+
 # The limits of the ratio's median are wrong with this probability. It is small because the pairs are
 # looked at again after each one.
 _ERROR: Final = 0.01
@@ -144,6 +147,11 @@ class PairedTimes(NamedTuple):
         """Return whether more pairs are of no use to tell whether the ratio is below a bound."""
         return is_decided(self._trusted_limits, bound)
 
+    def is_clear_about(self, bound: float) -> bool:
+        """Return whether all ratios lie far on one side of a bound, beyond the margin of few pairs."""
+        margin, ratios = 1 + FEW_PAIRS_MARGIN, self.ratios
+        return min(ratios) > bound * margin or max(ratios) * margin < bound
+
     @property
     def is_precise(self) -> bool:
         """True if the limits of the ratio lie close to each other."""
@@ -183,6 +191,7 @@ def measure_in_turns(
     seconds: float,
     min_pairs: int = 3,
     precise_pairs: int = 0,
+    clear_pairs: int = 0,
     max_pairs: int = 64,
     bound: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
@@ -195,6 +204,7 @@ def measure_in_turns(
         seconds: The time after which no further pair begins.
         min_pairs: Pairs that are measured in any case.
         precise_pairs: Pairs that are measured unless it is also known earlier, and precisely, by how much.
+        clear_pairs: Pairs that are enough where all of them tell clearly which is faster; 0 for none.
         max_pairs: Pairs that are measured at most.
         bound: The ratio that it is to be decided about: 1 for which is faster.
         clock: Returns the current time in seconds.
@@ -206,6 +216,8 @@ def measure_in_turns(
             len(times.first) >= precise_pairs or times.is_precise
         )
         if len(times.first) >= min_pairs and (is_enough or clock() - started > seconds):
+            break
+        if 0 < clear_pairs <= len(times.first) and times.is_clear_about(bound):
             break
         # Every second pair runs backwards, so that neither always follows the other.
         if len(times.first) % 2 == 0:

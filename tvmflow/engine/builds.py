@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from tvmflow.core.dimensions import sizes_text
-from tvmflow.core.statistics import MIN_PAIRS, Judgement, judge_ratio
+from tvmflow.core.statistics import FEW_PAIRS_MARGIN, MIN_PAIRS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.stages import STAGES, verify
@@ -37,8 +37,6 @@ BuildVerdict = Literal["verified", "rejected", "not verified"]
 _SHOWN_KERNELS: Final = 3
 # `NOT`, `WITHOUT`, `WARNING`; a kernel or a runtime may be called `A` or `VM`.
 _SHORTEST_CAPITALS: Final = 3
-# With few pairs, a difference within this may be noise, whatever the limits are.
-_FEW_PAIRS_MARGIN: Final = 0.2
 
 
 class Speedup(NamedTuple):
@@ -65,7 +63,7 @@ class Speedup(NamedTuple):
 
     @property
     def _margin(self) -> float:
-        return 0.0 if self.pairs >= MIN_PAIRS else _FEW_PAIRS_MARGIN
+        return 0.0 if self.pairs >= MIN_PAIRS else FEW_PAIRS_MARGIN
 
 
 class Peer(NamedTuple):

@@ -296,7 +296,7 @@ def test_the_reference_is_measured_in_turns_with_the_library(
     add_reference_time(verdict, cast(Any, library), library, *about)
     signature = {"inputs": [TensorSpec("x", (2,), "float32").to_json()]}
     add_compared(verdict, cast(Any, library), DATA, reference, signature, settings, context)
-    assert "".join(calls) == "lrrl" * 4
+    assert "".join(calls) == ("lrrl" * 4 if compare else "lrrl" * 2 + "lr")
     found = (
         verdict["compared"]["onnxruntime"]["speedup"] if compare else verdict["reference_speedup"]
     )
@@ -330,6 +330,19 @@ def test_a_reference_that_nobody_asked_for_is_timed_briefly(
     library, peer = _Alternating(1.0), _Alternating(0.5, 2.0)
     times = latency.measure_peer(library, {}, peer, {}, is_requested=is_requested)
     assert len(times.first) == pairs
+
+
+@pytest.mark.parametrize(("ratio", "pairs"), [(1.3, 5), (0.7, 5), (1.1, 8)])
+def test_a_reference_that_nobody_asked_for_is_timed_until_it_is_clear_which_is_faster(
+    monkeypatch: pytest.MonkeyPatch, ratio: float, pairs: int
+) -> None:
+    """A small difference needs as many pairs as one that somebody asked for."""
+    monkeypatch.setattr(latency, "settle", lambda: None)
+    library, peer = _Alternating(1.0), _Alternating(ratio)
+    times = latency.measure_peer(library, {}, peer, {}, is_requested=False)
+    assert len(times.first) == pairs
+    requested = latency.measure_peer(library, {}, peer, {})
+    assert len(requested.first) == 8
 
 
 class Child:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
@@ -18,7 +18,12 @@ from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, findings
-from tvmflow.stages.verify.latency import make_latency, make_profile, make_speedup
+from tvmflow.stages.verify.latency import (
+    make_latency,
+    make_profile,
+    make_speedup,
+    measure_profile,
+)
 from tvmflow.stages.verify.tolerances import (
     BFLOAT16,
     FLOAT16,
@@ -343,6 +348,46 @@ def test_kernels_never_take_longer_than_the_call_that_they_are_part_of() -> None
     assert sum(profile["kernels"].values()) == pytest.approx(1, abs=1e-3)
     assert profile["kernels"]["conv"] == pytest.approx(15 / 19, abs=1e-3)
     assert profile["between_kernels"] == 0
+
+
+class _Profiled:
+    """A library whose kernels take the seconds of one round after the other; the last ones repeat."""
+
+    def __init__(self, *rounds: tuple[float, float]) -> None:
+        self.rounds, self.profiled = rounds, 0
+
+    def profile(self, feed: Any) -> dict[str, float]:
+        seconds = self.rounds[min(self.profiled, len(self.rounds) - 1)]
+        self.profiled += 1
+        return dict(zip(("conv", "dense"), seconds, strict=True))
+
+    def latency(self, feed: Any, *, repeat: int, min_seconds: float) -> list[float]:
+        return [3.0] * repeat
+
+
+@pytest.mark.parametrize(
+    ("rounds", "measured"),
+    [
+        (((1.0, 1.0),), 3),
+        # the whole machine is slower, and shares stay the same
+        (((1.0, 1.0), (2.0, 2.0)), 3),
+        (((1.0, 3.0), (1.0, 1.0)), 4),
+        (((1.0, 1.0), (1.0, 2.0)) * 5, 9),
+    ],
+)
+def test_a_profile_ends_when_rounds_agree_about_the_shares_of_kernels(
+    rounds: tuple[tuple[float, float], ...], measured: int
+) -> None:
+    """It says how many there were, and nine are enough on a noisy machine."""
+    library = _Profiled(*rounds)
+    rules = {"conv": "register_tiles", "dense": "register_tiles"}
+    profile = measure_profile(cast(Any, library), {}, rules)
+    assert profile is not None
+    assert (library.profiled, profile["rounds"]) == (measured, measured)
+    facts: Verdict = {"passed": True, "against": "reference", "profile": profile}
+    assert verify.explain(facts)[0].startswith(
+        f"time by schedule rule ({measured} rounds of calls)"
+    )
 
 
 def test_latencies_in_a_table_have_the_ratio_that_was_measured_in_turns() -> None:

@@ -42,14 +42,18 @@ _LONG_CALL_S: Final = 0.5
 # Each has some profiled calls, and these without reports.
 _PROFILE_ROUNDS: Final = 9
 _PLAIN_CALLS: Final = 3
+# Reports show shares as whole percents: rounds that agree so closely leave nothing to measure.
+_EQUAL_SHARES: Final = 0.01
 # The factor between a library and another runtime is large, and soon decided: this many make it a figure.
 _PRECISE_PAIRS: Final = 12
 _MAX_PAIRS: Final = 64
-# Nobody has asked for the time of a reference by itself, so that it must not delay a run.
-_SECONDS_PER_REFERENCE: Final = 4.0
+# Nobody has asked for the time of a reference by itself, so that it must not delay a run. Where all of so
+# many pairs lie far on one side, more would only tell more precisely by how much.
+_REFERENCE_PAIRS: Final = 5
+_SECONDS_PER_REFERENCE: Final = 1.0
 # Shares of kernels are the same in few rounds, where a call takes long.
 _MIN_PROFILE_ROUNDS: Final = 3
-_SECONDS_PER_PROFILE: Final = 2.0
+_SECONDS_PER_PROFILE: Final = 1.0
 
 
 def add_latencies(
@@ -124,18 +128,23 @@ def _measure_variants(
         verdict["speedup"] = make_speedup(times)
     else:
         verdict["latency"] = {"library": measure(library, feed, repeat)}
-    profile = _measure_profile(library, feed, rules) if rules else None
+    profile = measure_profile(library, feed, rules) if rules else None
     if profile is not None:
         verdict["profile"] = profile
 
 
-def _measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]) -> Profile | None:
-    """Return the profile of a library, measured in turns with calls that report nothing."""
+def measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]) -> Profile | None:
+    """Return the profile of a library, measured in turns with calls that report nothing.
+
+    It ends when rounds agree about all shares, at most after some rounds or some time.
+    """
     profiles: list[Mapping[str, float]] = []
     calls_s: list[float] = []
     deadline = time.monotonic() + _SECONDS_PER_PROFILE
     while len(profiles) < _MIN_PROFILE_ROUNDS or (
-        len(profiles) < _PROFILE_ROUNDS and time.monotonic() < deadline
+        len(profiles) < _PROFILE_ROUNDS
+        and time.monotonic() < deadline
+        and not _is_stable(profiles[-_MIN_PROFILE_ROUNDS:], rules)
     ):
         profiles.append(library.profile(feed))
         if not profiles[0]:
@@ -143,7 +152,25 @@ def _measure_profile(library: TimedLibrary, feed: Feed, rules: Mapping[str, str]
         # single calls, as the profiled ones are: in a mean of many, the machine also does other things
         calls_s += library.latency(feed, repeat=_PLAIN_CALLS, min_seconds=0.0)
     seconds = {name: median(times.get(name, 0.0) for times in profiles) for name in profiles[0]}
-    return make_profile(seconds, rules, median(calls_s))
+    profile = make_profile(seconds, rules, median(calls_s))
+    return None if profile is None else {**profile, "rounds": len(profiles)}
+
+
+def _is_stable(profiles: Sequence[Mapping[str, float]], kernels: Iterable[str]) -> bool:
+    """Return whether the share of each kernel in the time of all is nearly the same in all profiles."""
+    totals = [sum(seconds.get(name, 0.0) for name in kernels) for seconds in profiles]
+    if not all(totals):
+        return False
+    return all(
+        max(shares) - min(shares) <= _EQUAL_SHARES
+        for shares in (
+            [
+                seconds.get(name, 0.0) / total
+                for seconds, total in zip(profiles, totals, strict=True)
+            ]
+            for name in kernels
+        )
+    )
 
 
 def make_profile(
@@ -212,7 +239,8 @@ def measure_peer(
         peer: The runtime.
         peer_feed: The runtime's inputs.
         limit: A limit of the ratio, about which it is to be decided in place of 1.
-        is_requested: The recipe asks for this comparison; others end sooner, be it decided or not.
+        is_requested: The recipe asks for this comparison; others end as soon as it is clear which is faster,
+            and after a second also if it is not.
     """
     last: Timed | None = None
 
@@ -229,6 +257,7 @@ def measure_peer(
         seconds=SECONDS_PER_SUBJECT if is_requested else _SECONDS_PER_REFERENCE,
         min_pairs=MIN_PAIRS if limit else 3,
         precise_pairs=_PRECISE_PAIRS if is_requested else MIN_PAIRS,
+        clear_pairs=0 if is_requested else _REFERENCE_PAIRS,
         max_pairs=_MAX_PAIRS if is_requested else _PRECISE_PAIRS,
         bound=limit or 1.0,
     )

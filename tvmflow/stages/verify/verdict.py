@@ -59,9 +59,11 @@ class Profile(_Shares, total=False):
     `kernels` has the share of each kernel, the largest first; `rules` that of each schedule rule,
     `without_rule` that of each kernel that no rule fits; `between_kernels` is what remains of the call:
     in a result of an earlier version, kernels have shares of all kernels, with nothing between them.
+    Shares are those of the median seconds of `rounds`, each of some calls.
     """
 
     between_kernels: float
+    rounds: int
 
 
 _Limits = TypedDict("_Limits", {"for": str, "rtol": float, "atol": float})

@@ -353,9 +353,9 @@ def explain(facts: Verdict) -> list[str]:
     rules += (
         [("between kernels", profile["between_kernels"])] if "between_kernels" in profile else []
     )
-    lines.append(
-        f"time by schedule rule: {', '.join(f'{name} {share:.1%}' for name, share in rules)}"
-    )
+    rounds = f" ({count_text(profile['rounds'], 'round')} of calls)" if "rounds" in profile else ""
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in rules)
+    lines.append(f"time by schedule rule{rounds}: {shares}")
     if profile["without_rule"]:
         lines.append("kernels that no schedule rule fits")
         lines += [f"  {name} {share:.1%}" for name, share in profile["without_rule"].items()]
