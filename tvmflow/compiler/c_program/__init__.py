@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -118,10 +119,9 @@ def compile_program(
     program.has_placed_constants = not is_level
     plan_memory(program)
     names = set(list_kernel_calls(program.steps))
-    lowered, traits = _lower(_list_functions(mod, names), target, prefix, layouts)
+    traits = _write_kernels(_list_functions(mod, names), target, prefix, layouts, folder)
     triple = cpu_triple(target.export())
     code = generate_code(program, traits, prefix, parse_triple(triple).address_bits)
-    _write_kernels(lowered, target, prefix, folder)
     _write_constants(program, prefix, folder)
     if is_level:
         places = [[array.nbytes, _digest(array)] for array in program.constants]
@@ -136,26 +136,6 @@ def _list_functions(mod: tvm.IRModule, names: Collection[str]) -> dict[str, tirx
         for var, function in mod.functions_items()
         if isinstance(function, tirx.PrimFunc) and var.name_hint in names
     }
-
-
-def _lower(
-    kernels: Mapping[str, tirx.PrimFunc],
-    target: tvm.target.Target,
-    prefix: str,
-    layouts: KernelLayouts,
-) -> tuple[tvm.IRModule, dict[str, KernelTraits]]:
-    """Return kernels for a CPU as C functions, and their traits by name."""
-    functions = {
-        tvm.ir.GlobalVar(name): function.with_attr("global_symbol", f"{prefix}{name}")
-        for name, function in kernels.items()
-    }
-    traits: dict[str, KernelTraits] = {}
-
-    def read_traits(mod: tvm.IRModule) -> None:
-        for var, function in mod.functions_items():
-            traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
-
-    return lower_kernels(functions, target, read_traits, layouts), traits
 
 
 def _compile_for_device(
@@ -182,10 +162,9 @@ def _compile_for_device(
     )
     tensors = place_on_device(program, device.kernels)
     plan_memory(program)
-    host = tvm.target.Target(target.host)
-    lowered, traits = _lower(on_host, host, prefix, {})
+    traits: dict[str, KernelTraits] = {}
     if on_host:
-        _write_kernels(lowered, host, prefix, folder)
+        traits = _write_kernels(on_host, tvm.target.Target(target.host), prefix, {}, folder)
     else:
         _write_empty_object(target, folder)
     _write_constants(program, prefix, folder)
@@ -275,14 +254,42 @@ def _read_allocation(
     )
 
 
-def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, folder: Path) -> None:
-    """Write the kernels to object files, in groups that do not depend on the machine."""
-    groups = split_kernels(mod)
+def _lower(
+    kernels: tvm.IRModule, target: tvm.target.Target, prefix: str, layouts: KernelLayouts
+) -> tuple[tvm.IRModule, dict[str, KernelTraits]]:
+    """Return kernels for a CPU as C functions, and their traits by name."""
+    functions = {
+        var: function.with_attr("global_symbol", f"{prefix}{var.name_hint}")
+        for var, function in kernels.functions_items()
+    }
+    traits: dict[str, KernelTraits] = {}
+
+    def read_traits(mod: tvm.IRModule) -> None:
+        for var, function in mod.functions_items():
+            traits[var.name_hint] = _read_traits(kernels[var.name_hint], function)
+
+    return lower_kernels(functions, target, read_traits, layouts), traits
+
+
+def _write_kernels(
+    kernels: Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target,
+    prefix: str,
+    layouts: KernelLayouts,
+    folder: Path,
+) -> dict[str, KernelTraits]:
+    """Write the kernels to object files, in groups that do not depend on the machine; return their traits.
+
+    A thread lowers a group and compiles it, so that no core waits for the kernels of other groups.
+    """
+    functions = {tvm.ir.GlobalVar(name): function for name, function in kernels.items()}
+    groups = split_kernels(tvm.IRModule(functions))
     is_windows = parse_triple(cpu_triple(target.export())).system == "windows"
 
-    def write(number: int) -> None:
+    def write(number: int) -> dict[str, KernelTraits]:
         path = folder / f"kernels{number}.o"
-        compile_kernels(groups[number], target, path)
+        lowered, traits = _lower(groups[number], target, prefix, layouts)
+        compile_kernels(lowered, target, path)
         content = path.read_bytes()
         renamed = {name: runtime_symbol(prefix, name) for name in RUNTIME_SYMBOLS}
         if is_windows:
@@ -291,9 +298,10 @@ def _write_kernels(mod: tvm.IRModule, target: tvm.target.Target, prefix: str, fo
         for name, new_name in renamed.items():
             content = content.replace(name.encode(), new_name.encode())
         path.write_bytes(content)
+        return traits
 
     with ThreadPoolExecutor(count_usable_cpus()) as pool:
-        list(pool.map(write, range(len(groups))))
+        return dict(ChainMap(*pool.map(write, range(len(groups)))))
 
 
 def _write_constants(program: Program, prefix: str, folder: Path) -> None:
