@@ -3,10 +3,10 @@
     python benchmarks/scale.py [--stages N ...] [--rounds N] [--peers dvc snakemake] [--limit SECONDS] [--json FILE]
 
 A recipe with variants and targets is planned from YAML, on a store that a fake executor has filled:
-its stages write a few bytes each. Measured are whole processes, wall seconds and peak memory:
+its stages write a few bytes each. Measured are whole processes, wall and processor seconds and peak memory:
 `tvmflow run` with nothing to do, without and with a cached answer (*first*, *again*), and
 `tvmflow plan` without and with one (*plan*, *plan_answer*). With `--peers`, DVC and Snakemake get a graph of the same shape (for every model an
-import, for every target of it a build, an export and a verify) whose stages copy a file and are all
+import, for every target of it a lower, a build, an export and a verify) whose stages copy a file and are all
 up to date, with at most `--limit` seconds for a run. They are installed into virtual environments
 under $TVMFLOW_BENCH_VENVS (kept), or a temporary folder.
 """
@@ -39,7 +39,7 @@ from tvmflow.store.local import LocalStore
 ROOT = Path(__file__).resolve().parent.parent
 SETTLE_S = 2.5
 PEERS = {"dvc": "dvc==3.67.1", "snakemake": "snakemake==9.27.1"}
-DEPTH = ("import", "build", "export", "verify")
+DEPTH = ("import", "lower", "build", "export", "verify")
 
 
 class Shape(NamedTuple):
@@ -50,19 +50,20 @@ class Shape(NamedTuple):
 
     @property
     def stages(self) -> int:
-        return self.models * (1 + 3 * self.targets)
+        return self.models * (1 + (len(DEPTH) - 1) * self.targets)
 
 
 def choose_shape(stages: int) -> Shape:
     """Return a shape with about so many stages: as many targets as a large release has, then variants."""
     targets = 33 if stages >= 500 else 8
-    return Shape(max(1, round(stages / (1 + 3 * targets))), targets)
+    return Shape(max(1, round(stages / Shape(1, targets).stages)), targets)
 
 
 class Usage(NamedTuple):
-    """The time, peak memory and exit code of one process."""
+    """The time, that of the processor alone, peak memory and exit code of one process."""
 
     seconds: float
+    cpu_s: float
     rss_mb: float
     code: int
 
@@ -79,7 +80,8 @@ signal.signal(signal.SIGALRM, lambda *_: os.killpg(process.pid, signal.SIGKILL))
 signal.setitimer(signal.ITIMER_REAL, limit)
 _, status, usage = os.wait4(process.pid, 0)
 seconds = time.perf_counter() - started
-print(json.dumps([seconds, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)]))
+cpu = usage.ru_utime + usage.ru_stime
+print(json.dumps([seconds, cpu, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)]))
 """
 
 
@@ -136,7 +138,7 @@ def fill(folder: Path, jobs: int) -> dict[str, float]:
 
 
 def measure_tvmflow(folder: Path, rounds: int) -> dict[str, Any]:
-    """Return the medians of all commands."""
+    """Return the times and the memory of all commands."""
     command = [sys.executable, "-m", "tvmflow"]
     run, plan = [*command, "run", "tiny.yaml"], [*command, "plan", "tiny.yaml"]
     usages: dict[str, list[Usage]] = {}
@@ -148,13 +150,15 @@ def measure_tvmflow(folder: Path, rounds: int) -> dict[str, Any]:
         usages.setdefault("again", []).append(measure(run, folder))
         usages.setdefault("plan", []).append(measure(plan, folder))
         usages.setdefault("plan_answer", []).append(measure(plan, folder))
-    return {name: median(measured) for name, measured in usages.items()}
+    return {name: summarize(measured) for name, measured in usages.items()}
 
 
-def median(usages: Sequence[Usage]) -> dict[str, float]:
+def summarize(usages: Sequence[Usage]) -> dict[str, float]:
+    """Return the median of wall times, the least processor time, which other programs delay less, and the memory."""
     assert all(usage.code == 0 for usage in usages), usages
     return {
         "s": round(statistics.median(usage.seconds for usage in usages), 3),
+        "cpu_s": round(min(usage.cpu_s for usage in usages), 3),
         "mb": round(max(usage.rss_mb for usage in usages)),
     }
 
@@ -168,8 +172,9 @@ def edges(shape: Shape) -> Iterator[tuple[str, list[str]]]:
         top = f"import-{model}"
         yield top, []
         for target in range(shape.targets):
-            build, export, verify = (f"{stage}-{model}-{target}" for stage in DEPTH[1:])
-            yield build, [top]
+            lower, build, export, verify = (f"{stage}-{model}-{target}" for stage in DEPTH[1:])
+            yield lower, [top]
+            yield build, [top, lower]
             yield export, [top, build]
             yield verify, [top, build, export]
 
