@@ -499,7 +499,12 @@ def join_outputs(results: Sequence[Mapping[str, Array]], samples: Samples) -> di
 
 
 def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> float:
-    """Return the share of samples whose largest score in `output` is the label's.
+    """Return the share of samples with the class of their label, as `compare_labels` tells it."""
+    return float(compare_labels(outputs, output, labels).mean())
+
+
+def compare_labels(outputs: Mapping[str, Array], output: str, labels: Array) -> Array:
+    """Return for each sample whether its largest score in `output` is the label's.
 
     Raises:
         StageError: when the output does not have scores for each sample.
@@ -512,4 +517,5 @@ def top1_accuracy(outputs: Mapping[str, Array], output: str, labels: Array) -> f
             fix="leave the labels out of the samples, or export the model with its scores as the first output",
         )
     scores = values.reshape(len(labels), -1)
-    return float((scores.argmax(axis=1) == labels.reshape(-1)).mean())
+    right: Array = scores.argmax(axis=1) == labels.reshape(-1)
+    return right

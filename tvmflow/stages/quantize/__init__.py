@@ -162,7 +162,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
     from tvmflow.stages.quantize.calibration import Signature
 
     document = json.loads(context.inputs["import/signature.json"].read_text())
-    signature = Signature(document)
+    signature = Signature(document, settings.target)
     _check_names(signature)
     start = _list_candidates(settings, _load(context.inputs), signature)
     zero_points = _find_zero_points(start.model, signature)
@@ -209,6 +209,7 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
         ),
         samples=len(calibration),
         error=control.error if has_error else None,
+        compared=control.compared,
         float_accuracy=control.float_accuracy,
         accuracy=control.accuracy,
     )
@@ -553,8 +554,9 @@ def _quantize(
 
 # So many batches tell the means of channels.
 _MEAN_BATCHES: Final = 64
-# So many batches of those that are evaluated tell whether corrected means are better.
-_CORRECTED_BATCHES: Final = 64
+# So many batches of those that are evaluated tell whether corrected means are better, and what the error is where no
+# limit and no label asks for all of them.
+_COMPARED_BATCHES: Final = 64
 
 
 def _find_corrections(
@@ -645,6 +647,7 @@ class Control(NamedTuple):
     """The cost of quantization, see `QuantizeFacts`, and what each layer costs."""
 
     error: float | None = None
+    compared: int = 0
     float_accuracy: float | None = None
     accuracy: float | None = None
     damage: Mapping[int, float] = {}
@@ -699,6 +702,9 @@ def _control(
         switched = EmulatedChoices(choose, candidates.tapped.run)
     evaluation = Evaluation(switched, data, signature.outputs[0].name, zero_points)
 
+    is_limited = limits.error is not None or evaluation.accuracy is not None
+    compared = len(data.batches) if is_limited else min(_COMPARED_BATCHES, len(data.batches))
+
     def evaluate(chosen: Sequence[int]) -> tuple[Quantization, Cost]:
         quantization = keep_layers(model, layers, possible, chosen)
         ways = [(quantization, Comparison(_compute(candidates, quantization, signature)))]
@@ -706,13 +712,13 @@ def _control(
             plain = replace(quantization, corrections={})
             ways.append((plain, Comparison(_compute(candidates, plain, signature))))
             # some of the samples tell which one is better
-            errors = [evaluation.compare_more(own, _CORRECTED_BATCHES).error for _, own in ways]
+            errors = [evaluation.compare_more(own, _COMPARED_BATCHES).error for _, own in ways]
             _log.debug("error %.4f with corrected means, %.4f without", *errors)
             if errors[0] >= errors[1]:
                 ways.reverse()
         costs = []
         for way, comparison in ways:
-            costs.append((way, evaluation.compare_more(comparison)))
+            costs.append((way, evaluation.compare_more(comparison, compared)))
             if limits.hold(costs[-1][1]):
                 return costs[-1]
         return costs[0]
@@ -748,6 +754,7 @@ def _control(
     after = None if before is None or cost.drop is None else before - cost.drop / 100
     return quantization, Control(
         error=cost.error,
+        compared=min(compared * (data.batch_size or 1), data.total),
         float_accuracy=before,
         accuracy=after,
         damage=damage,

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tvm import relax
@@ -14,6 +15,7 @@ from tvm import relax
 from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.c_program import LibraryForWeights
 from tvmflow.compiler.c_program.program import UnsupportedProgram
+from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.open_sizes import sizes_of
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.quantize.bias_correction import ChannelSums, Means
@@ -33,29 +35,64 @@ _log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Feed = Mapping[str, Array]
 
-# The features of x86-64-v3 that say which machines have all of them.
+# The features of x86-64-v3, and those that x86-64-v4 adds, that say which machines have all of them.
 _AVX2: Final = {"avx2", "fma", "bmi2"}
+_AVX512: Final = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+# The float32 values of a vector of AVX-512.
+_WIDE_LANES: Final = 16
+# What schedules have unrolled and made of vectors hardly gets faster by more than this, which takes LLVM 0.7 of the time.
+_LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
 _TAPPED_BYTES: Final = 256 << 20
 _TAPPED: Final = "tvmflow.tapped."
 
 
-def read_target() -> dict[str, Json]:
-    """Return the target of libraries that calibrate: one for all machines of this architecture.
+class Targets(NamedTuple):
+    """The targets of libraries that calibrate.
 
-    Code for the CPU at hand would add up in another order on each, and ranges would differ.
+    Attributes:
+        kernels: What kernels are written for: it decides in what order they add up, and so which numbers they give.
+        code: The CPU whose instructions they become, and how much LLVM optimizes them.
+    """
+
+    kernels: Mapping[str, Json]
+    code: Mapping[str, Json]
+
+
+def find_targets(built: Mapping[str, Json]) -> Targets:
+    """Return the targets of libraries that calibrate: the same on all machines, but for the code.
+
+    Kernels for the CPU at hand would add up in another order on each, and ranges would differ. For a target with
+    AVX-512 they have its vectors, of which AVX2 computes the halves, to the same bits.
+
+    Args:
+        built: TVM's mapping of the target that the model is quantized for.
     """
     host = read_host()
-    target: dict[str, Json] = {"kind": "llvm", "mtriple": host.triple}
-    if host.arch == "x86_64":
-        target["mcpu"] = "x86-64-v3" if host.flags >= _AVX2 else "x86-64-v2"
-    return target
+    plain: dict[str, Json] = {"kind": "llvm", "mtriple": host.triple}
+    if host.arch != "x86_64":
+        return Targets(plain, {**plain, **_LITTLE_OPTIMIZED})
+    own = "x86-64-v3" if host.flags >= _AVX2 else "x86-64-v2"
+    kernels = code = {**plain, "mcpu": own}
+    cpu = CpuModel.from_target(built) if built else None
+    if own == "x86-64-v3" and cpu is not None and cpu.lanes == _WIDE_LANES:
+        kernels = {**plain, "mcpu": "x86-64-v4"}
+        code = kernels if host.flags >= _AVX512 else code
+    return Targets(kernels, {**code, **_LITTLE_OPTIMIZED})
 
 
 class Signature:
-    """The inputs, the outputs and the dimensions of a model, as `import` wrote them."""
+    """The inputs, the outputs and the dimensions of a model, as `import` wrote them.
 
-    def __init__(self, document: Mapping[str, Json]) -> None:
+    Args:
+        document: Its file.
+        target: TVM's mapping of the target that the model is quantized for.
+    """
+
+    def __init__(
+        self, document: Mapping[str, Json], target: Mapping[str, Json] = MappingProxyType({})
+    ) -> None:
+        self._targets = find_targets(target)
         self.inputs = tuple(map(TensorSpec.from_json, document["inputs"]))
         self.outputs = tuple(map(TensorSpec.from_json, document["outputs"]))
         self.dimensions = Dimension.list_of(document)
@@ -71,13 +108,13 @@ class Signature:
         Raises:
             StageError: when no C library can compute it.
         """
-        return CompiledModel(model, self._describe(inputs, outputs)).module
+        return CompiledModel(model, self._describe(inputs, outputs), self._targets).module
 
     def compile_for_weights(
         self, model: FloatModel, outputs: Sequence[TensorSpec]
     ) -> CompiledModel:
         """Compile a model for any weights; arguments and errors as of `compile`."""
-        return CompiledModel(model, self._describe((), outputs))
+        return CompiledModel(model, self._describe((), outputs), self._targets)
 
     def _describe(
         self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
@@ -97,6 +134,7 @@ class CompiledModel:
     Args:
         model: The model.
         signature: Its inputs and outputs.
+        targets: The targets of its library.
 
     Raises:
         StageError: when no C library can compute it.
@@ -105,12 +143,14 @@ class CompiledModel:
         module: The model.
     """
 
-    def __init__(self, model: FloatModel, signature: Mapping[str, Json]) -> None:
-        target = read_target()
+    def __init__(self, model: FloatModel, signature: Mapping[str, Json], targets: Targets) -> None:
         mod = ir.copy_module(model.mod)
         self._signature, self._params = signature, model.params
-        self._lowered = lowering.lower(mod, lowering.make_target(target), LoweringOptions())
-        scheduled = self._lowered.schedule_untuned(model.params, target, SCHEDULES_VERSION)
+        target = lowering.make_target(targets.kernels)
+        self._lowered = lowering.lower(mod, target, LoweringOptions())
+        scheduled = self._lowered.schedule_untuned(
+            model.params, targets.kernels, SCHEDULES_VERSION
+        )._replace(target=lowering.make_target(targets.code))
         try:
             self._library = LibraryForWeights(scheduled, signature, count_usable_cpus())
         except UnsupportedProgram as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
-from tvmflow.runtime.samples import Samples, join_outputs, top1_accuracy
+from tvmflow.runtime.samples import Samples, compare_labels, join_outputs
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,10 @@ Feed = Mapping[str, Array]
 
 # Each layer alone is measured with so many batches: what one layer does, it does to most of them.
 _ALONE_BATCHES: Final = 16
+# A choice is looked at after so many batches, and then whenever their number has doubled.
+_FIRST_LOOK: Final = 32
+# It is within its limits or not when its mean is so many standard errors away from them.
+_CERTAINTY: Final = 5.0
 # So many layers are tried again after enough of them were put back.
 _RETRIES: Final = 8
 # The outputs of the float model are kept up to this size, and otherwise computed again.
@@ -105,7 +109,7 @@ class Choice(NamedTuple):
         reasons: Why layers stay float, by their places.
         cost: What all of the chosen ones cost together.
         everything: What all layers cost that could be chosen.
-        evaluations: How many choices were evaluated with all samples.
+        evaluations: How many choices were evaluated, each with as many samples as decide.
     """
 
     chosen: tuple[int, ...]
@@ -125,14 +129,14 @@ class Comparison:
     Attributes:
         run: The same.
         batches: How many batches were compared.
-        sums: By the name of an output, the sums of squares of its errors and of itself.
+        squares: By the name of an output, for each batch the sums of squares of its errors and of itself.
         kept: The scores of classes of each batch, where there are labels.
     """
 
     def __init__(self, run: Callable[[Feed], Mapping[str, Array]]) -> None:
         self.run = run
         self.batches = 0
-        self.sums: dict[str, list[float]] = {}
+        self.squares: dict[str, list[tuple[float, float]]] = {}
         self.kept: list[Mapping[str, Array]] = []
 
 
@@ -161,14 +165,21 @@ class Evaluation:
         self._kept_bytes = 0
         self._alone: dict[int, Cost] = {}
         self.count = 0
-        """How many choices were evaluated with all samples."""
-        self.accuracy = self._score(map(self._read_exact, range(len(data.batches))))
+        """How many choices were evaluated."""
+        self._right = self._judge(map(self._read_exact, range(len(data.batches))))
+        self.accuracy = None if self._right is None else float(self._right.mean())
         """The accuracy of the float model; None without labels."""
 
-    def measure(self, chosen: Collection[int]) -> Cost:
-        """Return what a choice of layers, by their places, costs."""
+    def measure(self, chosen: Collection[int], limits: Limits | None = None) -> Cost:
+        """Return what a choice of layers, by their places, costs.
+
+        Args:
+            chosen: The layers.
+            limits: What it may cost: no more samples are compared than tell whether it does.
+        """
         self.count += 1
-        return self.compare(lambda feed: self._switched.run(feed, chosen))
+        comparison = Comparison(lambda feed: self._switched.run(feed, chosen))
+        return self.compare_more(comparison, limits=limits)
 
     def measure_alone(self, place: int) -> Cost:
         """Return the error that one layer makes, by the first batches; accuracy needs all of them."""
@@ -188,28 +199,64 @@ class Evaluation:
         """
         return self.compare_more(Comparison(run), batches)
 
-    def compare_more(self, comparison: Comparison, batches: int | None = None) -> Cost:
-        """Return the cost of a comparison, which goes on with the batches that it lacks; as `compare`."""
+    def compare_more(
+        self, comparison: Comparison, batches: int | None = None, limits: Limits | None = None
+    ) -> Cost:
+        """Return the cost of a comparison, which goes on with the batches that it lacks.
+
+        Args:
+            comparison: The comparison.
+            batches: The first batches, as of `compare`.
+            limits: Where to stop as soon as it is clear whether they hold. The drop in accuracy is then that of the
+                samples that were compared. That it is allowed only all of them tell.
+        """
         count = len(self._data.batches)
         batches = count if batches is None else min(batches, count)
-        for place in range(comparison.batches, batches):
-            exact = self._read_exact(place)
-            rounded = comparison.run(self._data.batches[place])
-            for name, array in exact.items():
-                zero = self._zero_points.get(name, 0.0)
-                if array.dtype.kind == "f" or name in self._zero_points:
-                    own = comparison.sums.setdefault(name, [0.0, 0.0])
-                    own[0] += _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
-                    own[1] += _sum_squares(array.astype(np.float64) - zero)
-            if self.accuracy is not None:
-                comparison.kept.append({self._output: rounded[self._output]})
-            comparison.batches += 1
-        error = max((_relate(*pair) for pair in comparison.sums.values()), default=0.0)
-        if self.accuracy is None or batches < count:
+        while comparison.batches < batches:
+            self._compare_batch(comparison)
+            if limits is not None and self._is_clear(comparison, limits):
+                break
+        error = max((_relate(*map(_sum, own)) for own in _list_squares(comparison)), default=0.0)
+        if self._right is None or (comparison.batches < count and limits is None):
             return Cost(error)
         # one sample of 200 is 0.5 points and no more
-        accuracy = self._score(comparison.kept) or 0.0
-        return Cost(error, round(100 * (self.accuracy - accuracy), 9))
+        return Cost(error, round(100 * float(self._find_losses(comparison).mean()), 9))
+
+    def _compare_batch(self, comparison: Comparison) -> None:
+        place = comparison.batches
+        exact, rounded = self._read_exact(place), comparison.run(self._data.batches[place])
+        for name, array in exact.items():
+            zero = self._zero_points.get(name, 0.0)
+            if array.dtype.kind == "f" or name in self._zero_points:
+                error = _sum_squares(np.subtract(rounded[name], array, dtype=np.float64))
+                size = _sum_squares(array.astype(np.float64) - zero)
+                comparison.squares.setdefault(name, []).append((error, size))
+        if self._right is not None:
+            comparison.kept.append({self._output: rounded[self._output]})
+        comparison.batches += 1
+
+    def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
+        """Return whether further batches would not change whether limits hold."""
+        count = comparison.batches
+        if count < _FIRST_LOOK or count & (count - 1):
+            return False
+        sides = []
+        if limits.error is not None:
+            # where an error is relative to the size of outputs, a difference of both is a mean
+            allowed = limits.error * limits.error
+            sides = [_find_side(own[0] - allowed * own[1]) for own in _list_squares(comparison)]
+        if limits.accuracy_drop is None:
+            return 1 in sides or (bool(sides) and all(side == -1 for side in sides))
+        return 1 in (
+            *sides,
+            _find_side(self._find_losses(comparison) - limits.accuracy_drop / 100),
+        )
+
+    def _find_losses(self, comparison: Comparison) -> Array:
+        """Return 1 for each sample that became wrong, −1 for one that became right, 0 for others."""
+        right = self._judge(comparison.kept)
+        assert right is not None and self._right is not None, "there are labels"
+        return self._right[: len(right)].astype(np.int64) - right
 
     def _read_exact(self, place: int) -> Mapping[str, Array]:
         if place in self._exact:
@@ -221,11 +268,14 @@ class Evaluation:
             self._exact[place] = outputs
         return outputs
 
-    def _score(self, results: Any) -> float | None:
+    def _judge(self, results: Iterable[Mapping[str, Array]]) -> Array | None:
+        """Return whether the first samples get the class of their label; None without labels."""
         if self._data.labels is None:
             return None
         scores = [{self._output: outputs[self._output]} for outputs in results]
-        return top1_accuracy(join_outputs(scores, self._data), self._output, self._data.labels)
+        joined = join_outputs(scores, self._data)
+        labels = self._data.labels[: len(scores) * self._data.batch_size]
+        return compare_labels(joined, self._output, labels)
 
 
 def choose_layers(
@@ -253,7 +303,7 @@ def choose_layers(
     damage = {place: evaluation.measure_alone(place).error for place in names}
     reasons = find_reasons(names, gains)
     useful = [place for place in names if place not in reasons]
-    everything = evaluation.measure(useful)
+    everything = evaluation.measure(useful, limits)
     _log.debug("all %s: %s", count_text(len(useful), "layer"), _describe(everything))
     order = sorted(useful, key=lambda place: (-_weigh(damage[place], gains.get(place)), place))
     back, cost = _put_back(evaluation, order, everything, limits)
@@ -294,7 +344,7 @@ def _put_back(
     few, enough, cost = 0, len(order), Cost(0.0)
     while enough - few > 1:
         middle = (few + enough) // 2
-        tried = evaluation.measure(order[middle:])
+        tried = evaluation.measure(order[middle:], limits)
         _log.debug("%s in float: %s", count_text(middle, "layer"), _describe(tried))
         if limits.hold(tried):
             enough, cost = middle, tried
@@ -304,7 +354,7 @@ def _put_back(
     # the last one is what was missing; of the others the least harmful ones may be innocent
     for place in list(reversed(back[:-1]))[:_RETRIES]:
         tried = evaluation.measure(
-            [other for other in order if other not in back or other == place]
+            [other for other in order if other not in back or other == place], limits
         )
         if limits.hold(tried):
             back.remove(place)
@@ -317,6 +367,22 @@ def _weigh(damage: float, gain: float | None) -> float:
     return damage * damage / gain if gain else damage * damage
 
 
+def _list_squares(comparison: Comparison) -> list[Array]:
+    """Return the sums of squares of each output: a row of its errors, and one of itself."""
+    return [np.array(own).T for own in comparison.squares.values()]
+
+
+def _find_side(values: Array) -> int:
+    """Return on which side of 0 the mean surely is of which values are samples; 0 if it may be either."""
+    total = _sum(values)
+    if not math.isfinite(total):
+        return 1
+    spread = _sum_squares(values - total / len(values)) / max(len(values) - 1, 1)
+    if abs(total) <= _CERTAINTY * math.sqrt(spread * len(values)):
+        return 0
+    return 1 if total > 0 else -1
+
+
 def _relate(error: float, size: float) -> float:
     if not math.isfinite(error):
         return math.inf
@@ -325,8 +391,11 @@ def _relate(error: float, size: float) -> float:
 
 def _sum_squares(values: Array) -> float:
     """Return the sum of squares, added in order: `numpy.sum` may add in another order on another CPU."""
-    flat = np.square(values).reshape(-1)
-    return float(np.add.accumulate(flat)[-1]) if flat.size else 0.0
+    return _sum(np.square(values).reshape(-1))
+
+
+def _sum(values: Array) -> float:
+    return float(np.add.accumulate(values)[-1]) if values.size else 0.0
 
 
 def _describe(cost: Cost) -> str:

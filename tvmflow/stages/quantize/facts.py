@@ -56,6 +56,7 @@ class QuantizeFacts(NamedTuple):
         layers: Its layers.
         samples: How many samples were calibrated with.
         error: The largest root mean square of the error of an output, relative to that of the output.
+        compared: How many samples of `verify.data`, or of the calibration data, it was measured with.
         float_accuracy: The top-1 accuracy of the float model on `verify.data`; None without labels.
         accuracy: That of the quantized model.
     """
@@ -72,13 +73,15 @@ class QuantizeFacts(NamedTuple):
     layers: tuple[LayerFacts, ...] = ()
     samples: int = 0
     error: float | None = None
+    compared: int = 0
     float_accuracy: float | None = None
     accuracy: float | None = None
 
     def to_json(self) -> dict[str, Json]:
         """Return the facts as plain JSON."""
         return without_empty(
-            self._asdict(), ("bound", "dimensions", "error", "float_accuracy", "accuracy")
+            self._asdict(),
+            ("bound", "dimensions", "error", "compared", "float_accuracy", "accuracy"),
         )
 
 
@@ -97,7 +100,8 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
             f"(drop {drop:.2f} points)"
         )
     if facts.error is not None:
-        lines.append(f"error of outputs {facts.error:.2%}")
+        samples = f" ({count_text(facts.compared, 'sample')})" if facts.compared else ""
+        lines.append(f"error of outputs {facts.error:.2%}{samples}")
     by_reason: dict[str, list[str]] = {}
     for layer in facts.layers:
         if layer.reason:

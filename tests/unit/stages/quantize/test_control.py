@@ -81,6 +81,39 @@ def test_a_comparison_goes_on_with_the_batches_that_it_lacks() -> None:
     assert evaluation.compare_more(comparison) == expected and len(fed) == 200
 
 
+@pytest.mark.parametrize(
+    ("limits", "compared"),
+    [
+        (Limits(error=10.0), 32),
+        (Limits(error=1e-5), 32),
+        (Limits(accuracy_drop=0.1), 32),
+        (Limits(accuracy_drop=99.0), 200),
+        (Limits(accuracy_drop=99.0, error=10.0), 200),
+        (Limits(accuracy_drop=99.0, error=1e-5), 32),
+        (Limits(), 200),
+    ],
+)
+def test_few_samples_tell_whether_a_far_limit_holds(limits: Limits, compared: int) -> None:
+    """That a drop in accuracy is allowed all of them have to tell, because one image more may be too many."""
+    steps = [3.0, 8.0]
+    evaluation, _ = _make(steps)
+    fed: list[Any] = []
+    model = _Products(steps)
+
+    def run(feed: Mapping[str, _Array]) -> dict[str, _Array]:
+        fed.append(feed)
+        return model.run(feed, [0, 1])
+
+    comparison = Comparison(run)
+    cost = evaluation.compare_more(comparison, limits=limits)
+    assert len(fed) == compared
+    whole = evaluation.measure([0, 1])
+    assert limits.hold(cost) == limits.hold(whole)
+    assert cost.error == pytest.approx(whole.error, rel=0.2)
+    near = Limits(error=whole.error * 1.001)
+    assert evaluation.measure([0, 1], near) == whole
+
+
 def test_the_layer_that_costs_the_accuracy_goes_back() -> None:
     """One layer of 30 is harmful: it is found with few evaluations, and no other one goes back."""
     steps = [0.001] * 30

@@ -23,7 +23,7 @@ from tvmflow.recipe import ModelSource, Recipe
 from tvmflow.recipe.quantize import Quantize
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import import_model, quantize
-from tvmflow.stages.base import StageContext, parse_settings
+from tvmflow.stages.base import KnownFacts, StageContext, parse_settings
 from tvmflow.stages.quantize import calibration
 from tvmflow.stages.quantize.calibration import ModelTaps, Signature
 from tvmflow.stages.quantize.facts import QuantizeFacts
@@ -183,6 +183,49 @@ def test_one_library_knows_the_values_of_smoothed_tensors(tmp_path: Path) -> Non
     ):
         (var, expected), (same, values) = tensors
         assert var.same_as(same) and np.array_equal(expected, values)
+
+
+def test_the_numbers_do_not_depend_on_the_machine(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a target with AVX-512, kernels have its vectors; code for AVX2 gives the same bits, if more slowly."""
+    host = read_host()
+    if host.arch != "x86_64" or not host.flags >= {"avx2", "fma", "bmi2"}:
+        pytest.skip("no x86-64 with AVX2")
+    document = json.loads(files["import/signature.json"].read_text())
+    model = fold_model(
+        FloatModel(
+            lowering.load_ir(files["import/model.json"]),
+            lowering.load_weights(files["import/params.safetensors"]),
+            (),
+        )
+    )
+    features = frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
+    outputs, cpus = [], []
+    for flags in (host.flags | features, host.flags - features):
+        if not flags <= host.flags:
+            continue
+        monkeypatch.setattr(calibration, "read_host", lambda: host._replace(flags=flags))  # noqa: B023
+        targets = calibration.find_targets(VNNI.tvm)
+        cpus.append([targets.kernels["mcpu"], targets.code["mcpu"]])
+        module = Signature(document, VNNI.tvm).compile(model)
+        data = np.random.default_rng(1).normal(size=(1, 3, 8, 8)).astype(np.float32)
+        outputs.append(module.run({"x": data})["y"].tobytes())
+        assert calibration.find_targets(AVX2.tvm).kernels["mcpu"] == "x86-64-v3"
+    assert cpus[-1] == ["x86-64-v4", "x86-64-v3"] and cpus[0][0] == "x86-64-v4"
+    assert len(set(outputs)) == 1
+
+
+def test_an_error_without_a_limit_is_told_by_some_samples(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    """Limits, and labels, ask for all of them."""
+    data = tmp_path / "data.npz"
+    np.savez(data, x=RNG.normal(size=(80, 3, 8, 8)).astype(np.float32))
+    plain = run(settings_of(), {**files, "data": data}, tmp_path / "plain")
+    limited = run(settings_of(max_error=0.5), {**files, "data": data}, tmp_path / "limited")
+    assert (plain.compared, limited.compared) == (64, 80)
+    assert quantize.describe(plain, KnownFacts())[1].endswith("% (64 samples)")
 
 
 def test_one_library_is_kept(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
