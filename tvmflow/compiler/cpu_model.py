@@ -254,6 +254,17 @@ class CpuModel(NamedTuple):
     divides_slowly: bool = False
 
     @property
+    def dot_instruction(self) -> str | None:
+        """LLVM's intrinsic that adds four products of bytes to each number of a vector; None without it."""
+        has_one = self.dot_dtype is not None and self.has_quads and not self.has_narrow_dots
+        return DOT_INSTRUCTIONS.get((self.dot_dtype or "", self.lanes)) if has_one else None
+
+    @property
+    def adds_bytes(self) -> bool:
+        """True if instructions add four products of bytes to each sum, perhaps with weights of 7 bits."""
+        return self.dot_instruction is not None or self.has_narrow_dots
+
+    @property
     def has_few_registers(self) -> bool:
         """True if there are 16 registers for vectors, not 32."""
         return self.registers < _MANY_REGISTERS

@@ -22,6 +22,9 @@ from tvmflow.compiler.open_sizes import IrSize, sizes_of
 GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """The number of gates of each kind of recurrent layer."""
 
+STATE_STEPS: Final = 127
+"""The steps of a rounded state of a recurrent layer between 0 and 1."""
+
 SELECTED_COLUMNS: Final = 3
 """The columns of a row that `NonMaxSuppression` selects: image, class and box."""
 
@@ -75,7 +78,15 @@ class Activation(NamedTuple):
 
 
 class RecurrentOperands(NamedTuple):
-    """The operands of a recurrent layer, as ONNX has them; `NOTHING` for missing ones."""
+    """The operands of a recurrent layer, as ONNX has them; `NOTHING` for missing ones.
+
+    Without weights, `x` is their product with the inputs: (…, directions · gates · units). The recurrent weights
+    may be a matrix (directions · gates · units, units).
+
+    Attributes:
+        rounding: No operand of ONNX: the parts of the state that products with the recurrent weights read as it is, and
+            limited to those from -1 to 1 and rounded to `STATE_STEPS`: (2,). Without it they read it as it is.
+    """
 
     x: Any
     weights: Any
@@ -85,6 +96,7 @@ class RecurrentOperands(NamedTuple):
     hidden: Any = NOTHING
     cell: Any = NOTHING
     peepholes: Any = NOTHING
+    rounding: Any = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +143,7 @@ class Recurrent(ModelOperator):
     def result_type(self, operands: Sequence[Any]) -> Any:
         """Return the types of the states, and of the last ones."""
         named = RecurrentOperands(*operands)
-        sizes, hidden = sizes_of(named.x), ir.known_shape(named.recurrent)[2]
+        sizes, hidden = sizes_of(named.x), ir.known_shape(named.recurrent)[-1]
         assert sizes is not None, "the rank of a layer's data is known"
         steps, batch = sizes[1::-1] if self.is_batch_first else sizes[:2]
         last = (self.directions, batch, hidden)

@@ -133,6 +133,9 @@ def _cost_of_product(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
 def _cost_of_recurrent(call: relax.Call, _: bool, shape_of: _ShapeOf) -> _Cost:
     """Return the cost of the product of all steps with the weights; the state's is alike for all widths."""
     operands = RecurrentOperands(*call.args)
+    if isinstance(operands.weights, relax.Tuple):
+        # that product is an operator of its own
+        return lambda _: 0
     steps, batch, size = shape_of(operands.x)
     directions, gate_units, _size = shape_of(operands.weights)
     gates = Recurrent.read(call).gates

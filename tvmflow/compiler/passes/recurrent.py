@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
@@ -11,15 +12,24 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
-from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
+from tvmflow.compiler.ir_operators import STATE_STEPS, Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import OPAQUE, MainRewriter, TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.recurrent import RecurrentLayer, count_rows, recurrent
+from tvmflow.compiler.tir_kernels.recurrent import (
+    TERMS,
+    Dots,
+    RecurrentInputs,
+    RecurrentLayer,
+    count_rows,
+    recurrent,
+)
 
 # Hidden units on CPUs are padded to a multiple of this, so that sums are alike whatever the vectors.
 _UNIT_MULTIPLE: Final = 16
 # Sequences side by side -> the vectors of units whose sums registers hold.
 _VECTORS_OF_ROWS: Final = {1: 4, 2: 2}
+# The rank of recurrent weights that have integers.
+_RANK: Final = 2
 
 
 def padded_units(hidden: int) -> int:
@@ -43,12 +53,13 @@ class _RecurrentRewriter(TargetRewriter):
             return rewritten
         is_gpu = not self._context.is_cpu() and self.depends_on_inputs(call)
         operator, operands = Recurrent.read(call), RecurrentOperands(*rewritten.args)
-        sizes, hidden = sizes_of(operands.x), ir.known_shape(operands.recurrent)[2]
+        sizes, hidden = sizes_of(operands.x), ir.known_shape(operands.recurrent)[-1]
         assert sizes is not None, "the rank of a layer's data is known"
         steps, batch = sizes[1::-1] if operator.is_batch_first else sizes[:2]
         units = hidden if is_gpu else padded_units(hidden)
         lanes = units if is_gpu else self._choose_lanes(operator, batch)
         cpu = self._context.cpu
+        integers = None if is_gpu else self._find_integers(call)
         layer = RecurrentLayer(
             operator=operator,
             steps=steps,
@@ -58,8 +69,31 @@ class _RecurrentRewriter(TargetRewriter):
             lanes=lanes,
             factors=1 if is_gpu or cpu is None else max(1, cpu.factor_lanes),
             typical=(self.numbers.size(steps), self.numbers.size(batch)),
+            dots=None if integers is None else self._find_dots(operands, lanes),
         )
-        return _Lowering(self, layer, operands).lower(is_gpu)
+        return _Lowering(self, layer, operands, integers).lower(is_gpu)
+
+    def _find_integers(self, call: relax.Call) -> _IntegerWeights | None:
+        """Return the integers that the recurrent weights of a layer stand for; None for others."""
+        var = ir.resolve_alias(RecurrentOperands(*call.args).recurrent, self.flow.values.get)
+        real = ir.as_call(self.flow.values.get(var), "relax.dequantize")
+        if real is None or not ir.is_float32(real) or len(ir.known_shape(real)) != _RANK:
+            return None
+        integers, scales, zeros = real.args
+        if ir.dtype_of(integers) != "int8" or int(real.attrs.axis) % _RANK or not _is_zero(zeros):
+            return None
+        if ir.known_shape(scales) != ir.known_shape(real)[:1]:
+            return None
+        return _IntegerWeights(self.visit_expr(integers), self.visit_expr(scales))
+
+    def _find_dots(self, operands: RecurrentOperands, lanes: int) -> Dots | None:
+        """Return the dot products of a layer whose state is rounded; None where products are of floats."""
+        cpu, rounding = self._context.cpu, operands.rounding
+        is_rounded = isinstance(rounding, tvm.ir.Constant) and rounding.value.numpy()[0] == 0
+        # without a dtype, weights have too many bits for the target's instructions
+        if not is_rounded or cpu is None or cpu.dot_dtype is None or lanes % cpu.lanes:
+            return None
+        return Dots(cpu.dot_dtype, cpu.lanes, cpu.has_narrow_dots) if cpu.adds_bytes else None
 
     def _choose_lanes(self, operator: Recurrent, batch: IrSize) -> int:
         """Return the hidden units of a tile on a CPU.
@@ -78,15 +112,26 @@ class _RecurrentRewriter(TargetRewriter):
         return cpu.lanes * vectors
 
 
+class _IntegerWeights(NamedTuple):
+    """Recurrent weights as integers (d·g·h, h), and the scale of each row."""
+
+    integers: Any
+    scales: Any
+
+
 class _Lowering:
     """The lowering of a layer: `d` directions, `g` gates, `h` units, `u` with padding (tiles of lanes)."""
 
     def __init__(
-        self, rewriter: MainRewriter, layer: RecurrentLayer, operands: RecurrentOperands
+        self,
+        rewriter: MainRewriter,
+        layer: RecurrentLayer,
+        operands: RecurrentOperands,
+        integers: _IntegerWeights | None,
     ) -> None:
         self._rewriter = rewriter
         self._layer, self._operator = layer, layer.operator
-        self._operands = operands
+        self._operands, self._integers = operands, integers
         self._dtype = ir.dtype_of(operands.x)
         # Sums of float16 would lose most of their bits.
         self._sum_dtype = "float32" if self._dtype == "float16" else self._dtype
@@ -96,14 +141,17 @@ class _Lowering:
         operator, operands = self._operator, self._operands
         is_lstm = operator.kind == "LSTM"
         bias, product_bias = self._biases()
-        arguments = (
-            self._project(bias),
-            self._pack_recurrent(),
-            self._initial(operands.hidden),
-            self._initial(operands.cell) if is_lstm else None,
-            self._peepholes() if is_lstm and _is_given(operands.peepholes) else None,
-            product_bias,
-            operands.lengths if _is_given(operands.lengths) else None,
+        arguments = RecurrentInputs(
+            projected=self._project(bias),
+            weights=self._pack_recurrent(),
+            hidden=self._initial(operands.hidden),
+            cell=self._initial(operands.cell) if is_lstm else None,
+            peepholes=self._peepholes() if is_lstm and _is_given(operands.peepholes) else None,
+            product_bias=product_bias,
+            lengths=operands.lengths if _is_given(operands.lengths) else None,
+            scales=self._scales(),
+            starts=self._starts(),
+            rounding=self._rounding(),
         )
 
         def kernel(*tensors: Any) -> Any:
@@ -125,46 +173,83 @@ class _Lowering:
         return relax.Tuple([states, *last])
 
     def _project(self, bias: Any) -> Any:
-        """Return the inputs times their weights, plus biases: (steps, n, d, tiles, g, lanes)."""
+        """Return the inputs times their weights, plus biases (d, g, h): (steps, n, d, g, u)."""
         layer, operator = self._layer, self._operator
         x = self._operands.x
         if operator.is_batch_first:
             x = self._emit(relax.op.permute_dims(x, [1, 0, 2]))
-        size = ir.known_shape(self._operands.weights)[2]
-        columns = operator.directions * operator.gates * layer.units
-        weights = self._split_units(
-            self._operands.weights, [operator.directions, operator.gates], [size]
-        )
-        weights = self._emit(relax.op.permute_dims(weights, [4, 0, 2, 1, 3]))
-        weights = self._reshape(weights, [size, columns])
-        rows = self._reshape(x, [layer.steps * layer.batch, size])
-        product = self._emit(relax.op.matmul(self._cast(rows), weights))
+        outer, inner = [layer.steps, layer.batch], [operator.directions, operator.gates]
+        units = layer.units
+        if _is_given(self._operands.weights):
+            size = ir.known_shape(self._operands.weights)[2]
+            weights = self._pad_units(self._operands.weights, inner, [size])
+            weights = self._reshape(weights, [math.prod(inner) * units, size])
+            weights = self._emit(relax.op.permute_dims(weights))
+            rows = self._reshape(x, [layer.steps * layer.batch, size])
+            product = self._emit(relax.op.matmul(self._cast(rows), weights))
+            bias = None if bias is None else self._pad_units(bias, inner, [])
+        else:
+            product, units = x, layer.hidden
         if bias is not None:
-            bias = self._emit(relax.op.permute_dims(bias, [0, 2, 1, 3]))
-            product = self._emit(relax.op.add(product, self._reshape(bias, [columns])))
-        outer = [layer.steps, layer.batch, operator.directions]
-        return self._reshape(product, [*outer, layer.tiles, operator.gates, layer.lanes])
+            bias = self._reshape(bias, [math.prod(inner) * units])
+            product = self._emit(relax.op.add(product, bias))
+        if units == layer.units:
+            return self._reshape(product, [*outer, *inner, units])
+        return self._pad_units(product, [*outer, *inner], [])
 
     def _pack_recurrent(self) -> Any:
-        """Return the recurrent weights (d, g·h, h) as (d, tiles, u, g, lanes)."""
+        """Return the recurrent weights (d·g·h, h) as the kernel reads them, see `RecurrentInputs`."""
         layer, operator = self._layer, self._operator
-        weights = self._split_units(
-            self._operands.recurrent, [operator.directions, operator.gates], [layer.hidden]
-        )
+        weights = self._operands.recurrent if self._integers is None else self._integers.integers
+        outer = [operator.directions, operator.gates]
+        weights = self._pad_units(weights, outer, [layer.hidden])
         if missing := layer.units - layer.hidden:
-            weights = self._emit(relax.op.nn.pad(weights, [0] * 9 + [missing]))
-        return self._emit(relax.op.permute_dims(weights, [0, 2, 4, 1, 3]))
+            weights = self._emit(relax.op.nn.pad(weights, [0] * 7 + [missing]))
+        tiled = [*outer, layer.tiles, layer.lanes]
+        if layer.dots is None:
+            return self._rewriter.rearrange(weights, [*tiled, layer.units], [0, 2, 4, 1, 3])
+        quads = [layer.units // TERMS, TERMS]
+        packed = self._rewriter.rearrange(weights, [*tiled, *quads], [0, 2, 4, 1, 3, 5])
+        shape = [operator.directions, layer.tiles, quads[0], operator.gates, layer.lanes * TERMS]
+        return self._reshape(packed, shape)
+
+    def _scales(self) -> Any:
+        """Return what sums of integer weights are multiplied by: (d, g, u)."""
+        if self._integers is None:
+            return None
+        scales = self._integers.scales
+        if self._layer.dots is not None:
+            step = self._constant(np.asarray(1 / STATE_STEPS))
+            scales = self._emit(relax.op.multiply(scales, step))
+        return self._pad_units(scales, [self._operator.directions, self._operator.gates], [])
+
+    def _starts(self) -> Any:
+        """Return what dot products add to, where the integer of a state of 0 is not 0: (d, g, u)."""
+        dots = self._layer.dots
+        if self._integers is None or dots is None or not dots.zero_point:
+            return None
+        wide = self._rewriter.cast(self._integers.integers, "int32")
+        sums = self._emit(relax.op.sum(wide, 1))
+        moved = self._emit(relax.op.multiply(sums, relax.const(-dots.zero_point, "int32")))
+        return self._pad_units(moved, [self._operator.directions, self._operator.gates], [])
+
+    def _rounding(self) -> Any:
+        """Return how the state is rounded where sums are of floats."""
+        is_rounded = _is_given(self._operands.rounding) and self._layer.dots is None
+        return self._cast(self._operands.rounding) if is_rounded else None
 
     def _biases(self) -> tuple[Any, Any]:
-        """Return the sum of the biases (d, g, tiles, lanes), and a GRU's bias of the state's product (d, u)."""
+        """Return the sum of the biases (d, g, h), and a GRU's bias of the state's product (d, u)."""
         layer, operator = self._layer, self._operator
         directions, gates = operator.directions, operator.gates
         needs_product_bias = operator.kind == "GRU" and operator.resets_product
         if not _is_given(self._operands.bias):
             zeros = self._constant(np.zeros((directions, layer.units)))
             return None, zeros if needs_product_bias else None
-        biases = self._split_units(self._operands.bias, [directions, 2, gates], [])
-        sizes = [directions, gates, layer.tiles, layer.lanes]
+        biases = self._reshape(
+            self._cast(self._operands.bias), [directions, 2, gates, layer.hidden]
+        )
+        sizes = [directions, gates, layer.hidden]
         of_input, of_state = (
             self._reshape(self._slice(biases, 1, index, index + 1), sizes) for index in range(2)
         )
@@ -172,15 +257,13 @@ class _Lowering:
             return self._emit(relax.op.add(of_input, of_state)), None
         product_bias = self._slice(of_state, 1, 2, 3)
         # The reset gate does not multiply the other two.
-        keep = self._constant(np.reshape([1, 1, 0], (3, 1, 1)))
+        keep = self._constant(np.reshape([1, 1, 0], (3, 1)))
         of_state = self._emit(relax.op.multiply(of_state, keep))
-        product_bias = self._reshape(product_bias, [directions, layer.units])
+        product_bias = self._pad_units(product_bias, [directions], [])
         return self._emit(relax.op.add(of_input, of_state)), product_bias
 
     def _peepholes(self) -> Any:
-        directions = self._operator.directions
-        weights = self._split_units(self._operands.peepholes, [directions, 3], [])
-        return self._reshape(weights, [directions, 3, self._layer.units])
+        return self._pad_units(self._operands.peepholes, [self._operator.directions, 3], [])
 
     def _initial(self, state: Any) -> Any:
         """Return an initial state as (d, n, u)."""
@@ -192,16 +275,18 @@ class _Lowering:
             return self._emit(relax.op.zeros(sizes, self._sum_dtype))
         if self._operator.is_batch_first:
             state = self._emit(relax.op.permute_dims(state, [1, 0, 2]))
-        return self._reshape(self._split_units(state, outer, []), [*outer, self._layer.units])
+        return self._pad_units(state, outer, [])
 
-    def _split_units(self, tensor: Any, outer: Sequence[IrSize], inner: Sequence[int]) -> Any:
-        """Return a tensor (outer·h, inner) as (outer, tiles, lanes, inner), with zeros for missing units."""
+    def _pad_units(self, tensor: Any, outer: Sequence[IrSize], inner: Sequence[int]) -> Any:
+        """Return a tensor (outer·h, inner) as (outer, u, inner), with zeros for missing units."""
         layer = self._layer
-        tensor = self._reshape(self._cast(tensor), [*outer, layer.hidden, *inner])
+        if ir.dtype_of(tensor).startswith("float"):
+            tensor = self._cast(tensor)
+        tensor = self._reshape(tensor, [*outer, layer.hidden, *inner])
         if missing := layer.units - layer.hidden:
             widths = [0] * (2 * len(outer) + 1) + [missing] + [0] * (2 * len(inner))
             tensor = self._emit(relax.op.nn.pad(tensor, widths))
-        return self._reshape(tensor, [*outer, layer.tiles, layer.lanes, *inner])
+        return tensor
 
     def _constant(self, array: np.ndarray[Any, Any]) -> Any:
         # without a dtype, TVM would make float64 float32
@@ -222,3 +307,7 @@ class _Lowering:
 
 def _is_given(operand: Any) -> bool:
     return not isinstance(operand, relax.Tuple)
+
+
+def _is_zero(expr: Any) -> bool:
+    return isinstance(expr, tvm.ir.Constant) and not expr.value.numpy().any()

@@ -14,7 +14,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import RoundedData
+from tvmflow.compiler.ir_operators import RecurrentOperands, RoundedData
 from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.passes.rewriter import rewrite_main
 from tvmflow.compiler.quantize.insertion import (
@@ -26,6 +26,7 @@ from tvmflow.compiler.quantize.insertion import (
     free_name,
 )
 from tvmflow.compiler.quantize.points import Array, FloatModel, Integers, Layer
+from tvmflow.compiler.quantize.recurrent import EXACT, ROUNDED
 from tvmflow.compiler.quantize.smoothing import broadcast, channel_axis, input_axis
 from tvmflow.compiler.quantize.weights import GroupedIntegers
 
@@ -44,11 +45,18 @@ class _Rounding(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """The parameters of a layer."""
+    """The parameters of a layer; `rounding` of a recurrent one is the operand of that name."""
 
-    rounding: _Rounding
+    rounding: Any
     weights: Any
-    correction: Any
+    correction: Any = None
+
+    @property
+    def added(self) -> list[Any]:
+        """All of them."""
+        if self.correction is None:
+            return [self.rounding, self.weights]
+        return [*self.rounding, self.weights, self.correction]
 
 
 class Emulation:
@@ -87,7 +95,7 @@ class Emulation:
             for var in tensors
         }
         added = [
-            *(var for own in self._operands.values() for var in (*own.rounding, *own[1:])),
+            *(var for own in self._operands.values() for var in own.added),
             *(var for own in self._roundings.values() for var in own),
         ]
         mod = add_parameters(model.mod, [], added)
@@ -100,19 +108,22 @@ class Emulation:
         return relax.Var(name, relax.TensorType(value.shape, "float32"))
 
     def _add_operands(self, layer: Layer, weights: Array, is_divided: bool) -> _Operands:
+        if layer.is_recurrent:
+            rounding = self._add(f"{layer.name}.rounded", EXACT)
+            return _Operands(rounding, self._add(f"{layer.name}.weights", weights))
         values = [np.array(value) for value in _EXACT]
         if is_divided:
             axis, shape = channel_axis(layer), known_sizes(layer.data)
             for place in (1, 4):
                 own = np.full(int(shape[axis]), values[place])
                 values[place] = broadcast(own, len(shape), axis)
-        rounding = _Rounding(*(self._add(f"{layer.name}.rounded", own) for own in values))
+        roundings = _Rounding(*(self._add(f"{layer.name}.rounded", own) for own in values))
         result = known_sizes(layer.var)
         axis = -1 if layer.operator == "matmul" else 1
         channels = [1] * len(result)
         channels[axis] = int(result[axis])
         return _Operands(
-            rounding,
+            roundings,
             self._add(f"{layer.name}.weights", weights),
             self._add(f"{layer.name}.correction", np.zeros(channels)),
         )
@@ -155,6 +166,10 @@ class Emulation:
                 weights = weights / broadcast(own, weights.ndim, axis)
                 factor = broadcast(own, len(known_sizes(ours.data)), channel_axis(ours))
             put(operands.weights, weights)
+            if ours.is_recurrent:
+                if theirs.var in quantization.states:
+                    put(operands.rounding, ROUNDED)
+                continue
             if isinstance(rounded, LayerWeights) and theirs.source in quantization.data:
                 put_rounding(operands.rounding, quantization.data[theirs.source], factor)
             if (correction := quantization.corrections.get(theirs.var)) is not None:
@@ -201,6 +216,10 @@ class _Emulator(LayerRewriter):
         self._rounded: dict[Any, Any] = {}
 
     def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: _Operands) -> Any:
+        if layer.correction is None:
+            operands = RecurrentOperands(*rewritten.args)
+            operands = operands._replace(recurrent=layer.weights, rounding=layer.rounding)
+            return relax.Call(call.op, list(operands), call.attrs, call.ty_args)
         data = self._round(rewritten.args[0], layer.rounding)
         product = relax.Call(call.op, [data, layer.weights], call.attrs, call.ty_args)
         return relax.op.add(self.emit(product), layer.correction)

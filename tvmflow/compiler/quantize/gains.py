@@ -6,11 +6,12 @@ An estimate, and not a measurement, because the same recipe must give the same b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.cpu_model import CpuModel
+from tvmflow.compiler.ir_operators import Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import known_sizes
 from tvmflow.compiler.quantize.points import Layer
 from tvmflow.compiler.tir_kernels.winograd import list_strides
@@ -23,6 +24,8 @@ _QUADS: Final = 3.6
 _PAIRS: Final = 1.9
 _NARROW: Final = 1.7
 _DEPTHWISE: Final = 1.5
+# That of products of floats with recurrent weights of int8, which become floats in registers.
+_CONVERTED: Final = 0.8
 _NARROW_DEPTHWISE: Final = 0.7
 # How much faster Winograd's algorithm makes convolutions of 3×3 in float32; those of integers are direct.
 _WINOGRAD: Final = {1: 1.8, 2: 1.3}
@@ -37,7 +40,9 @@ _BYTES_PER_CYCLE: Final = 4.0
 _FLOAT_BYTES: Final = 4
 
 
-def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) -> list[float]:
+def estimate_gains(
+    layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel, states: Collection[Any] = ()
+) -> list[float]:
     """Return the part of the time of all layers that each one saves.
 
     It is less than 0 where integers are slower.
@@ -46,9 +51,15 @@ def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) ->
         layers: The layers.
         flow: The data flow of their model.
         cpu: The CPU.
+        states: The recurrent layers whose state is rounded, by their variables.
     """
     floats, integers = [], []
     for layer in layers:
+        if layer.is_recurrent:
+            exact, rounded = _estimate_recurrent(layer, flow, cpu, layer.var in states)
+            floats.append(exact)
+            integers.append(rounded)
+            continue
         weights = ir.known_shape(layer.weights)
         depth = math.prod(weights) // weights[layer.axis]
         # open sizes are those of all layers, about
@@ -63,6 +74,29 @@ def estimate_gains(layers: Sequence[Layer], flow: ir.DataFlow, cpu: CpuModel) ->
         integers.append(max(cycles / _speedup(layer, cpu), _read_cycles(size, cpu)))
     total = sum(floats)
     return [(exact - rounded) / total for exact, rounded in zip(floats, integers, strict=True)]
+
+
+def _estimate_recurrent(
+    layer: Layer, flow: ir.DataFlow, cpu: CpuModel, is_rounded: bool
+) -> tuple[float, float]:
+    """Return the cycles of a recurrent layer's products with floats, and with integers.
+
+    Each step reads all weights.
+    """
+    call = flow.values[layer.var]
+    sizes = known_sizes(RecurrentOperands(*call.args).x)[:2]
+    # open sizes are those of all layers, about
+    steps, batch = (size if isinstance(size, int) else 1 for size in sizes)
+    if Recurrent.read(call).is_batch_first:
+        steps, batch = batch, steps
+    size = math.prod(ir.known_shape(layer.weights))
+    cycles = batch * size / (cpu.lanes * _PIPELINES * _UTILIZATION)
+    exact = max(cycles, _read_cycles(size * _FLOAT_BYTES, cpu))
+    speedup = _CONVERTED
+    if is_rounded:
+        speedup = _NARROW if cpu.has_narrow_dots else _QUADS
+    rounded = max(cycles / speedup, _read_cycles(size, cpu))
+    return steps * exact, steps * rounded
 
 
 def _speedup(layer: Layer, cpu: CpuModel) -> float:

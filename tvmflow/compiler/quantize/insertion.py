@@ -12,6 +12,7 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir, marks
+from tvmflow.compiler.ir_operators import RecurrentOperands
 from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.quantize.points import (
@@ -24,6 +25,7 @@ from tvmflow.compiler.quantize.points import (
     list_sums,
     take_nodes,
 )
+from tvmflow.compiler.quantize.recurrent import ROUNDED
 from tvmflow.compiler.quantize.weights import GroupedIntegers
 
 SWITCHES: Final = "tvmflow.layers"
@@ -67,6 +69,7 @@ class Quantization:
         errors: The error of weights in groups, by the variable of the layer.
         corrections: What is added to the results of layers, by the variable of each.
         tables: The integers of tables that lookups read, by the names of their weights.
+        states: The recurrent layers whose state is rounded, by their variables.
     """
 
     integers: Integers
@@ -76,10 +79,13 @@ class Quantization:
     errors: Mapping[Any, float] = field(default_factory=dict)
     corrections: Mapping[Any, Array] = field(default_factory=dict)
     tables: Mapping[str, GroupedIntegers] = field(default_factory=dict)
+    states: Collection[Any] = ()
 
     def has_integer_data(self, layer: Layer) -> bool:
         """Return whether a layer multiplies integers with integers."""
         weights = self.weights.get(layer.var)
+        if layer.is_recurrent:
+            return weights is not None and layer.var in self.states
         if weights is None or isinstance(weights, GroupedIntegers):
             return weights is not None and self.dynamic
         return self.dynamic or layer.source in self.data
@@ -123,6 +129,7 @@ def keep_layers(
     return replace(
         quantization,
         weights={layer.var: quantization.weights[layer.var] for layer in kept},
+        states=frozenset(layer.var for layer in kept if layer.var in quantization.states),
         data={var: scale for var, scale in quantization.data.items() if var in tensors},
         corrections={
             layer.var: quantization.corrections[layer.var]
@@ -298,6 +305,8 @@ class _Inserter(LayerRewriter):
         return self._convert(var) if is_data else None
 
     def rewrite_layer(self, call: relax.Call, rewritten: relax.Call, layer: Layer) -> Any:
+        if layer.is_recurrent:
+            return self._rewrite_recurrent(rewritten, layer)
         data, factor = rewritten.args[0], None
         is_grouped = isinstance(self._quantization.weights[layer.var], GroupedIntegers)
         if self._quantization.dynamic and not is_grouped:
@@ -314,10 +323,30 @@ class _Inserter(LayerRewriter):
             product = relax.op.add(self.emit(product), relax.const(correction, "float32"))
         if self._switches is None:
             return product
-        place = self._places[layer.var]
-        own = self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
+        own = self._switch(layer)
         difference = relax.op.subtract(self.emit(product), exact := self.emit(rewritten))
         return relax.op.add(exact, self.emit(relax.op.multiply(self.emit(difference), own)))
+
+    def _switch(self, layer: Layer) -> Any:
+        """Emit 1 to compute a layer with integers, 0 not to: (1,)."""
+        place = self._places[layer.var]
+        return self.emit(relax.op.strided_slice(self._switches, [0], [place], [place + 1]))
+
+    def _rewrite_recurrent(self, rewritten: relax.Call, layer: Layer) -> Any:
+        operands = RecurrentOperands(*rewritten.args)
+        weights, rounding = self._convert_weights(layer), operands.rounding
+        is_rounded = layer.var in self._quantization.states
+        if self._switches is not None:
+            own = self._switch(layer)
+            other = self.emit(relax.op.subtract(relax.const(1.0, "float32"), own))
+            parts = ((weights, own), (operands.recurrent, other))
+            weights = relax.op.add(*(self.emit(relax.op.multiply(*part)) for part in parts))
+            weights = self.emit(weights)
+            rounding = self.emit(relax.op.concat([other, own], 0)) if is_rounded else rounding
+        elif is_rounded:
+            rounding = relax.const(ROUNDED)
+        operands = operands._replace(recurrent=weights, rounding=rounding)
+        return relax.Call(rewritten.op, list(operands), rewritten.attrs, rewritten.ty_args)
 
     def _convert_weights(self, layer: Layer) -> Any:
         """Emit what the integers of a layer's weights stand for."""

@@ -10,8 +10,10 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir, marks
+from tvmflow.compiler.ir_operators import GATES, Recurrent, RecurrentOperands
 from tvmflow.compiler.open_sizes import same_sizes, sizes_of
 from tvmflow.compiler.passes.fold_norms import fold_norms
+from tvmflow.compiler.quantize.recurrent import find_state_weights, split_input_products
 
 Array = np.ndarray[Any, Any]
 
@@ -76,13 +78,14 @@ class FloatModel(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A convolution or a matrix product with constant weights.
+    """A convolution, a matrix product or a recurrent layer with constant weights.
 
     Attributes:
         name: The node of the user's model that it came from; of several of one node, with a number.
-        operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, …
+        operator: Its operator: `conv2d`, `depthwise_conv2d`, `matmul`, `lstm`, …
         var: The variable that it is bound to.
-        data: The variable that its data are; `source` is what they were moved from.
+        data: The variable that its data are; `source` is what they were moved from. Those of a recurrent layer are the
+            products of its inputs, which stay float: its weights multiply the state.
         source: The variable of which the integers are.
         weights: The expression of its weights, which inputs do not change.
         axis: The axis of the weights that has a scale for each index.
@@ -102,8 +105,15 @@ class Layer(NamedTuple):
         return self.operator.endswith("_transpose")
 
     @property
+    def is_recurrent(self) -> bool:
+        """Return whether its weights multiply a state, which no other operator reads."""
+        return self.operator in _RECURRENT
+
+    @property
     def multiplies_bytes(self) -> bool:
-        """Return whether there are kernels of integers for the shape of its weights."""
+        """Return whether there are kernels of integers for its data and the shape of its weights."""
+        if self.is_recurrent:
+            return False
         if self.operator != "matmul":
             return True
         depth, columns = ir.known_shape(self.weights)
@@ -113,6 +123,7 @@ class Layer(NamedTuple):
 # An instruction adds four products to each of at most 16 sums.
 _TERMS: Final = 4
 _LANES: Final = 16
+_RECURRENT: Final = frozenset(kind.lower() for kind in GATES)
 
 
 class Integers(NamedTuple):
@@ -135,11 +146,15 @@ class Integers(NamedTuple):
 
 
 def fold_model(model: FloatModel) -> FloatModel:
-    """Return a model as it is quantized: norms are part of the weights before them, and nothing is unused."""
+    """Return a model as it is quantized.
+
+    Norms are part of the weights before them, the inputs of recurrent layers are multiplied before these, and nothing is
+    unused.
+    """
     mod = ir.copy_module(model.mod)
     products = _name_products(model)
     marks.mark_bindings(mod)
-    mod = fold_norms(mod)
+    mod = split_input_products(fold_norms(mod))
     for transform in (
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
@@ -154,9 +169,19 @@ def _name_products(model: FloatModel) -> dict[str, list[str]]:
     flow = ir.DataFlow(model.main)
     products: dict[str, list[str]] = {}
     for binding, node in zip(ir.list_bindings(model.main.body), model.nodes, strict=False):
-        if _is_product(binding.value, flow):
-            products.setdefault(_name_weights(binding.value.args[1], flow), []).append(node)
+        for weights in _list_weights(binding.value, flow):
+            products.setdefault(_name_weights(weights, flow), []).append(node)
     return products
+
+
+def _list_weights(value: Any, flow: ir.DataFlow) -> list[Any]:
+    """Return the weights of the products that a value is."""
+    if _is_product(value, flow):
+        return [value.args[1]]
+    if ir.as_call(value, Recurrent.NAME) is None:
+        return []
+    operands = RecurrentOperands(*value.args)
+    return [operands.weights, operands.recurrent]
 
 
 def _is_product(value: Any, flow: ir.DataFlow) -> bool:
@@ -203,14 +228,20 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
     seen: dict[str, int] = {}
     for binding in ir.list_bindings(model.main.body):
         call = binding.value
-        if not _is_product(call, flow):
-            continue
-        node = next(nodes.get(_name_weights(call.args[1], flow), iter(())), "")
         operator = ir.operator_name(call)
-        if not _is_layer(call, operator, flow):
+        weights = find_state_weights(call, flow)
+        is_recurrent = weights is not None
+        if not is_recurrent:
+            if not _is_product(call, flow):
+                continue
+            weights = call.args[1]
+        node = next(nodes.get(_name_weights(weights, flow), iter(())), "")
+        if not (ir.is_float32(weights) if is_recurrent else _is_layer(call, operator, flow)):
             continue
         kind = operator.rpartition(".")[2]
-        if operator != _MATMUL and int(call.attrs.groups) > 1:
+        if is_recurrent:
+            kind = Recurrent.read(call).kind.lower()
+        elif operator != _MATMUL and int(call.attrs.groups) > 1:
             kind = f"{'depthwise' if ir.is_depthwise(call) else 'grouped'}_{kind}"
         base = node or kind
         seen[base] = seen.get(base, 0) + 1
@@ -222,7 +253,7 @@ def list_layers(model: FloatModel) -> tuple[Layer, ...]:
                 var=binding.var,
                 data=data,
                 source=_find_source(data, flow),
-                weights=call.args[1],
+                weights=weights,
                 axis=int(operator == _MATMUL or operator in _TRANSPOSED),
             )
         )

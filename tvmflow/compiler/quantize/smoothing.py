@@ -36,7 +36,7 @@ def list_smoothable(model: FloatModel, layers: Sequence[Layer]) -> dict[Any, lis
     flow = ir.DataFlow(model.main)
     found: dict[Any, list[Layer]] = {}
     for layer in layers:
-        if layer.source.same_as(layer.data):
+        if layer.source.same_as(layer.data) and not layer.is_recurrent:
             found.setdefault(layer.data, []).append(layer)
     return {
         var: own

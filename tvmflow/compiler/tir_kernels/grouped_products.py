@@ -140,16 +140,11 @@ class Machine(NamedTuple):
     @classmethod
     def of(cls, cpu: CpuModel, features: Collection[str]) -> Machine:
         """Return what kernels know of a CPU, by LLVM's names of its features."""
-        is_supported = (
-            (cpu.dot_dtype, cpu.lanes) in DOT_INSTRUCTIONS
-            and cpu.has_quads
-            and not cpu.has_narrow_dots
-        )
         pairs = PAIR_INSTRUCTIONS.get(cpu.lanes)
         return cls(
             lanes=cpu.lanes,
             registers=cpu.registers,
-            dot_dtype=cpu.dot_dtype if is_supported else None,
+            dot_dtype=cpu.dot_dtype if cpu.dot_instruction else None,
             has_pairs=pairs is not None and pairs.feature in features,
             prefetches="sse2" in features,
         )

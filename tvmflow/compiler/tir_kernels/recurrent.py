@@ -7,6 +7,10 @@ order: input, output, forget, cell (LSTM); update, reset, hidden (GRU).
 
 On a CPU, one kernel computes the sequences of a batch side by side. On a GPU, each step is a launch,
 with a thread for each hidden unit of each sequence, and one tile has all units.
+
+Recurrent weights may be int8 with a scale for each unit of each gate, which multiplies sums. Then the products of a
+step are of floats that registers make of these integers, or, where the state is rounded to integers too, sums of four
+products of bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmflow.compiler.ir_operators import Activation, Recurrent
+from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
+from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
 from tvmflow.compiler.tir_kernels.definitions import launch_threads
+
+TERMS: Final = 4
+"""The products of bytes that an instruction adds to a sum."""
 
 # Sums that are computed side by side, so that few multiplications wait for the one before.
 _SUMS: Final = 8
@@ -34,6 +42,40 @@ _MAX_ROWS: Final = 4
 # Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
 _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 17
+# Added to a number below 2²², it leaves the nearest integer in the lowest bits.
+_ROUNDING: Final = float(3 << 22)
+_ROUNDING_BITS: Final = 0x4B400000
+
+
+class Dots(NamedTuple):
+    """The dot products of bytes with which a CPU multiplies the state.
+
+    Attributes:
+        dtype: The dtype of data, whose zero point is the middle one; weights are int8.
+        lanes: The sums of a vector.
+        has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, whose weights have 7 bits.
+    """
+
+    dtype: str
+    lanes: int
+    has_pairs: bool = False
+
+    @property
+    def zero_point(self) -> int:
+        """The integer of a state of 0."""
+        return 128 if self.dtype == "uint8" else 0
+
+    def add(self, sums: Any, data: Any, weights: Any) -> Any:
+        """Return a vector of sums plus the products of four bytes each."""
+        wide = f"int32x{self.lanes}"
+        if not self.has_pairs:
+            instruction = T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[self.dtype, self.lanes])
+            return T.call_llvm_pure_intrin(instruction, sums, data, weights, dtype=wide)
+        multiply, widen = map(T.llvm_lookup_intrinsic_id, PAIR_INSTRUCTIONS[self.lanes][1:])
+        narrow = f"int16x{2 * self.lanes}"
+        pairs = T.call_llvm_pure_intrin(multiply, data, weights, dtype=narrow)
+        ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * self.lanes)
+        return sums + T.call_llvm_pure_intrin(widen, pairs, ones, dtype=wide)
 
 
 class RecurrentLayer(NamedTuple):
@@ -48,6 +90,7 @@ class RecurrentLayer(NamedTuple):
         lanes: The hidden units of a tile, which divide `units`.
         factors: The numbers of the state that are lanes of one vector; 1 if each is loaded.
         typical: Steps and batch, with numbers in place of open sizes.
+        dots: The dot products of bytes; None for products of floats.
     """
 
     operator: Recurrent
@@ -58,6 +101,7 @@ class RecurrentLayer(NamedTuple):
     lanes: int
     factors: int
     typical: tuple[int, int]
+    dots: Dots | None = None
 
     @property
     def tiles(self) -> int:
@@ -74,13 +118,17 @@ class RecurrentInputs(NamedTuple):
     """The kernel's arguments: `d` directions, `n` sequences, `units` hidden units padded to whole tiles.
 
     Attributes:
-        projected: Inputs times weights, plus biases: (steps, n, d, tiles, gates, lanes).
-        weights: The recurrent weights: (d, tiles, units, gates, lanes), zero where a unit is padding.
+        projected: Inputs times weights, plus biases: (steps, n, d, gates, units).
+        weights: The recurrent weights: (d, tiles, units, gates, lanes), zero where a unit is padding; for dot products
+            int8 (d, tiles, units/4, gates, 4 lanes).
         hidden: The initial hidden state: (d, n, units).
         cell: The initial cell state of an LSTM: (d, n, units).
         peepholes: The weights of an LSTM's cell state in its input, output and forget gate: (d, 3, units).
         product_bias: What a GRU with `resets_product` adds to the product with the state: (d, units).
         lengths: The length of each sequence: (n,).
+        scales: What sums of integer weights are multiplied by: (d, gates, units).
+        starts: What dot products add to, for the zero point of the state, as int32: (d, gates, units).
+        rounding: The parts of the state that products read as it is, and rounded: (2,).
     """
 
     projected: Any
@@ -90,6 +138,9 @@ class RecurrentInputs(NamedTuple):
     peepholes: Any = None
     product_bias: Any = None
     lengths: Any = None
+    scales: Any = None
+    starts: Any = None
+    rounding: Any = None
 
 
 def recurrent(layer: RecurrentLayer, is_gpu: bool, *tensors: Any) -> Sequence[Any]:
@@ -139,13 +190,20 @@ class _Buffers(NamedTuple):
         hidden: The hidden state.
         following: That of the next step.
         cell: The cell state of an LSTM, the update gate of a GRU.
-        scaled: A GRU's hidden state times its reset gate.
+        scaled: A GRU's hidden state times its reset gate, as products read it.
+        integers: The hidden state as dot products read it.
     """
 
     hidden: Any
     following: Any
     cell: Any
     scaled: Any
+    integers: Any = None
+
+    @property
+    def operand(self) -> Any:
+        """The hidden state as products read it."""
+        return self.hidden if self.integers is None else self.integers
 
 
 class _Loops:
@@ -195,7 +253,7 @@ class _Loops:
         return [self._compute_gru_gates, self._compute_gru_state]
 
     def _compute_rnn(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.hidden, tile, [0])
+        gates = self._gates(place, state.operand, tile, [0])
         for row in range(self._rows):
             with self._lanes() as lane:
                 state.following[row, tile * self._layer.lanes + lane] = self._activate(
@@ -203,7 +261,7 @@ class _Loops:
                 )
 
     def _compute_lstm(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.hidden, tile, [0, 1, 2, 3])
+        gates = self._gates(place, state.operand, tile, [0, 1, 2, 3])
         for row in range(self._rows):
             with self._lanes() as lane:
                 unit = tile * self._layer.lanes + lane
@@ -232,7 +290,7 @@ class _Loops:
         return self._inputs.peepholes[place.direction, gate, unit] * cell
 
     def _compute_gru(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.hidden, tile, [0, 1, 2], inputs=[0, 1])
+        gates = self._gates(place, state.operand, tile, [0, 1, 2], inputs=[0, 1])
         for row in range(self._rows):
             with self._lanes() as lane:
                 unit = tile * self._layer.lanes + lane
@@ -246,13 +304,13 @@ class _Loops:
                 )
 
     def _compute_gru_gates(self, place: _Place, state: _Buffers, tile: Any) -> None:
-        gates = self._gates(place, state.hidden, tile, [0, 1])
+        gates = self._gates(place, state.operand, tile, [0, 1])
         for row in range(self._rows):
             with self._lanes() as lane:
                 unit = tile * self._layer.lanes + lane
                 state.cell[row, unit] = self._activate(place, 0, gates[row, 0, lane])
                 reset = self._activate(place, 0, gates[row, 1, lane])
-                state.scaled[row, unit] = reset * state.hidden[row, unit]
+                state.scaled[row, unit] = self._to_operand(reset * state.hidden[row, unit])
 
     def _compute_gru_state(self, place: _Place, state: _Buffers, tile: Any) -> None:
         gates = self._gates(place, state.scaled, tile, [2])
@@ -281,17 +339,42 @@ class _Loops:
             gates: The gates.
             inputs: The gates to which the projected inputs are added; None for all.
         """
+        rows = self._rows
+        places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
+        with_input = [gate for gate in gates if inputs is None or gate in inputs]
+        if self._layer.dots is not None:
+            sums = self._add_dots(place, source, tile, gates)
+        else:
+            # sums of floats start with the inputs, and those that scales multiply do not
+            starts = with_input if self._inputs.scales is None else []
+            sums = self._add_products(place, source, tile, gates, starts)
+        if self._inputs.scales is None:
+            return sums
+        totals = self._allocate_sums(rows, len(gates))
+        for row, index, gate in places:
+            with self._lanes() as lane:
+                unit = tile * self._layer.lanes + lane
+                scale = self._inputs.scales[place.direction, gate, unit]
+                total = sums[row, index, lane].astype(self._dtype) * scale
+                if gate in with_input:
+                    total = total + self._projected(place, row, tile, gate, lane)
+                totals[row, index, lane] = total
+        return totals
+
+    def _add_products(
+        self, place: _Place, source: Any, tile: Any, gates: Sequence[int], starts: Sequence[int]
+    ) -> Any:
+        """Emit sums of products of floats; those of the gates of `starts` begin with the projected inputs."""
         rows, count, depth = self._rows, len(gates), self._layer.units
         parts, together = self._divide_sums(count * rows)
         sums = self._allocate_sums(parts * rows, count)
         places = [(row, index, gate) for row in range(rows) for index, gate in enumerate(gates)]
         for part in range(parts):
             for row, index, gate in places:
-                has_input = part == 0 and (inputs is None or gate in inputs)
                 with self._lanes() as lane:
                     start = (
                         self._projected(place, row, tile, gate, lane)
-                        if has_input
+                        if part == 0 and gate in starts
                         else self._const(0)
                     )
                     sums[part * rows + row, index, lane] = start
@@ -301,7 +384,79 @@ class _Loops:
                 for row, index, gate in places:
                     with self._lanes() as lane:
                         weight = self._inputs.weights[place.direction, tile, unit, gate, lane]
-                        sums[part * rows + row, index, lane] += source[row, unit] * weight
+                        number = self._round(source[row, unit])
+                        sums[part * rows + row, index, lane] += number * weight.astype(self._dtype)
+        for part in range(1, parts):
+            for row, index, _ in places:
+                with self._lanes() as lane:
+                    sums[row, index, lane] += sums[part * rows + row, index, lane]
+        return sums
+
+    def _round(self, number: Any) -> Any:
+        """Return a number of the state as products of floats read it."""
+        if self._inputs.rounding is None:
+            return number
+        kept, rounded = (self._inputs.rounding[place] for place in range(2))
+        steps = tirx.Cast(self._dtype, self._to_integer(number))
+        return kept * number + rounded * (steps * self._const(1 / STATE_STEPS))
+
+    def _to_integer(self, number: Any) -> Any:
+        """Return a number of the state, limited to those from -1 to 1, as one of its integers."""
+        one = tirx.const(1, "float32")
+        limited = tirx.max(tirx.min(number.astype("float32"), one), -one)
+        moved = limited * tirx.const(STATE_STEPS, "float32") + tirx.const(_ROUNDING, "float32")
+        return tirx.reinterpret("int32", moved) - _ROUNDING_BITS
+
+    def _to_operand(self, number: Any) -> Any:
+        """Return a number of the state as it is stored for products."""
+        dots = self._layer.dots
+        if dots is None:
+            return number
+        return tirx.Cast(dots.dtype, self._to_integer(number) + dots.zero_point)
+
+    def _add_dots(self, place: _Place, source: Any, tile: Any, gates: Sequence[int]) -> Any:
+        """Emit sums of dot products of bytes, as int32."""
+        layer, dots, rows = self._layer, self._layer.dots, self._rows
+        assert dots is not None
+        vectors = [vector * dots.lanes for vector in range(layer.lanes // dots.lanes)]
+        count = len(gates) * len(vectors) * rows
+        quads = layer.units // TERMS
+        parts = next(n for n in range(max(1, _SUMS // count), 0, -1) if quads % n == 0)
+        sums = T.buffer_proxy(
+            T.alloc_buffer((parts * rows, len(gates), layer.lanes), "int32", scope="local")
+        )
+        places = [(row, *own) for row in range(rows) for own in enumerate(gates)]
+        for part in range(parts):
+            for row, index, gate in places:
+                with self._lanes() as lane:
+                    unit = tile * layer.lanes + lane
+                    has_start = part == 0 and self._inputs.starts is not None
+                    sums[part * rows + row, index, lane] = (
+                        self._inputs.starts[place.direction, gate, unit]
+                        if has_start
+                        else tirx.const(0, "int32")
+                    )
+        with T.serial(0, quads // parts) as k:
+            for part in range(parts):
+                quad = k * parts + part
+                terms = tirx.Ramp(quad * TERMS, 1, TERMS)
+                for row, index, gate in places:
+                    word = tirx.reinterpret("int32", source[row, terms])
+                    for first in vectors:
+                        lanes = tirx.Ramp(tirx.const(first, "int32"), 1, dots.lanes)
+                        begin = tirx.const(first * TERMS, "int32")
+                        weights = self._inputs.weights[
+                            place.direction,
+                            tile,
+                            quad,
+                            gate,
+                            tirx.Ramp(begin, 1, dots.lanes * TERMS),
+                        ]
+                        data = tirx.reinterpret(
+                            f"{dots.dtype}x{dots.lanes * TERMS}", tirx.Broadcast(word, dots.lanes)
+                        )
+                        own = sums[part * rows + row, index, lanes]
+                        sums[part * rows + row, index, lanes] = dots.add(own, data, weights)
         for part in range(1, parts):
             for row, index, _ in places:
                 with self._lanes() as lane:
@@ -320,10 +475,8 @@ class _Loops:
         return next(n for n in range(parts, 0, -1) if layer.factors % n == 0), layer.factors
 
     def _projected(self, place: _Place, row: int, tile: Any, gate: int, lane: Any) -> Any:
-        position = self._position(place, row)
-        return self._inputs.projected[
-            position, place.first + row, place.direction, tile, gate, lane
-        ]
+        position, unit = self._position(place, row), tile * self._layer.lanes + lane
+        return self._inputs.projected[position, place.first + row, place.direction, gate, unit]
 
     def _position(self, place: _Place, row: int) -> Any:
         """Return the position in its sequence at which a step reads and writes."""
@@ -357,8 +510,8 @@ class _Loops:
             value = tirx.max(tirx.min(value, self._const(limit)), self._const(-limit))
         return apply_activation(place.activations[function], value, self._dtype)
 
-    def _allocate(self, *shape: int, scope: str = "global") -> Any:
-        return T.buffer_proxy(T.alloc_buffer(shape, self._dtype, scope=scope))
+    def _allocate(self, *shape: int, scope: str = "global", dtype: str = "") -> Any:
+        return T.buffer_proxy(T.alloc_buffer(shape, dtype or self._dtype, scope=scope))
 
     def _const(self, value: float) -> Any:
         return tirx.const(value, self._dtype)
@@ -412,10 +565,19 @@ class _CpuLoops(_Loops):
 
     def _emit_group(self, direction: Any, activations: Sequence[Activation], first: Any) -> None:
         layer, inputs = self._layer, self._inputs
-        state = _Buffers(*(self._allocate(self._rows, layer.units) for _ in _Buffers._fields))
+        sizes, integers = (self._rows, layer.units), layer.dots.dtype if layer.dots else ""
+        state = _Buffers(
+            hidden=self._allocate(*sizes),
+            following=self._allocate(*sizes),
+            cell=self._allocate(*sizes),
+            scaled=self._allocate(*sizes, dtype=integers),
+            integers=self._allocate(*sizes, dtype=integers) if integers else None,
+        )
         for row in range(self._rows):
             with self._units(layer.units) as unit:
                 state.hidden[row, unit] = inputs.hidden[direction, first + row, unit]
+                if state.integers is not None:
+                    state.integers[row, unit] = self._to_operand(state.hidden[row, unit])
                 if inputs.cell is not None:
                     state.cell[row, unit] = inputs.cell[direction, first + row, unit]
         with T.serial(0, layer.steps) as step:
@@ -442,6 +604,8 @@ class _CpuLoops(_Loops):
                 state.hidden[row, unit] = self._if_active(
                     place, row, state.following[row, unit], state.hidden[row, unit]
                 )
+                if state.integers is not None:
+                    state.integers[row, unit] = self._to_operand(state.hidden[row, unit])
 
     def _lanes(self) -> AbstractContextManager[Any]:
         lanes: AbstractContextManager[Any] = T.vectorized(0, self._layer.lanes)

@@ -333,7 +333,8 @@ def _list_candidates(
     tensors |= dict.fromkeys(
         layer.data
         for layer in chosen
-        if layer.var in floats and (has_ranges or _is_grouped(settings, layer))
+        if layer.var in floats and not layer.is_recurrent
+        if has_ranges or _is_grouped(settings, layer)
     )
     shared = [*ranged, *list_joined(model, ranged)]
     emulation = None
@@ -458,7 +459,7 @@ def _choose_layers(
     names = [*(layer.name for layer in layers), *(table.name for table in tables)]
     if not layers:
         raise StageError(
-            "the model has no convolution and no matrix product with constant weights to quantize",
+            "the model has no convolution, matrix product or recurrent layer with constant weights to quantize",
             fix="leave `quantize` out",
         )
     for pattern in patterns:
@@ -549,6 +550,27 @@ def _quantize(
             candidates.model,
             [table for table in candidates.tables if table.name not in candidates.skipped],
         ),
+        states=_list_rounded_states(settings, candidates.model, known),
+    )
+
+
+def _list_rounded_states(
+    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
+) -> frozenset[Any]:
+    """Return the recurrent layers, by their variables, whose state is multiplied as bytes."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.options import SCHEDULES_VERSION
+    from tvmflow.compiler.quantize.recurrent import has_bounded_state
+
+    cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
+    if settings.quantize.activations == "none" or cpu is None or not cpu.adds_bytes:
+        return frozenset()
+    flow = ir.DataFlow(model.main)
+    return frozenset(
+        layer.var
+        for layer in layers
+        if layer.is_recurrent and has_bounded_state(flow.values[layer.var])
     )
 
 
@@ -596,8 +618,8 @@ def _find_corrections(
 
 
 def _multiplies_dynamically(layer: Layer) -> bool:
-    """Return whether a layer reads data whose range each call computes: matrix products do."""
-    return layer.operator == "matmul" and layer.multiplies_bytes
+    """Return whether a layer needs no range of calibration: each call computes those of products."""
+    return layer.is_recurrent or (layer.operator == "matmul" and layer.multiplies_bytes)
 
 
 def _round_groups(
@@ -726,7 +748,7 @@ def _control(
     names = {
         place: layer.name for place, layer in enumerate(layers) if layer.var in possible.weights
     }
-    gains = _estimate_gains(settings, model, layers)
+    gains = _estimate_gains(settings, model, layers, possible.states)
     reasons: Mapping[int, str] = find_reasons(names, gains)
     damage: Mapping[int, float] = {}
     chosen = tuple(place for place in names if place not in reasons)
@@ -800,7 +822,10 @@ def _insert(candidates: _Candidates, quantization: Quantization) -> FloatModel:
 
 
 def _estimate_gains(
-    settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
+    settings: QuantizeSettings,
+    model: FloatModel,
+    layers: Sequence[Layer],
+    states: Collection[Any],
 ) -> dict[int, float]:
     """Return the part of the time that each layer saves on the target, where integers multiply integers."""
     from tvmflow.compiler import ir
@@ -811,7 +836,7 @@ def _estimate_gains(
     cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
     if cpu is None or settings.quantize.activations != "int8":
         return {}
-    return dict(enumerate(estimate_gains(layers, ir.DataFlow(model.main), cpu)))
+    return dict(enumerate(estimate_gains(layers, ir.DataFlow(model.main), cpu, states)))
 
 
 # How often layers are chosen with tighter limits, where the library costs more than its emulation.
