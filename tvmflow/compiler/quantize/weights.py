@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 # By these factors the largest number of a group is clipped, of which the best is taken.
 _FACTORS: Final = tuple(1 - step / 32 for step in range(14))
-# So many weights are compared with all candidates at a time.
+# So many weights are compared with a candidate at a time.
 _COMPARED: Final = 1 << 15
 # So many columns take part in making up for the error of one.
 _BLOCK: Final = 512
@@ -181,17 +181,22 @@ def round_groups(
             importance, inverse = np.diagonal(hessian).copy(), _invert(hessian)
         for first in range(start, start + width, groups.size):
             group, last = first // groups.size, first + groups.size
-            scale, zero = _choose_scales(
-                padded[:, first:last], importance[first - start : last - start], groups
-            )
-            scales[:, group], zeros[:, group] = scale, zero
+            own = importance[first - start : last - start]
+            for some in _list_row_blocks(rows, groups.size):
+                part = padded[some, first:last]
+                scale, zero = _choose_scales(part, own, groups)
+                scales[some, group], zeros[some, group] = scale, zero
+                if inverse is None:
+                    integers[some, first:last] = _round(part, scale, zero, groups)
+            if inverse is None:
+                continue
+            scale, zero = scales[:, group], zeros[:, group]
             for column in range(first, last):
                 exact = padded[:, column].copy()
-                integer = np.clip(np.rint(exact / scale) + zero, 0, groups.largest)
+                integer = _round(exact[:, None], scale, zero, groups)[:, 0]
                 integers[:, column] = integer
-                if inverse is not None:
-                    error = exact - (integer - zero) * scale
-                    _make_up(padded[:, start : start + width], error, inverse, column - start)
+                error = exact - (integer - zero) * scale
+                _make_up(padded[:, start : start + width], error, inverse, column - start)
     return GroupedIntegers(
         integers=integers,
         scales=scales.astype(np.float32),
@@ -199,6 +204,14 @@ def round_groups(
         groups=groups,
         depth=depth,
     )
+
+
+def _round(weights: Array, scales: Array, zeros: Array, groups: Groups) -> Array:
+    """Return the integers of the weights of a group, with a scale and a zero point for each row."""
+    integers = np.divide(weights, scales[:, None])
+    np.rint(integers, out=integers)
+    integers += zeros[:, None]
+    return np.clip(integers, 0, groups.largest, out=integers)
 
 
 def _dampen(hessian: Array) -> Array:
@@ -232,29 +245,44 @@ def _make_up(block: Array, error: Array, inverse: Array, place: int) -> None:
     inverse[place + 1 :, place + 1 :] -= inverse[place + 1 :, place, None] * rest
 
 
+def _list_row_blocks(rows: int, width: int) -> list[slice]:
+    """Return the rows that are compared with a candidate at a time."""
+    size = max(_COMPARED // width, 1)
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
 def _choose_scales(weights: Array, importance: Array, groups: Groups) -> tuple[Array, Array]:
     """Return the scale and the zero point of each row of a group."""
-    rows = max(_COMPARED // weights.shape[1], 1)
-    parts = [
-        _choose_scales_of_rows(weights[first : first + rows], importance, groups)
-        for first in range(0, len(weights), rows)
-    ]
-    scales, zeros = zip(*parts, strict=True)
-    return np.concatenate(scales), np.concatenate(zeros)
+    best = np.full(len(weights), np.inf)
+    scales, zeros = np.ones(len(weights)), np.zeros(len(weights), np.int64)
+    largest = np.abs(weights).argmax(axis=1)[:, None]
+    extremes = np.take_along_axis(weights, largest, axis=1)
+    for candidate, zero in _list_candidates(weights, groups):
+        scale = _to_bfloat16(candidate)
+        # of 8 bits, most candidates clip the largest number by more than rounding costs all of them
+        if (_sum_errors(extremes, scale, zero, importance[largest], groups) >= best).all():
+            continue
+        sums = _sum_errors(weights, scale, zero, importance, groups)
+        is_better = sums < best
+        best, scales, zeros = (
+            np.where(is_better, ours, theirs)
+            for ours, theirs in ((sums, best), (scale, scales), (zero, zeros))
+        )
+    return scales, zeros
 
 
-def _choose_scales_of_rows(
-    weights: Array, importance: Array, groups: Groups
-) -> tuple[Array, Array]:
-    candidates = list(_list_candidates(weights, groups))
-    scales, zeros = (np.stack(values) for values in zip(*candidates, strict=True))
-    scales = _to_bfloat16(scales)
-    integers = np.rint(weights / scales[:, :, None]) + zeros[:, :, None]
-    integers = np.clip(integers, 0, groups.largest) - zeros[:, :, None]
-    errors = np.square(integers * scales[:, :, None] - weights) * importance
-    best = errors.sum(axis=2).argmin(axis=0)
-    rows = np.arange(len(weights))
-    return scales[best, rows], zeros[best, rows]
+def _sum_errors(
+    weights: Array, scales: Array, zeros: Array, importance: Array, groups: Groups
+) -> Array:
+    """Return the sum of squared errors of each row, whose columns have an importance."""
+    errors = _round(weights, scales, zeros, groups)
+    errors -= zeros[:, None]
+    errors *= scales[:, None]
+    errors -= weights
+    np.square(errors, out=errors)
+    errors *= importance
+    sums: Array = errors.sum(axis=1)
+    return sums
 
 
 def _list_candidates(weights: Array, groups: Groups) -> Iterator[tuple[Array, Array]]:

@@ -94,13 +94,13 @@ def test_a_table_of_single_numbers_is_none(tmp_path: Path) -> None:
 
 
 def test_rows_are_rounded_in_bounded_memory() -> None:
-    """A group is a whole row here, and all candidates of a scale are compared at a time."""
+    """A group is a whole row here, and many scales are candidates: some rows are compared with one at a time."""
     wide = np.random.default_rng(4).normal(size=(64, 1 << 14)).astype(np.float32)
     tracemalloc.start()
     round_groups(wide, Groups(8, wide.shape[1]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 20 * wide.nbytes
+    assert peak < 4 * wide.nbytes
 
 
 def test_each_row_has_its_own_scale(tmp_path: Path) -> None:
