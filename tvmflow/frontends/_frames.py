@@ -7,14 +7,16 @@ because some must be set up before anything else is imported.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import sys
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NoReturn, Protocol, runtime_checkable
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
@@ -25,7 +27,7 @@ Array = np.ndarray[Any, Any]
 Message = dict[str, Any]
 
 
-class LoadedReference(Protocol):
+class LoadedReference(ABC):
     """A model loaded by its framework, in the reference process.
 
     Attributes:
@@ -34,24 +36,19 @@ class LoadedReference(Protocol):
     """
 
     name: str
-    note: str
+    note: str = ""
 
+    @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
         """Return the outputs in their order for inputs by name."""
-        ...
+
+    def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
+        """Return the outputs as timed inferences compute them, whose graph a framework may rewrite."""
+        return self.run(arrays)
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         """Return a function that makes one inference on these inputs, to be timed."""
-        ...
-
-
-@runtime_checkable
-class OptimizedReference(LoadedReference, Protocol):
-    """A framework that rewrites the graph for timed inferences, which may compute other numbers."""
-
-    def run_as_timed(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
-        """Return the outputs in their order, as timed inferences compute them."""
-        ...
+        return functools.partial(self.run, arrays)
 
 
 def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None = None) -> None:
@@ -143,10 +140,7 @@ def _answer(
         message, arrays = call
         try:
             if message["call"] == "run":
-                if message["as_timed"] and isinstance(model, OptimizedReference):
-                    results = model.run_as_timed(arrays)
-                else:
-                    results = model.run(arrays)
+                results = (model.run_as_timed if message["as_timed"] else model.run)(arrays)
                 named = {str(index): np.asarray(array) for index, array in enumerate(results)}
                 send(outgoing, {}, named)
             else:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
 
 
-class _OpenVino:
+class _OpenVino(LoadedReference):
     """OpenVINO on the CPU, in the precision of the library that it is timed beside.
 
     Its own default is bfloat16 wherever the CPU has it. See `openvino.properties.hint`.
@@ -19,7 +19,6 @@ class _OpenVino:
         import openvino
 
         self.name = f"OpenVINO {openvino.__version__.partition('-')[0]}"
-        self.note = ""
         core = openvino.Core()
         model = core.read_model(first["model"])
         if model.is_dynamic():
@@ -42,7 +41,7 @@ class _OpenVino:
         return self._request.infer(dict(arrays), share_inputs=True, share_outputs=True)
 
 
-class _TensorRt:
+class _TensorRt(LoadedReference):
     """TensorRT in ONNX Runtime; in timed calls, inputs and outputs stay on the GPU.
 
     See https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html.
@@ -55,7 +54,6 @@ class _TensorRt:
         import tensorrt
 
         self.name = f"TensorRT {tensorrt.__version__}"
-        self.note = ""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         half = {"trt_fp16_enable": first["precision"] == "mixed"}

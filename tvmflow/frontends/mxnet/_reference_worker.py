@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
 
 
 def import_mxnet() -> Any:
@@ -34,12 +34,11 @@ def import_mxnet() -> Any:
     return mxnet
 
 
-class _Model:
+class _Model(LoadedReference):
     """A checkpoint, bound for the input shapes of a call."""
 
     def __init__(self, mx: Any, first: Message) -> None:
         self.name = f"MXNet {mx.__version__}"
-        self.note = ""
         if first["operators"]:
             self._register_operators(mx, first)
         symbol = mx.sym.load(first["symbol"])

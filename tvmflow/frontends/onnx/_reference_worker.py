@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
 from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ EXACT_BYTES: Final = ("session.x64quantprecision", "1")
 _MAX_REASON: Final = 300
 
 
-class _Session:
+class _Session(LoadedReference):
     """ONNX Runtime on the CPU.
 
     A model is compared with its nodes as written, and timed with all of ONNX Runtime's rewrites. Some
@@ -34,7 +34,6 @@ class _Session:
         import onnxruntime
 
         self.name = f"ONNX Runtime {onnxruntime.__version__}"
-        self.note = ""
         self._model, self._threads = model, threads
         self._session = _open(model, threads)
 
@@ -67,7 +66,7 @@ def _open(model: str | bytes, threads: int, *, is_optimized: bool = False) -> An
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-class _SplitSession:
+class _SplitSession(LoadedReference):
     """ONNX Runtime on what is between the operators of the recipe, whose numpy functions are called.
 
     Args:
@@ -104,11 +103,8 @@ class _SplitSession:
         outputs = [values[name] for name in self._split.outputs]
         return [array for array in outputs if array is not None]
 
-    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        return functools.partial(self.run, arrays)
 
-
-class _Evaluator:
+class _Evaluator(LoadedReference):
     """The reference evaluator of the ONNX project: slow, but runs models that ONNX Runtime refuses.
 
     Args:
@@ -132,9 +128,6 @@ class _Evaluator:
         results: list[Array] = self._evaluator.run(None, dict(arrays))
         return results
 
-    def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
-        return functools.partial(self.run, arrays)
-
 
 def _own_note(references: OwnReferences) -> str:
     names = ", ".join(str(use.operator) for use in references.used)
@@ -148,7 +141,7 @@ def _reason(refusal: Exception) -> str:
     return excerpt(match[1] if match else text, _MAX_REASON)
 
 
-def _load(first: Message) -> _Session | _SplitSession | _Evaluator:
+def _load(first: Message) -> LoadedReference:
     try:
         return _Session(first["model"], first["threads"])
     except ImportError:

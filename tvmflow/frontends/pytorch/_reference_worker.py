@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.core.formatting import last_line
-from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
 
 # ---------------------------------------------------------------- loading
@@ -157,12 +157,11 @@ def _return_tensors(program: Any, tensors: Sequence[str]) -> None:
 # ---------------------------------------------------------------- the reference
 
 
-class _Program:
+class _Program(LoadedReference):
     """The program of an archive, run operator by operator as PyTorch does by default."""
 
     def __init__(self, torch: Any, first: Message) -> None:
         self.name = f"PyTorch {torch.__version__}"
-        self.note = ""
         self._torch = torch
         torch.set_num_threads(first["threads"])
         archive = Path(first["archive"])

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tvmflow.core.formatting import count_text
-from tvmflow.frontends._frames import Array, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
 from tvmflow.frontends.tflite._model import IDENTIFIER, list_hybrid_weights, read_model
 
 
-class _Interpreter:
+class _Interpreter(LoadedReference):
     """LiteRT on the CPU.
 
     It rounds float32 data that meet integer weights by their range as it runs, in other ways on other
@@ -28,7 +28,6 @@ class _Interpreter:
         from ai_edge_litert.interpreter import OpResolverType
 
         self.name = f"LiteRT {importlib.metadata.version('ai-edge-litert')}"
-        self.note = ""
         path = Path(first["model"])
         content = path.read_bytes()
         model = read_model(content)
