@@ -148,11 +148,10 @@ _PROGRESS_S: Final = 0.2
 @with_disk_errors
 def stat(options: StatOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.core.codec import to_json
     from tvmflow.store.usage import measure_usage
 
     usage = measure_usage(options.store.require())
-    return print_result(to_json(usage), _format_usage(usage), options)
+    return print_result(usage, _format_usage(usage), options)
 
 
 @with_disk_errors
@@ -167,8 +166,7 @@ def verify(options: VerifyOptions) -> int:
     # a pipe or a folder among the trials is set aside before they can be read
     is_readable = all(finding.kind != "trials" for finding in checked.findings)
     trials = _check_trials(store) if is_readable else []
-    findings = [finding._asdict() for finding in checked.findings]
-    value = {**checked._asdict(), "findings": findings, "trials": trials}
+    value = {**checked._asdict(), "trials": trials}
     code = EXIT_FAILED if checked.findings or trials else EXIT_OK
     return print_outcome(value, _format_integrity(checked, trials), code, options)
 
@@ -183,7 +181,7 @@ def repair(options: RepairOptions) -> int:
     steps = repair_store(store, progress.show, store_checks())
     progress.end()
     trials = _check_trials(store)
-    value = {"steps": [step._asdict() for step in steps], "trials": trials}
+    value = {"steps": steps, "trials": trials}
     code = EXIT_FAILED if any(step.fix for step in steps) else EXIT_OK
     return print_outcome(value, _format_repair(steps, trials), code, options)
 
@@ -231,7 +229,6 @@ def gc(options: GcOptions) -> int:
     too_large = limits.max_bytes is not None and collected.kept_bytes > limits.max_bytes
     value = {
         **collected._asdict(),
-        "evictions": [eviction._asdict() for eviction in collected.evictions],
         "done": not options.dry_run,
         "freed": collected.freed,
         "too_large": too_large,
@@ -246,8 +243,7 @@ def pins(options: PinsOptions) -> int:
     from tvmflow.store.usage import measure_pins
 
     rows = measure_pins(options.store.require())
-    value = {"pins": [row._asdict() for row in rows]}
-    return print_result(value, _format_pins(rows), options)
+    return print_result({"pins": rows}, _format_pins(rows), options)
 
 
 @with_disk_errors

@@ -87,8 +87,7 @@ def list_devices(options: DeviceListOptions) -> int:
     host = read_host()
     if options.json:
         this_machine = {"arch": host.arch, "model": host.model, "cores": host.cores}
-        rows = [device._asdict() for device in devices]
-        print_json({"host": this_machine, "tracker": address or None, "devices": rows})
+        print_json({"host": this_machine, "tracker": address or None, "devices": devices})
         return EXIT_OK
     print_lines(f"this machine: {host.model}, {host.arch}, {count_text(host.cores, 'core')}")
     if not address:

@@ -141,7 +141,7 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
     for entry in update.uncovered:
         if output.json:
-            print_json({"event": "not_covered", **entry._asdict(), "kernels": list(entry.kernels)})
+            print_json({"event": "not_covered", **entry._asdict()})
             continue
         kernels = count_text(len(entry.kernels), "kernel")
         print_notes(
@@ -157,8 +157,7 @@ def diff(options: DiffOptions) -> int:
     from tvmflow.release.lock import diff_locks
 
     changes = diff_locks(*map(read_lock_with_measurements, (options.before, options.after)))
-    value = {"changes": [change._asdict() for change in changes]}
-    print_result(value, _format_changes(changes), options)
+    print_result({"changes": changes}, _format_changes(changes), options)
     return EXIT_FAILED if changes else EXIT_OK
 
 

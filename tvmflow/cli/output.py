@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
+from tvmflow.core.codec import to_json
 from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_output
@@ -87,5 +88,5 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def print_json(value: Json) -> None:
-    """Print one line of JSON."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    """Print one line of JSON; records in a value are objects with their fields."""
+    sys.stdout.write(json.dumps(to_json(value)) + "\n")

@@ -20,6 +20,7 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, duration_text, names_text, printable
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 
 GRAPHS: Final = ("mermaid", "dot", "svg")
-"""The formats of a plan's graph."""
 """The formats of a plan's graph."""
 
 
@@ -128,7 +128,8 @@ def show_plan(
         draw = {"mermaid": to_mermaid, "dot": to_dot, "svg": to_svg}[graph]
         text = draw(make_graph(prepared.plan, state.decisions))
     elif as_json:
-        text = json.dumps({**_to_json(prepared.plan, state), "deliver": unwritten}) + "\n"
+        value = {**_describe_plan(prepared.plan, state), "deliver": unwritten}
+        text = json.dumps(to_json(value)) + "\n"
     else:
         decisions = [state.decisions[spec.id] for spec in prepared.plan.stages]
         kept = find_hits_with_new_weights(prepared.plan, state)
@@ -153,8 +154,7 @@ def _describe_delivery(paths: Sequence[str]) -> list[str]:
     return [f"to deliver: {count_text(len(paths), 'file')} missing or changed: {names}"]
 
 
-def _to_json(plan: Plan, state: PlanState) -> Json:
-    from tvmflow.core.codec import to_json
+def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
     from tvmflow.engine.estimates import add_up, estimate_stages, find_hits_with_new_weights
 
     estimates, kept = estimate_stages(plan, state), find_hits_with_new_weights(plan, state)
@@ -162,7 +162,7 @@ def _to_json(plan: Plan, state: PlanState) -> Json:
         {
             **state.decisions[spec.id]._asdict(),
             "needs": [need.stage_id for need in spec.needs],
-            "estimate": estimates[spec.id].to_json() if spec.id in estimates else None,
+            "estimate": estimates.get(spec.id),
             "kept_with_new_weights": spec.id in kept,
         }
         for spec in plan.stages
@@ -170,8 +170,8 @@ def _to_json(plan: Plan, state: PlanState) -> Json:
     fewer = [estimate for stage_id, estimate in estimates.items() if stage_id not in kept]
     return {
         "stages": stages,
-        "total": to_json(add_up(estimates.values())),
-        "total_with_new_weights": to_json(add_up(fewer)) if kept else None,
+        "total": add_up(estimates.values()),
+        "total_with_new_weights": add_up(fewer) if kept else None,
     }
 
 
@@ -238,7 +238,7 @@ class _Explanation(NamedTuple):
             "depends_on": self.key and self.key.preimage,
             "facts": self.facts,
             "origin": self.origin or None,
-            "failure": self.failure and self.failure._asdict(),
+            "failure": self.failure,
         }
 
 
@@ -263,9 +263,8 @@ def explain(options: ExplainOptions) -> int:
     several = len({spec.recipe for spec in plan.stages}) > 1
     specs = find_stages(plan, options.stage) if options.stage else plan.stages
     explanations = [_explain_stage(spec, plan_state, store) for spec in specs]
-    value = {"stages": [stage.to_json() for stage in explanations]}
     texts = [stage.to_text(with_recipe=several) for stage in explanations]
-    return print_result(value, "\n".join(texts).split("\n"), options)
+    return print_result({"stages": explanations}, "\n".join(texts).split("\n"), options)
 
 
 def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) -> _Explanation:
@@ -287,7 +286,6 @@ def _explain_length(options: ExplainOptions) -> int:
     """Show the stages that decided how long a run took."""
     from tvmflow.cli.output import print_result
     from tvmflow.cli.report import find_run_of
-    from tvmflow.core.codec import to_json
     from tvmflow.engine.critical import find_critical_chain
     from tvmflow.engine.run_records import LATEST, read_run
     from tvmflow.engine.timeline import read_timeline
@@ -300,7 +298,7 @@ def _explain_length(options: ExplainOptions) -> int:
     is_recipe = Path(name).suffix in RECIPE_SUFFIXES
     run = find_run_of(Path(name), store) if is_recipe else read_run(store, name)
     chain = find_critical_chain(read_timeline(run.timeline, run.id), run.seconds)
-    value = {"run": run.id, "seconds": run.seconds, **to_json(chain)}
+    value = {"run": run.id, "seconds": run.seconds, **chain._asdict()}
     return print_result(value, _format_chain(chain, run), options)
 
 

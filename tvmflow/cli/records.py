@@ -217,7 +217,7 @@ def export(options: ExportOptions) -> int:
     )
     lines = format_packed(options.file, packed)
     code = EXIT_FAILED if packed.problems else EXIT_OK
-    return print_outcome(packed._asdict(), lines, code, options)
+    return print_outcome(packed, lines, code, options)
 
 
 @with_disk_errors
@@ -259,7 +259,7 @@ def _show_import(result: ImportResult, options: ImportOptions | MergeOptions) ->
     from tvmflow.cli.output import print_outcome
 
     value = {
-        "targets": [target._asdict() for target in result.targets],
+        "targets": result.targets,
         "problems": result.problems,
         "complete": result.complete,
     }
@@ -286,7 +286,7 @@ def prune(options: PruneOptions) -> int:
             targets=options.target_keys,
             dry_run=not options.yes,
         )
-    value = {"done": options.yes, "workloads": [row.to_json() for row in pruned]}
+    value = {"done": options.yes, "workloads": pruned}
     lines = format_pruned(pruned, done=options.yes)
     code = EXIT_FAILED if any(row.skip_reason for row in pruned) else EXIT_OK
     return print_outcome(value, lines, code, options)
@@ -306,7 +306,7 @@ def verify(options: VerifyOptions) -> int:
         if options.replay:
             replayed = replay.replay_ledger(root, replay.find_kernels(store), options.target_keys)
     clean = checked.clean and not (replayed and replayed.quarantined)
-    more = {"replayed": replayed._asdict()} if replayed else {}
+    more = {"replayed": replayed} if replayed else {}
     value = {**checked._asdict(), **more, "clean": clean}
     lines = format_check(checked, replayed)
     return print_outcome(value, lines, EXIT_OK if clean else EXIT_FAILED, options)
@@ -321,8 +321,7 @@ def learn(options: LearnOptions) -> int:
         Path(options.store.locate().ledger), options.target_keys
     )
     learnt = [choice_costs.learn(kind, classes[kind]) for kind in sorted(classes)]
-    value = {"classes": [entry.to_json() for entry in learnt]}
-    return print_result(value, format_learnt(learnt), options)
+    return print_result({"classes": learnt}, format_learnt(learnt), options)
 
 
 COMMANDS: Final = {
@@ -557,7 +556,7 @@ def target_to_json(folder: TargetFolder, workloads: bool) -> dict[str, Json]:
 
     value: dict[str, Json] = ledger_folders.summarize_target(folder)._asdict()
     if workloads:
-        value["by_workload"] = [row.to_json() for row in ledger_folders.summarize_workloads(folder)]
+        value["by_workload"] = ledger_folders.summarize_workloads(folder)
     return value
 
 
@@ -567,7 +566,6 @@ def workload_to_json(workload: ledger_folders.WorkloadTrials) -> dict[str, Json]
 
     return {
         **workload._asdict(),
-        "description": workload.description.to_json(),
         "trials": [_trial_to_json(trial) for trial in workload.trials],
         "bans": {trial: record_to_json(ban) for trial, ban in workload.bans.items()},
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tvmflow.cli.arguments import OutputOptions
 from tvmflow.cli.output import print_json, print_lines, print_notes
-from tvmflow.core.codec import from_json
+from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, duration_text, latency_text
 from tvmflow.core.types import Json, Plan, StageSpec
@@ -86,7 +86,7 @@ def release(
     if not result.failed_gates:
         pin_lock(store, path, plan_state)
     gates = list_checked_gates(result.comparisons, settings.gates.model_dump(exclude_none=True))
-    recording.release = {**_to_json(result), "gates": [gate._asdict() for gate in gates]}
+    recording.release = to_json({**_describe(result), "gates": gates})
     recording.did_more = result.is_new
     if output.json:
         print_json({"event": "released", **recording.release})
@@ -95,13 +95,12 @@ def release(
     return EXIT_VERIFY if result.failed_gates else EXIT_OK
 
 
-def _to_json(result: ReleaseResult) -> dict[str, Json]:
+def _describe(result: ReleaseResult) -> dict[str, Json]:
     comparisons = [
         {
             **comparison._asdict(),
             "current": comparison.current.model_dump(),
             "previous": comparison.previous.model_dump(),
-            "latencies": comparison.latencies and comparison.latencies._asdict(),
         }
         for comparison in result.comparisons
     ]
@@ -109,9 +108,9 @@ def _to_json(result: ReleaseResult) -> dict[str, Json]:
         "folder": str(result.folder),
         "is_new": result.is_new,
         "previous": result.previous,
-        "added": list(result.content.added),
-        "removed": list(result.content.removed),
-        "failed_gates": [failed._asdict() for failed in result.failed_gates],
+        "added": result.content.added,
+        "removed": result.content.removed,
+        "failed_gates": result.failed_gates,
         "comparisons": comparisons,
     }
 
@@ -229,8 +228,7 @@ def check_reproducible(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if output.json:
-        difference = report.difference and report.difference._asdict()
-        print_json({"event": "reproduced", **report._asdict(), "difference": difference})
+        print_json({"event": "reproduced", **report._asdict()})
     elif report.difference or not output.quiet:
         print_lines(*_format_report(report))
     return EXIT_VERIFY if report.difference else EXIT_OK

@@ -147,7 +147,7 @@ def run_model(options: RunModelOptions) -> int:
     if options.compare:
         result = result._replace(compared=_compare(module, feed, options))
     lines = (repr(module), *format_run(result, options.output))
-    print_result(result.to_json(), lines, options)
+    print_result(result, lines, options)
     differs = any(runtime.differs for runtime in result.compared or ())
     return EXIT_VERIFY if differs else EXIT_OK
 

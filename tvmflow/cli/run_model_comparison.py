@@ -113,9 +113,8 @@ class ComparedRun(NamedTuple):
         return not all(output.agrees for output in self.outputs.values())
 
     def to_json(self) -> dict[str, Json]:
-        """Return everything as plain JSON."""
-        outputs = {name: output._asdict() for name, output in self.outputs.items()}
-        return {**self._asdict(), "outputs": outputs, "differs": self.differs}
+        """Return its fields, and whether it differs."""
+        return {**self._asdict(), "differs": self.differs}
 
 
 class ModelRun(NamedTuple):
@@ -143,11 +142,10 @@ class ModelRun(NamedTuple):
     def to_json(self) -> Json:
         """Return what is known."""
         value = {name: value for name, value in self._asdict().items() if value is not None}
-        value["summaries"] = {name: entry._asdict() for name, entry in self.summaries.items()}
-        if self.operators is not None:
-            value["operators"] = [operator._asdict() for operator in self.operators]
-        if self.compared is not None:
-            value["compared"] = [runtime.to_json() for runtime in self.compared]
+        if self.top is not None:
+            value["top"] = {
+                name: [list(map(list, row)) for row in rows] for name, rows in self.top.items()
+            }
         return value
 
 

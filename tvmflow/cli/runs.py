@@ -124,12 +124,11 @@ def runs(options: RunsOptions) -> int:
 
 def _to_json(run: RunRecord) -> dict[str, Json]:
     """Return a row; the facts of stages and the text of recipes are in the record itself."""
-    from tvmflow.core.codec import to_json
     from tvmflow.engine.summary import make_headline
 
     return {
         "id": run.id,
-        "argv": list(run.argv),
+        "argv": run.argv,
         "began_s": run.began_s,
         "seconds": run.seconds,
         "exit_code": run.exit_code,
@@ -137,7 +136,7 @@ def _to_json(run: RunRecord) -> dict[str, Json]:
         "recipes": [recipe.recipe for recipe in run.recipes],
         "outcomes": Counter(stage.outcome for stage in run.stages),
         "headline": make_headline(run.builds),
-        "builds": to_json(run.builds),
+        "builds": run.builds,
     }
 
 

@@ -103,8 +103,7 @@ def show_kernels(options: ShowKernelsOptions) -> int:
     store = options.store.open_to_read()
     libraries = _find_libraries(options, store)
     tables = {library.name: list_rows(library, store) for library in libraries}
-    value = {name: [row.to_json() for row in rows] for name, rows in tables.items()}
-    return print_result(value, _format_kernels(tables), options)
+    return print_result(tables, _format_kernels(tables), options)
 
 
 def show_kernel(options: ShowKernelOptions) -> int:
@@ -119,7 +118,7 @@ def show_kernel(options: ShowKernelOptions) -> int:
         for library in libraries
         if library.name in names
     ]
-    value = {kernel.library.name: kernel.to_json() for kernel in shown}
+    value = {kernel.library.name: kernel for kernel in shown}
     lines = (line for kernel in shown for line in _format_kernel(kernel, options))
     return print_result(value, lines, options)
 
@@ -236,7 +235,7 @@ class _ShownKernel(NamedTuple):
             workloads = map(records.workload_to_json, self.trials.select())
             value["record"] = {"chosen": self.trials.chosen, "workloads": list(workloads)}
         if self.code is not None:
-            value["code"] = self.code._asdict()
+            value["code"] = self.code
         return value
 
 
@@ -389,7 +388,7 @@ def show_run(options: ShowRunOptions) -> int:
     from tvmflow.engine.run_records import LATEST, read_run
 
     run = read_run(options.store.locate(), options.run_id or LATEST)
-    return print_result(run.to_json(), _format_run(run), options)
+    return print_result(run, _format_run(run), options)
 
 
 def _format_run(run: RunRecord) -> Iterator[str]:

@@ -10,7 +10,6 @@ from tvmflow.cli.options import Options, flag, option
 from tvmflow.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.core.types import Json
     from tvmflow.store.local import LocalStore
     from tvmflow.targets.capabilities import Capabilities
 
@@ -54,9 +53,6 @@ class _Row(NamedTuple):
     emulated_by: str
     other_names: tuple[str, ...] = ()
 
-    def to_json(self) -> Json:
-        return {**self._asdict(), "capabilities": self.capabilities._asdict()}
-
 
 def targets(options: TargetsOptions) -> int:
     from tvmflow.cli.output import print_result
@@ -68,7 +64,7 @@ def targets(options: TargetsOptions) -> int:
         return print_result({"arch": options.cpus, "cpus": names}, names, options)
     rows = list(_list_rows(store))
     lines = (*_format_table(rows), "", *_format_reasons(rows))
-    return print_result({"targets": [row.to_json() for row in rows]}, lines, options)
+    return print_result({"targets": rows}, lines, options)
 
 
 def _find_triple(arch: str) -> str:

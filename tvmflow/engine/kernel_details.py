@@ -204,7 +204,7 @@ class KernelDetails(NamedTuple):
         """Return the details as plain JSON."""
         derived = {"gflops": self.gflops, "roofline_share": self.roofline_share}
         own = {name: value for name, value in self._asdict().items() if name != "row"}
-        return without_empty({**self.row.to_json(), **own, **derived}, ("size_speedups",))
+        return without_empty({**self.row._asdict(), **own, **derived}, ("size_speedups",))
 
 
 def read_details(library: BuiltLibrary, kernel: str, store: LocalStore) -> KernelDetails:
@@ -364,10 +364,6 @@ class KernelRow(NamedTuple):
     schedule: str
     workload: str
     nodes: str
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the kernel as plain JSON."""
-        return self._asdict()
 
 
 def list_kernel_rows(

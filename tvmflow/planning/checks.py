@@ -610,8 +610,6 @@ def enforce_lock(lock: Lock, plan: Plan, state: PlanState, store: LocalStore) ->
 
     The chosen schedules in the lock file are written into the store, where `build` reads them.
 
-    The chosen schedules are written into the store.
-
     Raises:
         RecipeError: with every difference in settings, sources, packages and platform.
     """

@@ -452,6 +452,6 @@ def to_json(comparison: Comparison, regressions: list[Figure]) -> dict[str, Json
         "before": comparison.before,
         "after": comparison.after,
         "figures": figures,
-        "changes": [change._asdict() for change in comparison.changes],
-        "regressions": [figure._asdict() for figure in regressions],
+        "changes": comparison.changes,
+        "regressions": regressions,
     }

@@ -126,18 +126,18 @@ class Learnt(NamedTuple):
     disagreements: tuple[Disagreement, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """Return it as plain JSON."""
+        """Return its fields, with those of the kind and of the fit's ranking among them."""
         fit = self.fit and {
-            "constants": [constant._asdict() for constant in self.fit.constants],
+            "constants": self.fit.constants,
             **self.fit.ranking._asdict(),
         }
         return {
             **self.kind._asdict(),
             "operators": self.operators,
             "models": self.models,
-            "rule": self.rule._asdict(),
+            "rule": self.rule,
             "fit": fit,
-            "disagreements": [entry._asdict() for entry in self.disagreements],
+            "disagreements": self.disagreements,
         }
 
 

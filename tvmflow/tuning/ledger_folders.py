@@ -251,10 +251,6 @@ class PruneResult(NamedTuple):
     total: int
     skip_reason: str
 
-    def to_json(self) -> Json:
-        """Return the result for `--json`."""
-        return {**self._asdict(), "description": self.description.to_json()}
-
 
 def prune(
     root: Path,
@@ -361,10 +357,6 @@ class WorkloadSummary(NamedTuple):
     spread: float
     first: str
     last: str
-
-    def to_json(self) -> Json:
-        """Return the summary for `--json`."""
-        return {**self._asdict(), "description": self.description.to_json()}
 
 
 class TargetSummary(NamedTuple):

@@ -11,7 +11,8 @@ import pytest
 from tests.support import engine
 from tests.support.facts import tune_facts, workload_facts
 from tvmflow.cli.arguments import OutputOptions
-from tvmflow.cli.release import _format_release, _format_report, _to_json, retune
+from tvmflow.cli.release import _describe, _format_release, _format_report, retune
+from tvmflow.core.codec import to_json
 from tvmflow.core.types import Plan
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.recipe import Retune
@@ -60,7 +61,7 @@ def test_what_is_new_and_what_is_gone_has_a_line() -> None:
         "net/lost: content: it is in all-1.0, and not in this release",
         f"NOT RELEASED: 1 gate failed; {FOLDER} was not created",
     ]
-    value = _to_json(result)
+    value = to_json(_describe(result))
     assert (value["added"], value["removed"]) == (["net/new"], ["net/old", "net/lost"])
 
 
@@ -70,7 +71,7 @@ def test_an_existing_release_is_named() -> None:
 
 
 def test_a_release_as_json() -> None:
-    value = json.loads(json.dumps(_to_json(ReleaseResult(FOLDER, True, "all-1.0", (TIMED,)))))
+    value = to_json(_describe(ReleaseResult(FOLDER, True, "all-1.0", (TIMED,))))
     (comparison,) = value["comparisons"]
     assert (value["folder"], value["is_new"], value["failed_gates"]) == (str(FOLDER), True, [])
     assert comparison["current"]["latency_us"] == 90.0
