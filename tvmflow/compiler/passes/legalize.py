@@ -122,7 +122,83 @@ def log_softmax(x: Any, axis: int) -> Any:
     )
 
 
+# ---------------------------------------------------------------- samples of images
+# TVM computes where a pixel of the result is in the image again for each channel, and reflects
+# numbers one by one. Here a table has the places of the four pixels around it, and their weights.
+
+
+def _legalize_grid_sample(builder: relax.BlockBuilder, call: relax.Call) -> Any:
+    """Return the kernel of bilinear samples within float32 images; TVM's for others."""
+    attrs, is_static = call.attrs, all(map(ir.shape_of, call.args))
+    is_own = is_static and all(map(ir.is_float32, call.args)) and str(attrs.layout) == "NCHW"
+    mode = str(attrs.padding_mode)
+    if not is_own or str(attrs.method) != "bilinear" or mode not in ("border", "reflection"):
+        return relax.transform.legalize_ops.image._image_grid_sample(builder, call)
+    reflects, aligns = mode == "reflection", bool(attrs.align_corners)
+    return builder.call_te(sample_grid, *call.args, reflects=reflects, aligns_corners=aligns)
+
+
+def sample_grid(data: Any, grid: Any, *, reflects: bool, aligns_corners: bool) -> Any:
+    """Return bilinear samples of images, of which there are none beyond their pixels.
+
+    Args:
+        data: The images (N, C, H, W), float32.
+        grid: The places (N, 2, H', W') of the samples, float32: x and y, from -1 to 1 within an image.
+        reflects: Whether places beyond an image are reflected into it; else the nearest pixel counts.
+        aligns_corners: Whether -1 and 1 are the centres of the outermost pixels, not their edges.
+
+    Returns:
+        The samples (N, C, H', W').
+    """
+    count, channels, height, width = (int(n) for n in data.shape)
+    shape = [count, *grid.shape[2:]]
+
+    def find(coordinate: int, size: int) -> tuple[Any, Any, Any]:
+        """Return tables of the two pixels along an axis, and of the weight of the second one."""
+        last, edge = float(size - 1), 0.0 if aligns_corners else -0.5
+        length = last - 2 * edge
+
+        def place(n: Any, h: Any, w: Any) -> Any:
+            at = (grid(n, coordinate, h, w) + 1.0) * (length / 2) + edge
+            if reflects and length > 0:
+                away = te.abs(at - edge)
+                away = away - te.floor(away / (2 * length)) * (2 * length)
+                is_within = tirx.all(at >= edge, at <= length + edge)
+                back = tirx.Select(away > length, 2 * length - away, away) + edge
+                at = tirx.Select(is_within, at, back)
+            # this way round, NaN is 0
+            return tirx.Min(tirx.Max(at, _float(0)), _float(last))
+
+        places = te.compute(shape, place, name="place")
+        first = te.compute(shape, lambda *i: te.floor(places(*i)).astype("int32"), name="first")
+        second = te.compute(shape, lambda *i: tirx.Min(first(*i) + 1, size - 1), name="second")
+        weight = te.compute(
+            shape, lambda *i: places(*i) - first(*i).astype("float32"), name="weight"
+        )
+        return first, second, weight
+
+    top, bottom, down = find(1, height)
+    left, right, across = find(0, width)
+
+    def sample(n: Any, c: Any, h: Any, w: Any) -> Any:
+        here = (n, h, w)
+
+        def mix(row: Any) -> Any:
+            a, b = data(n, c, row, left(*here)), data(n, c, row, right(*here))
+            return a * (1.0 - across(*here)) + b * across(*here)
+
+        above, below = mix(top(*here)), mix(bottom(*here))
+        return above * (1.0 - down(*here)) + below * down(*here)
+
+    return te.compute([count, channels, *grid.shape[2:]], sample, name="grid_sample")
+
+
+def _float(number: float) -> Any:
+    return tirx.const(number, "float32")
+
+
 _LEGALIZATIONS: Final = {
     "relax.nn.softmax": _legalize_softmax,
     "relax.nn.log_softmax": _legalize_softmax,
+    "relax.image.grid_sample": _legalize_grid_sample,
 }

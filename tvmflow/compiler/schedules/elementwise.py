@@ -344,6 +344,8 @@ def divisor(extent: int, limit: int) -> int:
 # they are joined into one again.
 
 
+# The lanes of the widest vectors.
+_MOST_LANES: Final = 16
 _MAX_PIECES: Final = 12
 # Shorter pieces are not worth a loop, and vectors divide periods that are multiples of it.
 _MIN_PERIOD: Final = 16
@@ -408,8 +410,13 @@ def _list_pieces(block: Block) -> list[tuple[_Span, ...]]:
     """Return the pieces of a block: the whole one if no condition divides its vectors."""
     whole = tuple(_Span(0, extent) for extent in block.spatial_extents)
     parts = _divide(block, whole)
-    # a condition on another axis chooses between whole vectors
-    is_divided = any(part[-1] != whole[-1] for part in parts)
+    # a condition on another axis chooses between whole vectors, unless these reach beyond its numbers
+    is_divided = any(
+        part[axis] != whole[axis]
+        and (axis == len(whole) - 1 or math.prod(block.spatial_extents[axis + 1 :]) % _MOST_LANES)
+        for part in parts
+        for axis in range(len(whole))
+    )
     return parts if is_divided and len(parts) <= _MAX_PIECES else [whole]
 
 

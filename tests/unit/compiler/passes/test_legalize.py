@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm
+from onnx.helper import make_node as node
 from tvm import relax, tirx
 
-from tests.support.kernels import FAST, LEVELS, level, run
+from tests.support.kernels import FAST, LEVELS, kernels_of, level, outputs, run
+from tests.support.onnx_models import load, model, open_session, value
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import find_nodes
 
@@ -130,6 +133,37 @@ def test_cheap_numbers_are_computed_where_a_row_is_searched() -> None:
     data = np.random.default_rng(0).standard_normal((40, 53)).astype(np.float32)
     (actual,) = run(builder.get(), target, FAST, data)
     np.testing.assert_array_equal(actual, data.max(1) / 2)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS)
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+@pytest.mark.parametrize("aligns", [0, 1])
+def test_samples_of_images_are_those_of_onnx_runtime(
+    aligns: int, padding: str, mcpu: str, tmp_path: Path
+) -> None:
+    """Places are within images, at their edges and far beyond them; NaN and infinity are places within."""
+    random = np.random.default_rng(aligns)
+    for shape, size in (
+        ((2, 3, 7, 19), (5, 37)),
+        ((1, 2, 6, 1), (3, 17)),
+        ((1, 1, 16, 33), (1, 4)),
+    ):
+        x = random.standard_normal(shape).astype(np.float32)
+        grid = random.uniform(-4, 4, (shape[0], *size, 2)).astype(np.float32)
+        grid.reshape(-1)[:6] = -1, 1, 0, -1, 1, 0.5
+        made = model(
+            [node("GridSample", ["x", "g"], ["y"], padding_mode=padding, align_corners=aligns)],
+            [value("x", shape), value("g", grid.shape)],
+            [value("y", [*shape[:2], *size])],
+        )
+        loaded, feed = load(made, tmp_path), {"x": x, "g": grid}
+        assert "sample_grid" in kernels_of(loaded.mod, level(mcpu))
+        (actual,) = outputs(loaded, feed, level(mcpu))
+        (expected,) = open_session(made).run(None, feed)
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4, err_msg=str(shape))
+        grid.reshape(-1)[:6] = np.nan, np.inf, -np.inf, 1e30, -1e30, np.nan
+        (actual,) = outputs(loaded, feed, level(mcpu))
+        assert np.isfinite(actual).all()
 
 
 def lanes(mcpu: str) -> int:

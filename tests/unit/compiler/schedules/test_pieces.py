@@ -71,6 +71,23 @@ def test_concatenations_of_any_shape(case: tuple[list[list[int]], int], mcpu: st
     check_concatenation(case, mcpu)
 
 
+@pytest.mark.parametrize("lengths", [(33, 17), (3, 4, 5)])
+def test_images_whose_pixels_no_vector_divides_are_copied_part_by_part(
+    lengths: tuple[int, ...],
+) -> None:
+    """A vector would have pixels of two images, and its condition be computed for each of them."""
+    images = [te.placeholder((2, length, 9, 7), name=f"x{length}") for length in lengths]
+    mod = kernel(*images, topi.nn.relu(topi.concatenate(tuple(images), 1)))
+    assert count_conditions(mod) == 0
+    for mcpu in LEVELS_HERE:
+        check(
+            mod,
+            "elementwise",
+            level(mcpu),
+            lambda *images: np.maximum(np.concatenate(images, 1), 0),
+        )
+
+
 PADDED = st.lists(
     st.tuples(st.integers(1, 20), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=4
 )
