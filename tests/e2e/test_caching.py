@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.project import STAGES, Project, Ran
 
-HEAVY = ("tvm", "numpy", "onnx", "mxnet")
+HEAVY = ("tvm", "numpy", "onnx", "mxnet", "doit")
 
 
 def test_the_first_run_runs_all_stages_and_the_second_none(

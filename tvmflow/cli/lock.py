@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -88,7 +89,7 @@ def _check_lock_file(options: LockCommandOptions) -> None:
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
     from tvmflow.cli.output import print_notes, write_file
-    from tvmflow.cli.run import open_driver, retune_recipes, show_report
+    from tvmflow.cli.run import open_driver, render_report, retune_recipes
     from tvmflow.engine.driver import prepare
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.engine.report import RunReport
@@ -115,7 +116,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
                     prepared = prepared._replace(plan=result.plan)
             report = result if isinstance(result, RunReport) else driver.run(prepared.plan)
         recording.report = report
-        show_report(report, options.output)
+        sys.stdout.write(render_report(report, options.output))
         if report.exit_code != EXIT_OK:
             return report.exit_code
         plan_state = evaluate_plan(prepared.plan, store)

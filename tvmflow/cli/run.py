@@ -200,13 +200,14 @@ def _is_new(options: RunOptions, store: LocalStore) -> bool:
 
 def _write_reports(options: RunOptions, recording: Recording) -> None:
     """Write what CI services show of a run."""
+    report = recording.report
+    is_asked_for = options.summary is not None or options.junit is not None
+    if report is None or not (is_asked_for or any(stage.message for stage in report.stages)):
+        return
     from tvmflow.cli.ci_messages import junit_xml, markdown_summary, report_failures
     from tvmflow.cli.output import write_file
     from tvmflow.core.disk_errors import disk_errors, make_folder
 
-    report = recording.report
-    if report is None:
-        return
     report_failures(report)
     if options.summary is not None:
         make_folder(options.summary.parent)
@@ -218,7 +219,6 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
 
 def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
     from tvmflow.cli.plan import show_plan
-    from tvmflow.cli.release import check_release, check_reproducible, release
     from tvmflow.engine.driver import prepare
     from tvmflow.engine.progress import DownloadLine
 
@@ -235,11 +235,15 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
         return EXIT_OK
     settings = options.execution.settings(best_so_far=options.best_so_far)
     prepared = prepare(request, store, settings, DownloadLine())
-    if not options.check_reproducible:
+    if prepared.pipeline and not options.check_reproducible:
+        from tvmflow.cli.release import check_release
+
         check_release(prepared, request)
     with contextlib.ExitStack() as leases:
-        report = _confirm(options, prepared, settings, store)
-        if report is None:
+        confirmed = _confirm(options, prepared, settings, store)
+        if confirmed is not None:
+            report, text = confirmed
+        else:
             # until they are pinned, garbage collection keeps the results
             leases.enter_context(store.running())
             with open_driver(
@@ -247,25 +251,30 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
             ) as driver:
                 prepared = retune_recipes(prepared, request, driver, options.output)
                 report = driver.run(prepared.plan)
+                text = render_report(report, options.output)
         recording.report, recording.lock = report, request.lock
         dumped = EXIT_OK
         if options.dump_ir is not None:
             dumped = _dump_ir(prepared.plan, store, options.dump_ir, options.output)
-        show_report(report, options.output)
+        sys.stdout.write(text)
         if exit_code := report.exit_code or dumped:
             return exit_code
         pipeline = prepared.pipeline
         if pipeline and pipeline.release and not options.check_reproducible:
+            from tvmflow.cli.release import release
+
             return release(prepared, pipeline, pipeline.release, store, options.output, recording)
     if options.check_reproducible:
+        from tvmflow.cli.release import check_reproducible
+
         return check_reproducible(prepared, request, store, options.output)
     return EXIT_OK
 
 
 def _confirm(
     options: RunOptions, prepared: PreparedRun, settings: DriverSettings, store: LocalStore
-) -> RunReport | None:
-    """Return the report of a run that has nothing to do; None when there may be something."""
+) -> tuple[RunReport, str] | None:
+    """Return the report of a run that has nothing to do, and its text; None when there may be something."""
     import logging
 
     from tvmflow.engine.remote_access import must_upload
@@ -376,12 +385,12 @@ def retune_recipes(
     return prepared._replace(plan=plan)
 
 
-def show_report(report: RunReport, output: OutputOptions) -> None:
-    """Print the end of a run's output; with `-v`, also what each stage says of its result."""
+def render_report(report: RunReport, output: OutputOptions) -> str:
+    """Return the end of a run's output; with `-v`, also what each stage says of its result."""
     from tvmflow.engine.summary import render
 
     is_verbose = output.verbosity > 0
-    sys.stdout.write(render(report, as_json=output.json, quiet=output.quiet, verbose=is_verbose))
+    return render(report, as_json=output.json, quiet=output.quiet, verbose=is_verbose)
 
 
 COMMANDS: Final = {"run": run}

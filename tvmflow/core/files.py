@@ -117,14 +117,23 @@ def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """
     # closed by the caller
     stream = open(path, "rb", buffering=0, opener=_open_without_waiting)  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+    try:
+        _check_regular(os.fstat(stream.fileno()), path)
+    except OSError:
         stream.close()
-        raise OSError(errno.ENXIO, "Not a regular file", os.fspath(path))
+        raise
     return stream
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _check_regular(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.ENXIO, "Not a regular file", os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -133,8 +142,17 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: as `open_regular` does.
     """
-    with open_regular(path) as stream:
-        return stream.readall()
+    # A run reads thousands of small files: without a stream, each takes half the time.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        _check_regular(status, path)
+        content = os.read(descriptor, status.st_size + 1)
+        while more := os.read(descriptor, _CHUNK):
+            content += more
+        return content
+    finally:
+        os.close(descriptor)
 
 
 def hash_file(path: str | os.PathLike[str]) -> str:

@@ -26,11 +26,11 @@ from tvmflow.planning.environment import describe_environment, without_password
 # A report is rendered with this duration, and the text of it is replaced by the real one.
 PLACEHOLDER_SECONDS = 987654321.0
 
-_VERSION = "tvmflow answer 3"
-_SEPARATOR = "\0\0"
+_VERSION = "tvmflow answer 4"
+_SEPARATOR = b"\0\0"
 _ABSENT = "0 0 0 0 0"
 # No file has this name.
-_NEXT_FOLDER = "\0//\0"
+_NEXT_FOLDER = b"\0//\0"
 
 
 def find_answer(argv: list[str]) -> str | None:
@@ -44,21 +44,26 @@ def find_answer(argv: list[str]) -> str | None:
     try:
         # a pipe in its place must not be waited for
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as stream:
-            digest, _, body = stream.read().decode(errors="surrogateescape").partition("\n")
+            digest, _, body = stream.read().partition(b"\n")
         if digest != _seal(path, body):
             return None
         system, expires_ns, paths, folders, stamps, text = body.split(_SEPARATOR, 5)
     except (OSError, ValueError):
         return None
-    if system != describe_system() or time.time_ns() >= int(expires_ns):
+    if system.decode() != describe_system() or time.time_ns() >= int(expires_ns):
         return None
-    watched = [group.split("\0") for group in folders.split(_NEXT_FOLDER)]
-    if stamps != "\n".join(read_stamps(paths.split("\0"), watched)):
+    watched = [group.split(b"\0") for group in folders.split(_NEXT_FOLDER)]
+    if stamps.decode() != "\n".join(read_stamps(paths.split(b"\0"), watched)):
         return None
+    return with_duration(text.decode(errors="surrogateescape"), time.monotonic() - started)
+
+
+def with_duration(text: str, seconds: float) -> str:
+    """Return a text that was rendered with `PLACEHOLDER_SECONDS` with a real duration."""
     from tvmflow.core.formatting import duration_text
 
     for to_text in (repr, duration_text):
-        text = text.replace(to_text(PLACEHOLDER_SECONDS), to_text(time.monotonic() - started))
+        text = text.replace(to_text(PLACEHOLDER_SECONDS), to_text(seconds))
     return text
 
 
@@ -78,24 +83,24 @@ def encode(
         system: The text of `describe_system`.
         expires_ns: When the answer ends to be valid.
         paths: Every file and folder that it depends on, whether it exists or not.
-        folders: Folders with many more, each followed by the names of what is in it.
+        folders: Folders with many more, each followed by the names of what is in it or below.
         stamps: What `read_stamps` says of them.
         text: What is printed.
     """
-    watched = _NEXT_FOLDER.join(map("\0".join, folders))
-    parts = (system, str(expires_ns), "\0".join(paths), watched, "\n".join(stamps), text)
-    body = _SEPARATOR.join(parts)
-    return f"{_seal(path, body)}\n{body}".encode(errors="surrogateescape")
+    watched = _NEXT_FOLDER.join(_encode("\0".join(group)) for group in folders)
+    head, tail = (system, str(expires_ns), "\0".join(paths)), ("\n".join(stamps), text)
+    body = _SEPARATOR.join((*map(_encode, head), watched, *map(_encode, tail)))
+    return _seal(path, body) + b"\n" + body
 
 
 def is_sealed(path: str, content: bytes) -> bool:
     """Return whether this is the undamaged content of an answer's file, of this version or an earlier one."""
-    digest, _, body = content.decode(errors="surrogateescape").partition("\n")
-    return digest in (_seal(path, body), _digest(body))
+    digest, _, body = content.partition(b"\n")
+    return digest in (_seal(path, body), _digest(body).encode())
 
 
-def _seal(path: str, body: str) -> str:
-    return _digest(f"{os.path.basename(path)}\0{body}")
+def _seal(path: str, body: bytes) -> bytes:
+    return _digest(_encode(os.path.basename(path)) + b"\0" + body).encode()
 
 
 def answer_path(argv: list[str]) -> str:
@@ -104,31 +109,43 @@ def answer_path(argv: list[str]) -> str:
     words = "\0".join(
         [_VERSION, str(find_width()), os.getcwd(), project.dist, *map(without_password, argv)]
     )
-    return f"{store_root(argv, project.store)}/plans/{_digest(words)}.answer"
+    return f"{store_root(argv, project.store)}/plans/{_digest(_encode(words))}.answer"
 
 
-def read_stamps(paths: list[str], folders: list[list[str]]) -> list[str]:
+def read_stamps(
+    paths: list[str] | list[bytes], folders: list[list[str]] | list[list[bytes]]
+) -> list[str]:
     """Return the stamp of each path, and one for all that is named in each folder."""
     return [*map(read_stamp, paths), *(_read_folder_stamp(*folder) for folder in folders)]
 
 
-def _read_folder_stamp(folder: str, *names: str) -> str:
-    """Return a digest of the change times of many files, their number, and the latest of these times.
+def _read_folder_stamp(folder: str | bytes, *names: str | bytes) -> str:
+    """Return a digest of the change times and inodes of many files, their number, and the latest time.
 
-    Nobody can set a change time, so that it stands for size and content.
+    Nobody can set a change time, so that it stands for size and content. The inode tells a file from one that
+    came to be in the same tick of the clock, which a link may name instead. Zeros stand for a file that is missing.
     """
+    stat, changed_ns, inodes = os.stat, [0], [0]
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            changed_ns = [os.stat(name, dir_fd=descriptor).st_ctime_ns for name in names]
-        finally:
-            os.close(descriptor)
     except OSError:
         return _ABSENT
-    return f"{_digest(repr(changed_ns))} {len(names)} {max(changed_ns)}"
+    try:
+        for name in names:
+            try:
+                status = stat(name, dir_fd=descriptor)
+            except OSError:
+                changed_ns.append(0)
+                inodes.append(0)
+            else:
+                changed_ns.append(status.st_ctime_ns)
+                inodes.append(status.st_ino)
+    finally:
+        os.close(descriptor)
+    return f"{_digest(repr((changed_ns, inodes)).encode())} {len(names)} {max(changed_ns)}"
 
 
-def read_stamp(path: str) -> str:
+def read_stamp(path: str | bytes) -> str:
     """Return what the file system knows of a file's content, whether it exists or not."""
     try:
         status = os.stat(path)
@@ -153,10 +170,14 @@ def describe_system() -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
             boot = stream.read().strip()
         cores = len(os.sched_getaffinity(0))
-        return _digest(f"{boot} {cores}\n{describe_environment()}")
+        return _digest(_encode(f"{boot} {cores}\n{describe_environment()}"))
     except OSError:
         return ""
 
 
-def _digest(text: str) -> str:
-    return blake2b(text.encode(errors="surrogateescape"), digest_size=32).hexdigest()
+def _encode(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _digest(content: bytes) -> str:
+    return blake2b(content, digest_size=32).hexdigest()

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.core import spans, termination
 from tvmflow.core.errors import EXIT_OK, InternalError, TvmflowError
@@ -16,7 +16,6 @@ from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Artifact, Decision, Plan, StageSpec
 from tvmflow.engine import delivery
-from tvmflow.engine.doit_adapter import EngineTask, run_tasks
 from tvmflow.engine.estimates import estimate_stages
 from tvmflow.engine.interim import run_parts
 from tvmflow.engine.remote_access import estimate_work, prefetch
@@ -37,6 +36,9 @@ from tvmflow.store.inventory import update_recipe_pins
 from tvmflow.store.local import DamagedBlob, LocalStore
 from tvmflow.store.remote.client import Fetched, RemoteCacheClient
 from tvmflow.tuning.remote_ledger import LedgerSync
+
+if TYPE_CHECKING:
+    from tvmflow.engine.doit_adapter import EngineTask
 
 _log = logging.getLogger(__name__)
 
@@ -195,6 +197,9 @@ class Session:
         _log.debug("%d of %d stages are not up to date", len(pending), len(self._plan.stages))
         if not pending:
             return
+        # what is up to date needs no doit, whose import takes longer than to confirm it
+        from tvmflow.engine.doit_adapter import run_tasks
+
         self._context.executor.start()
         names = {spec.id for spec in pending}
         run_tasks(
@@ -229,6 +234,8 @@ class Session:
 
     def _make_task(self, spec: StageSpec, pending: set[str]) -> EngineTask:
         """Return the task of a stage; it depends on the stages that it needs and that are `pending`."""
+        from tvmflow.engine.doit_adapter import EngineTask
+
         return EngineTask(
             spec.id,
             lambda: self._run(spec),

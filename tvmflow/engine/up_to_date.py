@@ -35,18 +35,20 @@ def confirm_run(
     *,
     as_json: bool,
     quiet: bool,
-) -> RunReport | None:
-    """Return the report of a run that has nothing to do, and save it as the answer to its command line.
+) -> tuple[RunReport, str] | None:
+    """Return the report of a run that has nothing to do, and what is printed of it.
 
-    Return None when a stage must run, or a file must be delivered or described.
+    That is saved as the answer to its command line. Return None when a stage must run, or a file must be delivered or described.
     """
     state = PlanState(store)
     report = _confirm(prepared.plan, state, dist)
-    if report is not None and not report.damage:
-        answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
-        text = render(answer, as_json=as_json, quiet=quiet)
+    if report is None:
+        return None
+    answer = report._replace(seconds=answers.PLACEHOLDER_SECONDS)
+    text = render(answer, as_json=as_json, quiet=quiet)
+    if not report.damage:
         save_answer(argv, text, prepared, state, report.delivered)
-    return report
+    return report, answers.with_duration(text, report.seconds)
 
 
 def list_files_to_write(plan: Plan, state: PlanState, dist: str) -> list[str]:
@@ -73,12 +75,19 @@ def save_answer(
     The text has `answers.PLACEHOLDER_SECONDS` as the duration; every stage of the state is a hit, and `delivered` are the
     files that the text depends on.
     """
+    root = f"{state.store.root}/"
     actions = [state.store.action_path(artifact.key) for artifact in state.artifacts.values()]
+    results = dict.fromkeys([*_list_results(prepared.plan, state), *actions])
     # Another package may come into a folder and take the place of a tool.
     files = [*packages.import_folders(), *_list_plan_files(prepared.plan, state)]
     key_file = filter(None, [os.environ.get("TVMFLOW_SIGNING_KEY")])
-    paths = list(dict.fromkeys([*files, *prepared.reads, *delivered, *key_file, *actions]))
-    folders = _list_watched_folders(prepared.plan)
+    paths = list(dict.fromkeys([*files, *prepared.reads, *key_file]))
+    # all in one stamp, as those of the code: there may be tens of thousands
+    folders = [
+        *_list_watched_folders(prepared.plan),
+        [root, *(path.removeprefix(root) for path in results)],
+        [".", *delivered],
+    ]
     stamps = answers.read_stamps(paths, folders)
     system = answers.describe_system()
     # Planning has seen the current content of every file that was last changed before it began.
@@ -139,7 +148,7 @@ def _list_watched_folders(plan: Plan) -> list[list[str]]:
 
 
 def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
-    """Yield the files outside and inside the store that the decisions about a plan depend on."""
+    """Yield the files that the decisions about a plan depend on, besides its results."""
     store = state.store
     spool = f"{store.root}/spool"
     yield from (f"{store.root}/format", spool)
@@ -148,5 +157,11 @@ def _list_plan_files(plan: Plan, state: PlanState) -> Iterator[str]:
         yield from source_state.list_repository_files(origin)
     for spec in plan.stages:
         yield from (file.path for file in spec.files if file.path)
+
+
+def _list_results(plan: Plan, state: PlanState) -> Iterator[str]:
+    """Yield the files of the results of a plan, and what says that its recipes need them."""
+    store = state.store
+    for spec in plan.stages:
         yield store.notes.path("last", spec.recipe, spec.label)
         yield from (store.blobs.path(file.digest) for file in state.artifacts[spec.id].files)

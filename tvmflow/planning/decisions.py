@@ -62,7 +62,7 @@ class PlanState:
             decision = Decision(spec.id, "wait", f"after {' and '.join(dict.fromkeys(makers))}")
         else:
             key = self.keys[spec.id] = self._compute_key(spec, self.artifacts)
-            artifact = self.store.find(key.digest)
+            artifact = self.store.find(*key)
             if artifact is not None and spec.id in self.forced:
                 reason = self.forced[spec.id]
                 decision = Decision(spec.id, "run", reason, (reason,))
@@ -81,7 +81,7 @@ class PlanState:
 
         It follows from these results of the stages that it needs.
         """
-        return self.store.find(self._compute_key(spec, artifacts).digest)
+        return self.store.find(*self._compute_key(spec, artifacts))
 
     def digest_files(self, spec: StageSpec) -> dict[str, str]:
         """Return the sha256 of the files from outside the store that are part of the key, by name.

@@ -29,6 +29,11 @@ _log: Final = logging.getLogger(__name__)
 
 # What runs for the levels of a target, and not for the target itself.
 _LEVEL_SCOPES: Final = ("level", "measured")
+# The stages that may provide the files of another: of most, none does.
+_SUBSTITUTES: Final = {
+    other: tuple(name for name, stage in STAGES.items() if stage.TRAITS.replaces == other)
+    for other in {stage.TRAITS.replaces for stage in STAGES.values()}
+}
 
 
 def make_plan(recipes: Sequence[PlannedRecipe]) -> Plan:
@@ -184,16 +189,16 @@ def _maker(name: str, other: str, target: Target, recipe: Recipe) -> str:
     A part of a model is a model by itself to most stages, and a partitioned target has one library:
     other stages provide what `import` and `export` do elsewhere. A quantized model takes the place of an imported one.
     """
+    if other not in _SUBSTITUTES:
+        return other
     if isinstance(target, PartitionedTarget):
         scopes = ["partitioned"]
     else:
         scopes = ["part", "machine"] if target.partitioned_target else ["machine"]
     makers = [
         candidate
-        for candidate, stage in STAGES.items()
-        if stage.TRAITS.replaces == other
-        and stage.TRAITS.scope in scopes
-        and stage.TRAITS.is_needed(recipe)
+        for candidate in _SUBSTITUTES[other]
+        if STAGES[candidate].TRAITS.scope in scopes and STAGES[candidate].TRAITS.is_needed(recipe)
     ]
     if name in makers:
         makers = makers[: makers.index(name)]
@@ -277,8 +282,10 @@ def _plan_deliveries(planned: PlannedRecipe, planned_ids: Iterable[str]) -> Iter
         gate = _stage_id(planned, gates[-1], target.name) if gates else ""
         for stage, maker in _makers_for(target):
             stage_id = _stage_id(planned, stage, maker.name)
+            if stage_id not in planned_ids:
+                continue
             files = STAGES[stage].deliveries(planned.recipe_for(maker), maker)
-            if files and stage_id in planned_ids:
+            if files:
                 yield Delivery(
                     recipe=name,
                     target=target.name,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,9 +42,10 @@ class FinishedRun(NamedTuple):
         """
         prepared = self.prepared._replace(started_ns=time.time_ns() + round(later_s * 1e9))
         as_json = "--json" in options
-        return up_to_date.confirm_run(
+        confirmed = up_to_date.confirm_run(
             [*ARGV, *options], prepared, self.store, "dist", as_json=as_json, quiet=False
         )
+        return confirmed and confirmed[0]
 
     def answer(self) -> str | None:
         return answers.find_answer(ARGV)
@@ -247,6 +249,40 @@ def test_a_damaged_answer_is_not_used(finished: FinishedRun) -> None:
     [path] = (finished.folder / "cache" / "plans").glob("*.answer")
     path.write_bytes(path.read_bytes().replace(b"5 stages", b"6 stages"))
     assert finished.answer() is None
+
+
+def test_a_missing_file_hides_no_change_of_another(tmp_path: Path) -> None:
+    """One stamp stands for many files, of which some may never have been there."""
+    (tmp_path / "a").write_text("a")
+    watched = [[str(tmp_path), "a", "missing"]]
+    before = answers.read_stamps([], watched)
+    write_with_old_times(tmp_path / "a", b"b")
+    after = answers.read_stamps([], watched)
+    (tmp_path / "missing").touch()
+    assert len({*before, *after, *answers.read_stamps([], watched)}) == 3
+
+
+def test_a_link_to_a_file_of_the_same_tick_is_another_stamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coarse clock gives two files the same change time."""
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("a")
+    real = os.stat
+
+    def coarse(*words: Any, **named: Any) -> SimpleNamespace:
+        return SimpleNamespace(st_ctime_ns=1, st_ino=real(*words, **named).st_ino)
+
+    def stamp() -> list[str]:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", coarse)
+            return answers.read_stamps([], [[str(tmp_path), "link"]])
+
+    before = stamp()
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("b")
+    assert stamp() != before
 
 
 def test_another_folder_or_command_line_has_its_own_answer(

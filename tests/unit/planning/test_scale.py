@@ -18,7 +18,6 @@ from tests.support.engine import COMPILE, plan_of, planned, recipe, target
 from tests.support.fake_executor import FakeExecutor
 from tvmflow.core.types import Plan
 from tvmflow.engine import session, up_to_date
-from tvmflow.engine.summary import render
 from tvmflow.planning.prepare import PreparedRun
 from tvmflow.planning.recipes import PlannedRecipe
 from tvmflow.store.garbage_collection import Limits, collect_garbage
@@ -87,11 +86,9 @@ class UpToDateRun:
         """Do what an up-to-date run does with its plan."""
         prepared = PreparedRun(self.plan, (), (), time.time_ns())
         words = ["run", "--store", self.store.root]
-        report = up_to_date.confirm_run(
+        assert up_to_date.confirm_run(
             words, prepared, self.store, self.dist, as_json=False, quiet=False
         )
-        assert report is not None
-        render(report, as_json=False)
 
     def run_again(self) -> None:
         """Do what it does when it has to show its stages."""
@@ -140,14 +137,14 @@ def test_confirming_a_stage_reads_a_known_number_of_files(
 ) -> None:
     """Its action record, the stamp of its model, and a note for each delivered file: nothing is read twice."""
     opened: list[str] = []
-    real = open
+    real = os.open
 
     def counting(path: Any, *more: Any, **named: Any) -> Any:
         opened.append(str(path))
         return real(path, *more, **named)
 
     world, targets = runs[-1], TARGETS[-1]
-    monkeypatch.setattr("builtins.open", counting)
+    monkeypatch.setattr(os, "open", counting)
     world.confirm()
     monkeypatch.undo()
     store_files = [path for path in opened if path.startswith(world.store.root)]

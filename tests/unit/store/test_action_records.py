@@ -39,6 +39,13 @@ def test_a_record_is_only_valid_under_its_own_key() -> None:
     assert decode(stage_key("b").digest, encode(RECORD)) is None
 
 
+def test_a_record_is_compared_with_the_pre_image_of_the_key() -> None:
+    """Whoever has computed the key has it, and finds the record of no other key either."""
+    other = stage_key("b")
+    assert decode(KEY.digest, encode(RECORD), KEY.preimage) == RECORD
+    assert decode(other.digest, encode(RECORD), other.preimage) is None
+
+
 @pytest.mark.parametrize("position", [0, 70, -2])
 def test_a_changed_byte_is_noticed(position: int) -> None:
     content = bytearray(encode(RECORD))

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
-
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
 from tvmflow.stages.base import StageContext
@@ -310,6 +308,9 @@ def make_latency(seconds: Sequence[float]) -> Latency:
 
 def settle() -> None:
     """Wait until no thread of an earlier measurement spins for more work, as TVM's and OpenMP's do."""
+    # planning imports this module
+    import psutil
+
     # the list takes milliseconds, which no poll may take for those of a thread that spins
     children = psutil.Process().children(recursive=True)
     deadline = time.monotonic() + _MAX_SETTLE_S
