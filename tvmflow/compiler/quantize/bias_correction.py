@@ -55,10 +55,10 @@ class ChannelSums:
         self._floats: Array = np.zeros(1, np.int64)
         self._integers: Array = np.zeros(1, np.int64)
 
-    def add(self, values: Array) -> None:
-        """Add the values of a batch."""
+    def add(self, values: Array, first: int = 0, step: int = 1) -> None:
+        """Add the values of a batch: of each channel one in `step`, from the `first` one on."""
         moved = np.moveaxis(values, self._axis, 0)
-        rows = moved.reshape(len(moved), -1)
+        rows = moved.reshape(len(moved), -1)[:, first::step]
         self._count += rows.shape[1]
         size = max(_CHUNK // max(rows.shape[1], 1), 1)
         sums = [self._sum_rows(rows[start : start + size]) for start in range(0, len(rows), size)]

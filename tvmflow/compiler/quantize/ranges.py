@@ -118,6 +118,21 @@ class Histogram:
         for start in range(0, flat.size, _CHUNK):
             self._add_chunk(flat[start : start + _CHUNK].astype(dtype, copy=False))
 
+    def add_some(self, values: Array, first: int, step: int) -> None:
+        """Count one in `step` values of a tensor, from the `first` one on; the range is that of all."""
+        flat = np.asarray(values).reshape(-1)
+        if step == 1 or not flat.size:
+            self.add(flat)
+            return
+        low, high = float(flat.min()), float(flat.max())
+        if not (low >= -_LARGEST and high <= _LARGEST):
+            # each that is not finite is counted
+            self.add(flat)
+            return
+        self.add(flat[first::step])
+        if self.total:
+            self._widen(low, high)
+
     def merge(self, other: Histogram) -> None:
         """Add the counts of another histogram with the same number of bins."""
         self.not_a_number += other.not_a_number

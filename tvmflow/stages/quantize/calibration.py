@@ -45,6 +45,9 @@ _LITTLE_OPTIMIZED: Final[Mapping[str, Json]] = {"opt-level": 1}
 # Tensors that are tapped together; those of more have libraries of their own, one after the other.
 _TAPPED_BYTES: Final = 256 << 20
 _TAPPED: Final = "tvmflow.tapped."
+# About so many values of a tensor tell its range, over all batches, and so many of each channel its mean.
+_COUNTED_VALUES: Final = 1 << 21
+_ADDED_POSITIONS: Final = 1 << 15
 
 
 class Targets(NamedTuple):
@@ -159,6 +162,7 @@ class CompiledModel:
                 fix="leave `quantize` out",
             ) from None
         self.module = Module(self._library.program, signature, {})
+        self._room: dict[str, Array] = {}
 
     def exchange(self, params: Mapping[str, Array]) -> Module:
         """Return the model with other weights, by name.
@@ -167,6 +171,15 @@ class CompiledModel:
         """
         weights = self._lowered.recompute_weights(params, self._params)
         return Module(self._library.exchange(weights), self._signature, {})
+
+    def call(self, module: Module, feed: Feed) -> dict[str, Array]:
+        """Return the outputs of the model, or of one with other weights.
+
+        Inner tensors are in the same memory at each call: new memory would be cleared first.
+        """
+        results = module.run(dict(feed), self._room or None)
+        self._room = {name: own for name, own in results.items() if name.startswith(_TAPPED)}
+        return results
 
 
 class ModelTaps:
@@ -209,20 +222,25 @@ class ModelTaps:
 
     def run(self, feed: Feed) -> dict[str, Array]:
         """Return the outputs of the model."""
-        return self._run(self._find_library().module, feed)
+        library = self._find_library()
+        return self._run(library, library.module, feed)
 
     def emulate(self, params: Mapping[str, Array]) -> Callable[[Feed], dict[str, Array]]:
         """Return what computes the outputs with other weights, as `Emulation.find_weights` returns them."""
-        return partial(self._run, self._find_library().exchange(params))
+        library = self._find_library()
+        return partial(self._run, library, library.exchange(params))
 
-    def _run(self, module: Module, feed: Feed) -> dict[str, Array]:
-        results = module.run(dict(feed))
+    def _run(self, library: CompiledModel, module: Module, feed: Feed) -> dict[str, Array]:
+        results = library.call(module, feed)
         return {spec.name: results[spec.name] for spec in self._signature.outputs}
 
     def iterate_values(
         self, tensors: Collection[Any], batches: Sequence[Feed]
     ) -> Iterator[tuple[Any, Array]]:
-        """Give the values of some of the tensors for each batch; one batch at a time is in memory."""
+        """Give the values of some of the tensors for each batch, until the next call of the library.
+
+        One batch at a time is in memory.
+        """
         wanted = {}
         for var in tensors:
             origin, factors = self._origins.get(var, (var, None))
@@ -243,9 +261,9 @@ class ModelTaps:
             names = {name: var for name, var in _name_tensors(group) if var in tensors}
             if not names:
                 continue
-            tapped = self._compile(place).module
+            library = self._compile(place)
             for index in range(len(batches)):
-                results = tapped.run(dict(batches[index]))
+                results = library.call(library.module, batches[index])
                 for name, var in names.items():
                     yield var, results[name]
 
@@ -267,11 +285,23 @@ class ModelTaps:
 def collect_histograms(
     tapped: ModelTaps, tensors: Sequence[Any], batches: Sequence[Feed]
 ) -> dict[Any, Histogram]:
-    """Return the histogram of each tensor over all batches."""
+    """Return the histogram of each tensor over all batches.
+
+    Of large tensors a part of the values is counted, evenly spread over each. A group of larger numbers is worth a
+    wider range for 8 bits where it is more than one in 780,000 values, and such a group is in this part, too.
+    """
     histograms = {var: Histogram() for var in tensors}
+    numbers = dict.fromkeys(histograms, 0)
     for var, values in tapped.iterate_values(histograms, batches):
-        histograms[var].add(values)
+        step = _choose_step(values.size * len(batches), _COUNTED_VALUES)
+        histograms[var].add_some(values, numbers[var] % step, step)
+        numbers[var] += 1
     return histograms
+
+
+def _choose_step(available: int, wanted: int) -> int:
+    """Return how far apart those of values lie that are looked at: an odd number, as few sizes are."""
+    return available // wanted | 1
 
 
 def collect_sizes(
@@ -305,6 +335,8 @@ def collect_means(
 ) -> dict[tuple[Any, int], Means]:
     """Return the means of the channels of tensors, by each and the axis of its channels.
 
+    Of large channels a part of the values is added up, evenly spread over each.
+
     Args:
         tapped: The float model.
         scales: The scales of the tensors.
@@ -312,10 +344,14 @@ def collect_means(
         batches: The inputs of the model.
     """
     sums = {key: ChannelSums(key[1], scale, integers) for key, scale in scales.items()}
-    for var, values in tapped.iterate_values(dict.fromkeys(var for var, _ in scales), batches):
-        for (other, _), own in sums.items():
+    numbers = dict.fromkeys((var for var, _ in scales), 0)
+    for var, values in tapped.iterate_values(numbers, batches):
+        for (other, axis), own in sums.items():
             if other.same_as(var):
-                own.add(values)
+                positions = values.size // values.shape[axis] * len(batches)
+                step = _choose_step(positions, _ADDED_POSITIONS)
+                own.add(values, numbers[var] % step, step)
+        numbers[var] += 1
     return {key: own.read_means() for key, own in sums.items()}
 
 

@@ -25,10 +25,10 @@ Feed = Mapping[str, Array]
 
 # Each layer alone is measured with so many batches: what one layer does, it does to most of them.
 _ALONE_BATCHES: Final = 16
-# A choice is looked at after so many batches, and then whenever their number has doubled.
-_FIRST_LOOK: Final = 32
-# It is within its limits or not when its mean is so many standard errors away from them.
-_CERTAINTY: Final = 5.0
+# After each so many batches it is looked whether a choice is within its limits.
+_LOOK_BATCHES: Final = 32
+# It is or is not when its mean is so many standard errors away from them.
+_CERTAINTY: Final = 4.0
 # So many layers are tried again after enough of them were put back.
 _RETRIES: Final = 8
 # The outputs of the float model are kept up to this size, and otherwise computed again.
@@ -237,20 +237,20 @@ class Evaluation:
 
     def _is_clear(self, comparison: Comparison, limits: Limits) -> bool:
         """Return whether further batches would not change whether limits hold."""
-        count = comparison.batches
-        if count < _FIRST_LOOK or count & (count - 1):
+        if comparison.batches % _LOOK_BATCHES:
             return False
+        # what is left to compare is all that may change the mean
+        left = 1 - comparison.batches / len(self._data.batches)
         sides = []
         if limits.error is not None:
             # where an error is relative to the size of outputs, a difference of both is a mean
             allowed = limits.error * limits.error
-            sides = [_find_side(own[0] - allowed * own[1]) for own in _list_squares(comparison)]
+            squares = _list_squares(comparison)
+            sides = [_find_side(own[0] - allowed * own[1], left) for own in squares]
         if limits.accuracy_drop is None:
             return 1 in sides or (bool(sides) and all(side == -1 for side in sides))
-        return 1 in (
-            *sides,
-            _find_side(self._find_losses(comparison) - limits.accuracy_drop / 100),
-        )
+        losses = self._find_losses(comparison) - limits.accuracy_drop / 100
+        return 1 in (*sides, _find_side(losses, left))
 
     def _find_losses(self, comparison: Comparison) -> Array:
         """Return 1 for each sample that became wrong, −1 for one that became right, 0 for others."""
@@ -372,13 +372,18 @@ def _list_squares(comparison: Comparison) -> list[Array]:
     return [np.array(own).T for own in comparison.squares.values()]
 
 
-def _find_side(values: Array) -> int:
-    """Return on which side of 0 the mean surely is of which values are samples; 0 if it may be either."""
+def _find_side(values: Array, left: float) -> int:
+    """Return on which side of 0 the mean surely is of which values are samples; 0 if it may be either.
+
+    Args:
+        values: The samples.
+        left: The part of what the mean is of that is not among them.
+    """
     total = _sum(values)
     if not math.isfinite(total):
         return 1
     spread = _sum_squares(values - total / len(values)) / max(len(values) - 1, 1)
-    if abs(total) <= _CERTAINTY * math.sqrt(spread * len(values)):
+    if abs(total) <= _CERTAINTY * math.sqrt(spread * len(values) * left):
         return 0
     return 1 if total > 0 else -1
 

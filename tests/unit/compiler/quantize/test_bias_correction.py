@@ -77,3 +77,15 @@ def test_the_mean_error_of_each_channel_is_taken_back(tmp_path: Path) -> None:
         axes = tuple(axis for axis in range(expected.ndim) if axis != 1)
         errors = [np.abs((one - expected).mean(axis=axes)).max() for one in (before, after)]
         assert errors[1] < errors[0] / 100
+
+
+def test_a_part_of_the_positions_tells_the_means() -> None:
+    """Of each channel the same number is left out, from another place in each batch."""
+    random = np.random.default_rng(0)
+    whole, part = (ChannelSums(1, _SCALE, _INTEGERS) for _ in range(2))
+    for place in range(8):
+        values = random.normal(0.5, 0.2, (1, 3, 40, 50)).astype(np.float32)
+        whole.add(values)
+        part.add(values, place % 3, 3)
+    for expected, found in zip(whole.read_means(), part.read_means(), strict=True):
+        np.testing.assert_allclose(found, expected, atol=0.01)

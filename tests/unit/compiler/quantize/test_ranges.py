@@ -140,6 +140,33 @@ def test_one_outlier_does_not_take_the_steps_of_all_others(method: Method, kind:
     assert choose_range(_count(values), method, *kind)[1] <= plain[1]
 
 
+@pytest.mark.parametrize("method", ["mse", "minmax"])
+@pytest.mark.parametrize("outliers", [0, 1, 20, 2000])
+def test_a_part_of_the_values_tells_as_good_a_range(method: Method, outliers: int) -> None:
+    """The range of rare large numbers is chosen as if all values were counted, or next to."""
+    random = np.random.default_rng(outliers)
+    values = np.maximum(random.standard_normal(1 << 22), 0).astype(np.float32)
+    values[random.integers(0, values.size, outliers)] = 40.0
+    whole, part = _count(values), Histogram()
+    for place, sample in enumerate(np.split(values, 64)):
+        part.add_some(sample, place % 3, 3)
+    assert abs(part.total * 3 - values.size) <= 64 * 3
+    assert (part.low, part.high) == (whole.low, whole.high)
+    errors = []
+    for own in (whole, part):
+        scale, zero_point = _scale(own, method, _UNSIGNED)
+        errors.append(error_of(whole, scale, zero_point, *_UNSIGNED))
+    assert errors[1] <= errors[0] * 1.02
+
+
+def test_what_is_not_finite_is_found_in_a_part_of_the_values() -> None:
+    """It may be beside those that are counted; an empty tensor has none."""
+    part = Histogram()
+    part.add_some(np.array([1, 2, np.nan, 4, np.inf], np.float32), 0, 3)
+    part.add_some(np.array([], np.float32), 2, 3)
+    assert (part.not_a_number, part.infinite, part.high) == (1, 1, 4.0)
+
+
 def test_entropy_ignores_how_many_zeros_there_are() -> None:
     """What ReLU cut to 0 is exact with any threshold."""
     values = np.abs(np.random.default_rng(1).standard_normal(100_000)).astype(np.float32)
