@@ -1,6 +1,7 @@
 """Quantization to int8 beside onnxruntime.quantization and NNCF: accuracy, latency, size, time and memory.
 
     python benchmarks/quantize.py [--model NAME ...] [--drop POINTS] [--plain-nncf] [--limit SECONDS] [--rounds N] [--json FILE]
+    python benchmarks/quantize.py --hidden N ... [--rounds N]
 
 Networks are trained on the spot (see `_trained.py`, which needs scikit-learn and PyTorch, and for UltraFace scikit-image
 and `TVMFLOW_TEST_MODELS`). Each is quantized with the same 128 samples by tvmflow (`quantize: {max_accuracy_drop: …}`), by
@@ -11,6 +12,9 @@ which counts classes, gets no limit. Measured are the time of quantizing on one 
 CPU time and peak memory of the process: those of tvmflow include the whole run, which also compiles the library and
 verifies it. Each int8 model is then run by its own runtime with one thread, on other samples,
 in turns, of which the fastest one of each counts. Peers that are not installed are skipped and named.
+
+With `--hidden`, these are two layers of LSTM with random weights and so many hidden units over 32 steps of one sequence,
+float and of int8 in tvmflow and in ONNX Runtime, whose `quantize_dynamic` rounds LSTM.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import _nets
 import numpy as np
-from _runtimes import ROOT, compare
+from _runtimes import ROOT, build, compare
 from _trained import DETECTOR, NETS, Trained, accuracy_of, join, train
 from history import record
 
@@ -273,6 +278,52 @@ def measure(
     return result
 
 
+_STEPS: Final = 32
+
+
+def measure_lstm(hidden: int, folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the latencies of an LSTM of so many units, float and of int8, their errors and the sizes of files."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    model, data, dynamic = folder / "lstm.onnx", folder / "data.npz", folder / "dynamic.onnx"
+    onnx.save(_nets.lstm(hidden, hidden, _STEPS), str(model))
+    rows = np.random.default_rng(0).normal(size=(16 * _STEPS, 1, hidden)).astype(np.float32)
+    np.savez(data, x=rows)
+    quantize_dynamic(str(model), str(dynamic))
+    exact, _ = build(model, folder, "trials: 0", folder / "log")
+    made = quantize_tvmflow(Trained(model, data, data), folder, math.inf, DETECTOR)
+    pairs = {
+        "float ort": (str(model), "ort"),
+        "int8 ort": (str(dynamic), "ort"),
+        "float": (str(model), str(exact)),
+        "int8": (str(model), made["library"]),
+    }
+    result = compare(pairs, {"x": rows[:_STEPS]}, rounds, threads=1, choose=min)
+    result["note"] = made["note"]
+    files = (model, dynamic, exact, Path(made["library"]))
+    result["mb"] = [path.stat().st_size / 1e6 for path in files]
+    return result
+
+
+def show_lstms(units: list[int], rounds: int) -> None:
+    """Print a row for each number of hidden units."""
+    labels = ("float ort", "int8 ort", "float", "int8")
+    print("hidden units: ms, error, MB of " + ", ".join(labels))
+    for hidden in units:
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure_lstm(hidden, Path(folder), rounds)
+        ms, error = found["ms"], found["error"]
+        print(
+            f"{hidden:>5}: " + ", ".join(f"{ms[label]:.3f}" for label in labels),
+            "; " + ", ".join(f"{error[label]:.2%}" for label in labels),
+            "; " + ", ".join(f"{size:.2f}" for size in found["mb"]),
+            f"; int8 {ms['int8'] / ms['float']:.2f} of float, {ms['int8'] / ms['int8 ort']:.2f} of int8 ort",
+            f"; {found['note']}",
+            flush=True,
+        )
+
+
 def show(name: str, result: dict[str, Any]) -> None:
     """Print the rows of a network."""
     ms = result["ms"]
@@ -329,7 +380,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600, help="seconds of NNCF's control")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--hidden", type=int, nargs="+", metavar="N", help="measure LSTMs alone")
     args = parser.parse_args()
+    if args.hidden:
+        show_lstms(args.hidden, args.rounds)
+        return
     tools = [tool for tool in _NEEDS if all(map(importlib.util.find_spec, _NEEDS[tool]))]
     for tool in _NEEDS.keys() - set(tools):
         print(f"{_NAMES[tool]}: not installed, skipped")

@@ -44,3 +44,21 @@ def test_gains_are_parts_of_the_time_of_a_cpu(tmp_path: Path) -> None:
     quads, pairs = (estimate_gains(layers, flow, cpu) for cpu in cpus)
     assert [layer.name for layer in layers] == ["conv", "depthwise", "odd"]
     assert 0 < pairs[0] < quads[0] < 1 and 0 < pairs[1] == quads[1] and pairs[2] == quads[2] == 0
+
+
+def test_recurrent_weights_are_read_at_each_step(tmp_path: Path) -> None:
+    """Weights that become floats save time where they come from memory; a state of bytes saves it everywhere."""
+    gains = {}
+    for hidden in (32, 512):
+        shapes = {"w": (1, 4 * hidden, 16), "r": (1, 4 * hidden, hidden)}
+        weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], "cells", hidden_size=hidden)
+        made = model([node], [value("x", [6, 1, 16])], [value("y", None)], weights)
+        loaded = load(made, tmp_path, {"x": np.zeros((6, 1, 16), np.float32)})
+        plain = fold_model(FloatModel(loaded.mod, loaded.params, loaded.nodes))
+        layers, flow = list_layers(plain), ir.DataFlow(plain.main)
+        cpu = CpuModel(16, 32, 1 << 20, 1, dot_dtype="uint8")
+        for states in ((), (layers[1].var,)):
+            gains[hidden, len(states)] = estimate_gains(layers, flow, cpu, states)[1]
+    assert gains[32, 0] < 0 < gains[32, 1]
+    assert 0 < gains[512, 0] == gains[512, 1] < 1
