@@ -55,6 +55,9 @@ class _BatchedMatmulPacker(TargetRewriter):
         if len(operands) < 2:
             return rewritten
         left, right = operands
+        if shape[-1] == 1 and left.matrices.column == right.matrices.row == 1:
+            # sums of products along contiguous data, which have vectors of their own
+            return rewritten
         depth = (sizes_of(call.args[0]) or ())[-1]
         product = BatchedProduct(
             batch=count_elements(shape[:-2]),

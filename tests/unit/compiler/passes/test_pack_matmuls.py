@@ -12,7 +12,7 @@ import tvm
 from onnx import helper
 from tvm import relax
 
-from tests.support.kernels import FAST, LEVELS_HERE, level, outputs
+from tests.support.kernels import FAST, LEVELS_HERE, kernels_of, level, outputs
 from tests.support.onnx_models import draw, load, model, value
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
@@ -100,3 +100,46 @@ def check_batched(seed: int, folder: Path) -> None:
 @pytest.mark.parametrize("seed", seeds(4, 10, 80))
 def test_batched_products_of_any_shape_agree(seed: int, tmp_path: Path) -> None:
     check_batched(seed, tmp_path)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize(
+    ("left", "right", "is_packed"),
+    [
+        ((77, 1, 100), (77, 100, 1), False),
+        ((5, 30, 33), (5, 33, 1), False),
+        ((1, 3), (3, 1), False),
+        ((5, 30, 33), (5, 33, 2), True),
+    ],
+)
+def test_sums_of_products_of_data_are_not_packed(
+    left: tuple[int, ...], right: tuple[int, ...], is_packed: bool, mcpu: str, tmp_path: Path
+) -> None:
+    """A matrix of one column fills one lane of a vector; rows of both are multiplied instead."""
+    made = model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [value("x", left), value("w", right)],
+        [value("y", [*left[:-1], right[-1]])],
+    )
+    feed = {"x": draw(*left, seed=1), "w": draw(*right, seed=2)}
+    loaded = load(made, tmp_path)
+    assert ("batched_matmul" in kernels_of(loaded.mod, level(mcpu))) == is_packed
+    (actual,) = outputs(loaded, feed, level(mcpu))
+    np.testing.assert_allclose(actual, feed["x"] @ feed["w"], rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_products_across_rows_are_packed(tmp_path: Path) -> None:
+    """The factors of a transposed matrix lie apart."""
+    made = model(
+        [
+            helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+            helper.make_node("MatMul", ["t", "w"], ["y"]),
+        ],
+        [value("x", (5, 33, 30)), value("w", (5, 33, 1))],
+        [value("y", (5, 30, 1))],
+    )
+    feed = {"x": draw(5, 33, 30, seed=1), "w": draw(5, 33, 1, seed=2)}
+    loaded = load(made, tmp_path)
+    assert "batched_matmul" in kernels_of(loaded.mod, level(LEVELS_HERE[-1]))
+    (actual,) = outputs(loaded, feed)
+    np.testing.assert_allclose(actual, feed["x"].swapaxes(1, 2) @ feed["w"], rtol=1e-4, atol=1e-4)
