@@ -12,7 +12,7 @@ from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference, ReferenceTraits
-from tvmflow.frontends.onnx import OnnxFrontend
+from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.frontends.pytorch import PytorchFrontend
 
 _WORKER: Final = "tvmflow.frontends._peer_worker"

@@ -23,7 +23,7 @@ from tvmflow.frontends.frontend import (
     OneFileFrontend,
     ReferenceCall,
 )
-from tvmflow.frontends.onnx import OnnxFrontend
+from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.frontends.pytorch._archive import read_archive
 
 _EXPORTER = ("onnx-ir", "onnxscript", "torch")

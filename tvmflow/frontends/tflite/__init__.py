@@ -25,7 +25,7 @@ from tvmflow.frontends.frontend import (
     ReferenceCall,
 )
 from tvmflow.frontends.inputs import check_inputs, request_of, resolve_inputs
-from tvmflow.frontends.onnx import OnnxFrontend
+from tvmflow.frontends.onnx.onnx_frontend import OnnxFrontend
 from tvmflow.frontends.tflite._model import (
     FIX,
     IMPORTED_DTYPES,

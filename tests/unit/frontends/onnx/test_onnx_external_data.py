@@ -14,7 +14,7 @@ from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import ImportFailed, RecipeError
 from tvmflow.core.types import InputFile
 from tvmflow.frontends import FRONTENDS
-from tvmflow.frontends.onnx import OnnxSource
+from tvmflow.frontends.onnx.onnx_frontend import OnnxSource
 
 frontend = FRONTENDS["onnx"]
 

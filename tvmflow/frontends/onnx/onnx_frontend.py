@@ -1,0 +1,240 @@
+"""The frontend of ONNX models: fields of recipes, files, and ONNX Runtime as the reference.
+
+Imports tvm and onnx only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tvmflow.core.errors import RecipeError
+from tvmflow.core.file_kinds import ONNX
+from tvmflow.core.formatting import quoted
+from tvmflow.core.named_files import is_file, obstacle
+from tvmflow.core.packages import install_command
+from tvmflow.core.text import did_you_mean
+from tvmflow.core.types import InputFile
+from tvmflow.frontends._reading import read_in_worker
+from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits, SourceFields, Where
+from tvmflow.frontends.frontend import (
+    MODEL,
+    Files,
+    ImportCall,
+    NamedFile,
+    OneFile,
+    OneFileFrontend,
+    ReferenceCall,
+    further_file,
+    shown,
+)
+from tvmflow.frontends.onnx import EXTERNAL
+from tvmflow.frontends.onnx._header import read_header
+from tvmflow.store.addresses import HUB, OCI, scheme_of
+from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
+
+_read_header = read_in_worker(read_header)
+
+
+class OnnxSource(OneFile):
+    """The fields of an ONNX model."""
+
+    takes_operators: ClassVar[bool] = True
+
+    onnx: NamedFile | None = Field(
+        default=None,
+        description="An ONNX file: a path from the recipe's folder, or an address: see [sources.md](sources.md).",
+    )
+
+
+class OnnxFrontend(OneFileFrontend):
+    """ONNX, and ONNX Runtime as the reference."""
+
+    NAME = "ONNX"
+    KIND = "onnx"
+    MODELS = "ONNX models"
+    SOURCE = OnnxSource
+    TOOLS = ("apache-tvm", "numpy", "onnx")
+    REFERENCE = ReferenceTraits(
+        name="ONNX Runtime",
+        tools=("numpy", "onnx", "onnxruntime"),
+        install=install_command("onnxruntime"),
+        is_optional=False,
+    )
+    WORKER = "tvmflow.frontends.onnx._reference_worker"
+    FILE = ONNX
+    NOUN = "an ONNX model"
+    FOREIGN = "is not an ONNX model"
+    FOREIGN_FIX = "export or download it again"
+
+    def describe(self, path: Path) -> ModelFacts:
+        """Return what the header of a file tells."""
+        return _read_header(path)
+
+    def files(
+        self, source: SourceFields, base: Path, where: Where, sources: SourceFiles
+    ) -> tuple[InputFile, ...]:
+        """Return the ONNX file and its external data files, whose names stand in it.
+
+        Of a file that is yet to be downloaded, the recipe names the external data. On the Hub it need
+        not, so that the file is downloaded for its names.
+
+        Raises:
+            RecipeError: also when external data is missing or not beside the file.
+        """
+        named = self.named_file(source, base, where)
+        assert isinstance(source, OnnxSource)
+        try:
+            model = sources.resolve(named)
+        except UnpinnedFiles as error:
+            # it was downloaded for its digest, so that its further files can be named at once
+            (model,) = error.files
+            names = self.check_file(model).data_files
+            try:
+                sources.resolve_all(_list_external_files(names, model, source, where))
+            except UnpinnedFiles as others:
+                raise UnpinnedFiles([model, *others.files]) from None
+            raise
+        if scheme_of(model.url) in (HUB, OCI) and source.files is None:
+            model = sources.fetch(model)
+        if not model.path:
+            names = tuple(source.files or ())
+        else:
+            names = self.check_file(model).data_files
+            _check_pinned_names(source, names, where)
+        return (model, *sources.resolve_all(_list_external_files(names, model, source, where)))
+
+    def find_unnamed_files(self, files: Sequence[InputFile]) -> tuple[InputFile, ...]:
+        """Return the external data files that the recipe does not name."""
+        model = next(file for file in files if file.role == MODEL)
+        names = self.check_file(model).data_files
+        listed = _list_external_files(names, model, OnnxSource(), lambda *_: model.where)
+        known = {file.role for file in files}
+        return tuple(file for file in listed if file.role not in known)
+
+    def _load(self, call: ImportCall) -> LoadedModel:
+        from tvmflow.frontends.onnx._own_operators import OwnNodes
+        from tvmflow.frontends.onnx.graph import node_labels
+        from tvmflow.frontends.onnx.importer import import_prepared
+        from tvmflow.frontends.onnx.model_files import add_outputs, read_model
+        from tvmflow.frontends.onnx.prepare import prepare
+        from tvmflow.operators.loading import load_operators
+
+        own = OwnNodes(load_operators(call.files))
+        with self.explained():
+            model = read_model(call.files)
+        inner_outputs = add_outputs(model, call.tensors)
+        own.mark(model)
+        labels = node_labels(model)
+        prepared = prepare(model, call.inputs, call.bound, own)
+        return import_prepared(
+            prepared, inner_outputs, own, labels, call.dimensions, counts_rows=call.counts_rows
+        )
+
+    def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
+        from tvmflow.frontends.onnx.model_files import link_files, save_with_outputs
+        from tvmflow.operators.loading import operator_paths, prepare_calls
+
+        path = link_files(call.files, call.scratch)
+        if call.tensors:
+            path = save_with_outputs(path, tuple(spec.name for spec in call.tensors))
+        return {
+            "model": str(path),
+            "threads": call.threads,
+            "operators": operator_paths(call.files),
+            "calls": str(prepare_calls(call.scratch)),
+        }
+
+    def list_tensors(self, files: Files) -> Mapping[str, str]:
+        """Return the inner tensors of the main graph, with the node that computes each."""
+        import onnx
+
+        from tvmflow.frontends.onnx.graph import node_labels
+
+        model = onnx.load(str(files[MODEL]), load_external_data=False)
+        outputs = {value.name for value in model.graph.output}
+        labels = node_labels(model)
+        inner = [name for node in model.graph.node for name in node.output if name]
+        return {name: labels[name] for name in inner if name not in outputs}
+
+    def reference_version(self) -> str:
+        """Return the version of ONNX Runtime."""
+        import onnxruntime
+
+        return str(onnxruntime.__version__)
+
+
+# ---------------------------------------------------------------- external data
+
+
+def _list_external_files(
+    names: Sequence[str], model: InputFile, source: OnnxSource, where: Where
+) -> list[InputFile]:
+    """Return the external data files of a model, each once, not resolved yet."""
+    listed = (_external_file(name, model, source, where) for name in names)
+    return list({file.role: file for file in listed}.values())
+
+
+def _check_pinned_names(source: OnnxSource, names: tuple[str, ...], where: Where) -> None:
+    """Check that the model has the files that the recipe pins.
+
+    Raises:
+        RecipeError: when it does not name one of them.
+    """
+    valid = {_normal(name) for name in names}
+    for name in source.files or ():
+        if _normal(name) not in valid:
+            hint = did_you_mean(name, valid)
+            text = f"model.files: the model has no external data in {quoted(name)}{hint}"
+            raise RecipeError(f"{where('files', name)}: {text}")
+
+
+def _normal(location: str) -> str:
+    return str(PurePosixPath(location))
+
+
+def _external_file(location: str, model: InputFile, source: OnnxSource, where: Where) -> InputFile:
+    """Return an external data file, which must be in the model's folder.
+
+    The model may come from somebody else, and must not make its user read or publish other files.
+
+    Raises:
+        RecipeError: when it is not, or does not exist.
+    """
+    inside, name = PurePosixPath(location), quoted(location)
+    is_inside = bool(location) and not inside.is_absolute() and ".." not in inside.parts
+    start = f"{model.where}: model.onnx: {shown(model)}"
+    if not is_inside or not (model.url or _is_in_model_folder(model.path, location)):
+        raise RecipeError(
+            f"{start} refers to data outside its folder: {name}",
+            fix="save the model again with its external data beside it",
+        )
+    # Without the header, only the names in `files` are known, which need not be written as there.
+    role = f"{EXTERNAL}{_normal(location) if model.url else location}"
+    file = further_file(role, _normal(location), model, source, where)
+    if not file.url and not is_file(Path(file.path)):
+        problem = obstacle(Path(file.path)) or "does not exist"
+        raise RecipeError(
+            f"{start} has weights in {name}, which {problem}",
+            fix="copy the external data files of the model together with it",
+        )
+    return file
+
+
+def _is_in_model_folder(path: str, location: str) -> bool:
+    """Return whether a file is in the folder of the model, when all symbolic links are followed.
+
+    A model that is a symbolic link itself also has its data beside the file that it leads to, as in
+    the caches of download tools.
+    """
+    model = Path(path)
+    try:
+        folders = (model.parent.resolve(), model.resolve().parent)
+        real = (model.parent / location).resolve()
+    except (OSError, RuntimeError, ValueError):
+        # A name that no file can have, or links in a circle: reported as a file that does not exist.
+        return True
+    return any(real.is_relative_to(folder) for folder in folders)
