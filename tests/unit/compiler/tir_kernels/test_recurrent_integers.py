@@ -190,7 +190,8 @@ def compare(network: Any, target: Any, layer: Layer, *sizes: tuple[int, int]) ->
 
 LAYERS = [
     Layer("LSTM"),
-    Layer("LSTM", hidden=48, directions=1, has_all=False),
+    # threads share its units
+    Layer("LSTM", hidden=224, directions=1, has_all=False),
     Layer("GRU"),
     Layer("GRU", resets_product=True),
     Layer("RNN", hidden=20),
