@@ -203,11 +203,12 @@ def make_samples(
             fix=_FIX,
         )
     if is_one_batch:
-        feed = {spec.name: matching[spec.name][...].astype(spec.dtype) for spec in inputs}
+        feed = {spec.name: _convert(matching[spec.name][...], spec, source) for spec in inputs}
         count = inputs[0].shape[0] if inputs and inputs[0].shape else 1
         return Samples([feed], count, labels, 0)
     count, batch_size = counts.pop(), inputs[0].shape[0]
-    return Samples(_divide(inputs, matching, count, batch_size), count, labels, batch_size)
+    batches = _divide(inputs, matching, count, batch_size, source)
+    return Samples(batches, count, labels, batch_size)
 
 
 def _read_labels(
@@ -279,11 +280,13 @@ def _make_open_samples(
             count = len(first) if first is not None and first.ndim else 1
 
             def make(_: int) -> Feed:
-                return {spec.name: arrays[spec.name][...].astype(spec.dtype) for spec in inputs}
+                return {
+                    spec.name: _convert(arrays[spec.name][...], spec, source) for spec in inputs
+                }
 
             return Samples(_Batches(make, range(1)), count, None, 0)
     if not problems:
-        batches = _divide_open(inputs, arrays, dimensions, batch_size)
+        batches = _divide_open(inputs, arrays, dimensions, batch_size, source)
         try:
             # all others are as the first one
             for place in {0, len(batches) - 1}:
@@ -381,6 +384,7 @@ def _divide_open(
     arrays: Mapping[str, AnyArray],
     dimensions: Sequence[Dimension],
     batch_size: int,
+    source: str,
 ) -> Sequence[Feed]:
     """Return batches; the last one is smaller where it may be, and else filled up with the last sample."""
     count = len(arrays[inputs[0].name])
@@ -388,7 +392,7 @@ def _divide_open(
     rest = count % batch_size
     batch = next((dimension for dimension in dimensions if dimension.name == name), None)
     is_smaller = rest > 0 and batch is not None and not batch.find_problem(rest)
-    return _divide(inputs, arrays, count, batch_size, fills_last=not is_smaller)
+    return _divide(inputs, arrays, count, batch_size, source, fills_last=not is_smaller)
 
 
 def _mismatch_reason(spec: TensorSpec, arrays: Mapping[str, AnyArray]) -> str:
@@ -441,11 +445,31 @@ def _count_samples(
     return counts
 
 
+def _convert(array: Array, spec: TensorSpec, source: str) -> Array:
+    """Return an array with the dtype of an input.
+
+    Raises:
+        StageError: when that dtype does not reach a number of the array.
+    """
+    import numpy as np
+
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(spec.dtype)
+    except FloatingPointError:
+        raise StageError(
+            f"{source}: '{spec.name}' is {array.dtype} and has numbers beyond the range of {spec.dtype}, "
+            "which the model takes",
+            fix="scale the samples as those that the model was trained with, or leave these out",
+        ) from None
+
+
 def _divide(
     inputs: Sequence[TensorSpec],
     arrays: Mapping[str, AnyArray],
     count: int,
     batch_size: int,
+    source: str,
     *,
     fills_last: bool = True,
 ) -> Sequence[Feed]:
@@ -457,7 +481,7 @@ def _divide(
         missing = batch_size - len(rows) if fills_last else 0
         if missing:
             rows = np.concatenate([rows, np.repeat(rows[-1:], missing, axis=0)])
-        return rows.astype(spec.dtype)
+        return _convert(rows, spec, source)
 
     def make(start: int) -> Feed:
         return {spec.name: take(spec, start) for spec in inputs}

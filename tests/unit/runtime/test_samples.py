@@ -42,6 +42,20 @@ def test_samples_are_cut_into_batches_and_the_last_is_filled_up(tmp_path: Path) 
     np.testing.assert_array_equal(np.concatenate([b["data"] for b in loaded.batches])[:5], data)
 
 
+@pytest.mark.parametrize("rows", [2, 5])
+def test_numbers_that_float32_does_not_reach_are_refused(rows: int, tmp_path: Path) -> None:
+    """One batch as it is, and several: the file has numbers, and infinity would be none of its own."""
+    data = np.ones((rows, 3))
+    data[0, 0], data[1, 1] = 1e300, np.inf
+    path = save(tmp_path, data=data)
+    with pytest.raises(StageError, match=r"verify.data: 'data' is float64 and has numbers beyond"):
+        _ = read(path).batches[0]
+    data[0, 0] = -3e38
+    np.testing.assert_array_equal(
+        read(save(tmp_path, data=data)).batches[0]["data"], data[:2].astype(F)
+    )
+
+
 def test_outputs_come_together_without_the_padding(tmp_path: Path) -> None:
     """An output without samples along its first axis is left whole."""
     data = np.arange(15, dtype=F).reshape(5, 3)
