@@ -354,17 +354,20 @@ def summarize(results: dict[str, dict[str, Any]]) -> None:
 
     ratios: dict[str, list[float]] = {"latency": [], "time": [], "memory": []}
     latencies: dict[str, float] = {}
+    fastest: dict[str, str] = {}
     for name, result in results.items():
         own, ms = result["tools"].get("tvmflow", {}), result["ms"]
-        peers = [ms[tool] for tool in ("ort", "nncf") if tool in ms]
+        peers = [tool for tool in ("ort", "nncf") if tool in ms]
         if "tvmflow" in ms and peers:
-            ratios["latency"].append(ms["tvmflow"] / min(peers))
+            peer = min(peers, key=lambda tool: float(ms[tool]))
+            fastest[name] = _NAMES[peer]
+            ratios["latency"].append(ms["tvmflow"] / ms[peer])
             latencies[name] = ratios["latency"][-1]
         nncf = result["tools"].get("nncf", {})
         if "seconds" in own and "seconds" in nncf:
             ratios["time"].append(own["cpu_s"] / nncf["cpu_s"])
             ratios["memory"].append(own["peak_bytes"] / nncf["peak_bytes"])
-    record("quantize", latencies)
+    record("quantize", latencies, fastest)
     print(
         f"tvmflow's latency relative to the faster int8 peer: {mean(ratios['latency'])}; its CPU time and peak memory of "
         f"quantizing relative to NNCF: {mean(ratios['time'])} and {mean(ratios['memory'])} (geometric means)"
