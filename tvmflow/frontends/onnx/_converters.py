@@ -519,6 +519,23 @@ def _bit_cast(node: NodeToConvert) -> Any:
     return node.builder.emit_te(reinterpret, x, primfunc_name_hint="bit_cast")
 
 
+# The operator set since which regions are aligned by default.
+_ALIGNED_REGIONS: Final = 16
+
+
+def _roi_align(node: NodeToConvert) -> Any:
+    """Convert a RoiAlign: with `half_pixel`, TVM moves boxes by half a pixel before it scales them, and not after."""
+    data, boxes, *others = node.inputs
+    default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
+    is_aligned = (
+        attribute_text(node.attributes, "coordinate_transformation_mode", default) == "half_pixel"
+    )
+    scale = float(node.attributes.get("spatial_scale", 1.0))
+    if is_aligned and scale != 1 and math.isfinite(scale) and scale:
+        boxes = node.emit(relax.op.add(boxes, _constant(0.5 - 0.5 / scale, boxes)))
+    return node.convert_by_tvm([data, boxes, *others])
+
+
 def _non_max_suppression(node: NodeToConvert) -> Any:
     """Convert to a kernel that counts what it selects, or to TVM's, with a result sized at run time.
 
@@ -600,6 +617,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ReduceMean": _reduce_mean,
     "ReduceMin": _extreme,
     "Resize": _resize,
+    "RoiAlign": _roi_align,
     "STFT": _stft,
     "Sign": _sign,
     "Sinh": _sinh,

@@ -225,6 +225,19 @@ CASES: dict[str, Any] = {
         strides=[1, 2, 2],
         pads=[0, 1, 0, 0, 1, 0],
     ),
+    "aligned regions of a scaled image": lambda: single(
+        "RoiAlign",
+        {
+            "x": draw(2, 3, 9, 11),
+            "boxes": np.array([[0, 1, 12, 9], [3, 2, 30, 15.5], [-4, 6, 9, 40]], F),
+            "batch": np.array([0, 1, 1], INT),
+        },
+        opset=16,
+        output_height=3,
+        output_width=4,
+        sampling_ratio=2,
+        spatial_scale=0.4,
+    ),
     "norm of zeros": lambda: single(
         "LpNormalization", {"x": np.array([[0, 0], [3, 4]], F)}, opset=22, axis=1
     ),
