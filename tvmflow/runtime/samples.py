@@ -46,6 +46,13 @@ class Samples(NamedTuple):
     batch_size: int
     is_stacked: bool = False
 
+    def count_samples(self, batches: int) -> int | None:
+        """Return how many samples the first batches have; None where only all of them tell."""
+        if batches >= len(self.batches):
+            return self.total
+        size = 1 if self.is_stacked else self.batch_size
+        return batches * size if size else None
+
 
 def random_samples(
     inputs: Sequence[TensorSpec],
@@ -178,7 +185,19 @@ def make_samples(
             group, place = places[number]
             return group.batches[place]
 
-        return Samples(_Batches(make, range(len(places))), total, labels, 0)
+        if len({group.is_stacked for group in groups}) > 1:
+            raise StageError(
+                f"{source}: some of its numbered arrays have an axis of samples before those of the model, and others "
+                "have not",
+                fix="give all of them one, or none",
+            )
+        return Samples(
+            batches=_Batches(make, range(len(places))),
+            total=total,
+            labels=labels,
+            batch_size=0,
+            is_stacked=groups[0].is_stacked,
+        )
     if _count_stacked(inputs, arrays):
         labels = _read_labels(inputs, arrays, label, source)
         stacked = _make_stacked_samples(inputs, arrays, (), source)
@@ -534,7 +553,7 @@ def compare_labels(outputs: Mapping[str, Array], output: str, labels: Array) -> 
         StageError: when the output does not have scores for each sample.
     """
     values = outputs[output]
-    if not values.size or values.size % len(labels):
+    if not values.size or not len(labels) or values.size % len(labels):
         raise StageError(
             f"accuracy needs scores for each sample in the first output, and {quoted(output)} has shape "
             f"{values.shape} for {count_text(len(labels), 'label')}",

@@ -146,6 +146,24 @@ def test_stacked_samples_are_divided_where_sizes_are_open() -> None:
         )
 
 
+def test_numbered_arrays_may_have_stacked_samples() -> None:
+    """Each number has sizes of its own; of some numbers alone, outputs would not be one array."""
+    chunk = TensorSpec("chunk", (1, 8), "float32", sizes=(1, "T"))
+    arrays = {
+        f"{number}/{name}": np.ones((count, *shape), F)
+        for number, count in enumerate((3, 4))
+        for name, shape in (("chunk", (1, 5 + number)), ("state", (2, 1, 3)))
+    }
+    inputs, dimensions = (chunk, STEP[1]), (Dimension("T", 1, 8),)
+    loaded = samples.make_samples(inputs, arrays, source="verify.data", dimensions=dimensions)
+    outputs = samples.run_samples(lambda feed: {"next": feed["state"]}, loaded)
+    assert (loaded.total, outputs["next"].shape) == (7, (7, 2, 1, 3))
+    arrays |= {"1/chunk": np.ones((1, 6), F), "1/state": np.ones((2, 1, 3), F)}
+    with pytest.raises(StageError, match="some of its numbered arrays") as caught:
+        samples.make_samples(inputs, arrays, source="verify.data", dimensions=dimensions)
+    assert caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("arrays", "needle"),
     [

@@ -144,8 +144,9 @@ class PlaceReduction(NamedTuple):
         """Return what is compared in place of a number of the data."""
         if not self.orders_nan or self.dtype != "float32":
             return tirx.Cast(self.compared_dtype, number)
-        bits = T.Bind(tirx.reinterpret("int32", number))
-        magnitude = T.Bind(bits & _MAGNITUDE)
+        # no names for them: a loop that becomes a vector may have no bindings where sizes are open
+        bits = tirx.reinterpret("int32", number)
+        magnitude = bits & _MAGNITUDE
         signed = tirx.Select(bits < 0, 0 - magnitude, magnitude)
         return tirx.Select(magnitude > _INFINITY, tirx.const(_MAGNITUDE, "int32"), signed)
 

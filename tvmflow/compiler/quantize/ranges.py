@@ -38,6 +38,8 @@ _ONE_IN: Final = 100_000
 # The method `entropy` has the bins of TensorRT's, and tries each eighth of its thresholds.
 _ENTROPY_BINS: Final = 2048
 _ENTROPY_STEP: Final = 8
+# Large values are rare where they are at most one of so many.
+_RARE: Final = 16
 # The method `mse` first tries two limits in each octave, then so many between the neighbours of the best.
 _OCTAVES: Final = 12
 _REFINED: Final = 16
@@ -111,15 +113,18 @@ class Histogram:
         """The width of a bin."""
         return float(np.ldexp(1.0, self._exponent))
 
-    def add(self, values: Array) -> None:
-        """Count the values of a tensor of any real dtype."""
+    def add(self, values: Array, weight: int = 1) -> None:
+        """Count the values of a tensor of any real dtype, each as so many."""
         flat = np.asarray(values).reshape(-1)
         dtype = np.float32 if flat.dtype == np.float32 else np.float64
         for start in range(0, flat.size, _CHUNK):
-            self._add_chunk(flat[start : start + _CHUNK].astype(dtype, copy=False))
+            self._add_chunk(flat[start : start + _CHUNK].astype(dtype, copy=False), weight)
 
     def add_some(self, values: Array, first: int, step: int) -> None:
-        """Count one in `step` values of a tensor, from the `first` one on; the range is that of all."""
+        """Count one in `step` values of a tensor, from the `first` one on, as so many.
+
+        The range is that of all values. Where few are larger than half the largest one, each of these is counted: a rare one decides the range.
+        """
         flat = np.asarray(values).reshape(-1)
         if step == 1 or not flat.size:
             self.add(flat)
@@ -129,7 +134,13 @@ class Histogram:
             # each that is not finite is counted
             self.add(flat)
             return
-        self.add(flat[first::step])
+        limit = flat.dtype.type(max(-low, high) / 2)
+        large = flat[(flat > limit) | (flat < -limit)]
+        some = flat[first::step]
+        if large.size <= flat.size // _RARE:
+            some = some[(some <= limit) & (some >= -limit)]
+            self.add(large)
+        self.add(some, step)
         if self.total:
             self._widen(low, high)
 
@@ -163,7 +174,7 @@ class Histogram:
         np.add.at(counts, indices >> (exponent - self._exponent), self._counts[held])
         return counts, float(np.ldexp(1.0, exponent))
 
-    def _add_chunk(self, values: Array) -> None:
+    def _add_chunk(self, values: Array, weight: int) -> None:
         low, high = float(values.min()), float(values.max())
         # NaN is not within the limits either
         if not (low >= -_LARGEST and high <= _LARGEST):
@@ -176,8 +187,8 @@ class Histogram:
                 return
             low, high = float(values.min()), float(values.max())
         self._widen(low, high)
-        self._counts += np.bincount(self._place(values), minlength=self._bins)
-        self.total += values.size
+        self._counts += np.bincount(self._place(values), minlength=self._bins) * weight
+        self.total += values.size * weight
 
     def _place(self, values: Array) -> Array:
         """Return the bins of values.

@@ -524,7 +524,7 @@ _ALIGNED_REGIONS: Final = 16
 
 
 def _roi_align(node: NodeToConvert) -> Any:
-    """Convert a RoiAlign: with `half_pixel`, TVM moves boxes by half a pixel before it scales them, and not after."""
+    """Convert a RoiAlign: TVM moves boxes by half a pixel before it scales them, and not after."""
     data, boxes, *others = node.inputs
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
     is_aligned = (

@@ -776,7 +776,7 @@ def _control(
     after = None if before is None or cost.drop is None else before - cost.drop / 100
     return quantization, Control(
         error=cost.error,
-        compared=min(compared * (data.batch_size or 1), data.total),
+        compared=data.count_samples(compared) or 0,
         float_accuracy=before,
         accuracy=after,
         damage=damage,

@@ -292,8 +292,7 @@ def collect_histograms(
 ) -> dict[Any, Histogram]:
     """Return the histogram of each tensor over all batches.
 
-    Of large tensors a part of the values is counted, evenly spread over each. A group of larger numbers is worth a
-    wider range for 8 bits where it is more than one in 780,000 values, and such a group is in this part, too.
+    Of large tensors a part of the values is counted, evenly spread over each, and all of a few that are much larger.
     """
     histograms = {var: Histogram() for var in tensors}
     numbers = dict.fromkeys(histograms, 0)

@@ -217,7 +217,9 @@ class Evaluation:
             if limits is not None and self._is_clear(comparison, limits):
                 break
         error = max((_relate(*map(_sum, own)) for own in _list_squares(comparison)), default=0.0)
-        if self._right is None or (comparison.batches < count and limits is None):
+        is_part = comparison.batches < count
+        is_counted = self._data.count_samples(comparison.batches) is not None
+        if self._right is None or (is_part and (limits is None or not is_counted)):
             return Cost(error)
         # one sample of 200 is 0.5 points and no more
         return Cost(error, round(100 * float(self._find_losses(comparison).mean()), 9))
@@ -249,6 +251,8 @@ class Evaluation:
             sides = [_find_side(own[0] - allowed * own[1], left) for own in squares]
         if limits.accuracy_drop is None:
             return 1 in sides or (bool(sides) and all(side == -1 for side in sides))
+        if self._data.count_samples(comparison.batches) is None:
+            return 1 in sides
         losses = self._find_losses(comparison) - limits.accuracy_drop / 100
         return 1 in (*sides, _find_side(losses, left))
 
@@ -274,7 +278,7 @@ class Evaluation:
             return None
         scores = [{self._output: outputs[self._output]} for outputs in results]
         joined = join_outputs(scores, self._data)
-        labels = self._data.labels[: len(scores) * self._data.batch_size]
+        labels = self._data.labels[: self._data.count_samples(len(scores))]
         return compare_labels(joined, self._output, labels)
 
 

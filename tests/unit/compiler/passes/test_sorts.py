@@ -14,9 +14,11 @@ from tvm import relax
 
 from tests.support.kernels import FAST, LEVELS_HERE, host_level, kernels_of, level, outputs, run
 from tests.support.onnx_models import agree, draw, load, model, value
+from tests.support.open_networks import Input, make_network
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program.program import check_program
+from tvmflow.core.types import Dimension
 
 Array = np.ndarray[Any, Any]
 
@@ -66,6 +68,29 @@ def draw_data(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -
         return random.choice(np.array(extremes, dtype), shape)
     count = math.prod(shape) * np.dtype(dtype).itemsize
     return np.frombuffer(random.bytes(count), dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+@pytest.mark.parametrize("descending", [True, False])
+def test_first_element_of_rows_of_which_there_are_any_number(
+    descending: bool, dtype: str, mcpu: str
+) -> None:
+    """Values and places where the number of rows is open, with NaN and zeros of both signs."""
+
+    def body(emit: Any, x: Any, **_: Any) -> list[Any]:
+        found = emit(relax.op.topk(x, 1, -1, "both", descending, "int64"))
+        return [emit(relax.TupleGetItem(found, place)) for place in (0, 1)]
+
+    inputs = {"x": Input(("N", 3, 31), dtype)}
+    compiled = make_network([Dimension("N", 1, 300)], inputs, {}, body).compile(level(mcpu))
+    random = np.random.default_rng(0)
+    for rows in (1, 2, 5):
+        data = draw_data(random, (rows, 3, 31), dtype)
+        values, places = compiled(x=data)
+        expected = expected_order(data, -1, descending=descending)[..., :1]
+        np.testing.assert_array_equal(places, expected)
+        assert values.tobytes() == np.take_along_axis(data, expected, -1).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,40 @@ def test_few_samples_tell_whether_a_far_limit_holds(limits: Limits, compared: in
     assert evaluation.measure([0, 1], near) == whole
 
 
+def _label(batches: Sequence[int], **fields: Any) -> Samples:
+    """Return samples with labels, in batches of so many."""
+    random, model = np.random.default_rng(1), _Products([0.1, 0.5])
+    feeds = [{"x": random.standard_normal((size, 8)) * 3} for size in batches]
+    rows = [model.run(feed, ())["y"] for feed in feeds]
+    labels = np.concatenate(rows).argmax(axis=1)
+    return Samples(feeds, len(labels), labels, fields.pop("batch_size", 0), **fields)
+
+
+@pytest.mark.parametrize(
+    ("data", "compared"),
+    [
+        (_label([200]), 1),
+        (_label([3] * 50), 50),
+        (_label([1] * 200, is_stacked=True), 32),
+        (_label([4] * 50, batch_size=4), 32),
+    ],
+    ids=["one batch", "several sizes", "stacked", "batches"],
+)
+def test_labels_meet_their_samples_in_batches_of_any_kind(data: Samples, compared: int) -> None:
+    """Where batches do not say how many samples they have, all of them decide."""
+    model, fed = _Products([0.1, 0.5]), list[Any]()
+    evaluation = Evaluation(model, data, "y")
+    assert evaluation.accuracy == 1.0
+
+    def run(feed: Mapping[str, _Array]) -> dict[str, _Array]:
+        fed.append(feed)
+        return {"y": -model.run(feed, [0, 1])["y"]}
+
+    cost = evaluation.compare_more(Comparison(run), limits=Limits(accuracy_drop=1.0))
+    assert cost.drop == 100.0 and len(fed) == compared
+    assert data.count_samples(len(data.batches)) == data.total
+
+
 def test_the_layer_that_costs_the_accuracy_goes_back() -> None:
     """One layer of 30 is harmful: it is found with few evaluations, and no other one goes back."""
     steps = [0.001] * 30
