@@ -39,8 +39,8 @@ class Quantize(ClosedModel):
     )
     activations: Literal["int8", "dynamic", "none"] = Field(
         default="int8",
-        description="What the data of convolutions and matrix products become: `int8` with ranges of the calibration "
-        "data; `dynamic` with ranges that each call computes, for matrix products; `none` leaves them float, so that only "
+        description="What the data of convolutions and matrix products, and the states of recurrent layers, become: "
+        "`int8` with ranges of the calibration data; `dynamic` with ranges that each call computes, for matrix products; `none` leaves them float, so that only "
         "weights take less memory.",
     )
     method: Method = Field(

@@ -13,7 +13,13 @@ import tvm
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.ir_operators import NOTHING, Activation, Recurrent, RecurrentOperands
+from tvmflow.compiler.ir_operators import (
+    NOTHING,
+    STATE_STEPS,
+    Activation,
+    Recurrent,
+    RecurrentOperands,
+)
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 
 EXACT: Final = np.array([1, 0], np.float32)
@@ -21,6 +27,14 @@ EXACT: Final = np.array([1, 0], np.float32)
 ROUNDED: Final = np.array([0, 1], np.float32)
 """The same for a rounded state."""
 
+LARGEST_STATE: Final = 1 + 0.5 / STATE_STEPS
+"""The largest absolute value of a state whose limit to 1 costs no more than its rounding."""
+
+# Operators whose results are the numbers that they read first.
+_COPIES: Final = frozenset(
+    f"relax.{name}"
+    for name in ("broadcast_to", "reshape", "permute_dims", "expand_dims", "squeeze")
+)
 # Functions whose results lie between 0 and 1, and between -1 and 1.
 _SHARES: Final = frozenset({"sigmoid", "hardsigmoid"})
 _BOUNDED: Final = _SHARES | {"tanh", "softsign"}
@@ -46,6 +60,15 @@ def has_bounded_state(call: Any) -> bool:
     """Return whether the state of a layer stays between -1 and 1, unless it begins elsewhere."""
     operator = Recurrent.read(call)
     return all(_is_bounded(operator.kind, functions) for functions in operator.activations)
+
+
+def find_initial_state(call: Any, flow: ir.DataFlow) -> Any:
+    """Return the tensor with the hidden state that a layer begins with; None for zeros."""
+    hidden = ir.resolve_alias(RecurrentOperands(*call.args).hidden, flow.values.get)
+    while ir.operator_name(value := flow.values.get(hidden)) in _COPIES:
+        assert value is not None
+        hidden = ir.resolve_alias(value.args[0], flow.values.get)
+    return None if isinstance(hidden, relax.Tuple) else hidden
 
 
 def _is_bounded(kind: str, functions: tuple[Activation, ...]) -> bool:

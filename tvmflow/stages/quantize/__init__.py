@@ -279,6 +279,8 @@ class _Candidates(NamedTuple):
         floats: The weights of layers, by the variable of each; computed ones are not known.
         ranged: The tensors that become integers with a range that calibration finds.
         shared: These, and those that become integers with them.
+        states: The recurrent layers whose state may be multiplied as bytes, by their variables, with the tensor that it
+            begins with where calibration data decide; None where it begins within -1 and 1.
         emulation: The model with parameters that emulate integers; None where each call computes ranges.
         factors: What the channels of tensors of the emulated model are divided by in this one.
         tapped: The model that also returns each tensor of which something has to be known.
@@ -291,6 +293,7 @@ class _Candidates(NamedTuple):
     floats: Mapping[Any, Array]
     ranged: Sequence[Any]
     shared: Sequence[Any]
+    states: Mapping[Any, Any]
     emulation: Emulation | None
     factors: Mapping[Any, Array]
     tapped: ModelTaps
@@ -336,6 +339,8 @@ def _list_candidates(
         if layer.var in floats and not layer.is_recurrent
         if has_ranges or _is_grouped(settings, layer)
     )
+    states = _list_states(settings, model, [layer for layer in chosen if layer.var in floats])
+    tensors |= dict.fromkeys(start for start in states.values() if start is not None)
     shared = [*ranged, *list_joined(model, ranged)]
     emulation = None
     if emulates and settings.quantize.activations != "dynamic":
@@ -349,6 +354,7 @@ def _list_candidates(
         floats=floats,
         ranged=ranged,
         shared=shared,
+        states=states,
         emulation=emulation,
         factors={},
         tapped=ModelTaps(model, list(tensors), signature, emulation),
@@ -434,6 +440,9 @@ def _smooth(
         ),
     ]
     origins = {theirs: (ours, inverses.get(ours)) for ours, theirs in pairs}
+    # layers alone read divided data
+    starts = zip(candidates.states.values(), changed.states.values(), strict=True)
+    origins |= {theirs: (ours, None) for ours, theirs in starts if theirs is not None}
     return changed._replace(
         emulation=candidates.emulation,
         factors=factors,
@@ -550,27 +559,61 @@ def _quantize(
             candidates.model,
             [table for table in candidates.tables if table.name not in candidates.skipped],
         ),
-        states=_list_rounded_states(settings, candidates.model, known),
+        states=_list_rounded_states(candidates, batches),
     )
 
 
-def _list_rounded_states(
+def _list_states(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
-) -> frozenset[Any]:
-    """Return the recurrent layers, by their variables, whose state is multiplied as bytes."""
+) -> dict[Any, Any]:
+    """Return the recurrent layers whose state may be multiplied as bytes, as `_Candidates` has them."""
+    import numpy as np
+
     from tvmflow.compiler import ir
     from tvmflow.compiler.cpu_model import cpu_model_for
     from tvmflow.compiler.options import SCHEDULES_VERSION
-    from tvmflow.compiler.quantize.recurrent import has_bounded_state
+    from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
+    from tvmflow.compiler.quantize.recurrent import (
+        LARGEST_STATE,
+        find_initial_state,
+        has_bounded_state,
+    )
 
     cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
     if settings.quantize.activations == "none" or cpu is None or not cpu.adds_bytes:
-        return frozenset()
-    flow = ir.DataFlow(model.main)
+        return {}
+    flow, known, inputs = ir.DataFlow(model.main), model.known, set(model.main.params)
+    states: dict[Any, Any] = {}
+    for layer in layers:
+        call = flow.values[layer.var]
+        if not layer.is_recurrent or not has_bounded_state(call):
+            continue
+        start = find_initial_state(call, flow)
+        if start is None:
+            states[layer.var] = None
+        elif flow.is_weight(start):
+            values = evaluate_weight(start, flow, known)
+            if values is not None and np.abs(values).max(initial=0) <= LARGEST_STATE:
+                states[layer.var] = None
+        elif start in inputs or ir.shape_of(start) is not None:
+            states[layer.var] = start
+    return states
+
+
+def _list_rounded_states(candidates: _Candidates, batches: Sequence[Feed]) -> frozenset[Any]:
+    """Return the recurrent layers, by their variables, whose state is multiplied as bytes.
+
+    Bytes would limit a state that begins beyond -1 and 1, as it may where no data tell.
+    """
+    from tvmflow.compiler.quantize.recurrent import LARGEST_STATE
+    from tvmflow.stages.quantize.calibration import collect_sizes
+
+    starts = {start: 0 for start in candidates.states.values() if start is not None}
+    sizes = collect_sizes(candidates.tapped, starts, batches)
     return frozenset(
-        layer.var
-        for layer in layers
-        if layer.is_recurrent and has_bounded_state(flow.values[layer.var])
+        var
+        for var, start in candidates.states.items()
+        if start is None or (start in sizes and sizes[start].max(initial=0) <= LARGEST_STATE)
     )
 
 

@@ -123,3 +123,33 @@ def test_unbounded_states_stay_float(tmp_path: Path) -> None:
     facts = run(settings_of(), import_network(made, tmp_path), tmp_path / "out")
     (layer,) = (layer for layer in facts.layers if layer.operator == "rnn")
     assert layer.data_bits == 32 and layer.reason == "not faster with integers on the target"
+
+
+@pytest.mark.parametrize("kind", ["constant", "input", "computed"])
+@pytest.mark.parametrize(("largest", "bits"), [(1.0, 8), (4.0, 32)])
+def test_states_that_begin_beyond_bytes_stay_float(
+    kind: str, largest: float, bits: int, tmp_path: Path
+) -> None:
+    """Bytes would limit an initial state to -1 and 1; constants and calibration data tell."""
+    start = np.linspace(-largest, largest, 2 * BATCH * HIDDEN, dtype=np.float32)
+    start = start.reshape(2, BATCH, HIDDEN)
+    made = network("GRU")
+    made.graph.node[0].input.extend(["", "start" if kind != "computed" else "twice"])
+    data = {"x": np.stack([draw() for _ in range(4)])}
+    if kind == "constant":
+        made.graph.initializer.append(onnx.numpy_helper.from_array(start, "start"))
+    else:
+        made.graph.input.append(value("start", [2, BATCH, HIDDEN]))
+        data["start"] = np.stack([start] * 4)
+    if kind == "computed":
+        made.graph.node.insert(0, helper.make_node("Add", ["start", "start"], ["twice"]))
+        data["start"] /= 2
+    np.savez(tmp_path / "data.npz", **data)
+    files = {
+        **import_files(save(made, tmp_path), tmp_path / "import"),
+        "data": tmp_path / "data.npz",
+    }
+    facts = run(settings_of(), files, tmp_path / "out")
+    (layer,) = (layer for layer in facts.layers if layer.operator == "gru")
+    assert layer.data_bits == bits
+    assert 0 < (facts.error or 0) < 0.03
