@@ -17,7 +17,7 @@ from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS
 from tvmflow.compiler.open_sizes import IrSize, is_open, sizes_of
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel, flatten
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
 
 # Whether it is the largest number whose place an operator returns.
 _OPERATORS: Final = {"relax.argmax": True, "relax.argmin": False}
@@ -168,27 +168,20 @@ def make_kernel(
         cores: The cores that the work is divided for.
         lanes: The numbers of 32 bits in a vector.
     """
-    with define_kernel("place_reduction") as builder:
-        signature = [("data", reduction.shape, reduction.dtype)]
-        if reduction.has_values:
-            signature.append(("values", result, reduction.dtype))
-        if reduction.result_dtype:
-            signature.append(("out", result, reduction.result_dtype))
-        arguments = [T.arg(name, declare_buffer(shape, dtype)) for name, shape, dtype in signature]
-        # TVM looks for copies among functions of one argument, and only into blocks.
-        with T.sblock("root"):
-            data, *results = (
-                flatten(argument, shape, dtype)
-                for argument, (_, shape, dtype) in zip(arguments, signature, strict=True)
-            )
-            is_parallel = cores > 1 and reduction.typical >= MIN_PARALLEL_ELEMENTS
-            with (T.parallel if is_parallel else T.serial)(reduction.rows) as row:
-                place = T.Bind(_emit_row(reduction, data, row, lanes))
-                if reduction.has_values:
-                    number = tirx.BufferLoad(data, [row * reduction.length + place])
-                    T.buffer_store(results[0], number, [row])
-                if reduction.result_dtype:
-                    T.buffer_store(results[-1], tirx.Cast(reduction.result_dtype, place), [row])
+    parameters = {"data": (reduction.shape, reduction.dtype)}
+    if reduction.has_values:
+        parameters["values"] = (result, reduction.dtype)
+    if reduction.result_dtype:
+        parameters["out"] = (result, reduction.result_dtype)
+    with define_flat_kernel("place_reduction", parameters) as (builder, (data, *results)):
+        is_parallel = cores > 1 and reduction.typical >= MIN_PARALLEL_ELEMENTS
+        with (T.parallel if is_parallel else T.serial)(reduction.rows) as row:
+            place = T.Bind(_emit_row(reduction, data, row, lanes))
+            if reduction.has_values:
+                number = tirx.BufferLoad(data, [row * reduction.length + place])
+                T.buffer_store(results[0], number, [row])
+            if reduction.result_dtype:
+                T.buffer_store(results[-1], tirx.Cast(reduction.result_dtype, place), [row])
     return builder.get()
 
 

@@ -18,9 +18,7 @@ from tvmflow.compiler.passes import place_reductions
 from tvmflow.compiler.passes.place_reductions import COMPARED_DTYPES, PlaceReduction, has_vectors
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import (
-    declare_buffer,
-    define_kernel,
-    flatten,
+    define_flat_kernel,
     positive,
     with_own_sizes,
 )
@@ -209,18 +207,11 @@ def make_kernel(sort: Sort, cores: int, lanes: int) -> tvm.tirx.PrimFunc:
             orders_nan=True,
         )
         return place_reductions.make_kernel(reduction, sort.result_shape, cores, lanes)
-    with define_kernel("sort") as builder:
-        signature = [("data", sort.shape, sort.dtype)]
-        signature += [(f"out{i}", sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)]
-        arguments = [T.arg(name, declare_buffer(shape, dtype)) for name, shape, dtype in signature]
-        # TVM looks for copies among functions of one argument, and only into blocks.
-        with T.sblock("root"):
-            data, *results = (
-                flatten(argument, shape, dtype)
-                for argument, (_, shape, dtype) in zip(arguments, signature, strict=True)
-            )
-            emit = _emit_columns if _selects_in_columns(sort) else _emit_rows
-            emit(sort, data, results, cores, lanes)
+    parameters = {"data": (sort.shape, sort.dtype)}
+    parameters |= {f"out{i}": (sort.result_shape, d) for i, d in enumerate(sort.result_dtypes)}
+    with define_flat_kernel("sort", parameters) as (builder, (data, *results)):
+        emit = _emit_columns if _selects_in_columns(sort) else _emit_rows
+        emit(sort, data, results, cores, lanes)
     return builder.get()
 
 
