@@ -14,6 +14,7 @@ from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.open_sizes import same_size, same_sizes, sizes_of
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
+from tvmflow.compiler.tir_kernels.definitions import ROUNDING, ROUNDING_BITS
 
 _CONV1D: Final = "relax.nn.conv1d"
 _CONV2D: Final = "relax.nn.conv2d"
@@ -495,10 +496,6 @@ class _RequantizeFuser(MainRewriter):
 # Float32 becomes the integers of quantized models, and sums of these.
 
 _FLOAT: Final = "float32"
-_INTEGERS: Final = 1.5 * 2**23
-"""A small number that is added to this one is rounded to an integer, in the last bits of the sum."""
-_INTEGER_BITS: Final = 0x4B400000
-"""The bits of that number."""
 
 
 class Division(NamedTuple):
@@ -525,7 +522,7 @@ def fake_quantize(
     def element(*index: Any) -> Any:
         if division.by_reciprocal:
             bits = _round_to_bits(data, index, scale, zero_point, dtype, at=0)
-            rounded = tirx.reinterpret(_FLOAT, bits) - tirx.const(_INTEGERS, _FLOAT)
+            rounded = tirx.reinterpret(_FLOAT, bits) - tirx.const(ROUNDING, _FLOAT)
         else:
             rounded = tirx.round(
                 _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
@@ -555,8 +552,8 @@ def quantize(
             bits = _round_to_bits(data, index, scale, zero_point, dtype, at=zero_point - odd)
             return (bits + odd).astype(dtype)
         quotient = _divide_clamped(data[0](*index), scale, zero_point, dtype, division)
-        bits = tirx.reinterpret("int32", quotient + tirx.const(_INTEGERS, _FLOAT))
-        return (bits - (_INTEGER_BITS - zero_point)).astype(dtype)
+        bits = tirx.reinterpret("int32", quotient + tirx.const(ROUNDING, _FLOAT))
+        return (bits - (ROUNDING_BITS - zero_point)).astype(dtype)
 
     return te.compute(data[0].shape, element, name="quantized", tag="elemwise")
 
@@ -571,9 +568,9 @@ def _round_to_bits(
     sums, *others = data
     one = [tirx.const(float(np.float32(1) / np.float32(scale)), _FLOAT)]
     factor, *offsets = [_broadcast_to(other, index) for other in others] or one
-    quotient = sum(offsets, sums(*index) * factor) + tirx.const(_INTEGERS + at, _FLOAT)
+    quotient = sum(offsets, sums(*index) * factor) + tirx.const(ROUNDING + at, _FLOAT)
     limits = np.iinfo(dtype)
-    lowest = _INTEGER_BITS - zero_point + at
+    lowest = ROUNDING_BITS - zero_point + at
     lower, upper = (tirx.const(lowest + int(limit), "int32") for limit in (limits.min, limits.max))
     return tirx.max(tirx.min(tirx.reinterpret("int32", quotient), upper), lower)
 

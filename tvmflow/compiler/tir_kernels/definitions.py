@@ -51,6 +51,18 @@ def define_flat_kernel(
             yield builder, list(map(flatten, arguments, *zip(*parameters.values(), strict=True)))
 
 
+ROUNDING: Final = float(3 << 22)
+"""Added to a number below 2²², it leaves the nearest integer in the lowest bits of the sum."""
+ROUNDING_BITS: Final = 0x4B400000
+"""The bits of that number."""
+
+
+def round_to_integer(number: Any) -> Any:
+    """Return the integer (int32) nearest to a float32 number below 2²², of two the even one."""
+    bits = tirx.reinterpret("int32", number + tirx.const(ROUNDING, "float32"))
+    return bits - ROUNDING_BITS
+
+
 def declare_buffer(shape: Sequence[IrSize], dtype: str) -> Any:
     """Return the declaration of a parameter."""
     return T.Buffer(tuple(n if is_open(n) else T.int64(n) for n in shape), dtype)

@@ -24,7 +24,11 @@ from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, LINE_FLOATS, PAIR_INSTR
 from tvmflow.compiler.ir_operators import GroupedWeights
 from tvmflow.compiler.open_sizes import IrSize, is_open
 from tvmflow.compiler.tir_kernels import bfloat16
-from tvmflow.compiler.tir_kernels.definitions import declare_buffer, define_kernel
+from tvmflow.compiler.tir_kernels.definitions import (
+    declare_buffer,
+    define_kernel,
+    round_to_integer,
+)
 
 WORD_BITS: Final = 32
 """The bits of the words in which weights are read."""
@@ -54,9 +58,6 @@ _LARGEST: Final = 127
 _LARGEST_DIGIT: Final = 63
 # The digits of data whose sums are as exact as those of float32.
 _DIGITS: Final = 3
-# Added to a number below 2²², it leaves the nearest integer in the lowest bits.
-_ROUNDING: Final = float(3 << 22)
-_ROUNDING_BITS: Final = 0x4B400000
 # The bits of a float32 but its sign.
 _ABSOLUTE: Final = 0x7FFFFFFF
 
@@ -465,8 +466,7 @@ class _IntegerSums(_Sums):
             for place in range(product.terms):
                 start = group * product.group + index * product.terms
                 value = self._read(row, start + self._term_at(place)) * factor[0]
-                bits = tirx.reinterpret("int32", value + T.float32(_ROUNDING))
-                number[0] = bits - T.int32(_ROUNDING_BITS)
+                number[0] = round_to_integer(value)
                 for digit in reversed(range(digits)):
                     low = tirx.Cast("int8", number[0]) if digit else number[0]
                     totals[digit] = totals[digit] + tirx.Cast("int32", low)

@@ -28,7 +28,7 @@ from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS, PAIR_INSTRUCTIONS
 from tvmflow.compiler.ir_operators import STATE_STEPS, Activation, Recurrent
 from tvmflow.compiler.open_sizes import IrSize, is_open, plain
 from tvmflow.compiler.tir_kernels.activations import apply_activation
-from tvmflow.compiler.tir_kernels.definitions import launch_threads
+from tvmflow.compiler.tir_kernels.definitions import launch_threads, round_to_integer
 
 TERMS: Final = 4
 """The products of bytes that an instruction adds to a sum."""
@@ -42,9 +42,6 @@ _MAX_ROWS: Final = 4
 # Fewer multiplications are not worth handing to other cores: in all steps, and in one step.
 _MIN_PARALLEL: Final = 1 << 20
 _MIN_PARALLEL_STEP: Final = 1 << 17
-# Added to a number below 2²², it leaves the nearest integer in the lowest bits.
-_ROUNDING: Final = float(3 << 22)
-_ROUNDING_BITS: Final = 0x4B400000
 
 
 class Dots(NamedTuple):
@@ -404,8 +401,7 @@ class _Loops:
         """Return a number of the state, limited to those from -1 to 1, as one of its integers."""
         one = tirx.const(1, "float32")
         limited = tirx.max(tirx.min(number.astype("float32"), one), -one)
-        moved = limited * tirx.const(STATE_STEPS, "float32") + tirx.const(_ROUNDING, "float32")
-        return tirx.reinterpret("int32", moved) - _ROUNDING_BITS
+        return round_to_integer(limited * tirx.const(STATE_STEPS, "float32"))
 
     def _to_operand(self, number: Any) -> Any:
         """Return a number of the state as it is stored for products."""
