@@ -37,6 +37,7 @@ from tvmflow.targets.resolve import ResolvedTarget
 if TYPE_CHECKING:
     import numpy as np
 
+    from tvmflow.compiler.cpu_model import CpuModel
     from tvmflow.compiler.quantize.emulation import Emulation
     from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights, Quantization
     from tvmflow.compiler.quantize.points import FloatModel, Integers, Layer
@@ -458,8 +459,6 @@ def _choose_layers(
     Raises:
         StageError: when there is none, or a pattern matches none.
     """
-    from tvmflow.compiler.cpu_model import cpu_model_for
-    from tvmflow.compiler.options import SCHEDULES_VERSION
     from tvmflow.compiler.quantize.points import list_layers
     from tvmflow.compiler.quantize.tables import list_tables
 
@@ -479,7 +478,7 @@ def _choose_layers(
             )
     skipped = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
     # elsewhere no kernel reads rows of integers, and tables would be floats again, less exact ones
-    has_kernels = cpu_model_for(settings.target, SCHEDULES_VERSION) is not None
+    has_kernels = _find_cpu(settings) is not None
     return layers, tables if has_kernels else (), frozenset(skipped)
 
 
@@ -563,6 +562,14 @@ def _quantize(
     )
 
 
+def _find_cpu(settings: QuantizeSettings) -> CpuModel | None:
+    """Return the CPU that kernels are scheduled for; None for a target that has no rules for them."""
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.options import SCHEDULES_VERSION
+
+    return cpu_model_for(settings.target, SCHEDULES_VERSION)
+
+
 def _list_states(
     settings: QuantizeSettings, model: FloatModel, layers: Sequence[Layer]
 ) -> dict[Any, Any]:
@@ -570,8 +577,6 @@ def _list_states(
     import numpy as np
 
     from tvmflow.compiler import ir
-    from tvmflow.compiler.cpu_model import cpu_model_for
-    from tvmflow.compiler.options import SCHEDULES_VERSION
     from tvmflow.compiler.passes.constant_evaluation import evaluate_weight
     from tvmflow.compiler.quantize.recurrent import (
         LARGEST_STATE,
@@ -579,7 +584,7 @@ def _list_states(
         has_bounded_state,
     )
 
-    cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
+    cpu = _find_cpu(settings)
     if settings.quantize.activations == "none" or cpu is None or not cpu.adds_bytes:
         return {}
     flow, known, inputs = ir.DataFlow(model.main), model.known, set(model.main.params)
@@ -872,11 +877,9 @@ def _estimate_gains(
 ) -> dict[int, float]:
     """Return the part of the time that each layer saves on the target, where integers multiply integers."""
     from tvmflow.compiler import ir
-    from tvmflow.compiler.cpu_model import cpu_model_for
-    from tvmflow.compiler.options import SCHEDULES_VERSION
     from tvmflow.compiler.quantize.gains import estimate_gains
 
-    cpu = cpu_model_for(settings.target, SCHEDULES_VERSION)
+    cpu = _find_cpu(settings)
     if cpu is None or settings.quantize.activations != "int8":
         return {}
     return dict(enumerate(estimate_gains(layers, ir.DataFlow(model.main), cpu, states)))
