@@ -7,7 +7,8 @@ Each model is built by `tvmflow run` untuned, and tuned for `--minutes` (0: untu
 called in turns with all peers (and with `--vm`, with itself on TVM's virtual machine), each runtime
 in a process of its own, with one thread and with one a core. The table shows latencies in ms, and
 those of tvmflow relative to ONNX Runtime and to the fastest peer (below 1: faster); below it are
-the kernels that take most time in each model above 1.1. The ratios are appended to the history that
+the kernels that take most time in each model above 1.1, and for a tuned one the latency relative to
+untuned that `tvmflow run` found and that was delivered here. The ratios are appended to the history that
 `benchmarks/history.py` draws, unless `--unrecorded`.
 Random weights will do: their values change neither shapes nor speed. Peers beside ONNX Runtime run where they are
 installed and can: OpenVINO, ncnn (`pip install ncnn pnnx`), LiteRT for a model with a `.tflite` file beside it, and
@@ -83,10 +84,21 @@ def measure(path: Path, args: argparse.Namespace) -> dict[int, dict[str, Any]]:
         bundles = build_all(link, folder, args.minutes, inputs, on_vm=args.vm)
         libraries = {label: (str(path), library) for label, library in bundles.items()}
         pairs = {**{peer: (str(path), peer) for peer in find_peers(path)}, **libraries}
-        return {
+        results = {
             threads: _drop_wrong(compare(pairs, feed, args.rounds, threads, _choose_profiled))
             for threads in args.threads
         }
+        if "tuned" in bundles:
+            found = _read_found(Path(bundles["tuned"]))
+            for result in results.values():
+                result["found"] = found
+        return results
+
+
+def _read_found(bundle: Path) -> float:
+    """Return a tuned library's latency relative to untuned, as `verify` measured it; 1 if none was kept."""
+    measured = json.loads((bundle.parent / "measurements.json").read_text())
+    return 1 / float(measured["speedup"]["median"]) if "speedup" in measured else 1.0
 
 
 def _drop_wrong(result: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +131,9 @@ def show(name: str, threads: int, result: Mapping[str, Any]) -> None:
             cells.append(f"{ms[label]:>9.3f} {against_ort:>6.2f} {against_best:>6.2f}")
     error = max(result["error"][label] for label in _BUNDLES if label in result["error"])
     print(f"{name:<24} {threads:>2} {' '.join(cells)}   {error:.1e}", flush=True)
+    if "tuned" in ms:
+        delivered = ms["tuned"] / ms["untuned"]
+        print(f"    tuned / untuned: found {result['found']:.3f}, delivered {delivered:.3f}")
     for label, reason in result["failed"].items():
         print(f"    {PEERS.get(label, label)}: {reason[:120]}")
     total = sum(seconds for _, _, seconds in result["profile"])
