@@ -206,7 +206,9 @@ def _count_works(text: str, lanes: int, tiles: Sequence[int]) -> dict[int, Work]
         dilation=spread,
         step=strides[-1],
     )
-    convolution = Convolution(geometry, out=kernel[0], inner=kernel[1], lanes=lanes)
+    convolution = Convolution(
+        geometry, out=kernel[0], inner=kernel[1], lanes=lanes, groups=data[1] // kernel[1]
+    )
     return {tile: convolution.count_work(tile) for tile in tiles}
 
 

@@ -82,6 +82,12 @@ class _Blocks(NamedTuple):
         return self.image.spatial_extents[4]
 
     @property
+    def groups(self) -> int:
+        """The number of groups of channels."""
+        _, chunks, _ = self.product.reduction_extents
+        return self.data.spatial_extents[2] // chunks
+
+    @property
     def weights(self) -> Any:
         """The buffer of transformed weights."""
         (weights,) = (
@@ -177,11 +183,11 @@ def _list_splits(blocks: _Blocks, cpu: CpuModel) -> list[_Split]:
     height, width, out_blocks, _, depth, _, lanes = blocks.product.spatial_extents
     elements, inner = height * width, math.prod(blocks.product.reduction_extents)
     taps = blocks.product.reduction_extents[0]
-    slices = blocks.data.spatial_extents[4]
+    slices, groups = blocks.data.spatial_extents[4], blocks.groups
     in_strips = blocks.weight_bytes <= cpu.cached_weight_bytes
     splits = []
-    for vectors in _list_divisors(out_blocks):
-        channels = slices * inner // taps + depth * vectors * lanes
+    for vectors in _list_divisors(out_blocks // groups):
+        channels = slices * groups * inner // taps + depth * vectors * lanes
         tile_bytes = elements * channels * _FLOAT_BYTES
         rows = _choose_rows(blocks, tile_bytes, in_strips, cpu)
         for points in _list_divisors(rows * blocks.tile_columns):

@@ -292,10 +292,11 @@ class Convolution(NamedTuple):
     Attributes:
         geometry: The sizes over which it slides; their tile is not read.
         out: The number of output channels.
-        inner: The number of input channels.
+        inner: The number of input channels of a group.
         lanes: The number of values in a vector register.
         terms: The products that an instruction of the direct convolution computes for each result.
         weight_bytes: The size of a weight.
+        groups: The number of groups; each has so many input channels.
     """
 
     geometry: Geometry
@@ -304,6 +305,7 @@ class Convolution(NamedTuple):
     lanes: int
     terms: int = 1
     weight_bytes: int = 4
+    groups: int = 1
 
     def rank_tiles(self, tiles: Sequence[int], costs: Costs) -> list[int]:
         """Return tiles, that with the least estimated time first; 0 for a direct convolution.
@@ -333,7 +335,8 @@ class Convolution(NamedTuple):
             return Work(tile, geometry.step, int(products), weights, transforms=0)
         own = geometry._replace(tile=tile)
         count = n * math.prod(own.tiles)
-        transforms = lanes * count * (own.slices * inner_blocks + depth * out_blocks)
+        data_blocks = self.groups * inner_blocks
+        transforms = lanes * count * (own.slices * data_blocks + depth * out_blocks)
         products = math.prod(own.edges) * vectors * depth * count
         return Work(tile, geometry.step, int(products), weights, int(transforms))
 
@@ -348,8 +351,8 @@ def pad_columns(geometry: Geometry, out_blocks: int, inner: int, cpu: CpuModel) 
 
     Args:
         geometry: The sizes of the convolution.
-        out_blocks: The number of blocks of output channels.
-        inner: The number of input channels.
+        out_blocks: The number of blocks of output channels of a group.
+        inner: The number of input channels of a group.
         cpu: The CPU.
     """
     columns = geometry.tiles[1]
@@ -367,8 +370,8 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
 
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
-        w: Transformed weights (s, t, o, depth, i, b of i, b of o): 2 more than the rows and columns of a tile.
-            With a stride of 2, those of rows and columns at odd places are last.
+        w: Transformed weights (s, t, o, depth, i of a group, b of i, b of o): 2 more than the rows and columns
+            of a tile. Groups have as many blocks of input channels, and as many of output channels, each. With a stride of 2, those of rows and columns at odd places are last.
         geometry: The sizes of the convolution.
 
     Returns:
@@ -430,6 +433,7 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
     *last, out, taps, blocks, lanes, out_lanes = (int(extent) for extent in w.shape)
     tap, block = te.reduce_axis((0, taps), "kd"), te.reduce_axis((0, blocks), "ic")
     channel = te.reduce_axis((0, lanes), "ib")
+    groups = int(x.shape[2]) // blocks
 
     def element(i: Any, j: Any, o: Any, image: Any, d: Any, p: Any, inner: Any) -> Any:
         source = d * geometry.stride + tap * geometry.dilation
@@ -438,9 +442,8 @@ def _multiply(x: Any, w: Any, geometry: Geometry) -> Any:
             for at, edge, size in zip((i, j), geometry.edges, last, strict=True)
         ]
         weight = w(*place, o, tap, block, channel, inner).astype(x.dtype)
-        return te.sum(
-            x[i, j, block, image, source, p, channel] * weight, axis=[tap, block, channel]
-        )
+        own = o // (out // groups) * blocks + block if groups > 1 else block
+        return te.sum(x[i, j, own, image, source, p, channel] * weight, axis=[tap, block, channel])
 
     shape = (*geometry.edges, out, *geometry.shape[:2], math.prod(geometry.tiles), out_lanes)
     return te.compute(shape, element, name=PRODUCT)

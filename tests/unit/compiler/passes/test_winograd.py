@@ -122,6 +122,41 @@ def test_volumes_are_transformed_slice_by_slice(
     check(mod, 2, host_level())
 
 
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.parametrize(
+    ("shape", "out", "groups"),
+    [((1, 32, 8, 8), 64, 2), ((2, 96, 13, 7), 48, 3), ((1, 32, 4, 7, 6), 32, 2)],
+)
+def test_groups_of_whole_blocks_are_multiplied_apart(
+    tile: int, shape: tuple[int, ...], out: int, groups: int
+) -> None:
+    """A bias and an activation follow; groups may have more or fewer channels of results than of data."""
+    kernel = (3,) * (len(shape) - 2)
+    layer = convolution(out, kernel, padding=1, groups=groups)
+    mod = model(layer, biased, relu, shape=shape)
+    assert any("winograd" in name for name in kernels_of(mod, host_level(), FAST))
+    check(mod, tile, host_level())
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize(("inner", "out"), [(40, 32), (32, 40)])
+def test_groups_that_share_a_block_are_direct(inner: int, out: int) -> None:
+    mod = model(convolution(out, (3, 3), padding=1, groups=2), relu, shape=(1, inner, 8, 8))
+    assert not any("winograd" in name for name in kernels_of(mod, level("x86-64-v4"), FAST))
+
+
+@pytest.mark.usefixtures("always")
+def test_groups_of_an_open_image_are_direct() -> None:
+    """The loops over its tiles know no groups."""
+    network = make_network(
+        OPEN,
+        {"x": Input((1, 32, "h", "w"))},
+        make_weights(a=[32, 16, 3, 3]),
+        lambda emit, x, a: emit(relax.op.nn.conv2d(x, a, padding=1, groups=2)),
+    )
+    assert not any("winograd" in name for name in network.list_kernels(host_level()))
+
+
 @pytest.fixture
 def strided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow strides of 2 on the CPU of this machine, too."""
@@ -329,6 +364,15 @@ def test_the_estimate_knows_strides() -> None:
     geometries = [Geometry(2, (1, 1, size, size), (0, 1, 1), step=2) for size in (28, 14, 7)]
     chosen = [choose_tile(Convolution(geometry, 256, 128, lanes=4)) for geometry in geometries]
     assert chosen == [4, 2, 0]
+
+
+def test_the_estimate_knows_groups() -> None:
+    """Each group multiplies its own data; all data are transformed."""
+    geometry = Geometry(2, (1, 1, 28, 28), (0, 1, 1))
+    whole = Convolution(geometry, 128, 128, lanes=16).count_work(4)
+    halves = Convolution(geometry, 128, 64, lanes=16, groups=2).count_work(4)
+    assert halves.transforms == whole.transforms
+    assert (2 * halves.products, 2 * halves.weights) == (whole.products, whole.weights)
 
 
 def test_transforms_that_registers_do_not_hold_are_not_worth_it_for_few_channels() -> None:

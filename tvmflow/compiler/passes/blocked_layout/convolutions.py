@@ -216,7 +216,10 @@ def _find_winograd(
     assert cpu is not None, "layouts are blocked for a CPU model"
     tiles, step = context.winograd_tiles, window.strides[-1]
     out, inner, *edges = ir.known_shape(kernel)
-    shape = rewriter.numbers.shape(call)
+    shape, groups = rewriter.numbers.shape(call), int(call.attrs.groups)
+    # levels that share weights choose alike
+    is_shared = context.options.shares_weights and not cpu.factor_lanes
+    lanes = SHARED_LANES if is_shared else rewriter.block
     if (
         not tiles
         or shape is None
@@ -224,10 +227,14 @@ def _find_winograd(
         or window.strides[-2:] != [step, step]
         or step not in winograd.list_strides(cpu)
         or window.dilation[-2:] != [1, 1]
-        or int(call.attrs.groups) != 1
         or min(window.padding) < 0
-        # the tiles of an open volume are not numbered; those with a stride have fixed places
-        or ((len(edges) > _IMAGE_AXES or step > 1) and any(map(is_open, known_sizes(call)[2:])))
+        # each block of a tile belongs to one group
+        or (groups > 1 and (out // groups % lanes or inner % lanes))
+        # the tiles of an open volume are not numbered; those with a stride or groups have fixed places
+        or (
+            (len(edges) > _IMAGE_AXES or step > 1 or groups > 1)
+            and any(map(is_open, known_sizes(call)[2:]))
+        )
         # more products an instruction save more than the transforms
         or (step > 1 and terms > 1)
     ):
@@ -252,13 +259,10 @@ def _find_winograd(
         dilation=dilation,
         step=step,
     )
-    # levels that share weights choose alike
-    is_shared = context.options.shares_weights and not cpu.factor_lanes
-    lanes = SHARED_LANES if is_shared else rewriter.block
     weight_bytes = 2 if context.computes_float16() else 4
     has_few, takes_lanes = cpu.has_few_registers and not is_shared, cpu.factor_lanes > 0
     costs = winograd.costs_by_rule(has_few, takes_lanes)
-    convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes)
+    convolution = winograd.Convolution(geometry, out, inner, lanes, terms, weight_bytes, groups)
     tile = by_rule = convolution.rank_tiles(tiles, costs)[0]
     if measured:
         ranked = convolution.rank_tiles(measured, costs)
@@ -276,7 +280,7 @@ def _find_winograd(
     # a large tile takes less time in two steps, and much less to compile
     is_separate = cpu.factor_lanes > 0 or step > 1 or tile > min(winograd.TRANSFORMS)
     geometry = geometry._replace(is_separate=is_separate)
-    return winograd.pad_columns(geometry, -(-out // rewriter.block), inner, cpu)
+    return winograd.pad_columns(geometry, -(-out // rewriter.block) // groups, inner, cpu)
 
 
 def _describe(call: relax.Call, kernel: Any, window: Window) -> str:
