@@ -21,6 +21,16 @@ from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.onnx._expressions import (
+    MAX_DETERMINANT_ROWS,
+    Regions,
+    Windows,
+    align_regions,
+    determinant,
+    find_maxima,
+    infer_unpooled_shape,
+    reverse_sequences,
+)
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx.graph import attribute_text, dtype_of
 
@@ -524,16 +534,82 @@ _ALIGNED_REGIONS: Final = 16
 
 
 def _roi_align(node: NodeToConvert) -> Any:
-    """Convert a RoiAlign: TVM moves boxes by half a pixel before it scales them, and not after."""
-    data, boxes, *others = node.inputs
+    """Convert a RoiAlign; TVM's differs where regions are aligned, and in its maximum."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
-    is_aligned = (
-        attribute_text(node.attributes, "coordinate_transformation_mode", default) == "half_pixel"
+    mode = attribute_text(node.attributes, "coordinate_transformation_mode", default)
+    regions = Regions(
+        height=int(node.attributes.get("output_height", 1)),
+        width=int(node.attributes.get("output_width", 1)),
+        samples=int(node.attributes.get("sampling_ratio", 0)),
+        scale=float(node.attributes.get("spatial_scale", 1.0)),
+        is_aligned=mode == "half_pixel",
+        takes_greatest=attribute_text(node.attributes, "mode", "avg") == "max",
     )
-    scale = float(node.attributes.get("spatial_scale", 1.0))
-    if is_aligned and scale != 1 and math.isfinite(scale) and scale:
-        boxes = node.emit(relax.op.add(boxes, _constant(0.5 - 0.5 / scale, boxes)))
-    return node.convert_by_tvm([data, boxes, *others])
+    align = functools.partial(align_regions, regions=regions)
+    return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
+
+
+def _windows(node: NodeToConvert) -> Windows:
+    """Return the windows of a pooling operator."""
+    sizes = list(node.attributes["kernel_shape"])
+    ones, zeros = [1] * len(sizes), [0] * len(sizes)
+    strides, dilations, padding = (
+        list(node.attributes.get(name, default))
+        for name, default in (("strides", ones), ("dilations", ones), ("pads", zeros))
+    )
+    return Windows(sizes, strides, dilations, padding[: len(sizes)])
+
+
+def _max_pool(node: NodeToConvert) -> Any:
+    """Return maxima of windows, and where they are if a node reads that."""
+    maxima = node.emit(node.convert_by_tvm(node.inputs))
+    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+        return maxima
+    if attribute_text(node.attributes, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise ValueError("auto_pad needs a known size of the data")
+    maxima = node.builder.emit(maxima)
+    find = functools.partial(
+        find_maxima,
+        windows=_windows(node),
+        counts_columns=bool(node.attributes.get("storage_order", 0)),
+    )
+    places = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
+    return relax.Tuple([maxima, places])
+
+
+def _max_unpool(node: NodeToConvert) -> Any:
+    """Return zeros, and maxima of windows at their places among them.
+
+    As in ONNX Runtime, places are those in a result of a given shape.
+    """
+    maxima, places, *_ = node.inputs
+    windows = _windows(node)
+    shape = _constant_operand(node.inputs, 2)
+    if shape is None and len(node.inputs) > 2 and node.inputs[2] is not None:
+        raise ValueError("its shape depends on the inputs, which is not supported")
+    if shape is None:
+        rank = len(windows.sizes)
+        after = list(node.attributes.get("pads", [0] * 2 * rank))[rank:]
+        sizes = infer_unpooled_shape(_shape(maxima), windows, after)
+    else:
+        sizes = [int(size) for size in shape]
+    zeros = relax.op.zeros([math.prod(sizes)], _dtype(maxima))
+    flat = [node.emit(relax.op.reshape(value, [-1])) for value in (places, maxima)]
+    scattered = node.emit(relax.op.scatter_elements(node.emit(zeros), *flat, axis=0))
+    return relax.op.reshape(scattered, sizes)
+
+
+def _reverse_sequence(node: NodeToConvert) -> Any:
+    axes = [int(node.attributes.get(f"{n}_axis", d)) for n, d in (("batch", 1), ("time", 0))]
+    return node.builder.emit_te(reverse_sequences, *node.inputs, *axes)
+
+
+def _det(node: NodeToConvert) -> Any:
+    [matrices] = node.inputs
+    rows = _shape(matrices)[-1]
+    if not isinstance(rows, int) or rows > MAX_DETERMINANT_ROWS:
+        raise ValueError(f"a matrix may have {MAX_DETERMINANT_ROWS} rows, and has {rows}")
+    return node.builder.emit_te(determinant, matrices)
 
 
 def _non_max_suppression(node: NodeToConvert) -> Any:
@@ -601,11 +677,14 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "Cosh": _cosh,
     "CumProd": _cum_prod,
     "DFT": _dft,
+    "Det": _det,
     "Elu": _elu,
     GROUPED_WEIGHTS: _grouped_weights,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, operator=relax.op.maximum),
+    "MaxPool": _max_pool,
+    "MaxUnpool": _max_unpool,
     "Mean": _mean,
     "Min": functools.partial(_pairwise, operator=relax.op.minimum),
     "Mod": _mod,
@@ -617,6 +696,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ReduceMean": _reduce_mean,
     "ReduceMin": _extreme,
     "Resize": _resize,
+    "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "STFT": _stft,
     "Sign": _sign,

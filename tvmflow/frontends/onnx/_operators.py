@@ -105,7 +105,6 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "Dropout": _dropout,
     "LayerNormalization": _layer_norm,
     "RMSNormalization": _rms_norm,
-    "RoiAlign": lambda node, _: "with mode max" if attributes_of(node).get("mode") == "max" else "",
     "ScatterElements": _scatter_elements,
     "SequenceErase": _sequence_erase,
     "SequenceInsert": _sequence_insert,

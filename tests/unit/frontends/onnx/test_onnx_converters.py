@@ -359,11 +359,12 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_pa
 
 
 def test_every_converter_is_tested() -> None:
-    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for."""
+    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, as those in `test_onnx_expressions`, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for."""
     tested = {node.op_type for make in CASES.values() for node in make()[0].graph.node}
     assert {*CONVERTERS, *_REWRITES} - tested == {
         *("Clip", "PRelu", "CastLike", "ConvInteger", "ConvTranspose", "TopK"),
         *("AveragePool", "Conv", "LpPool", "MaxPool", "GroupedWeights"),
+        *("Det", "MaxUnpool", "ReverseSequence"),
     }
 
 

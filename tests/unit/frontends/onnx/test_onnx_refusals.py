@@ -57,14 +57,6 @@ def dropout() -> Any:
     return model(nodes, [value("x", [2, 3])], [value("y", None)], training)
 
 
-def roi_align() -> Any:
-    nodes = [
-        node("RoiAlign", ["x", "rois", "batch"], ["y"], mode="max", output_height=2, output_width=2)
-    ]
-    inputs = [value("x", [1, 1, 8, 8]), value("rois", [1, 4]), value("batch", [1], "int64")]
-    return model(nodes, inputs, [value("y", None)])
-
-
 def sequence(operator: str) -> Any:
     """Three tensors, one of which is removed or doubled; the first of what is left."""
     change = ["s", "zero"] if operator == "SequenceErase" else ["s", "x", "zero"]
@@ -96,7 +88,6 @@ CASES = {
     "Cast": (cast, "to float8e5m2"),
     "ConvTranspose": (conv_transpose, "with output_shape"),
     "Dropout": (dropout, "in training mode"),
-    "RoiAlign": (roi_align, "with mode max"),
     "ScatterElements": (scatter_elements, "with indices of fewer rows than the data"),
     "SequenceErase": (lambda: sequence("SequenceErase"), "at a position"),
     "SequenceInsert": (lambda: sequence("SequenceInsert"), "at a position"),

@@ -1,0 +1,155 @@
+"""Operators that Relax lacks give the numbers of ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.support.onnx_models import Array, agree, draw, load, model, value
+from tests.unit.frontends.onnx.test_onnx_converters import single
+from tests.unit.frontends.onnx.test_onnx_open_sizes import BATCH, agree_at
+from tvmflow.core.errors import ImportFailed
+
+F, INT = np.float32, np.int64
+
+WINDOWS: dict[str, tuple[Array, dict[str, Any]]] = {
+    "a row with padding": (
+        np.round(draw(2, 3, 11)),
+        {"kernel_shape": [3], "strides": [2], "pads": [1, 1]},
+    ),
+    "gaps and uneven padding": (
+        np.round(draw(1, 2, 10, 9)),
+        {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [3, 2], "pads": [1, 1, 1, 2]},
+    ),
+    "a last window beyond the data": (
+        draw(1, 2, 10, 9),
+        {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    ),
+    "padding for all windows": (
+        draw(1, 2, 5, 7),
+        {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    ),
+    "columns of a volume first": (
+        draw(2, 2, 5, 6, 7),
+        {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2], "storage_order": 1},
+    ),
+    "bytes": (
+        np.arange(72).reshape(1, 2, 6, 6).astype(np.uint8) % 7,
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_maxima_have_places(case: str, tmp_path: Path) -> None:
+    """Of equal elements, the first one counts."""
+    data, attributes = WINDOWS[case]
+    made, feed = single("MaxPool", {"x": data}, outputs=2, opset=12, **attributes)
+    agree(made, tmp_path, feed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "attributes"),
+    [
+        ([2, 3, 9], [], {"kernel_shape": [3], "strides": [3]}),
+        (
+            [1, 2, 9, 10],
+            [],
+            {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]},
+        ),
+        ([2, 3, 9, 7], [2, 3, 9, 7], {"kernel_shape": [2, 2], "strides": [2, 2]}),
+    ],
+    ids=["row", "padding", "shape"],
+)
+def test_maxima_return_to_their_places(
+    shape: list[int], given: list[int], attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Behind the pooling that found them, as in a decoder of SegNet."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["m", "p"], **attributes),
+        helper.make_node("MaxUnpool", ["m", "p", *(["s"] if given else [])], ["y"], **attributes),
+    ]
+    constants: dict[str, Array] = {"s": np.array(given, INT)} if given else {}
+    made = model(nodes, [value("x", shape)], [value("y", None)], constants, opset=12)
+    agree(made, tmp_path, {"x": draw(*shape)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_sequences_are_reversed(dtype: str, tmp_path: Path) -> None:
+    """As many steps of each as it is long."""
+    lengths = np.array([5, 1, 3], INT)
+    steps_first: Array = (draw(5, 3, 2, 2) * 9).astype(dtype)
+    made, feed = single("ReverseSequence", {"x": steps_first, "n": lengths})
+    agree(made, tmp_path, feed)
+    made, feed = single(
+        "ReverseSequence", {"x": steps_first[:3, :, 0, 0]}, {"n": lengths[::-1]},
+        batch_axis=0, time_axis=1,
+    )  # fmt: skip
+    feed["x"] = feed["x"][:, :3]
+    made.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(np.array([3, 1, 2], INT), "n"))
+    agree(made, tmp_path, feed)
+
+
+def test_determinants_of_small_matrices(tmp_path: Path) -> None:
+    """Also of singular matrices, and of permutations, whose pivots are not in the first row."""
+    singular = draw(3, 4, 4)
+    singular[0], singular[1, :, 0], singular[2, 0] = 0, 0, 0
+    permutations = np.eye(4, dtype=F)[np.array([[1, 0, 3, 2], [1, 2, 3, 0], [0, 1, 3, 2]])]
+    for matrices in (draw(2, 3, 5, 5), draw(1, 1), np.concatenate([singular, permutations])):
+        made, feed = single("Det", {"x": matrices})
+        agree(made, tmp_path, feed)
+
+
+def test_determinants_of_large_matrices_are_refused(tmp_path: Path) -> None:
+    """The message has the limit."""
+    made, feed = single("Det", {"x": draw(17, 17)})
+    with pytest.raises(ImportFailed, match="a matrix may have 16 rows, and has 17"):
+        load(made, tmp_path, feed)
+
+
+BOXES = np.array(
+    [[0, 1, 12, 9], [3, 2, 30, 15.5], [-4, 6, 9, 40], [5, 5, 5, 5], [9, 9, 3, 3], [-90, -9, -50, 0]],
+    F,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("aligned", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("samples", [0, 2])
+def test_regions_are_sampled_as_by_onnx_runtime(
+    mode: str, aligned: str, samples: int, tmp_path: Path
+) -> None:
+    """Also those beyond the image, and those of no size, which have no sample where these are counted."""
+    made, feed = single(
+        "RoiAlign",
+        {"x": draw(2, 3, 9, 11), "boxes": BOXES, "image": np.array([0, 1, 1, 0, 1, 0], INT)},
+        opset=16,
+        mode=mode,
+        coordinate_transformation_mode=aligned,
+        sampling_ratio=samples,
+        output_height=3,
+        output_width=4,
+        spatial_scale=0.4,
+    )
+    agree(made, tmp_path, feed)
+
+
+def test_operators_follow_open_sizes(tmp_path: Path) -> None:
+    """Places of maxima, reversed sequences and determinants of any number of images."""
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["m", "p"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Gather", ["sizes", "zero"], ["count"]),
+        helper.make_node("Expand", ["two", "count"], ["lengths"]),
+        helper.make_node("ReverseSequence", ["x", "lengths"], ["r"], batch_axis=0, time_axis=1),
+        helper.make_node("Det", ["m"], ["d"]),
+    ]
+    constants: dict[str, Array] = {"zero": np.array([0], INT), "two": np.array([2], INT)}
+    outputs = [value(name, None, "int64" if name == "p" else "float32") for name in "mprd"]
+    made = model(nodes, [value("x", ["batch", 2, 6, 6])], outputs, constants)
+    agree_at(made, tmp_path, [BATCH], [{"batch": 1}, {"batch": 5}])

@@ -1,0 +1,291 @@
+"""Operators of ONNX that Relax lacks, as tensor expressions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from tvm import te, tirx
+
+MAX_DETERMINANT_ROWS: Final = 16
+"""The rows of the largest matrix with a determinant: each row adds four loops to the kernel."""
+
+
+# ---------------------------------------------------------------- windows
+
+
+class Windows(NamedTuple):
+    """The windows of a pooling operator; each sequence has a number for each spatial axis.
+
+    Attributes:
+        sizes: The elements of a window along each axis.
+        strides: The elements between the starts of two windows.
+        dilations: The elements between two elements of a window.
+        padding: The elements in front of the data.
+    """
+
+    sizes: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    padding: Sequence[int]
+
+
+def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
+    """Return where the maxima of windows are in the data: of equal elements, the first one.
+
+    Args:
+        data: The data (N, C, …).
+        maxima: The maximum of each window (N, C, …).
+        windows: The windows.
+        counts_columns: Whether places are counted along the first spatial axis first.
+
+    Returns:
+        The places in the flattened data, as int64.
+    """
+    sizes = list(data.shape[2:])
+    order = list(range(len(sizes)))
+
+    def place(image: Any, channel: Any, spatial: Sequence[Any]) -> Any:
+        index = image * data.shape[1] + channel
+        for axis in reversed(order) if counts_columns else order:
+            index = index * sizes[axis] + spatial[axis]
+        return index.astype("int64")
+
+    def find(image: Any, channel: Any, *window: Any) -> Any:
+        greatest, result = maxima(image, channel, *window), None
+        taps = itertools.product(*map(range, windows.sizes))
+        for tap in reversed(list(taps)):
+            spatial = [
+                window[axis] * windows.strides[axis]
+                + tap[axis] * windows.dilations[axis]
+                - windows.padding[axis]
+                for axis in order
+            ]
+            here = place(image, channel, spatial)
+            if result is None:
+                result = here
+                continue
+            is_within = tirx.all(
+                *(tirx.all(at >= 0, at < n) for at, n in zip(spatial, sizes, strict=True))
+            )
+            is_greatest = tirx.if_then_else(
+                is_within, data(image, channel, *spatial) == greatest, tirx.const(False, "bool")
+            )
+            result = tirx.Select(is_greatest, here, result)
+        return result
+
+    return te.compute(maxima.shape, find, name="find_maxima")
+
+
+# ---------------------------------------------------------------- sequences
+
+
+def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) -> Any:
+    """Return data with the first steps of each sequence reversed, and the others as they are.
+
+    Args:
+        data: The data; any shape.
+        lengths: How many steps of each sequence are reversed (sequences,).
+        batch_axis: The axis of the sequences.
+        time_axis: The axis of the steps.
+    """
+
+    def read(*place: Any) -> Any:
+        length, step = lengths(place[batch_axis]).astype("int32"), place[time_axis]
+        last = (length - 1).astype(step.ty.dtype)
+        source = tirx.Select(step <= last, last - step, step)
+        return data(*place[:time_axis], source, *place[time_axis + 1 :])
+
+    return te.compute(data.shape, read, name="reverse_sequences")
+
+
+# ---------------------------------------------------------------- determinants
+
+
+def determinant(matrices: Any) -> Any:
+    """Return the determinants of square matrices, by Gaussian elimination with pivots.
+
+    Args:
+        matrices: The matrices (…, n, n).
+
+    Returns:
+        The determinants (…).
+    """
+    *batch, rows, _ = matrices.shape
+    dtype, count = matrices.dtype, int(rows)
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+    axes = len(batch)
+    product = te.compute(batch, lambda *_: one, name="product")
+    left = matrices
+    for size in range(count, 0, -1):
+        left, product = _eliminate(left, product, axes, size, zero, one)
+    return product
+
+
+def _eliminate(
+    matrix: Any, product: Any, axes: int, size: int, zero: Any, one: Any
+) -> tuple[Any, Any]:
+    """Return matrices with one row and column less, and the product of the pivots so far."""
+    batch = matrix.shape[:axes]
+    row = te.reduce_axis((0, size), name="row")
+    greatest = te.compute(
+        batch, lambda *b: te.max(te.abs(matrix(*b, row, 0)), axis=row), name="greatest"
+    )
+
+    def find_pivot(*b: Any) -> Any:
+        result: Any = tirx.const(0, "int32")
+        for index in reversed(range(size)):
+            is_greatest = te.abs(matrix(*b, index, 0)) == greatest(*b)
+            result = tirx.Select(is_greatest, tirx.const(index, "int32"), result)
+        return result
+
+    place = te.compute(batch, find_pivot, name="pivot")
+    signed = te.compute(
+        batch,
+        lambda *b: (
+            product(*b) * matrix(*b, place(*b), 0) * tirx.Select(place(*b) == 0, one, zero - one)
+        ),
+        name="product",
+    )
+    if size == 1:
+        return matrix, signed
+
+    def rest(*index: Any) -> Any:
+        b, (i, j) = index[:axes], index[axes:]
+        pivot = matrix(*b, place(*b), 0)
+        # the first row takes the place of the pivot's
+        own = tirx.Select(tirx.Cast("int32", i) + 1 == place(*b), 0, tirx.Cast("int32", i) + 1)
+        factor = tirx.Select(pivot == zero, zero, matrix(*b, own, 0) / pivot)
+        return matrix(*b, own, j + 1) - factor * matrix(*b, place(*b), j + 1)
+
+    return te.compute([*batch, size - 1, size - 1], rest, name="rest"), signed
+
+
+# ---------------------------------------------------------------- regions
+
+
+class Regions(NamedTuple):
+    """The samples of a region in RoiAlign.
+
+    Attributes:
+        height: The bins of a region from top to bottom.
+        width: The bins from left to right.
+        samples: The samples of a bin along each axis; 0 for as many as the pixels that it covers.
+        scale: What coordinates are multiplied by.
+        is_aligned: Whether the center of the first pixel is at 0.5; otherwise at 0, and no region is
+            smaller than a pixel.
+        takes_greatest: Whether a bin has the greatest sample, not the mean of all. As ONNX defines it, a
+            sample is then the greatest of the four pixels around it, each times its weight.
+    """
+
+    height: int
+    width: int
+    samples: int
+    scale: float
+    is_aligned: bool
+    takes_greatest: bool
+
+
+def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
+    """Return the bins of regions of images.
+
+    Args:
+        data: The images (N, C, H, W).
+        boxes: The regions (R, 4): left, top, right, bottom.
+        images: The image of each region (R,).
+        regions: How they are sampled.
+
+    Returns:
+        The bins (R, C, height, width); 0 in those without a sample.
+    """
+    dtype = boxes.dtype
+    number = functools.partial(tirx.const, dtype=dtype)
+    bins = (regions.height, regions.width)
+    sizes = (data.shape[2], data.shape[3])
+    offset = 0.5 if regions.is_aligned else 0.0
+
+    def find_start(box: Any, axis: int) -> Any:
+        return boxes(box, 1 - axis) * number(regions.scale) - number(offset)
+
+    def find_step(box: Any, axis: int) -> Any:
+        end = boxes(box, 3 - axis) * number(regions.scale) - number(offset)
+        length = end - find_start(box, axis)
+        length = length if regions.is_aligned else te.max(length, number(1))
+        return length / number(bins[axis])
+
+    def count(box: Any, axis: int) -> Any:
+        if regions.samples > 0:
+            return tirx.const(regions.samples, "int32")
+        return te.ceil(find_step(box, axis)).astype("int32")
+
+    def pixels(at: Any, axis: int) -> list[tuple[Any, Any]]:
+        """Return the two pixels around a coordinate, and their weights."""
+        last = sizes[axis] - 1
+        at = te.max(at, number(0))
+        low = te.min(at.astype("int32"), last)
+        rest = te.max(te.min(at, tirx.Cast(dtype, last)) - tirx.Cast(dtype, low), number(0))
+        return [(low, number(1) - rest), (te.min(low + 1, last), rest)]
+
+    def element(box: Any, channel: Any, *place: Any) -> Any:
+        counts = [count(box, axis) for axis in range(2)]
+        samples = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
+        coordinates = [
+            find_start(box, axis)
+            + find_step(box, axis) * tirx.Cast(dtype, place[axis])
+            + (tirx.Cast(dtype, samples[axis]) + number(0.5))
+            * find_step(box, axis)
+            / tirx.Cast(dtype, counts[axis])
+            for axis in range(2)
+        ]
+        is_outside = tirx.any(
+            *(
+                tirx.any(at < number(-1), at > tirx.Cast(dtype, size))
+                for at, size in zip(coordinates, sizes, strict=True)
+            )
+        )
+        image = images(box).astype("int32")
+        around = itertools.product(*(pixels(at, axis) for axis, at in enumerate(coordinates)))
+        values = [
+            data(image, channel, y, x) * (down * across).astype(data.dtype)
+            for (y, down), (x, across) in around
+        ]
+        combine, reduce = (te.max, te.max) if regions.takes_greatest else (operator.add, te.sum)
+        sample = tirx.if_then_else(is_outside, zero, functools.reduce(combine, values))
+        if not regions.takes_greatest:
+            sample = sample / tirx.Cast(data.dtype, counts[0] * counts[1])
+        return reduce(sample, axis=samples)
+
+    zero = tirx.const(0, data.dtype)
+    shape = [boxes.shape[0], data.shape[1], *bins]
+    result = te.compute(shape, element, name="align_regions")
+    if regions.samples > 0:
+        return result
+
+    # a loop that does not run sets no number
+    def without_samples(box: Any, *place: Any) -> Any:
+        is_empty = tirx.any(*(count(box, axis) <= 0 for axis in range(2)))
+        return tirx.Select(is_empty, zero, result(box, *place))
+
+    return te.compute(shape, without_samples, name="without_samples")
+
+
+def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence[int]) -> list[int]:
+    """Return the shape of data from that of the maxima of its windows.
+
+    Args:
+        shape: The shape of the maxima.
+        windows: The windows.
+        after: The elements of padding behind the data, for each spatial axis.
+    """
+    spatial = [
+        (size - 1) * stride + edge - front - back
+        for size, stride, edge, front, back in zip(
+            shape[2:], windows.strides, windows.sizes, windows.padding, after, strict=True
+        )
+    ]
+    assert math.prod(spatial) > 0, "a window has elements"
+    return [*shape[:2], *spatial]
