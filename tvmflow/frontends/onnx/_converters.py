@@ -21,6 +21,8 @@ from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
+from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     Regions,
@@ -33,33 +35,6 @@ from tvmflow.frontends.onnx._expressions import (
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx.graph import attribute_text, dtype_of
-
-
-class NodeToConvert(NamedTuple):
-    """A node to convert.
-
-    Attributes:
-        builder: The builder of the model.
-        inputs: The operands; None for missing ones.
-        attributes: The attributes; strings are bytes.
-        opset: The version of the operator set.
-        convert_by_tvm: Converts the node as TVM does, with other operands.
-        counts_rows: Whether a number of rows that is known only when the model runs is a count, and no size.
-    """
-
-    builder: relax.BlockBuilder
-    inputs: Sequence[Any]
-    attributes: Mapping[str, Any]
-    opset: int
-    convert_by_tvm: Callable[[Sequence[Any]], Any]
-    counts_rows: bool = True
-
-    def emit(self, expr: Any) -> Any:
-        """Return an expression with a type."""
-        return self.builder.normalize(expr)
-
-
-Converter = Callable[[NodeToConvert], Any]
 
 
 def _dtype(expr: Any) -> str:
@@ -669,6 +644,7 @@ def _grouped_weights(node: NodeToConvert) -> Any:
 
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
+    **ATTENTION_CONVERTERS,
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,

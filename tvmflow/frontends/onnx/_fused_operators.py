@@ -261,6 +261,7 @@ FUSED_OPERATORS: Final[Mapping[str, Callable[[_Fused], list[NodeProto] | None]]]
     "QuickGelu": _quick_gelu,
     "SimplifiedLayerNormalization": _rms_norm,
     "SkipSimplifiedLayerNormalization": _skip_rms_norm,
+    "TransposeMatMul": _matmul,
 }
 """Operators of the domain com.microsoft, and `SimplifiedLayerNormalization` of no domain, and how they are rewritten."""
 

@@ -125,8 +125,8 @@ _UNROLLED: Final[Mapping[str, str]] = {
 }
 """What it takes for a loop to have been replaced by its iterations."""
 
-# TVM's converter of this name is for the operator in the domain com.microsoft, which is another one.
-_MICROSOFT_ONLY: Final = frozenset({"Attention"})
+# The converters of these names are for operators in the domain com.microsoft, which are others.
+_MICROSOFT_ONLY: Final = frozenset({"Attention", "RotaryEmbedding"})
 
 
 @functools.cache

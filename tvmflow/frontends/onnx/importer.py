@@ -28,7 +28,8 @@ from tvmflow.frontends._emission import NodeNames
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
 from tvmflow.frontends.onnx import _recurrent
-from tvmflow.frontends.onnx._converters import CONVERTERS, NodeToConvert
+from tvmflow.frontends.onnx._conversion import NodeToConvert
+from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._large_tensors import array_of, place_of
 from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason

@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
 from tvmflow.frontends.onnx._converters import CONVERTERS
 from tvmflow.frontends.onnx._rewrites import _REWRITES
 
@@ -359,9 +360,9 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_pa
 
 
 def test_every_converter_is_tested() -> None:
-    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, as those in `test_onnx_expressions`, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for."""
+    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, as those in `test_onnx_expressions` and `test_onnx_attention`, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for."""
     tested = {node.op_type for make in CASES.values() for node in make()[0].graph.node}
-    assert {*CONVERTERS, *_REWRITES} - tested == {
+    assert {*CONVERTERS, *_REWRITES} - {*ATTENTION_CONVERTERS} - tested == {
         *("Clip", "PRelu", "CastLike", "ConvInteger", "ConvTranspose", "TopK"),
         *("AveragePool", "Conv", "LpPool", "MaxPool", "GroupedWeights"),
         *("Det", "MaxUnpool", "ReverseSequence"),

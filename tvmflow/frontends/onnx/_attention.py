@@ -1,0 +1,291 @@
+"""Converts the operators of transformers in the domain com.microsoft.
+
+TVM's importer lacks most of them, and of the others has the forms that one optimizer makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from tvm import relax
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.open_sizes import plain
+from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert
+
+# The ranks of operands that are heads already, and of queries, keys and values in one tensor.
+_HEADS_RANK: Final = 4
+_PACKED_RANK: Final = 5
+# The rank of a mask for each row of scores.
+_ROWS_RANK: Final = 3
+_MASKED: Final = -10000.0
+
+
+def _operand(node: NodeToConvert, position: int) -> Any:
+    """Return an operand; None for one that is left out."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def _sizes(expr: Any) -> list[Any]:
+    return [plain(extent) for extent in expr.ty.shape]
+
+
+def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
+    """Check that a node lacks attributes and operands that are not supported.
+
+    Raises:
+        ValueError: with the first that it has.
+    """
+    found = [name for name in names if node.attributes.get(name, 0)]
+    found += [name for place, name in operands.items() if _operand(node, place) is not None]
+    if found:
+        raise ValueError(f"it has {found[0]}, which is not supported")
+
+
+def _add(node: NodeToConvert, *terms: Any) -> Any:
+    """Return the sum of those terms that are not None; None of none."""
+    total = None
+    for term in terms:
+        if term is not None:
+            total = term if total is None else node.emit(relax.op.add(total, term))
+    return total
+
+
+# ---------------------------------------------------------------- norms
+
+
+def _skip_layer_norm(node: NodeToConvert) -> Any:
+    """Return the norm of a sum, and if a node reads it, the sum as the fourth result."""
+    x, skip, scale, shift, bias = (_operand(node, place) for place in range(5))
+    total = node.builder.emit(_add(node, x, skip, bias))
+    if shift is None:
+        shift = relax.const(np.zeros(_sizes(scale), ir.dtype_of(scale)))
+    epsilon = float(node.attributes.get("epsilon", 1e-12))
+    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
+    # mean and deviation are results in training alone
+    unused = relax.const(0, "float32")
+    return relax.Tuple([result, unused, unused, total])
+
+
+def _embed_layer_norm(node: NodeToConvert) -> Any:
+    """Return the norm of the sum of embeddings, the lengths of the mask, and the sum."""
+    ids, segments, words, positions, kinds, scale, shift, mask, places = (
+        _operand(node, place) for place in range(9)
+    )
+    batch, steps = _sizes(ids)
+    if not isinstance(steps, int):
+        raise ValueError("its sequences must have a fixed length")
+    if places is None:
+        places = relax.const(np.arange(steps), "int64")
+    total = _add(
+        node,
+        node.emit(relax.op.take(words, ids, axis=0)),
+        node.emit(relax.op.take(positions, places, axis=0)),
+        None if segments is None else node.emit(relax.op.take(kinds, segments, axis=0)),
+    )
+    total = node.builder.emit(total)
+    epsilon = float(node.attributes.get("epsilon", 1e-12))
+    result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
+    lengths = relax.op.zeros([batch], "int32") if mask is None else relax.op.sum(mask, axis=1)
+    return relax.Tuple([result, node.emit(lengths), total])
+
+
+# ---------------------------------------------------------------- attention
+
+
+def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
+    """Return data (batch, steps, heads · width) as (batch, heads, steps, width)."""
+    batch, steps, units = _sizes(x)
+    split = node.emit(relax.op.reshape(x, [batch, steps, heads, units // heads]))
+    return node.emit(relax.op.permute_dims(split, [0, 2, 1, 3]))
+
+
+def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: Any) -> Any:
+    """Return what a mask adds to scores (batch, heads, steps, length); None without one.
+
+    Args:
+        node: The node.
+        mask: Which keys count, as the operators have it: for each sequence or each row of scores, or the
+            lengths of sequences, after which their starts may follow.
+        batch: The number of sequences.
+        steps: Their queries.
+        length: Their keys.
+
+    Raises:
+        ValueError: for a mask of another shape.
+    """
+    if mask is None:
+        return None
+    sizes = _sizes(mask)
+    counts = [sizes == [batch], isinstance(batch, int) and sizes == [2 * batch]]
+    if any(counts):
+        columns = relax.op.arange(length, dtype="int32")
+        count = 1 if counts[0] else 2
+        bounds = node.emit(relax.op.reshape(mask, [count, batch, 1]))
+        visible = node.emit(relax.op.less(columns, _take_first(node, bounds, 0)))
+        if count > 1:
+            starts = _take_first(node, bounds, 1)
+            from_start = node.emit(relax.op.greater_equal(columns, starts))
+            visible = node.emit(relax.op.logical_and(visible, from_start))
+    elif sizes in ([batch, length], [batch, steps, length]):
+        visible = node.emit(relax.op.not_equal(mask, relax.const(0, ir.dtype_of(mask))))
+    else:
+        raise ValueError(f"a mask of shape {sizes} is not supported")
+    rows = sizes[1] if len(sizes) == _ROWS_RANK else 1
+    visible = node.emit(relax.op.reshape(visible, [batch, 1, rows, length]))
+    dtype = ir.dtype_of(node.inputs[0])
+    masked = float(node.attributes.get("mask_filter_value", _MASKED))
+    return node.emit(relax.op.where(visible, relax.const(0.0, dtype), relax.const(masked, dtype)))
+
+
+def _causal_mask(node: NodeToConvert, steps: Any, length: Any) -> Any:
+    """Return what hides later keys from queries; None where they are not hidden."""
+    if not node.attributes.get("unidirectional", 0):
+        return None
+    if not (isinstance(steps, int) and isinstance(length, int)):
+        raise ValueError("unidirectional attention needs a fixed number of steps")
+    dtype = np.dtype(ir.dtype_of(node.inputs[0]))
+    hidden = np.arange(length) > np.arange(steps)[:, None] + (length - steps)
+    return relax.const(np.where(hidden, np.finfo(dtype).min, 0).astype(dtype))
+
+
+def _attend(node: NodeToConvert, queries: Any, keys: Any, values: Any, mask: Any, bias: Any) -> Any:
+    """Return attention (batch, steps, heads · width).
+
+    Args:
+        node: The node, whose attributes have the scale.
+        queries: The queries (batch, heads, steps, width).
+        keys: The keys (batch, heads, length, width).
+        values: The values (batch, heads, length, width).
+        mask: Which keys count, see `_find_mask`.
+        bias: What is added to scores; None for nothing.
+    """
+    batch, heads, steps, width = _sizes(queries)
+    length = _sizes(keys)[2]
+    transposed = node.emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
+    scores = node.emit(relax.op.matmul(queries, transposed))
+    scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(width)
+    scores = node.emit(relax.op.multiply(scores, relax.const(scale, ir.dtype_of(queries))))
+    hidden = _find_mask(node, mask, batch, steps, length)
+    scores = _add(node, scores, _add(node, bias, hidden, _causal_mask(node, steps, length)))
+    weights = node.emit(relax.op.nn.softmax(scores, axis=-1))
+    mixed = node.emit(relax.op.matmul(weights, values))
+    moved = node.emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
+    return node.emit(relax.op.reshape(moved, [batch, steps, heads * _sizes(values)[3]]))
+
+
+def _attention(node: NodeToConvert) -> Any:
+    """Convert Attention: its queries, keys and values are products of data with weights.
+
+    The second result are keys and values with those before them.
+    """
+    names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
+    _refuse(node, names, {6: "past_sequence_length"})
+    x, weights, offsets, mask, past, bias = (_operand(node, place) for place in range(6))
+    heads, units = int(node.attributes["num_heads"]), _sizes(weights)[1]
+    sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", ())] or [units // 3] * 3
+    product = _add(node, node.emit(relax.op.matmul(x, weights)), offsets)
+    parts = node.builder.emit(relax.op.split(product, np.cumsum(sizes)[:2].tolist(), 2))
+    queries, keys, values = (
+        _split_heads(node, node.emit(relax.TupleGetItem(parts, n)), heads) for n in range(3)
+    )
+    if past is not None:
+        keys, values = (
+            node.builder.emit(relax.op.concat([_take_first(node, past, n), new], axis=2))
+            for n, new in enumerate((keys, values))
+        )
+    result = _attend(node, queries, keys, values, mask, bias)
+    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+        return result
+    both = [node.emit(relax.op.expand_dims(part, 0)) for part in (keys, values)]
+    return relax.Tuple([result, node.emit(relax.op.concat(both, axis=0))])
+
+
+def _take_first(node: NodeToConvert, x: Any, index: int) -> Any:
+    """Return one of the tensors that the first axis of another one counts."""
+    return node.emit(relax.op.take(x, relax.const(index, "int64"), axis=0))
+
+
+def _multi_head_attention(node: NodeToConvert) -> Any:
+    """Convert MultiHeadAttention, whose further results are keys and values with those before them."""
+    names = {8: "past_sequence_length", 9: "cache_indirection"}
+    _refuse(node, (), names)
+    inputs = [_operand(node, place) for place in range(8)]
+    queries, keys, values, offsets, mask, bias, past_keys, past_values = inputs
+    heads = int(node.attributes["num_heads"])
+    if keys is None or values is None or len(_sizes(queries)) == _PACKED_RANK:
+        raise ValueError("queries, keys and values in one tensor are not supported")
+    if offsets is not None:
+        units = _sizes(queries)[2]
+        parts = node.builder.emit(relax.op.split(offsets, [units, 2 * units], 0))
+        own = [node.emit(relax.TupleGetItem(parts, n)) for n in range(3)]
+        queries = _add(node, queries, own[0])
+        if len(_sizes(keys)) != _HEADS_RANK:
+            keys, values = _add(node, keys, own[1]), _add(node, values, own[2])
+    queries, keys, values = (
+        part if len(_sizes(part)) == _HEADS_RANK else _split_heads(node, part, heads)
+        for part in (queries, keys, values)
+    )
+    keys, values = (
+        node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
+        for new, past in ((keys, past_keys), (values, past_values))
+    )
+    return relax.Tuple([_attend(node, queries, keys, values, mask, bias), keys, values])
+
+
+def _rotary_embedding(node: NodeToConvert) -> Any:
+    """Convert RotaryEmbedding: pairs of numbers are turned by an angle of their step."""
+    _refuse(node, ("is_packed_batching",), {})
+    x, places, cosines, sines = node.inputs
+    width, heads = 2 * _sizes(cosines)[1], int(node.attributes.get("num_heads", 0))
+    has_heads = len(_sizes(x)) == _HEADS_RANK
+    if not has_heads:
+        x = _split_heads(node, x, heads or _sizes(x)[2] // width)
+    batch, heads, steps, size = _sizes(x)
+    if _sizes(places) == [1]:
+        if not isinstance(steps, int):
+            raise ValueError("a first position needs a fixed number of steps")
+        places = node.emit(relax.op.add(places, relax.const(np.arange(steps), "int64")))
+        places = node.emit(relax.op.reshape(places, [1, steps]))
+    turned, rest = x, []
+    if size != width:
+        parts = node.builder.emit(relax.op.split(x, [width], 3))
+        turned, *rest = (node.emit(relax.TupleGetItem(parts, n)) for n in range(2))
+    turn = [
+        node.emit(relax.op.expand_dims(node.emit(relax.op.take(table, places, axis=0)), 1))
+        for table in (cosines, sines)
+    ]
+    is_interleaved = bool(node.attributes.get("interleaved", 0))
+    pairs = [width // 2, 2] if is_interleaved else [2, width // 2]
+    axis = 4 if is_interleaved else 3
+    paired = node.emit(relax.op.reshape(turned, [batch, heads, steps, *pairs]))
+    halves = [
+        node.emit(relax.op.take(paired, relax.const(n, "int64"), axis=axis)) for n in range(2)
+    ]
+    products = [[node.emit(relax.op.multiply(half, by)) for by in turn] for half in halves]
+    (one_cos, one_sin), (two_cos, two_sin) = products
+    results = (relax.op.subtract(one_cos, two_sin), relax.op.add(one_sin, two_cos))
+    stacked = node.emit(
+        relax.op.concat(
+            [node.emit(relax.op.expand_dims(part, axis)) for part in map(node.emit, results)], axis
+        )
+    )
+    flat = node.emit(relax.op.reshape(stacked, [batch, heads, steps, width]))
+    whole = node.emit(relax.op.concat([flat, *rest], axis=3)) if rest else flat
+    if has_heads:
+        return whole
+    moved = node.emit(relax.op.permute_dims(whole, [0, 2, 1, 3]))
+    return relax.op.reshape(moved, [batch, steps, heads * size])
+
+
+ATTENTION_CONVERTERS: Final[Mapping[str, Converter]] = {
+    "Attention": _attention,
+    "EmbedLayerNormalization": _embed_layer_norm,
+    "MultiHeadAttention": _multi_head_attention,
+    "RotaryEmbedding": _rotary_embedding,
+    "SkipLayerNormalization": _skip_layer_norm,
+}
+"""Operator of the domain com.microsoft -> its converter."""

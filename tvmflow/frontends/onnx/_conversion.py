@@ -1,0 +1,35 @@
+"""A node of an ONNX model that a converter of tvmflow's turns into Relax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tvm import relax
+
+
+class NodeToConvert(NamedTuple):
+    """A node to convert.
+
+    Attributes:
+        builder: The builder of the model.
+        inputs: The operands; None for missing ones.
+        attributes: The attributes; strings are bytes.
+        opset: The version of the operator set.
+        convert_by_tvm: Converts the node as TVM does, with other operands.
+        counts_rows: Whether a number of rows that is known only when the model runs is a count, and no size.
+    """
+
+    builder: relax.BlockBuilder
+    inputs: Sequence[Any]
+    attributes: Mapping[str, Any]
+    opset: int
+    convert_by_tvm: Callable[[Sequence[Any]], Any]
+    counts_rows: bool = True
+
+    def emit(self, expr: Any) -> Any:
+        """Return an expression with a type."""
+        return self.builder.normalize(expr)
+
+
+Converter = Callable[[NodeToConvert], Any]
