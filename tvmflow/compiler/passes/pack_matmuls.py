@@ -12,7 +12,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
 from tvmflow.compiler.cpu_model import DOT_INSTRUCTIONS
-from tvmflow.compiler.open_sizes import is_open, sizes_of
+from tvmflow.compiler.open_sizes import is_open, known_sizes, sizes_of
 from tvmflow.compiler.passes.quantization import (
     QuantizedData,
     find_integer_weights,
@@ -71,9 +71,12 @@ class _MatmulPacker(TargetRewriter):
             return None
         rows = self._count_matrix_rows(call.args[0], columns)
         products = ROWS if rows else products
-        if depth % products.terms and not rows:
-            return None
         data = to_dot_data(self, data.visit(self), self._context.dot_dtype)
+        integers = data.integers
+        if not rows:
+            # whatever stands beyond the depth is multiplied by zeros
+            outer = [1] * (len(known_sizes(integers)) - 1)
+            integers = self.pad_to_multiples(integers, [*outer, products.terms])
         weights = self.visit_expr(source.call.args[0])
         if not source.is_transposed:
             weights = self.emit(relax.op.permute_dims(weights))
@@ -85,7 +88,7 @@ class _MatmulPacker(TargetRewriter):
             if rows
             else functools.partial(dot_products.dense, products, results=columns)
         )
-        sums = self.kernel(multiply, "quantized_dense_pack", data.integers, packed)
+        sums = self.kernel(multiply, "quantized_dense_pack", integers, packed)
         if zeros is not None:
             sums = self._subtract_zeros(sums, data, zeros, depth)
         return scale_sums(self, sums, weights, [-1], data)

@@ -119,7 +119,10 @@ def transposed_convolution(random: np.random.Generator) -> onnx.ModelProto:
 def product(random: np.random.Generator) -> onnx.ModelProto:
     """Return a matrix product of random shape with a sum."""
     rows = [int(n) for n in random.choice([1, 2, 7, 11, 17, 37], int(random.integers(1, 3)))]
-    depth, columns = (int(random.choice([4, 12, 40, 64])), int(random.choice([1, 7, 16, 24, 100])))
+    depth, columns = (
+        int(random.choice([3, 4, 12, 33, 40, 64])),
+        int(random.choice([1, 7, 16, 24, 100])),
+    )
     weights = {"w": onnx_models.draw(depth, columns), "b": onnx_models.draw(columns)}
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["m"]),
@@ -208,6 +211,12 @@ def deconv(inputs: int, outputs: int, kernel: int, stride: int) -> onnx.ModelPro
     return onnx_models.model([node], [data], [onnx_models.value("y", None)], weights)
 
 
+def dense(rows: int, depth: int, columns: int) -> onnx.ModelProto:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    data, result = onnx_models.value("x", (rows, depth)), onnx_models.value("y", None)
+    return onnx_models.model([node], [data], [result], {"w": onnx_models.draw(depth, columns)})
+
+
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize(
     "made",
@@ -218,8 +227,9 @@ def deconv(inputs: int, outputs: int, kernel: int, stride: int) -> onnx.ModelPro
         conv(24, 24, 3, groups=24),
         deconv(20, 24, 4, 2),
         product(np.random.default_rng(1)),
+        dense(7, 33, 24),
     ],
-    ids=["stem", "conv", "groups", "depthwise", "transposed", "dense"],
+    ids=["stem", "conv", "groups", "depthwise", "transposed", "dense", "odd depth"],
 )
 def test_products_of_quantized_data_are_of_integers(
     made: onnx.ModelProto, signed: bool, tmp_path: Path
@@ -250,12 +260,6 @@ def test_loops_compute_what_the_instruction_does(tmp_path: Path) -> None:
     assert np.array_equal(result, run(loaded, target, data))
 
 
-def dense(rows: int, depth: int, columns: int) -> onnx.ModelProto:
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    data, result = onnx_models.value("x", (rows, depth)), onnx_models.value("y", None)
-    return onnx_models.model([node], [data], [result], {"w": onnx_models.draw(depth, columns)})
-
-
 POINTS = conv(20, 24, 1, size=16)
 ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-cores": 2}
 
@@ -272,6 +276,7 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
         (conv(16, 20, 1, stride=2), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (deconv(20, 24, 4, 2), "neoverse-n1", r"sdot\s", r"\bfmla\b.*\["),
         (deconv(24, 12, 2, 2), "neoverse-v1", r"smmla\s", r"\bfmla\b.*\["),
+        (dense(12, 33, 32), "neoverse-n1", r"sdot\s", r"\bfmla\b"),
         (dense(12, 64, 32), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (dense(37, 20, 27), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),
@@ -287,6 +292,7 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
         "strides",
         "transposed",
         "transposed matrices",
+        "odd depth",
         "rows",
         "odd rows",
         "taps",
