@@ -11,11 +11,12 @@ names of the operators; `--above` prints only ratios above a number.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -113,13 +114,32 @@ def topk(shape: tuple[int, ...], k: int, **attrs: Any) -> Case:
 
 
 def conv(
-    ci: int, co: int, *spatial: int, kernel: int = 1, relu: bool = False, n: int = 1, **attrs: Any
+    ci: int,
+    co: int,
+    *spatial: int,
+    kernel: int | Sequence[int] = 1,
+    relu: bool = False,
+    n: int = 1,
+    **attrs: Any,
 ) -> Case:
-    dims = len(spatial)
+    taps = [kernel] * len(spatial) if isinstance(kernel, int) else kernel
     groups = attrs.get("group", 1)
-    w, b = normal(co, ci // groups, *[kernel] * dims) * 0.1, normal(co)
+    w, b = normal(co, ci // groups, *taps) * 0.1, normal(co)
     nodes = [("Conv", [w, b], attrs)] + ([("Relu", [], {})] if relu else [])
     return chain(normal(n, ci, *spatial), *nodes)
+
+
+def same_conv(
+    channels: Sequence[int], spatial: Sequence[int], kernel: Sequence[int], **attrs: Any
+) -> Case:
+    """Return a convolution, padded by half of its kernel; numbers of attributes are those of each axis."""
+    attrs = {
+        name: [value] * len(kernel) if name in ("strides", "dilations") else value
+        for name, value in attrs.items()
+    }
+    gaps = attrs.get("dilations", [1] * len(kernel))
+    half = [gap * (taps - 1) // 2 for gap, taps in zip(gaps, kernel, strict=True)]
+    return conv(*channels, *spatial, kernel=kernel, **{"pads": half * 2} | attrs)
 
 
 def reduce(name: str, shape: tuple[int, ...], axes: list[int], keep: int = 0) -> Case:
@@ -187,9 +207,10 @@ def suppression(boxes: int, classes: int, score: float) -> Case:
     return one("NonMaxSuppression", data, scores, weights=w)
 
 
-def conv_transpose(ci: int, co: int, size: int, kernel: int, **attrs: Any) -> Case:
-    w = normal(ci, co // attrs.get("group", 1) if False else co, kernel, kernel) * 0.1
-    return one("ConvTranspose", normal(1, ci, size, size), weights={1: w, 2: normal(co)}, **attrs)
+def conv_transpose(ci: int, co: int, size: int, kernel: int, dims: int = 2, **attrs: Any) -> Case:
+    w = normal(ci, co // attrs.get("group", 1), *[kernel] * dims) * 0.1
+    data = normal(1, ci, *[size] * dims)
+    return one("ConvTranspose", data, weights={1: w, 2: normal(co)}, **attrs)
 
 
 def gelu_erf(*shape: int) -> Case:
@@ -248,6 +269,98 @@ def quantized(name: str, shape: tuple[int, ...], *, kernel: int = 0, co: int = 0
 
 
 _ODD_IMAGE: Final = (1, 35, 61, 53)
+
+# Channels, spatial extents, kernel, and attributes.
+_CONVOLUTIONS: Final[dict[str, tuple[Any, Any, Any, dict[str, Any]]]] = {
+    "3x3 d6 256": ((256, 64), (33, 33), (3, 3), {"dilations": 6}),
+    "3x3 d12 256": ((256, 64), (33, 33), (3, 3), {"dilations": 12}),
+    "3x3 d18 256": ((256, 64), (33, 33), (3, 3), {"dilations": 18}),
+    "3x3 d2 64": ((64, 64), (45, 45), (3, 3), {"dilations": 2}),
+    "depthwise 3x3 96": ((96, 96), (56, 56), (3, 3), {"group": 96}),
+    "depthwise 3x3/2 96": ((96, 96), (56, 56), (3, 3), {"group": 96, "strides": 2}),
+    "depthwise 5x5 240": ((240, 240), (14, 14), (5, 5), {"group": 240}),
+    "depthwise 7x7 96": ((96, 96), (56, 56), (7, 7), {"group": 96}),
+    "depthwise 9x9 64": ((64, 64), (28, 28), (9, 9), {"group": 64}),
+    "depthwise 31x31 64": ((64, 64), (28, 28), (31, 31), {"group": 64}),
+    "depthwise 3x3 d2 128": ((128, 128), (28, 28), (3, 3), {"group": 128, "dilations": 2}),
+    "depthwise 3x3 d4 128": ((128, 128), (28, 28), (3, 3), {"group": 128, "dilations": 4}),
+    "depthwise 3x3 twice": ((64, 128), (28, 28), (3, 3), {"group": 64}),
+    "depthwise 1d k31": ((144, 144), (400,), (31,), {"group": 144}),
+    "1d k3 512": ((512, 512), (199,), (3,), {}),
+    "1d k3/2 512": ((512, 512), (799,), (3,), {"strides": 2}),
+    "1d k7 80": ((80, 512), (100,), (7,), {}),
+    "1d k3 d1 128": ((128, 128), (800,), (3,), {}),
+    "1d k3 d5 128": ((128, 128), (800,), (3,), {"dilations": 5}),
+    "1d k7 d3 64": ((64, 64), (1600,), (7,), {"dilations": 3}),
+    "1d k11 d5 32": ((32, 32), (6400,), (11,), {"dilations": 5}),
+    "1d k10/5 1": ((1, 512), (16000,), (10,), {"strides": 5}),
+    "1d k7 32 to 1": ((32, 1), (25600,), (7,), {}),
+    "1d k128 groups 16": ((768, 768), (49,), (128,), {"group": 16}),
+    "3d 3x3x3 32": ((32, 32), (8, 28, 28), (3, 3, 3), {}),
+    "3d 1x3x3 64": ((64, 64), (8, 28, 28), (1, 3, 3), {}),
+    "3d 3x1x1 64": ((64, 64), (8, 28, 28), (3, 1, 1), {}),
+    "3d 3x3x3 3": ((3, 64), (8, 56, 56), (3, 7, 7), {"strides": 2}),
+    "3d depthwise 3x3x3": ((54, 54), (8, 28, 28), (3, 3, 3), {"group": 54}),
+    "groups 2 64": ((64, 64), (28, 28), (3, 3), {"group": 2}),
+    "groups 8 64": ((64, 64), (28, 28), (3, 3), {"group": 8}),
+    "groups 32 128": ((128, 128), (56, 56), (3, 3), {"group": 32}),
+    "groups 32 256/2": ((256, 256), (56, 56), (3, 3), {"group": 32, "strides": 2}),
+    "groups 32 1024": ((1024, 1024), (7, 7), (3, 3), {"group": 32}),
+    "groups 3 1x1 240": ((240, 60), (28, 28), (1, 1), {"group": 3}),
+    "groups 8 1x1 384": ((384, 384), (14, 14), (1, 1), {"group": 8}),
+    "groups 4 3x3 60": ((60, 60), (28, 28), (3, 3), {"group": 4}),
+    "stem 7x7/2": ((3, 64), (224, 224), (7, 7), {"strides": 2}),
+    "stem 3x3/2": ((3, 32), (224, 224), (3, 3), {"strides": 2}),
+    "stem 6x6/2": ((3, 32), (320, 320), (6, 6), {"strides": 2, "pads": [2] * 4}),
+    "stem 4x4/4": ((3, 96), (224, 224), (4, 4), {"strides": 4, "pads": [0] * 4}),
+    "stem 16x16/16": ((3, 384), (224, 224), (16, 16), {"strides": 16, "pads": [0] * 4}),
+    "stem 14x14/14": ((3, 384), (224, 224), (14, 14), {"strides": 14, "pads": [0] * 4}),
+    "stem 7x7/2 gray": ((1, 32), (128, 128), (7, 7), {"strides": 2}),
+    "1x1 pixel 480": ((480, 120), (1, 1), (1, 1), {}),
+    "1x1 pixel 120": ((120, 480), (1, 1), (1, 1), {}),
+    "1x1/2 256": ((256, 512), (56, 56), (1, 1), {"strides": 2}),
+    "3x3 3 to 13": ((3, 13), (112, 112), (3, 3), {}),
+    "3x3 13 to 29": ((13, 29), (56, 56), (3, 3), {}),
+    "3x3 29 to 53": ((29, 53), (56, 56), (3, 3), {}),
+    "3x3/2 29 to 53": ((29, 53), (56, 56), (3, 3), {"strides": 2}),
+    "5x5 19 37": ((19, 37), (45, 45), (5, 5), {}),
+    "3x3 64 to 2": ((64, 2), (128, 128), (3, 3), {}),
+    "9x9 64 to 3": ((64, 3), (64, 64), (9, 9), {}),
+    "1x1 64 to 1": ((64, 1), (128, 128), (1, 1), {}),
+    "1x7 128": ((128, 128), (17, 17), (1, 7), {}),
+    "7x1 128": ((128, 128), (17, 17), (7, 1), {}),
+    "1x3 384": ((384, 384), (8, 8), (1, 3), {}),
+    "1x5 48": ((48, 48), (8, 500), (1, 5), {}),
+    "3x3 64 n4": ((64, 64), (28, 28), (3, 3), {"n": 4}),
+    "3x3 512 7x7 n8": ((512, 512), (7, 7), (3, 3), {"n": 8}),
+    "1x1 256 n8": ((256, 256), (14, 14), (1, 1), {"n": 8}),
+    "3x3 64 56": ((64, 64), (56, 56), (3, 3), {}),
+    "3x3/2 64": ((64, 128), (56, 56), (3, 3), {"strides": 2}),
+}
+
+_UP: Final[dict[str, Any]] = {"strides": [2, 2], "pads": [1] * 4}
+_TRANSPOSED: Final[dict[str, tuple[Any, dict[str, Any]]]] = {
+    "2 k2 97": ((97, 49, 28, 2), {"strides": [2, 2]}),
+    "2 k4 65": ((65, 33, 28, 4), _UP),
+    "2 k3 65": ((65, 33, 28, 3), _UP | {"output_padding": [1, 1]}),
+    "1 k3 33": ((33, 17, 45, 3), {"pads": [1] * 4}),
+    "2 k2 32": ((32, 32, 64, 2), {"strides": [2, 2]}),
+    "2 k2 128": ((128, 64, 28, 2), {"strides": [2, 2]}),
+    "2 k2 256": ((256, 256, 14, 2), {"strides": [2, 2]}),
+    "2 k4 32": ((32, 32, 64, 4), _UP),
+    "2 k4 64": ((64, 3, 64, 4), _UP),
+    "2 k4 128": ((128, 64, 28, 4), _UP),
+    "2 k4 256": ((256, 256, 14, 4), _UP),
+    "2 k3 128": ((128, 64, 28, 3), _UP | {"output_padding": [1, 1]}),
+    "2 k3 256": ((256, 128, 14, 3), _UP | {"output_padding": [1, 1]}),
+    "2 k3 32": ((32, 32, 64, 3), _UP | {"output_padding": [1, 1]}),
+    "2 depthwise k4": ((64, 64, 28, 4), _UP | {"group": 64}),
+    "8 1d k16": ((256, 128, 100, 16, 1), {"strides": [8], "pads": [4, 4]}),
+    "8 1d k16 128": ((128, 64, 800, 16, 1), {"strides": [8], "pads": [4, 4]}),
+    "2 1d k4": ((64, 32, 3200, 4, 1), {"strides": [2], "pads": [1, 1]}),
+    "2 1d k4 128": ((128, 64, 1600, 4, 1), {"strides": [2], "pads": [1, 1]}),
+    "2 3d k2": ((32, 16, 14, 2, 3), {"strides": [2, 2, 2]}),
+}
 CASES: Final[dict[str, Callable[[], Case]]] = {
     "topk 1000x40 k1": lambda: topk((1000, 40), 1),
     "topk 1000x40 k5": lambda: topk((1000, 40), 5),
@@ -291,6 +404,10 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "conv groups 4 100 100": lambda: conv(100, 100, 28, 28, kernel=3, group=4, pads=[1] * 4),
     "conv1d 80 384 k3 3000": lambda: conv(80, 384, 1500, kernel=3, pads=[1, 1]),
     "conv1d 35 35 k5 999": lambda: conv(35, 35, 999, kernel=5, pads=[2, 2]),
+    **{
+        f"conv {name}": functools.partial(same_conv, *sizes, **attrs)
+        for name, (*sizes, attrs) in _CONVOLUTIONS.items()
+    },
     "conv3d 7 13 17": lambda: conv(7, 13, 17, 17, 17, kernel=3, pads=[1] * 6),
     "reduce mean axes 2,3": lambda: reduce("ReduceMean", _ODD_IMAGE, [2, 3]),
     "reduce mean axis 1": lambda: reduce("ReduceMean", _ODD_IMAGE, [1]),
@@ -480,12 +597,10 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "einsum bn,anm,bm": lambda: einsum("bi,bi->b", (513, 391), (513, 391)),
     "einsum nkctv,kvw": lambda: einsum("nkctv,kvw->nctw", (1, 3, 64, 50, 25), (3, 25, 25)),
     "einsum bcl,cd": lambda: einsum("ncl,cd->nld", (4, 97, 77), (97, 65)),
-    "conv transpose 2 k2": lambda: conv_transpose(97, 49, 28, 2, strides=[2, 2]),
-    "conv transpose 2 k4": lambda: conv_transpose(65, 33, 28, 4, strides=[2, 2], pads=[1] * 4),
-    "conv transpose 2 k3": lambda: conv_transpose(
-        65, 33, 28, 3, strides=[2, 2], pads=[1] * 4, output_padding=[1, 1]
-    ),
-    "conv transpose 1 k3": lambda: conv_transpose(33, 17, 45, 3, pads=[1] * 4),
+    **{
+        f"conv transpose {name}": functools.partial(conv_transpose, *sizes, **attrs)
+        for name, (sizes, attrs) in _TRANSPOSED.items()
+    },
     "depth to space": lambda: one("DepthToSpace", normal(1, 36, 61, 53), blocksize=2),
     "depth to space crd": lambda: one(
         "DepthToSpace", normal(1, 27, 61, 53), blocksize=3, mode="CRD"

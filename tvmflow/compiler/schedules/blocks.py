@@ -344,7 +344,7 @@ def reads_vectors(block: Block, axis: Any, extent: int) -> bool:
 def _repeats_numbers(load: Any, block: Block, axis: Any, extent: int) -> bool:
     """Return whether a load reads each number as many times, 2, 4 or 8, before the next one."""
     steps = {*range(1, min(extent, _MAX_REPEATS + 2)), extent // 2, extent - 1}
-    distances = {step: _distance(load, block, axis, step) for step in steps}
+    distances = {step: move(load, block, axis, step) for step in steps}
     return any(
         all(distance == step // count for step, distance in distances.items())
         for count in (2, 4, _MAX_REPEATS)
@@ -365,7 +365,7 @@ def element_stride(load: Any, block: Block, axis: Any) -> int | None:
     Returns:
         The stride in elements; None if it depends on data or conditions.
     """
-    return _distance(load, block, axis, 1)
+    return move(load, block, axis, 1)
 
 
 def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None:
@@ -376,12 +376,12 @@ def linear_stride(load: Any, block: Block, axis: Any, extent: int) -> int | None
     steps = {1, extent // 2, extent - 1} - {0}
     strides = set()
     for step in steps:
-        distance = _distance(load, block, axis, step)
+        distance = move(load, block, axis, step)
         strides.add(None if distance is None or distance % step else distance // step)
     return strides.pop() if len(strides) == 1 else None if strides else 0
 
 
-def _distance(load: Any, block: Block, axis: Any, step: int) -> int | None:
+def move(load: Any, block: Block, axis: Any, step: int) -> int | None:
     """Return by how many elements a load moves when `axis` goes from 0 to `step` and all other axes are 0."""
     distance = 0
     for index, extent in zip(load.indices, load.source.shape, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -38,6 +38,7 @@ from tvmflow.compiler.schedules.blocks import (
     list_intermediate_buffers,
     list_loads,
     loop_length,
+    move,
     narrow_vectors,
     reads_vectors,
 )
@@ -308,11 +309,19 @@ def _tile_numbers(schedule: Schedule, block: Block, loops: list[Any], position: 
     outer[position], row = schedule.split(loops[position], [None, rows])
     outer[-1], column = schedule.split(loops[-1], [None, columns])
     loads = [load for load in list_loads(block) if depends_on(load, last)]
-    read_stride = max(abs(element_stride(load, block, last) or 0) for load in loads)
+    # of data in several places, such as the phases of an interleaved image, the stride within one of them
+    steps = (1,) if is_open[1] else range(1, min(LINE_FLOATS, extents[-1]))
+    read_stride = max(_least_stride(load, block, last, steps) for load in loads)
     write_stride = math.prod(extents[position + 1 :])
     tile = (row, column) if read_stride <= write_stride else (column, row)
     schedule.reorder(*outer, *tile)
     return outer
+
+
+def _least_stride(load: Any, block: Block, axis: Any, steps: Iterable[int]) -> int:
+    """Return the least distance, in elements, of what a load reads after some steps along an axis."""
+    distances = (abs(move(load, block, axis, step) or 0) for step in steps)
+    return min((distance for distance in distances if distance), default=0)
 
 
 def _find_contiguous_axis(block: Block, loads: Sequence[Any]) -> int | None:

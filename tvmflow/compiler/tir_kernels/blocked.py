@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx, topi
 
@@ -22,7 +22,7 @@ Sizes = Sequence[int]
 
 
 class Groups(NamedTuple):
-    """The blocks of data that the blocks of a convolution's result read.
+    """The channels of data that the blocks of a convolution's result read.
 
     Attributes:
         inputs: The channels of data in a group.
@@ -31,6 +31,8 @@ class Groups(NamedTuple):
         block: The channels in a block of the result.
         number: The number of groups.
         phases: How many blocks of the result after each other belong to the same channels.
+        run: How many channels are multiplied after each other, beginning at the first of a group; 0 for whole
+            blocks of data.
     """
 
     inputs: int
@@ -39,37 +41,88 @@ class Groups(NamedTuple):
     block: int
     number: int
     phases: int = 1
+    run: int = 0
 
     @property
-    def data_blocks(self) -> int:
-        """The number of blocks of data."""
-        return -(-self.inputs * self.number // self.lanes)
+    def result_blocks(self) -> int:
+        """The number of blocks of the result, of one phase."""
+        return -(-self.outputs * self.number // self.block)
 
     @property
     def width(self) -> int:
-        """The number of blocks of data that every block of the result reads."""
-        blocks = range(-(-self.outputs * self.number // self.block))
-        return max(self._end(block) - int(self._start(block)) for block in blocks)
+        """The number of blocks of data, or of runs of channels, that every block of the result reads."""
+        blocks = range(self.result_blocks)
+        read = max(self._end(block) - int(self._start(block)) for block in blocks)
+        return -(-read // self.run) if self.run else read
 
-    def first_block(self, block: Any) -> Any:
-        """Return the first block of data that a block of the result reads: a number, or an expression of one."""
+    @property
+    def depth(self) -> int:
+        """The number of channels that every block of the result reads."""
+        return self.width * (self.run or self.lanes)
+
+    def first(self, block: Any) -> Any:
+        """Return the first block of data, or with runs the first channel, that a block of the result reads.
+
+        Args:
+            block: A number, or an expression of one.
+        """
         if self.number == 1:
             return 0
         start = self._start(block // self.phases)
-        limit = self.data_blocks - self.width
+        blocks = -(-self.inputs * self.number // self.lanes)
+        limit = blocks * self.lanes - self.depth if self.run else blocks - self.width
         if isinstance(block, int):
             return min(start, limit)
-        last = -(-self.outputs * self.number // self.block) - 1
+        last = self.result_blocks - 1
         return tirx.min(start, limit) if self._start(last) > limit else start
 
     def _start(self, block: Any) -> Any:
-        """Return the block of data in which the groups of a block of the result begin."""
-        return (block * self.block // self.outputs) * self.inputs // self.lanes
+        """Return where the data begin that the groups of a block of the result read."""
+        channel = (block * self.block // self.outputs) * self.inputs
+        return channel if self.run else channel // self.lanes
 
     def _end(self, block: int) -> int:
-        """Return the block of data after the last one of the groups that a block of the result touches."""
-        channel = min((block + 1) * self.block, self.outputs * self.number) - 1
-        return -(-(channel // self.outputs + 1) * self.inputs // self.lanes)
+        """Return where the data end that the groups of a block of the result read."""
+        last = min((block + 1) * self.block, self.outputs * self.number) - 1
+        channel = (last // self.outputs + 1) * self.inputs
+        return channel if self.run else -(-channel // self.lanes)
+
+
+# Runs must save so much of the multiplications of whole blocks, and blocks for each group so much of others:
+# the result is copied once more.
+_MAX_RUN_SHARE: Final = 0.95
+_MAX_APART_SHARE: Final = 0.8
+
+
+def shorten(groups: Groups, *, joins: bool) -> Groups:
+    """Return groups that multiply fewer empty lanes, or channels of other groups, where there are such.
+
+    Args:
+        groups: Groups that read whole blocks of data.
+        joins: Whether each group may have blocks of the result of its own; `outputs` is a multiple of the
+            block then, and `join_groups` makes the result.
+    """
+    if groups.lanes < groups.block:
+        return groups
+    shared = _with_runs(groups)
+    if not joins or groups.number == 1 or 2 * groups.outputs < groups.block:
+        return shared
+    whole = -(-groups.outputs // groups.block) * groups.block
+    apart = _with_runs(groups._replace(outputs=whole))
+    is_less = apart.result_blocks * apart.depth <= (
+        _MAX_APART_SHARE * shared.result_blocks * shared.depth
+    )
+    return apart if is_less else shared
+
+
+def _with_runs(groups: Groups) -> Groups:
+    """Return groups that read runs of channels in place of blocks, where these are fewer channels."""
+    runs = range(groups.block, groups.block // 2 - 1, -1)
+    channels = -(-groups.inputs * groups.number // groups.lanes) * groups.lanes
+    # no run may leave the data
+    fitting = [each for run in runs if (each := groups._replace(run=run)).depth <= channels]
+    best = min(fitting, key=lambda each: each.depth, default=groups)
+    return best if best.depth <= _MAX_RUN_SHARE * groups.depth else groups
 
 
 def pack(x: Any, block: int) -> Any:
@@ -112,6 +165,30 @@ def repeat_channels(x: Any, channels: int, times: int) -> Any:
     return te.compute(shape, element, name="repeat", tag="injective")
 
 
+def join_groups(x: Any, outputs: int, number: int) -> Any:
+    """Return blocked data without the empty lanes after each group of channels.
+
+    Args:
+        x: Data (n, blocks of a group · number, …, b).
+        outputs: The channels of a group.
+        number: The number of groups.
+    """
+    n, blocks, *size, block = map(plain, x.shape)
+    channels = outputs * number
+
+    def element(i: Any, outer: Any, *position: Any) -> Any:
+        *pixel, inner = position
+        channel = outer * block + inner
+        group, own = channel // outputs, channel % outputs
+        value = x(i, group * (blocks // number) + own // block, *pixel, own % block)
+        if channels % block == 0:
+            return value
+        return tirx.if_then_else(channel < channels, value, tirx.const(0, x.dtype))
+
+    shape = (n, -(-channels // block), *size, block)
+    return te.compute(shape, element, name="join_groups", tag="injective")
+
+
 def conv(
     x: Any,
     w: Any,
@@ -126,7 +203,8 @@ def conv(
     Args:
         x: Data (n, i/b, …, b), or plain (n, i, …).
         w: Weights (o/b, blocks of data of its groups, …, b of i, b of o), without the axis `b of i` for plain data.
-            Of the last lanes of a single block, which are empty, they may have none.
+            Of the last lanes of a single block, which are empty, they may have none. Of groups with runs,
+            they are (o/b, runs, …, i of a run, b of o).
         strides: Along each spatial axis.
         padding: Before and after each spatial axis.
         dilation: Along each spatial axis.
@@ -152,8 +230,11 @@ def conv(
         *pixel, inner = position
         if is_padded:
             pixel[-1] = tirx.min(pixel[-1], columns - 1)
-        source = groups.first_block(o) + channel
-        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *lane)
+        source, inside = groups.first(o) + channel, lane
+        if groups.run:
+            number = groups.first(o) + channel * groups.run + lane[0]
+            source, inside = number // groups.lanes, [number % groups.lanes]
+        value = x(n, source, *read_window(pixel, taps, strides, dilation, padding), *inside)
         weight = w(o, channel, *taps, *lane, inner).astype(x.dtype)
         return te.sum(value * weight, axis=[channel, *taps, *lane])
 

@@ -91,7 +91,7 @@ def conv(
 
     def element(n: Any, o: Any, *position: Any) -> Any:
         *pixel, inner = position
-        source = groups.first_block(o) + channel
+        source = groups.first(o) + channel
         pixel[-1] = _limit(pixel[-1], shape[-2])
         window = blocked.read_window(pixel, taps, strides, dilation, padding)
         value = products.to_sum(x(n, source, *window, part * products.terms + term))

@@ -19,7 +19,7 @@ from tests.unit.compiler.passes.test_blocked_layouts import (
     residual,
     transposed,
 )
-from tvmflow.compiler.tir_kernels.blocked import Groups
+from tvmflow.compiler.tir_kernels.blocked import Groups, shorten
 
 MANY = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -109,18 +109,64 @@ def test_unusual_convolutions_are_blocked(name: str) -> None:
 @pytest.mark.slow
 @MANY
 @given(
-    *(st.integers(1, 40) for _ in range(3)), st.sampled_from([1, 4, 16]), st.sampled_from([4, 16])
+    *(st.integers(1, 40) for _ in range(3)),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([4, 16]),
+    st.booleans(),
 )
 def test_every_block_reads_all_data_of_its_groups(
-    inputs: int, outputs: int, number: int, lanes: int, block: int
+    inputs: int, outputs: int, number: int, lanes: int, block: int, joins: bool
 ) -> None:
-    """The blocks of data from the first one on hold the channels of every group of a block of the result."""
-    groups = Groups(inputs, outputs, lanes, block, number)
-    for channel in range(outputs * number):
-        start = groups.first_block(channel // block)
-        first = channel // outputs * inputs
-        assert start * lanes <= first and first + inputs <= (start + groups.width) * lanes
-        assert start >= 0 and start + groups.width <= groups.data_blocks
+    """What a block of the result reads holds the channels of all of its groups, and lies within the data."""
+    blocks = Groups(inputs, outputs, lanes, block, number)
+    groups = shorten(blocks, joins=joins)
+    last = -(-inputs * number // lanes) * lanes
+    depth = groups.depth
+    assert groups.result_blocks * depth <= blocks.result_blocks * blocks.depth
+    for place in range(groups.result_blocks):
+        start = groups.first(place) * (1 if groups.run else lanes)
+        end = min((place + 1) * block, groups.outputs * number)
+        own = [channel // groups.outputs * inputs for channel in (place * block, end - 1)]
+        assert start <= own[0] and own[1] + inputs <= start + depth
+        assert start >= 0 and start + depth <= last
+
+
+@pytest.mark.parametrize(
+    ("groups", "shorter"),
+    [
+        (Groups(19, 37, 16, 16, 1), {"run": 10}),
+        (Groups(35, 35, 16, 16, 1), {"run": 12}),
+        (Groups(64, 64, 16, 16, 1), {}),
+        (Groups(63, 64, 16, 16, 1), {}),
+        (Groups(3, 64, 1, 16, 1), {}),
+        (Groups(4, 4, 16, 16, 32), {}),
+        (Groups(25, 25, 16, 16, 4), {"run": 13, "outputs": 32}),
+        (Groups(80, 20, 16, 16, 3), {"outputs": 32}),
+    ],
+)
+def test_empty_lanes_are_not_multiplied(groups: Groups, shorter: dict[str, int]) -> None:
+    """Runs of channels take the place of blocks, and groups have blocks of their own, where that saves enough."""
+    assert shorten(groups, joins=True) == groups._replace(**shorter)
+    assert shorten(groups, joins=False).outputs == groups.outputs
+
+
+RAGGED: dict[str, Case] = {
+    "19 channels": ((1, 19, 9, 7), convolution(37, (5, 5), padding=2)),
+    "35 channels of a sequence": ((2, 35, 21), convolution(35, (5,), dilation=2)),
+    "groups of 25": ((2, 100, 9, 7), convolution(100, (3, 3), groups=4, padding=1)),
+    "groups of 80 to 20": ((2, 240, 9, 7), convolution(60, (1, 1), groups=3)),
+    "33 channels, transposed": ((1, 33, 9, 7), transposed(65, (3, 3), padding=1, strides=2)),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_ragged_channels(name: str) -> None:
+    """The kernel multiplies runs of channels, and groups are joined again."""
+    shape, layer = RAGGED[name]
+    mod = model(layer, biased, relu, shape=shape)
+    names = "".join(kernels_of(mod, host_level()))
+    assert ("join_groups" in names) == name.startswith("groups")
+    check_alike(mod, level(LEVELS_HERE[-1 - list(RAGGED).index(name) % 2]))
 
 
 VOLUMES: dict[str, tuple[Layer, ...]] = {

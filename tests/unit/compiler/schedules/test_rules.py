@@ -257,6 +257,22 @@ def test_transpositions_of_any_shape(rows: int, columns: int, mcpu: str) -> None
     check(kernel(x, topi.transpose(x)), "elementwise", level(mcpu), np.transpose)
 
 
+def test_an_interleaved_image_is_stored_along_its_rows() -> None:
+    """Its phases lie far apart, but the pixels of a phase do not; lines of channels would displace each other."""
+    x = te.placeholder((1, 4, 32, 32, 16), name="x")
+    mod = kernel(x, blocked.unpack(blocked.interleave(x, [2, 2], [0, 0], [64, 64]), 16))
+    schedule = choose(mod, level("x86-64-v3")).schedule
+    *_, last = schedule.get_loops(schedule.get_sblock("unpack"))
+    assert int(schedule.get(last).extent) == 64
+
+    def reference(x: Array) -> Array:
+        pixels = x.reshape(2, 2, 32, 32, 16).transpose(4, 2, 0, 3, 1)
+        image: Array = pixels.reshape(1, 16, 64, 64)
+        return image
+
+    check(mod, "elementwise", level("x86-64-v3"), reference)
+
+
 @pytest.mark.parametrize("channels", [3, 8, 31, 96, 131])
 def test_pixels_at_computed_places(channels: int) -> None:
     """Their places are computed once for all channels, or for some of them."""

@@ -117,8 +117,16 @@ def _emit_convolution(
             block=rewriter.block,
             number=groups,
         )
+        reads = direct_convolutions.shorten(rewriter, reads, dtype, joins=True)
+        channels = outputs // groups
+        if is_apart := reads.outputs != channels:
+            kernel = _pad_groups(rewriter, kernel, reads)
         packed = pack_kernel(rewriter, kernel, reads)
-        return direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
+        result = direct_convolutions.emit(rewriter, name, x, packed, window, reads, dtype, image)
+        if not is_apart:
+            return result
+        join = (result, channels, groups)
+        return rewriter.kernel(blocked.join_groups, "join_groups", *join, pattern=None)
 
     if phases is not None:
         pixels = emit_direct(*pad_kernel(rewriter, kernel, window, image, phases))
@@ -157,11 +165,11 @@ def pack_depthwise_kernel(rewriter: LayoutRewriter, kernel: Any) -> Any:
 def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     """Emit weights (o, i of a group, …) as (o/b, blocks of data, …, lanes of i, b of o).
 
-    There is no axis of lanes if there is one lane.
+    There is no axis of lanes if there is one lane. Runs of channels take the place of blocks of data.
 
     A block of the result may belong to several groups: the weights of data of other groups are 0.
     """
-    block, lanes, width = groups.block, groups.lanes, groups.width
+    block, lanes, width = groups.block, groups.run or groups.lanes, groups.width
     is_one_group = groups.number == 1 and ir.known_shape(kernel)[0] <= groups.outputs
     kernel = rewriter.pad_to_multiples(kernel, [block, 1])
     o, i, *size = ir.known_shape(kernel)
@@ -179,16 +187,23 @@ def pack_kernel(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
     return rewriter.emit(relax.op.permute_dims(split, order))
 
 
+def _pad_groups(rewriter: LayoutRewriter, kernel: Any, groups: Groups) -> Any:
+    """Emit weights (o, i of a group, …) with as many channels of the result in each group as `groups` has."""
+    o, *rest = ir.known_shape(kernel)
+    split = rewriter.reshape(kernel, [groups.number, o // groups.number, *rest])
+    padded = rewriter.pad_to_multiples(split, [1, groups.outputs])
+    return rewriter.reshape(padded, [groups.number * groups.outputs, *rest])
+
+
 def _list_weight_rows(groups: Groups, blocks: int) -> list[int]:
     """Return the row of weights for each output channel and each data channel that its block reads.
 
     Output channel `o` has `inputs` rows from `o·(inputs + 1)`, followed by a row of zeros.
     """
     o = np.arange(blocks * groups.block)
-    starts = np.array([groups.first_block(block * groups.phases) for block in range(blocks)])
-    channel = (
-        np.arange(groups.width * groups.lanes) + groups.lanes * starts[o // groups.block][:, None]
-    )
+    unit = 1 if groups.run else groups.lanes
+    starts = unit * np.array([groups.first(block * groups.phases) for block in range(blocks)])
+    channel = np.arange(groups.depth) + starts[o // groups.block][:, None]
     offset = channel - (o // groups.outputs * groups.inputs)[:, None]
     is_own = (offset >= 0) & (offset < groups.inputs)
     rows = o[:, None] * (groups.inputs + 1) + np.where(is_own, offset, groups.inputs)

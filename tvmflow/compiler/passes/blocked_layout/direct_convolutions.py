@@ -41,6 +41,16 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
     return rewriter.pack(rewriter.round_data(data), lanes), lanes
 
 
+def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, joins: bool) -> Groups:
+    """Return groups that multiply fewer empty lanes (see `blocked.shorten`), where the CPU allows it.
+
+    An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks.
+    """
+    cpu = rewriter.context.cpu
+    takes_blocks = cpu is None or cpu.factor_lanes or count_terms(rewriter, weight_dtype) > 1
+    return groups if takes_blocks else blocked.shorten(groups, joins=joins)
+
+
 def emit(
     rewriter: LayoutRewriter,
     name: str,

@@ -269,6 +269,8 @@ class _Convolution:
             number=self._groups,
             phases=phases or 1,
         )
+        if self._quantized is None:
+            reads = direct_convolutions.shorten(rewriter, reads, self._dtype, joins=False)
         packed = convolutions.pack_kernel(rewriter, kernel, reads)
         if phases is not None:
             packed = _move_phases(rewriter, packed, self._geometry, 2)
