@@ -5,7 +5,7 @@ Recipes, lock files and the frontends, which bring fields of their own, are made
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -60,12 +60,12 @@ def check_choice(
     choices: Collection[str],
     noun: str,
     listed_by: str = "",
-    synonyms: Mapping[str, Sequence[str]] | None = None,
+    meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> str:
     """Return the value when it is one of the choices.
 
     The noun has its article: "a dtype". Without `listed_by`, the place of a list, the error lists all choices;
-    `synonyms` has the valid names for what others call them.
+    `meant` returns the valid names for what others call them, see `did_you_mean`.
 
     Raises:
         PydanticCustomError: otherwise; it suggests the nearest choice.
@@ -74,7 +74,7 @@ def check_choice(
         return value
     hint = listed_by or f"valid: {', '.join(sorted(choices))}"
     raise field_error(
-        f"{quoted(value)} is not {noun}{did_you_mean(value, choices, synonyms=synonyms)} ({hint})"
+        f"{quoted(value)} is not {noun}{did_you_mean(value, choices, meant=meant)} ({hint})"
     )
 
 
@@ -82,10 +82,10 @@ def one_of(
     choices: Collection[str],
     noun: str,
     listed_by: str = "",
-    synonyms: Mapping[str, Sequence[str]] | None = None,
+    meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> AfterValidator:
     """Return the validator of a field that must be one of the choices, see `check_choice`."""
-    return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by, synonyms))
+    return AfterValidator(lambda value: check_choice(value, choices, noun, listed_by, meant))
 
 
 def schema_enum(choices: Collection[str]) -> FieldInfo:

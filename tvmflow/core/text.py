@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from tvmflow.core.formatting import quoted
@@ -30,13 +30,15 @@ def did_you_mean(
     valid: Iterable[object],
     *,
     cutoff: float = 0.6,
-    synonyms: Mapping[str, Sequence[str]] | None = None,
+    meant: Callable[[str], Sequence[str] | None] | None = None,
 ) -> str:
     """Return `; did you mean 'x'?` for the valid name that is most like `name`, or nothing.
 
-    `synonyms` are the valid names for what others call them, in lower case.
+    `meant` returns the valid names for what others call them, or None if it does not know a name.
     """
-    names = (synonyms or {}).get(name.lower()) or nearest(name, valid, cutoff=cutoff)
+    names = meant(name[:_LONGEST]) if meant else None
+    if names is None:
+        names = nearest(name, valid, cutoff=cutoff)
     choices = " or ".join(f"'{other}'" for other in names)
     return f"; did you mean {choices}?" if names else ""
 

@@ -37,7 +37,7 @@ from tvmflow.recipe.yaml_files import Problem, parse_yaml, write_yaml
 from tvmflow.store.addresses import InvalidAddress, check_address, file_name, is_address
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles, pins_of
 from tvmflow.targets.backends.cuda.gpu import detect_gpu
-from tvmflow.targets.presets import NAMES, PRESETS, SYNONYMS
+from tvmflow.targets.presets import NAMES, PRESETS, find_presets
 from tvmflow.targets.tvm_target import gpu_arch
 
 SUFFIX: Final = ".tvmflow.yaml"
@@ -363,7 +363,7 @@ def _describe_targets(targets: Sequence[str]) -> list[str]:
     for name in targets:
         if name not in NAMES:
             raise UsageError(
-                f"--target {name}: there is no such target{did_you_mean(name, NAMES, synonyms=SYNONYMS)}",
+                f"--target {name}: there is no such target{did_you_mean(name, NAMES, meant=find_presets)}",
                 fix="`tvmflow targets` lists them",
             )
     names = targets or ("host", *_list_gpu_targets())

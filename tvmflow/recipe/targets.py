@@ -26,7 +26,7 @@ from tvmflow.recipe.tune import Kernels, Runtime, TuneOverrides
 from tvmflow.recipe.verify import VerifyOverrides
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.levels import LEVELS, find_problem, level_target, sort_levels
-from tvmflow.targets.presets import NAMES, PRESETS, SYNONYMS, preset_name
+from tvmflow.targets.presets import NAMES, PRESETS, find_presets, preset_name
 from tvmflow.targets.toolchain import DEFAULT_FLAGS
 from tvmflow.targets.tracker import TRACKER_VARIABLE, split_address
 from tvmflow.targets.tvm_target import cpu_target, cpu_triple, split_threads
@@ -40,7 +40,7 @@ _LISTED_BY: Final = "`tvmflow targets` lists them"
 
 _PresetName = Annotated[
     str,
-    one_of(NAMES, "a target", _LISTED_BY, SYNONYMS),
+    one_of(NAMES, "a target", _LISTED_BY, find_presets),
     AfterValidator(preset_name),
     schema_enum(NAMES),
 ]
@@ -457,7 +457,10 @@ def expand_preset(value: Any) -> Any:
     """Return the name of a preset as the mapping that it is short for."""
     if not isinstance(value, str):
         return value
-    return {"name": value, "preset": check_choice(value, NAMES, "a target", _LISTED_BY, SYNONYMS)}
+    return {
+        "name": value,
+        "preset": check_choice(value, NAMES, "a target", _LISTED_BY, find_presets),
+    }
 
 
 def add_presets(field: dict[str, Any]) -> None:

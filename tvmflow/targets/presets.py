@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -226,56 +227,94 @@ _NVIDIA: Final = (
     "cuda-sm89",
     "cuda-sm90",
 )
+_ANY_X86: Final = ("x86-64-v3", "x86-64-any")
+_ANY_ARM: Final = ("aarch64", "aarch64-any")
+_PHONES: Final = ("snapdragon", "android-arm64-v8a")
 
-SYNONYMS: Final[Mapping[str, Sequence[str]]] = {
-    "a100": ("cuda-sm80",),
-    "alpine": ("x86-64-v3-musl", "aarch64-musl"),
-    "amd": ("amd-gpu",),
-    "amd64": ("x86-64-v3", "x86-64-v2"),
+MEANT: Final[Mapping[str, Sequence[str]]] = {
+    # systems and architectures
+    "local|cpu|llvm": ("host",),
+    "linux": ("host", "x86-64-any", "aarch64-any"),
+    "alpine|musl": ("x86-64-v3-musl", "aarch64-musl"),
+    "win(dows|32|64)?": ("x86-64-windows", "aarch64-windows"),
+    "(linux-)?(x64|x86(-64)?|amd64)(-linux.*)?": _ANY_X86,
+    "(linux-)?(arm64|armv[89](-a|.[1-9].*)?|aarch64)(-linux.*)?": _ANY_ARM,
     "arm": ("aarch64", "armv7-neon"),
-    "arm64": ("aarch64",),
-    "armv7": ("armv7-neon",),
-    "armv8": ("aarch64",),
-    "avx2": ("x86-64-v3",),
-    "avx512": ("x86-64-v4",),
-    "cpu": ("host",),
-    "cuda": _NVIDIA,
-    "gpu": (*_NVIDIA, "opencl"),
+    "arm32|armhf|armv7.*|armeabi.*": ("armv7-neon",),
+    "(android-)?(x86|x86-64|emulator)": ("android-x86_64",),
+    "wasm(32|64)?|web-?assembly|emscripten": ("wasm32-wasi", "browser"),
+    "web|webgpu|chrome|firefox|safari": ("browser", "wasm32-wasi"),
+    "riscv(64.*)?|rv64.*v|spacemit.*|(banana-?pi|bpi)-f3": ("riscv64-v",),
+    # machines that no preset has code for, though the name of one looks like theirs
+    "i[3-6]86|loongarch.*|ppc.*|powerpc.*|mips.*|s390x|sparc.*|armv[4-6].*|metal|hexagon|.*tpu": (),
+    "cortex-m(0|0plus|1|3|4|23|33)|stm32(?![fh]7).*|esp.*|rp2[0-9]+.*|nrf5.*|(raspberry-?pi|rpi|pi)-?(1|zero)": (),
+    # x86-64
+    "x86-64-v1|nehalem|westmere|sandybridge|ivybridge|(gold|tre)mont|silvermont|bonnell|atom": (
+        "x86-64-v2",
+    ),
+    "sse4.*": ("x86-64-v2",),
+    "(zn?(en|ver))-?[45]|avx-?512.*|skylake-(avx512|server)|(icelake|cascadelake|cooperlake)(-.*)?": (
+        "x86-64-v4",
+    ),
+    "(sapphire|emerald|granite|diamond)-?rapids|tigerlake|rocketlake|xeon.*|epyc.*": (
+        "x86-64-v4",
+        "x86-64-v3",
+    ),
+    "avx2?|fma|zn?(en|ver)-?[123]?|ryzen.*|haswell|broadwell|(core-)?i[3579](-.*)?|core-ultra.*": (
+        "x86-64-v3",
+    ),
+    "(sky|kaby|coffee|comet|alder|raptor|meteor|arrow|lunar)-?lake(-.*)?": ("x86-64-v3",),
+    # boards and servers with ARM's CPUs
+    "(raspberry-?pi|rpi|pi)": ("cortex-a72", "cortex-a76"),
+    "(raspberry-?pi|rpi|pi)-?(3.*|zero-?2.*)": ("cortex-a53",),
+    "(raspberry-?pi|rpi|pi)-?4.*|rk3399|rk3576|cortex-a(57|73)": ("cortex-a72",),
+    "(raspberry-?pi|rpi|pi)-?5.*": ("cortex-a76",),
+    "(raspberry-?pi|rpi|pi)-?2.*|cortex-a(5|7|12|15|17|32)": ("armv7-neon",),
+    "i\\.?mx-?8.*|coral|rk3328|cortex-a3[45]": ("cortex-a53",),
+    "i\\.?mx-?9.*|cortex-a(65|75|510|520)": ("cortex-a55",),
+    "cortex-(a7[0-9]+|x[0-9]+)": ("cortex-a78",),
     "graviton": ("neoverse-v2", "neoverse-v1", "neoverse-n1"),
-    "h100": ("cuda-sm90",),
-    "intel": ("intel-gpu",),
-    "iris": ("intel-gpu",),
-    "jetson": ("jetson-orin", "jetson-xavier", "jetson-tx2", "jetson-nano"),
-    "kryo": ("snapdragon",),
-    "linux-aarch64": ("aarch64",),
-    "linux-arm64": ("aarch64",),
-    "llvm": ("host",),
-    "local": ("host",),
-    "m1": ("apple-m1",),
-    "m2": ("apple-m2",),
-    "m3": ("apple-m3",),
-    "m4": ("apple-m4",),
-    "macos": ("apple-m1",),
-    "nvidia": _NVIDIA,
-    "pi3": ("cortex-a53",),
-    "pi4": ("cortex-a72",),
-    "pi5": ("cortex-a76",),
-    "raspberry-pi": ("cortex-a72", "cortex-a76"),
-    "raspberrypi": ("cortex-a72", "cortex-a76"),
-    "radeon": ("amd-gpu",),
-    "riscv64": ("riscv64-v",),
-    "t4": ("cuda-sm75",),
-    "wasm": ("wasm32-wasi", "browser"),
-    "wasm32": ("wasm32-wasi", "browser"),
-    "web": ("browser", "wasm32-wasi"),
-    "webgpu": ("browser",),
-    "windows": ("x86-64-windows", "aarch64-windows"),
-    "x64": ("x86-64-v3", "x86-64-v2"),
-    "x86": ("x86-64-v3", "x86-64-v2"),
-    "x86-64": ("x86-64-v3", "x86-64-v2"),
-    "x86_64": ("x86-64-v3", "x86-64-v2"),
+    "graviton5|neoverse-v3.*": ("neoverse-v2",),
+    "neoverse-n3": ("neoverse-n2",),
+    "stm32[fh]7.*|i\\.?mx-?rt.*": ("cortex-m7",),
+    "cortex-m(52|85)|ethos.*": ("cortex-m55",),
+    # Apple
+    "(apple-)?m([1-4])(-.*)?": ("apple-m\\2",),
+    "(apple-)?m[5-9](-.*)?": ("apple-m4",),
+    "mac.*|osx|darwin.*|apple(-silicon)?|arm64-apple.*": ("apple-m1",),
+    "ip(ad|hone).*|ios.*|(apple-)?a1[2-9].*": ("ios",),
+    # phones
+    "snapdragon-x.*|oryon.*": ("snapdragon-x",),
+    "(qualcomm|snapdragon|sm[0-9]{4}|qcm|kryo).*|(google-)?(pixel|tensor-?g[0-9]).*": _PHONES,
+    "(samsung|galaxy|exynos|oneplus|xiaomi|dimensity|mediatek|kirin|phone|mobile).*": _PHONES,
+    # GPUs
+    "gpu": (*_NVIDIA, "opencl"),
+    "cuda|nvidia": _NVIDIA,
+    "(cuda-?|nvidia-?)?(sm|compute)-?(50|52|60|61|70|75|80|86|89|90)a?": ("cuda-sm\\3",),
+    "(cuda-?|nvidia-?)?((sm|compute)-?1[0-2][0-9]|b[123]00|gb[123]00|rtx-?50.*)": ("cuda-sm90",),
+    "gh?200|h[12]00": ("cuda-sm90",),
+    "l4|l40s?|rtx-?40.*": ("cuda-sm89",),
+    "a(2|10|16|40)g?|rtx-?(30.*|a[2-6]000)": ("cuda-sm86",),
+    "a(30|100)": ("cuda-sm80",),
+    "t4|rtx-?20.*|gtx-?16.*": ("cuda-sm75",),
+    "v100|titan-v": ("cuda-sm70",),
+    "p(4|40)|gtx-?10.*": ("cuda-sm61",),
+    "p100": ("cuda-sm60",),
+    "(nvidia-)?jetson": ("jetson-orin", "jetson-xavier", "jetson-tx2", "jetson-nano"),
+    "(nvidia-)?(jetson-)?(agx-)?orin.*|sm-?87": ("jetson-orin", "jetson-orin-cpu"),
+    "(nvidia-)?(jetson-)?(agx-)?xavier.*|sm-?72": ("jetson-xavier", "jetson-xavier-cpu"),
+    "(nvidia-)?(jetson-)?tx2.*|sm-?62": ("jetson-tx2", "jetson-tx2-cpu"),
+    "(nvidia-)?(jetson-)?(tx1|nano).*|sm-?53": ("jetson-nano", "jetson-nano-cpu"),
+    "intel|iris.*|arc.*|xe": ("intel-gpu",),
+    "amd|radeon.*|rocm|gfx[0-9].*": ("amd-gpu",),
+    "vulkan": ("opencl",),
 }
-"""What people call a target -> the presets that they may mean; a recipe has to choose one."""
+"""Patterns of what people call a target -> the presets that they may mean; a recipe has to choose one.
+
+Names are in lower case, with hyphens. The first pattern that matches a whole name decides; no presets
+means that none has code for such a machine, whatever name looks like its name.
+"""
+
 
 NAMES: Final = tuple(sorted({*PRESETS, *OTHER_NAMES}))
 """All names of a preset that recipes may use."""
@@ -288,3 +327,18 @@ def preset_name(name: str) -> str:
     ('neoverse-v2', 'neoverse-v2')
     """
     return OTHER_NAMES.get(name, name)
+
+
+def find_presets(name: str) -> Sequence[str] | None:
+    """Return the presets that somebody may mean by a name that is none, or None for an unknown name.
+
+    >>> find_presets("Snapdragon 8 Gen 3"), find_presets("zen4"), find_presets("stm32f4")
+    (['snapdragon', 'android-arm64-v8a'], ['x86-64-v4'], [])
+    """
+    spelled = re.sub("[ _]+", "-", name.strip().lower())
+    if same := [other for other in NAMES if other.replace("_", "-") == spelled]:
+        return same
+    for pattern, presets in MEANT.items():
+        if match := re.fullmatch(pattern, spelled):
+            return [match.expand(preset) for preset in presets]
+    return None
