@@ -100,6 +100,14 @@ def test_java_calls_the_library(exported: Exported, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, exports.reference(exported), rtol=1e-4, atol=1e-5)
 
 
+def test_the_class_calls_nothing_that_is_newer_than_its_android() -> None:
+    """Streams and exact products came with API 24: a class for API 21 that calls them ends the app on Android 5 and 6."""
+    newer = r"stream|Stream|Exact|Optional|getOrDefault|computeIfAbsent|List\.of|String\.join|java\.time"
+    text = (Path(android.__file__).parent / "Model.java").read_text()
+    calls = re.sub(r"//.*|/\*(?s:.*?)\*/", "", text)
+    assert re.findall(newer, calls) == []
+
+
 @pytest.mark.slow
 @needs_java
 def test_java_compiles_with_hostile_names(tmp_path: Path) -> None:

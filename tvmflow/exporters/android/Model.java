@@ -95,9 +95,9 @@ public final class %(class)s implements AutoCloseable {
   /** Memory for an output of the next call, with the machine's byte order. It may be used for many calls. */
   public synchronized ByteBuffer allocateOutput(int index) {
     Tensor tensor = OUTPUTS.get(index);
+    for (long size : tensor.shape) if (size < 0) return allocate(tensor, outputShape(index));
     // the largest size, which a call may have made smaller
-    boolean isFixed = Arrays.stream(tensor.shape).allMatch(size -> size >= 0);
-    return allocate(tensor, isFixed ? tensor.shape : outputShape(index));
+    return allocate(tensor, tensor.shape);
   }
 
   /**
@@ -145,14 +145,20 @@ public final class %(class)s implements AutoCloseable {
   }
 
   private static ByteBuffer allocate(Tensor tensor, long[] shape) {
-    int bytes = Math.multiplyExact(count(shape), tensor.bytesOfNumber());
+    int bytes = toInt((long) count(shape) * tensor.bytesOfNumber());
     return ByteBuffer.allocateDirect(bytes).order(ByteOrder.nativeOrder());
   }
 
   private static int count(long[] shape) {
     long count = 1;
-    for (long size : shape) count = Math.multiplyExact(count, size);
-    return Math.toIntExact(count);
+    // not Math.multiplyExact: Android has it, as it has streams, since API 24
+    for (long size : shape) count = toInt(count * size);
+    return (int) count;
+  }
+
+  private static int toInt(long number) {
+    if (number != (int) number) throw new ArithmeticException("a tensor is too large for a buffer of Java");
+    return (int) number;
   }
 
   private static FloatBuffer floats(Tensor tensor, ByteBuffer buffer) {
