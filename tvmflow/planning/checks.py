@@ -78,7 +78,7 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets import c_runtime
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.capabilities import unlinkable_reason
-from tvmflow.targets.emulation import EMULATED_ARCHS, find_emulated_arch
+from tvmflow.targets.emulation import EMULATED_ARCHS, UNEMULATED_FEATURES, find_emulated_arch
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 from tvmflow.tuning.roofline import render_roofline
 
@@ -86,7 +86,8 @@ _VERIFY_ADVICE: Final = "set verify.run_on: qemu (emulation) or rpc (a device of
 _WEB_ADVICE: Final = (
     "set verify.run_on: chromium (a browser without a window), or verify.against: none (no check)"
 )
-_TUNE_ADVICE: Final = "set tune.trials: 0 (no search)"
+_TUNE_ADVICE: Final = "set tune.trials: 0 (no search), or `remote` of a device of its kind"
+_UNEMULATED_ADVICE: Final = "choose verify.run_on: local or rpc, or verify.against: none (no check)"
 _NOT_HERE: Final = "the library does not run in a program of this machine (verify.run_on)"
 _DEVICE_MEMORY: Final = "the memory of a GPU is its driver's"
 _COMPARE_FIXED: Final = (
@@ -210,7 +211,7 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
         return [f"{where} cannot be built: {unbuildable}"]
     useless = _find_useless_precision(planned, target)
     if useless:
-        return [f"{where} {useless}; give it `kernels: {{precision: model}}`"]
+        return [f"{where} {useless}"]
     recipe = planned.recipe_for(target)
     no_c_runtime = no_c_runtime_reason(recipe, target) if recipe.runtime == C_RUNTIME else ""
     if build.NAME in stages and no_c_runtime:
@@ -233,7 +234,7 @@ def _check_build(planned: PlannedRecipe, target: ResolvedTarget) -> list[str]:
 
 
 def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> str:
-    """Return what is wrong with the precision for a target, or an empty string."""
+    """Return what is wrong with the precision for a target and what to do, or an empty string."""
     backend, precision = backend_for(target.tvm), planned.recipe_for(target).kernels.precision
     problems = {
         "mixed": ("only loses speed by", backend.slow_float16_reason),
@@ -244,8 +245,13 @@ def _find_useless_precision(planned: PlannedRecipe, target: ResolvedTarget) -> s
         return ""
     problem, find_reason = problems[precision]
     reason = find_reason(target.tvm, target.features)
+    if not reason:
+        return ""
     setting = ".".join(planned.setting_loc("kernels", "precision"))
-    return f"{problem} {setting}: {precision}: {reason}" if reason else ""
+    advice = "give it `kernels: {precision: model}`"
+    if precision != "mixed" and not backend.slow_float16_reason(target.tvm, target.features):
+        advice += " or, for weights of float16, `{precision: mixed}`"
+    return f"{problem} {setting}: {precision}: {reason}; {advice}"
 
 
 def _check_dimensions(planned: PlannedRecipe, target: Target) -> Iterator[str]:
@@ -375,6 +381,10 @@ def _check_run_location(
         )
     elif location == QEMU and (reason := c_runtime.unsupported_reason(triple)):
         problem = f"qemu runs plain C libraries: {reason}"
+    elif location == QEMU and UNEMULATED_FEATURES.intersection(part.features):
+        problem = (
+            f"qemu emulates no AVX-512, for which '{part.name}' has code; {_UNEMULATED_ADVICE}"
+        )
     elif location == QEMU and _has_tvm_runtime(planned.recipe_for(part), part):
         problem = (
             f"qemu runs plain C libraries, and '{part.name}' has a library for TVM's runtime; "

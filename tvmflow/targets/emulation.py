@@ -202,6 +202,9 @@ EMULATED_ARCHS: Final[Mapping[str, EmulatedArch]] = {
 _ARMV7_ANDROID: Final = EMULATED_ARCHS["armv7"]._replace(zig_target="arm-linux-musleabi")
 _SYSTEMS: Final = ("linux", "android")
 
+UNEMULATED_FEATURES: Final = frozenset(["avx512f"])
+"""CPU features that no CPU of qemu's has, by the Linux kernel's names."""
+
 # qemu's CPU with everything that it can emulate.
 _MAX_CPU: Final = "max"
 

@@ -133,9 +133,7 @@ def no_float16_reason(arch: str, features: Iterable[str]) -> str:
     The arguments are those of `slow_float16_reason`.
     """
     if arch != "aarch64":
-        return (
-            f"there is no code for {arch} that adds float16; `precision: mixed` keeps weights in it"
-        )
+        return f"there is no code for {arch} that adds float16"
     missing = [name for name in _AARCH64["fullfp16"] if name not in features]
     if not missing:
         return ""

@@ -200,6 +200,18 @@ def test_a_place_that_the_target_does_not_have_is_told() -> None:
     ]
 
 
+def test_code_that_qemu_does_not_emulate_is_refused_before_it_is_built() -> None:
+    """qemu has no CPU with AVX-512: such a library ended with an illegal instruction, after a search of hours."""
+    made = for_edge(verify={"run_on": "qemu"})
+    server = away(mtriple="x86_64-linux-gnu")._replace(features=("avx2", "avx512f"))
+    with pytest.raises(RecipeError) as caught:
+        plan_of(planned(made, server))
+    assert caught.value.problems == [
+        "/recipes/net.yaml:verify.run_on: verify.run_on: qemu emulates no AVX-512, for which 'edge' has code; "
+        "choose verify.run_on: local or rpc, or verify.against: none (no check)"
+    ]
+
+
 def test_emulation_adds_the_emulation_program() -> None:
     """A program for each target, with the C library of its architecture; verify alone reads it."""
     made = for_edge("edge", "other", verify={"run_on": "qemu"})

@@ -61,6 +61,7 @@ from tvmflow.stages.verify_settings import (
     SpeedupSettings,
     VerifySettings,
 )
+from tvmflow.targets.emulation import UNEMULATED_FEATURES
 from tvmflow.targets.resolve import PartitionedTarget, ResolvedTarget
 
 if TYPE_CHECKING:
@@ -109,9 +110,6 @@ TRAITS: Final = StageTraits(
 )
 
 describe, explain = verdict_text.describe, verdict_text.explain
-
-# Features that no CPU has that qemu emulates.
-_NOT_EMULATED: Final = frozenset(["avx512f"])
 
 VERDICT: Final = "verdict.json"
 """What was verified: the same bytes whenever the same library passes the same checks."""
@@ -174,7 +172,7 @@ def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSe
         reason, run_on = level.unrunnable_reason, LOCAL
         if reason and may_emulate:
             run_on = QEMU
-            is_emulated = not _NOT_EMULATED.intersection(level.features)
+            is_emulated = not UNEMULATED_FEATURES.intersection(level.features)
             reason = "" if is_emulated else f"{reason}, and qemu emulates no AVX-512"
         elif reason:
             reason += " (verify.run_on: qemu emulates other CPUs)"
