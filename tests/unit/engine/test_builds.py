@@ -250,6 +250,19 @@ def test_lines_in_capitals_are_warnings() -> None:
     )
 
 
+def test_a_level_that_was_not_verified_is_a_warning() -> None:
+    """A library with code for several CPUs is not simply verified where one of its levels ran nowhere."""
+    levels = {
+        "x86-64-v3": {"outputs": {}, "ran_on": "this machine"},
+        "x86-64-v4": {"not_verified": "no AVX-512"},
+    }
+    (build,) = list_builds(report(stage("net:verify/host", **VERDICT, levels=levels)))
+    assert (build.verdict, build.warnings) == (
+        "verified",
+        ("NOT VERIFIED at the level x86-64-v4: no AVX-512",),
+    )
+
+
 FACTS: dict[str, dict[str, Any]] = {
     "net:import": {"weight_bytes": 400, "nodes": ["a", "b"]},
     "net:build/host": {

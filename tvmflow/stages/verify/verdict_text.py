@@ -117,7 +117,7 @@ def _describe_outputs(outputs: Mapping[str, OutputComparison], facts: Verdict) -
 def _describe_level(name: str, level: LevelVerdict) -> str:
     """Return what was found of the code for one level of CPUs."""
     if "not_verified" in level:
-        return f"level {name} is NOT VERIFIED: {level['not_verified']}"
+        return f"NOT VERIFIED at the level {name}: {level['not_verified']}"
     error = largest(o.get("max_abs_error", math.nan) for o in list_compared(level))
     parts = [f"level {name} ran on {level['ran_on']}"]
     parts += [f"error {error:.2g}"] if error is not None else []
