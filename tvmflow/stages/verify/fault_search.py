@@ -17,11 +17,11 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler import ir, lowering, schedules
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.core.fork_server import Emit
-from tvmflow.core.formatting import count_text, last_line, size_text
+from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.base import StageContext
@@ -195,6 +195,8 @@ _HOST: Final = {"kind": "llvm"}
 # A few roundings of float32.
 _NUDGE: Final = 1e-6
 _DUMP: Final = "`tvmflow run RECIPE --dump-ir DIR`"
+# Before the names of tvmflow's own operators.
+_OWN: Final = "tvmflow."
 _REPORT: Final = "report it as a bug of tvmflow, with the model"
 
 
@@ -234,6 +236,12 @@ def find_faults(payload: dict[str, Json], _: Emit) -> list[Json]:
     else:
         faults = _Search(settings, build, context, payload["nodes"], payload.get("at")).run()
     return [fault._asdict() for fault in faults]
+
+
+def list_own_operators(mod: tvm.IRModule) -> list[str]:
+    """Return the operators of a model that passes of tvmflow alone make kernels of, without their prefix."""
+    names = ir.list_operators(mod)
+    return sorted(name.removeprefix(_OWN) for name in names if name.startswith(_OWN))
 
 
 def _nudge(feed: Mapping[str, Array]) -> Feed:
@@ -446,7 +454,16 @@ class _Search:
     # ---------------------------------------------------------------- import and lowering
 
     def _find_import_fault(self) -> Fault | None:
-        """Return a fault if the imported model, lowered by TVM's rules alone, disagrees with the reference."""
+        """Return a fault if the imported model, lowered by TVM's rules alone, disagrees with the reference.
+
+        So is one whose operators those rules do not know.
+        """
+        if own := list_own_operators(lowering.load_ir(self._context.inputs["import/model.json"])):
+            return Fault(
+                f"the import cannot be compared by itself, because TVM's own rules have no kernels for "
+                f"{names_text(own)}",
+                "build the recipe for the target `host`: if that is rejected, too, " + _REPORT,
+            )
         if self._agrees(self._run_imported(self._load())):
             return None
         place = self._find_first_tensor(self._run_imported)

@@ -151,6 +151,8 @@ def reach_more(
     results: ReferenceOutputs,
     indices: Sequence[str],
     settings: VerifySettings,
+    *,
+    can_settle_ties: bool,
 ) -> ReferenceOutputs:
     """Draw more random inputs for outputs that are indices, and add those that reach new elements.
 
@@ -159,6 +161,8 @@ def reach_more(
         results: What it computed before; samples of the recipe, and images, stay as they are.
         indices: The names of these outputs.
         settings: Those of `verify`.
+        can_settle_ties: Whether an index is judged by its score. If not, no large inputs are drawn: sigmoids of these
+            are all 1, and the library, whose own differ in a last bit, would be rejected.
     """
     data = results.samples
     is_random = not settings.verify.data and not any(s.image for s in settings.inputs.values())
@@ -168,7 +172,7 @@ def reach_more(
     reached = {name: {int(n) for batch in outputs for n in batch[name].flat} for name in indices}
     inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in batches[0].items()]
     ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
-    deviations = (0.0, *_DEVIATIONS)
+    deviations = (0.0, *_DEVIATIONS) if can_settle_ties else (0.0, _DEVIATIONS[0])
     last = 0
     for number in range(_MORE_DRAWS):
         if number - last > _VAIN_DRAWS:

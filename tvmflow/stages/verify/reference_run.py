@@ -104,7 +104,7 @@ def run_reference(
         results = run_reference_on(run, candidates, names, tolerance)
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
-            results = reach_more(run, results, clear, settings)
+            results = reach_more(run, results, clear, settings, can_settle_ties=bool(inner))
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         name, note, timed = reference.name, reference.note, None
         floats = []
