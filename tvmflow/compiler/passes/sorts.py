@@ -230,7 +230,7 @@ def _emit_rows(sort: Sort, data: Any, results: list[Any], cores: int, lanes: int
     rows = math.prod(sort.shape[: sort.axis]) * inner
     several = math.prod(sort.typical) // sort.length
     is_parallel = cores > 1 and several > 1 and several * sort.length >= _MIN_PARALLEL_ELEMENTS
-    order = _Order(sort.dtype, sort.length, sort.descending)
+    order = Order(sort.dtype, sort.length, sort.descending)
     is_selection = sort.length >= max(_MIN_ROW_FOR_SELECTION * sort.k, 2 * _BLOCK) and not (
         sort.length <= min(_ROW_OF_LANES * lanes**2, _MAX_ROW_FOR_LEAST)
         and _finds_least(order, sort.length, sort.k, lanes)
@@ -306,7 +306,7 @@ class _FirstOfColumns:
     """
 
     def __init__(self, sort: Sort, width: int) -> None:
-        self._order, self._width = _Order(sort.dtype, sort.length, sort.descending), width
+        self._order, self._width = Order(sort.dtype, sort.length, sort.descending), width
         self._new = self._allocate("uint32")
         self._keys = [self._allocate("uint32") for _ in range(sort.k)]
         self.places = [self._allocate("int32") for _ in range(sort.k)]
@@ -350,7 +350,7 @@ Word = tuple[Any, ...]
 """The key and the place of an element: one integer with both, or one for each."""
 
 
-class _Order:
+class Order:
     """The order of the elements of a row.
 
     Args:
@@ -420,7 +420,7 @@ class _Row(NamedTuple):
         element: Place -> the element.
     """
 
-    order: _Order
+    order: Order
     element: Callable[[Any], Any]
 
     def word(self, index: Any) -> Word:
@@ -430,13 +430,13 @@ class _Row(NamedTuple):
         return self.order.key(self.element(index))
 
 
-class _Words(NamedTuple):
+class Words(NamedTuple):
     """Words in memory."""
 
     buffers: tuple[Any, ...]
 
     @classmethod
-    def allocate(cls, order: _Order, size: int) -> _Words:
+    def allocate(cls, order: Order, size: int) -> Words:
         """Emit the allocation of so many words."""
         return cls(tuple(T.alloc_buffer((size,), dtype) for dtype in order.dtypes))
 
@@ -453,22 +453,24 @@ class _Words(NamedTuple):
             self[start + offset] = word(start + offset)
 
 
-class _Variable(NamedTuple):
+class Variable(NamedTuple):
     """A number in a register."""
 
     buffer: Any
 
     @classmethod
-    def allocate(cls, value: Any) -> _Variable:
+    def allocate(cls, value: Any) -> Variable:
         """Emit a variable with a first value."""
         variable = cls(T.alloc_buffer((1,), str(value.ty.dtype), scope="local"))
         variable.set(value)
         return variable
 
     def get(self) -> Any:
+        """Return the value."""
         return tirx.BufferLoad(self.buffer, [0])
 
     def set(self, value: Any) -> None:
+        """Emit an assignment."""
         T.buffer_store(self.buffer, value, [0])
 
     def add(self, condition: Any) -> None:
@@ -476,11 +478,13 @@ class _Variable(NamedTuple):
         self.set(self.get() + tirx.Cast("int32", condition))
 
 
-def _bind(word: Word) -> Word:
+def bind(word: Word) -> Word:
+    """Return a word whose numbers are bound to variables."""
     return tuple(T.Bind(part) for part in word)
 
 
-def _precedes(a: Word, b: Word) -> Any:
+def precedes(a: Word, b: Word) -> Any:
+    """Return whether a word comes before another one."""
     if len(a) == 1:
         return a[0] < b[0]
     return (a[0] < b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
@@ -504,23 +508,23 @@ def _padded_size(size: int) -> int:
     return run << passes
 
 
-def _emit_whole_sort(sort: Sort, row: _Row, lanes: int) -> _Words:
+def _emit_whole_sort(sort: Sort, row: _Row, lanes: int) -> Words:
     """Emit the sort of a row, or the selection of few of its words; return them in order."""
     order, length = row.order, sort.length
     if _finds_least(order, length, sort.k, lanes):
         room = _whole_vectors(order, length, lanes)
-        words = _Words.allocate(order, room)
+        words = Words.allocate(order, room)
         words.fill(0, length, row.word)
         words.fill(length, room, lambda _: order.last())
         return _emit_least(order, words, length, sort.k, lanes)
     size = _padded_size(length)
-    words = _Words.allocate(order, size)
+    words = Words.allocate(order, size)
     words.fill(0, length, row.word)
     words.fill(length, size, lambda _: order.last())
     return _emit_sort(order, words, size)
 
 
-def _emit_selection(sort: Sort, row: _Row, lanes: int) -> _Words:
+def _emit_selection(sort: Sort, row: _Row, lanes: int) -> Words:
     """Emit the selection of the first words of a row; return them in order.
 
     Those that come before the last of the first `count` so far are gathered. When there are enough
@@ -529,22 +533,22 @@ def _emit_selection(sort: Sort, row: _Row, lanes: int) -> _Words:
     order, count, length = row.order, sort.k, sort.length
     size = _padded_size(count + _BLOCK)
     room = _whole_vectors(order, size, lanes)
-    first, merged, gathered = (_Words.allocate(order, n) for n in (count, count, room))
+    first, merged, gathered = (Words.allocate(order, n) for n in (count, count, room))
     first.fill(0, count, lambda _: order.last())
-    filled, greatest = _Variable.allocate(_ZERO), tirx.max_value(order.key_dtype)
+    filled, greatest = Variable.allocate(_ZERO), tirx.max_value(order.key_dtype)
     blocks = -(-length // _BLOCK)
     with T.serial(blocks) as block:
         start = block * _BLOCK
-        least, tested = _Variable.allocate(greatest), tirx.min(start, length - _BLOCK)
+        least, tested = Variable.allocate(greatest), tirx.min(start, length - _BLOCK)
         with T.serial(_BLOCK) as offset:
             least.set(tirx.min(least.get(), row.key(tested + offset)))
-        limit = _bind(first[count - 1])
+        limit = bind(first[count - 1])
         has_candidates = order.may_precede(least.get(), limit)
         elements = tirx.min(_BLOCK, length - start)
         with T.If(has_candidates), T.Then(), T.serial(elements) as offset:
-            word = _bind(row.word(start + offset))
+            word = bind(row.word(start + offset))
             gathered[filled.get()] = word
-            filled.add(_precedes(word, limit))
+            filled.add(precedes(word, limit))
         with T.If(tirx.any(filled.get() > size - _BLOCK, block == blocks - 1)), T.Then():
             gathered.fill(filled.get(), room, lambda _: order.last())
             if _finds_least(order, size, count, lanes):
@@ -557,17 +561,17 @@ def _emit_selection(sort: Sort, row: _Row, lanes: int) -> _Words:
     return first
 
 
-def _emit_front_merge(left: _Words, right: _Words, target: _Words, count: int) -> None:
+def _emit_front_merge(left: Words, right: Words, target: Words, count: int) -> None:
     """Emit the first `count` words of two sorted lists of at least so many."""
-    taken = _Variable.allocate(_ZERO)
+    taken = Variable.allocate(_ZERO)
     with T.serial(count) as k:
-        a, b = _bind(left[taken.get()]), _bind(right[k - taken.get()])
-        is_left = T.Bind(_precedes(a, b))
+        a, b = bind(left[taken.get()]), bind(right[k - taken.get()])
+        is_left = T.Bind(precedes(a, b))
         target[k] = _select(is_left, a, b)
         taken.add(is_left)
 
 
-def _finds_least(order: _Order, size: int, count: int, lanes: int) -> bool:
+def _finds_least(order: Order, size: int, count: int, lanes: int) -> bool:
     """Return whether the first of some words are found one by one, which is faster than to sort all."""
     if count > _MAX_LEAST or len(order.dtypes) > 1:
         return False
@@ -575,15 +579,15 @@ def _finds_least(order: _Order, size: int, count: int, lanes: int) -> bool:
     return size >= _MIN_ROW_FOR_LOOP or vectors <= _VECTORS_PER_WORD * (size - _SORTED_AT_ONCE)
 
 
-def _emit_least(order: _Order, words: _Words, size: int, count: int, lanes: int) -> _Words:
+def _emit_least(order: Order, words: Words, size: int, count: int, lanes: int) -> Words:
     """Emit the search for the first of some words of one integer; return these in order.
 
     Words beyond their number, up to whole vectors (`_whole_vectors`), are last ones.
     """
     (last,) = order.last()
-    first = _Words.allocate(order, count)
+    first = Words.allocate(order, count)
     # no differences, which TVM tells LLVM do not wrap around
-    start = _Variable.allocate(tirx.const(0, order.dtypes[0]))
+    start = Variable.allocate(tirx.const(0, order.dtypes[0]))
     with T.serial(count) as k:
         begin = T.Bind(start.get())
         width = _word_lanes(order, size, lanes)
@@ -595,16 +599,16 @@ def _emit_least(order: _Order, words: _Words, size: int, count: int, lanes: int)
     return first
 
 
-def _search_in_loop(words: _Words, size: int, _: int, begin: Any, last: Any) -> Any:
+def _search_in_loop(words: Words, size: int, _: int, begin: Any, last: Any) -> Any:
     """Emit the search for the least word that is not below another one; return it."""
-    least = _Variable.allocate(last)
+    least = Variable.allocate(last)
     with T.serial(size) as place:
         word = T.Bind(words[place][0])
         least.set(tirx.min(least.get(), tirx.Select(word < begin, last, word)))
     return least.get()
 
 
-def _search_in_vectors(words: _Words, size: int, width: int, begin: Any, last: Any) -> Any:
+def _search_in_vectors(words: Words, size: int, width: int, begin: Any, last: Any) -> Any:
     """Emit the same search of vectors of so many words."""
     least = T.alloc_buffer((width,), str(last.ty.dtype), scope="local")
 
@@ -624,25 +628,25 @@ def _search_in_vectors(words: _Words, size: int, width: int, begin: Any, last: A
     return tirx.BufferLoad(least, [0])
 
 
-def _word_lanes(order: _Order, size: int, lanes: int) -> int:
+def _word_lanes(order: Order, size: int, lanes: int) -> int:
     """Return how many words of one integer are compared at once; `lanes` are of 32 bits."""
     if size >= _MIN_ROW_FOR_LOOP:
         return 1
     return max(lanes * 32 // int(order.dtypes[0][4:]), 1)
 
 
-def _whole_vectors(order: _Order, size: int, lanes: int) -> int:
+def _whole_vectors(order: Order, size: int, lanes: int) -> int:
     """Return the number of words in whole vectors that hold so many."""
     width = _word_lanes(order, size, lanes)
     return -(-size // width) * width
 
 
-def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:
+def _emit_sort(order: Order, words: Words, size: int) -> Words:
     """Emit the sort of words; return where they are then. Their number is a `_padded_size`."""
     run, passes = _split_size(size)
     with T.serial(1 << passes) as part:
         _emit_network(order, words, part * run, run)
-    other = _Words.allocate(order, size) if passes else words
+    other = Words.allocate(order, size) if passes else words
     for level in range(passes):
         with T.serial(size // (run << level + 1)) as pair:
             _emit_merge(words, other, pair * (run << level + 1), run << level)
@@ -650,30 +654,30 @@ def _emit_sort(order: _Order, words: _Words, size: int) -> _Words:
     return words
 
 
-def _emit_merge(source: _Words, target: _Words, base: Any, run: int) -> None:
+def _emit_merge(source: Words, target: Words, base: Any, run: int) -> None:
     """Emit the merge of adjacent runs: the smaller half from their begins, the greater from their ends."""
     # how many words of either half come from the left run
-    low, high = _Variable.allocate(_ZERO), _Variable.allocate(_ZERO)
+    low, high = Variable.allocate(_ZERO), Variable.allocate(_ZERO)
     end = base + run - 1
     with T.serial(run) as k:
-        a, b = _bind(source[base + low.get()]), _bind(source[base + run + k - low.get()])
-        is_left = T.Bind(_precedes(a, b))
+        a, b = bind(source[base + low.get()]), bind(source[base + run + k - low.get()])
+        is_left = T.Bind(precedes(a, b))
         target[base + k] = _select(is_left, a, b)
         low.add(is_left)
-        a, b = _bind(source[end - high.get()]), _bind(source[end + run - k + high.get()])
-        is_left = T.Bind(_precedes(b, a))
+        a, b = bind(source[end - high.get()]), bind(source[end + run - k + high.get()])
+        is_left = T.Bind(precedes(b, a))
         target[end + run - k] = _select(is_left, a, b)
         high.add(is_left)
 
 
-def _emit_network(order: _Order, words: _Words, base: Any, size: int) -> None:
+def _emit_network(order: Order, words: Words, base: Any, size: int) -> None:
     """Emit Batcher's network on a few words."""
-    registers = _Words(tuple(T.alloc_buffer((size,), d, scope="local") for d in order.dtypes))
+    registers = Words(tuple(T.alloc_buffer((size,), d, scope="local") for d in order.dtypes))
     for k in range(size):
         registers[k] = words[base + k]
     for low, high in _list_comparators(size):
-        a, b = _bind(registers[low]), _bind(registers[high])
-        swaps = T.Bind(_precedes(b, a))
+        a, b = bind(registers[low]), bind(registers[high])
+        swaps = T.Bind(precedes(b, a))
         registers[low], registers[high] = _select(swaps, b, a), _select(swaps, a, b)
     for k in range(size):
         words[base + k] = registers[k]

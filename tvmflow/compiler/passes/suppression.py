@@ -7,6 +7,7 @@ class or image selects by the bits that this gives, and the last launches write 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -26,11 +27,18 @@ from tvmflow.compiler.ir_operators import (
 )
 from tvmflow.compiler.open_sizes import is_open, known_sizes
 from tvmflow.compiler.passes.rewriter import TargetRewriter, rewrite_main
+from tvmflow.compiler.passes.sorts import Order, Variable, Words, bind, precedes
 from tvmflow.compiler.tir_kernels.definitions import (
     declare_buffer,
+    define_flat_kernel,
     define_kernel,
     launch_threads,
 )
+
+# The sides of a box, and its area.
+_CORNERS: Final = 5
+# Fewer scores are not worth handing to another core.
+_MIN_PARALLEL_SCORES: Final = 1 << 12
 
 
 def lower_suppression(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
@@ -52,11 +60,14 @@ class _SuppressionRewriter(TargetRewriter):
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)
-        if kernels.operator is NonMaxSuppression:
+        if kernels.operator is NonMaxSuppression and is_gpu:
             scores = operands[1]
             order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
             operands.insert(2, self.emit(order))
         make = kernels.make_for_gpu if is_gpu else kernels.make_for_cpu
+        if kernels.operator is NonMaxSuppression and not is_gpu:
+            cores = self._context.cpu.cores if self._context.cpu else 1
+            make = functools.partial(make, cores)
         function = make(kernels.operator.read(call), *operands)
         name = kernels.operator.NAME.rpartition(".")[2]
         callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)
@@ -67,36 +78,37 @@ class _SuppressionRewriter(TargetRewriter):
 # ---------------------------------------------------------------- overlaps
 
 
+def _sides(values: Sequence[Any], is_centered: bool) -> list[tuple[Any, Any]]:
+    """Return the lower and the higher side of a box of ONNX along each axis."""
+    pairs = zip(values[:2], values[2:], strict=True)
+    if is_centered:
+        halves = [(middle, size / T.float32(2)) for middle, size in pairs]
+        return [(middle - half, middle + half) for middle, half in halves]
+    return [(T.min(one, other), T.max(one, other)) for one, other in pairs]
+
+
+def _overlaps(one: Sequence[Any], other: Sequence[Any], threshold: Any) -> Any:
+    """Return whether two boxes, as their sides and areas, overlap by more than a threshold."""
+    zero = T.float32(0)
+    shared = [
+        T.min(one[axis + 1], other[axis + 1]) - T.max(one[axis], other[axis]) for axis in (0, 2)
+    ]
+    common = shared[0] * shared[1]
+    union = one[4] + other[4] - common
+    is_positive = [value > zero for value in (*shared, one[4], other[4], common, union)]
+    return T.And(tirx.all(*is_positive), common / union > threshold)
+
+
 def _make_onnx_overlap(is_centered: bool) -> Any:
     """Return a function that returns whether two boxes overlap by more than a threshold."""
 
-    def sides(boxes: Any, batch: Any, box: Any) -> list[tuple[Any, Any]]:
+    def read(boxes: Any, batch: Any, box: Any) -> list[Any]:
         values = [boxes[batch, box, column] for column in range(4)]
-        if is_centered:
-            pairs = zip(values[:2], values[2:], strict=True)
-            halves = [(middle, size / T.float32(2)) for middle, size in pairs]
-            return [(middle - half, middle + half) for middle, half in halves]
-        pairs = zip(values[:2], values[2:], strict=True)
-        return [(T.min(one, other), T.max(one, other)) for one, other in pairs]
+        (top, bottom), (left, right) = _sides(values, is_centered)
+        return [top, bottom, left, right, (bottom - top) * (right - left)]
 
     def overlaps(boxes: Any, batch: Any, first: Any, second: Any, threshold: Any) -> Any:
-        zero = T.float32(0)
-        ones, others = sides(boxes, batch, first), sides(boxes, batch, second)
-        shared = [
-            T.min(one[1], other[1]) - T.max(one[0], other[0])
-            for one, other in zip(ones, others, strict=True)
-        ]
-        area, other_area, common = (
-            x * y
-            for x, y in (
-                [high - low for low, high in ones],
-                [high - low for low, high in others],
-                shared,
-            )
-        )
-        union = area + other_area - common
-        is_positive = [value > zero for value in (*shared, area, other_area, common, union)]
-        return T.And(tirx.all(*is_positive), common / union > threshold)
+        return _overlaps(read(boxes, batch, first), read(boxes, batch, second), threshold)
 
     return overlaps
 
@@ -149,78 +161,145 @@ def _is_one_class(operator: BoxNms, one: Callable[[int], Any], other: Callable[[
 # in the rows that are left. ONNX's is that of ONNX Runtime.
 
 
-def _make_onnx_kernel(operator: NonMaxSuppression, *operands: Any) -> Any:
-    """Return the kernel; its results are the rows, and their number."""
-    rows, takes_all_scores = operator.rows, operator.takes_all_scores
+def _make_onnx_kernel(cores: int, operator: NonMaxSuppression, *operands: Any) -> Any:
+    """Return the kernel; its results are the rows, and their number.
+
+    Of each class, the boxes above the threshold become a heap, of which one after the other is taken until
+    enough are selected, and compared with all selected ones at once. Classes are independent of each other.
+    """
     batch, classes, n = ir.known_shape(operands[1])
-    overlaps = _make_onnx_overlap(operator.is_centered)
-    # its loops depend on the data: nothing is fused with it, and no rule or search schedules it
-    attributes = {"tirx.noalias": True, "op_pattern": 8}
+    groups = batch * classes
+    most = operator.rows // groups
+    kinds = {
+        "boxes": ((batch, n, 4), "float32"),
+        "scores": ((batch, classes, n), "float32"),
+        "limit": ((1,), "int64"),
+        "overlap": ((1,), "float32"),
+        "threshold": ((1,), "float32"),
+        "selected": ((operator.rows, SELECTED_COLUMNS), "int64"),
+        "count": ((1,), "int64"),
+    }
+    is_parallel = cores > 1 and groups > 1 and groups * n >= _MIN_PARALLEL_SCORES
+    with define_flat_kernel("non_max_suppression", kinds) as (builder, buffers):
+        *inputs, selected, count = map(B.buffer_proxy, buffers)
+        kept = B.buffer_proxy(B.alloc_buffer((groups * most,), "int32"))
+        numbers = B.buffer_proxy(B.alloc_buffer((groups,), "int32"))
+        with (B.parallel if is_parallel else B.serial)(groups) as group:
+            number = _emit_group(operator, inputs, group, (classes, n, most), kept)
+            numbers[group] = number
+        total = Variable.allocate(tirx.const(0, "int32"))
+        with B.serial(groups) as group:
+            with B.serial(numbers[group]) as place:
+                row = (total.get() + place) * SELECTED_COLUMNS
+                values = (group // classes, group % classes, kept[group * most + place])
+                for column, value in enumerate(values):
+                    selected[row + column] = tirx.Cast("int64", value)
+            total.set(total.get() + numbers[group])
+        with B.serial((operator.rows - total.get()) * SELECTED_COLUMNS) as place:
+            selected[total.get() * SELECTED_COLUMNS + place] = tirx.const(0, "int64")
+        count[0] = tirx.Cast("int64", total.get())
+    return builder.get()
 
-    @T.prim_func(private=True, s_tir=True)  # type: ignore[untyped-decorator]  # TVM has no types
-    def non_max_suppression(
-        boxes_handle: T.handle,
-        scores_handle: T.handle,
-        order_handle: T.handle,
-        limit_handle: T.handle,
-        overlap_handle: T.handle,
-        threshold_handle: T.handle,
-        selected_handle: T.handle,
-        count_handle: T.handle,
-    ) -> None:
-        T.func_attr(attributes)
-        boxes = T.match_buffer(boxes_handle, (batch, n, 4), "float32")
-        scores = T.match_buffer(scores_handle, (batch, classes, n), "float32")
-        order = T.match_buffer(order_handle, (batch, classes, n), "int32")
-        limit = T.match_buffer(limit_handle, (1,), "int64")
-        overlap = T.match_buffer(overlap_handle, (1,), "float32")
-        threshold = T.match_buffer(threshold_handle, (1,), "float32")
-        selected = T.match_buffer(selected_handle, (rows, 3), "int64")
-        count = T.match_buffer(count_handle, (1,), "int64")
-        with T.sblock("non_max_suppression"):
-            T.reads(
-                boxes[0:batch, 0:n, 0:4],
-                scores[0:batch, 0:classes, 0:n],
-                order[0:batch, 0:classes, 0:n],
-                limit[0:1],
-                overlap[0:1],
-                threshold[0:1],
-            )
-            T.writes(selected[0:rows, 0:3], count[0:1])
-            kept = T.sblock_alloc_buffer((n,), "int32")
-            # the rows so far, those of this class, and whether a box stays
-            state = T.sblock_alloc_buffer((3,), "int32")
-            state[0] = 0
-            for b in T.serial(batch):
-                for c in T.serial(classes):
-                    state[1] = 0
-                    for i in T.serial(n):
-                        box: T.let = order[b, c, i]
-                        score: T.let = scores[b, c, box]
-                        state[2] = 0
-                        if (
-                            score > threshold[0]
-                            or (T.bool(takes_all_scores) and score == threshold[0])
-                        ) and T.Cast("int64", state[1]) < limit[0]:
-                            state[2] = 1
-                            for k in T.serial(state[1]):
-                                # the second condition is not computed for a box that is out
-                                if state[2] == 1:  # noqa: SIM102
-                                    if overlaps(boxes, b, box, kept[k], overlap[0]):
-                                        state[2] = 0
-                        if state[2] == 1:
-                            kept[state[1]] = box
-                            selected[state[0], 0] = T.Cast("int64", b)
-                            selected[state[0], 1] = T.Cast("int64", c)
-                            selected[state[0], 2] = T.Cast("int64", box)
-                            state[0] = state[0] + 1
-                            state[1] = state[1] + 1
-            for row in T.serial(rows - state[0]):
-                for column in T.serial(3):
-                    selected[state[0] + row, column] = T.int64(0)
-            count[0] = T.Cast("int64", state[0])
 
-    return non_max_suppression
+def _emit_group(
+    operator: NonMaxSuppression,
+    inputs: Sequence[Any],
+    group: Any,
+    sizes: tuple[int, int, int],
+    kept: Any,
+) -> Any:
+    """Emit the selection of the boxes of one class of an image; return their number.
+
+    Args:
+        operator: The operator.
+        inputs: Boxes, scores, the limit, the overlap and the threshold.
+        group: The image and the class, as one number.
+        sizes: The numbers of classes, of boxes, and of those that are selected at most.
+        kept: The buffer of selected boxes, `sizes[2]` for each class.
+    """
+    boxes, scores, limit, overlap, threshold = inputs
+    classes, n, most = sizes
+    heap = _Heap(Order("float32", n, descending=True), n)
+    with B.serial(n) as box:
+        score = B.Bind(scores[group * n + box])
+        is_high = score > threshold[0]
+        if operator.takes_all_scores:
+            is_high = tirx.any(is_high, tirx.EQ(score, threshold[0]))
+        heap.append(score, box, is_high)
+    heap.order()
+    corners = [B.buffer_proxy(B.alloc_buffer((most,), "float32")) for _ in range(_CORNERS)]
+    wanted = B.Bind(tirx.Cast("int32", tirx.min(limit[0], tirx.const(most, "int64"))))
+    number = Variable.allocate(tirx.const(0, "int32"))
+    with B.While(tirx.all(heap.size.get() > 0, number.get() < wanted)):
+        box = B.Bind(heap.pop())
+        first = (group // classes * n + box) * 4
+        own = _bound_box([boxes[first + column] for column in range(4)], operator.is_centered)
+        is_out = Variable.allocate(tirx.const(0, "int32"))
+        with B.serial(number.get()) as place:
+            other = [corner[place] for corner in corners]
+            is_out.set(is_out.get() | tirx.Cast("int32", _overlaps(own, other, overlap[0])))
+        with _when(tirx.EQ(is_out.get(), 0)):
+            for corner, value in zip(corners, own, strict=True):
+                corner[number.get()] = value
+            kept[group * most + number.get()] = box
+            number.set(number.get() + 1)
+    return number.get()
+
+
+class _Heap:
+    """The words of candidates, of which the first in their order is taken.
+
+    Args:
+        order: The order of their scores.
+        most: How many there are at most.
+    """
+
+    def __init__(self, order: Order, most: int) -> None:
+        self._order, self._words = order, Words.allocate(order, most)
+        self.size = Variable.allocate(tirx.const(0, "int32"))
+        self._place = Variable.allocate(tirx.const(0, "int32"))
+
+    def append(self, score: Any, box: Any, condition: Any) -> None:
+        """Emit the addition of a box at the end where a condition is true."""
+        self._words[self.size.get()] = self._order.word(score, box)
+        self.size.add(condition)
+
+    def order(self) -> None:
+        """Emit the order of a heap among the words."""
+        half = B.Bind(self.size.get() // 2)
+        with B.serial(half) as step:
+            start = B.Bind(half - 1 - step)
+            self._sink(bind(self._words[start]), start)
+
+    def pop(self) -> Any:
+        """Emit the removal of the first word, and return its box."""
+        first = bind(self._words[0])
+        self.size.set(self.size.get() - 1)
+        self._sink(bind(self._words[self.size.get()]), tirx.const(0, "int32"))
+        return self._order.index(first)
+
+    def _sink(self, word: Any, start: Any) -> None:
+        """Emit the moves that put a word in its place below another one."""
+        place, size = self._place, B.Bind(self.size.get())
+        place.set(start)
+        is_moving = Variable.allocate(tirx.const(1, "int32"))
+        with B.While(tirx.all(tirx.EQ(is_moving.get(), 1), place.get() * 2 + 1 < size)):
+            left = B.Bind(place.get() * 2 + 1)
+            right = B.Bind(tirx.min(left + 1, size - 1))
+            is_right = precedes(bind(self._words[right]), bind(self._words[left]))
+            child = B.Bind(tirx.Select(is_right, right, left))
+            below = bind(self._words[child])
+            is_moving.set(tirx.Cast("int32", precedes(below, word)))
+            with _when(tirx.EQ(is_moving.get(), 1)):
+                self._words[place.get()] = below
+                place.set(child)
+        self._words[place.get()] = word
+
+
+def _bound_box(values: Sequence[Any], is_centered: bool) -> list[Any]:
+    """Return the sides of a box, each bound to a variable, and its area."""
+    sides = [B.Bind(side) for pair in _sides(values, is_centered) for side in pair]
+    return [*sides, B.Bind((sides[1] - sides[0]) * (sides[3] - sides[2]))]
 
 
 def _list_extents(rows: Any) -> tuple[tuple[Any, Any], int]:

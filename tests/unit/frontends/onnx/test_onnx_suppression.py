@@ -9,8 +9,10 @@ import pytest
 from onnx import helper
 
 from tests.support.detectors import ALL_BOXES, constants, run_onnx_runtime
+from tests.support.kernels import FAST
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, value
+from tvmflow.compiler import lowering
 
 BATCH, CLASSES, BOXES = 2, 3, 40
 # Limit, overlap and threshold; None for one that is not there.
@@ -104,3 +106,29 @@ def test_a_score_that_is_no_number_is_never_selected(tmp_path: Path) -> None:
     feed["boxes"][..., 2:] = feed["boxes"][..., :2] + 1
     (rows,) = compute(load(made, tmp_path, feed), feed)
     assert rows[:, 2].tolist() == [3, 1, 2]
+
+
+def test_boxes_of_many_classes_are_selected_by_several_threads(tmp_path: Path) -> None:
+    """Without a sort of all scores; equal ones, infinite ones and both zeros are in the order of the boxes."""
+    node = helper.make_node(
+        "NonMaxSuppression", ["boxes", "scores", "limit", "half", "least"], ["rows"]
+    )
+    inputs = [value("boxes", [2, 333, 4]), value("scores", [2, 9, 333])]
+    limits = constants(limit=[40], half=[0.5], least=[-0.4])
+    made = model([node], inputs, [value("rows", [None, 3], "int64")], limits)
+    rng = np.random.default_rng(3)
+    corners = rng.uniform(0, 200, (2, 333, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(1, 90, (2, 333, 2))], 2)
+    scores = np.round(rng.normal(size=(2, 9, 333)) * 3).astype("float32") / 3
+    scores[..., ::5], scores[..., 1::9], scores[..., 2::9] = -0.0, np.inf, -np.inf
+    boxes[:, ::4] = boxes[:, :1]
+    feed = {"boxes": boxes.astype("float32"), "scores": scores}
+    loaded = load(made, tmp_path, feed)
+    (rows,) = compute(loaded, feed)
+    np.testing.assert_array_equal(rows, run_onnx_runtime(made, feed)[0])
+    target = lowering.make_target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
+    lowered = lowering.lower(loaded.mod, target, FAST).mod
+    kernels = [name.name_hint for name in lowered.get_global_vars()]
+    assert not any("sort" in name for name in kernels)
+    (kernel,) = [lowered[name] for name in kernels if name.startswith("non_max_suppression")]
+    assert "T.parallel" in kernel.script()
