@@ -130,7 +130,7 @@ GRAPH_PHASES: Final[Phases] = {
         ),
         _pass("narrow_data", narrow_data, LoweringContext.computes_float16),
         _pass("group_norm", rewrite_group_norms, LoweringContext.has_blocked_layout).looks_for(
-            "variance"
+            "variance", "nn.group_norm"
         ),
         LoweringPass("blocked_layout", use_blocked_layouts, LoweringContext.has_blocked_layout),
         _pass("resize", convert_resize, LoweringContext.has_cpu_model).looks_for(

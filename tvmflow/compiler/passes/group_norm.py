@@ -5,6 +5,7 @@ So their data stay blocked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -24,16 +25,30 @@ def rewrite_group_norms(mod: tvm.IRModule) -> tvm.IRModule:
     return rewrite_main(mod, _GroupNormRewriter)
 
 
-def group_mean(x: Any, groups: int) -> Any:
-    """Return means of channels (n, c, 1, …) averaged over each group, for all channels of the group."""
-    size = int(x.shape[1]) // groups
+def group_mean(sums: Any, groups: int, count: Any) -> Any:
+    """Return the mean of each group, for all its channels.
+
+    Args:
+        sums: The sums of channels (n, c, 1, …).
+        groups: The number of groups.
+        count: The number of pixels of a channel.
+    """
+    size = int(sums.shape[1]) // groups
     member = te.reduce_axis((0, size), "member")
 
     def element(n: Any, c: Any, *rest: Any) -> Any:
-        value = x(n, c // size * size + member, *rest)
-        return te.sum(value / tirx.const(size, x.dtype), axis=[member])
+        mean = sums(n, c // size * size + member, *rest) / tirx.Cast(sums.dtype, count)
+        return te.sum(mean / tirx.const(size, sums.dtype), axis=[member])
 
-    return te.compute(x.shape, element, name="group_mean")
+    return te.compute(sums.shape, element, name="group_mean")
+
+
+def group_factor(squares: Any, groups: int, count: Any, epsilon: Any) -> Any:
+    """Return 1 / √(variance + ε) of each group for all its channels, see `group_mean`."""
+    variance, one = group_mean(squares, groups, count), tirx.const(1, squares.dtype)
+    return te.compute(
+        variance.shape, lambda *i: one / te.sqrt(variance(*i) + epsilon()), name="group_factor"
+    )
 
 
 class _GroupNorm(NamedTuple):
@@ -43,8 +58,8 @@ class _GroupNorm(NamedTuple):
         data: The images, (n, c, …).
         groups: The number of groups.
         epsilon: What is added to the variance.
-        scale: Weights with one factor a group; None without.
-        shift: Weights with one summand a group; None without.
+        scale: Factors, one a group (groups, 1) or one a channel (channels,); None without.
+        shift: Summands, as many; None without.
     """
 
     data: Any
@@ -55,7 +70,7 @@ class _GroupNorm(NamedTuple):
 
 
 class _GroupNormRewriter(MainRewriter):
-    """Rewrites the division that ends an instance norm, or the reshape behind a group norm.
+    """Rewrites group norms, the division that ends an instance norm, or the reshape behind a group norm.
 
     What these read becomes dead code.
     """
@@ -76,6 +91,28 @@ class _GroupNormRewriter(MainRewriter):
         )
 
     def match_group_norm(self, call: relax.Call) -> _GroupNorm | None:
+        """Return the norm of groups that TVM's operator describes; None for other axes and dtypes."""
+        data, scale, shift = call.args
+        attrs, shape = call.attrs, sizes_of(data)
+        rank = 0 if shape is None else len(shape)
+        if (
+            shape is None
+            or rank < 3
+            or is_open(shape[1])
+            or int(attrs.channel_axis) % rank != 1
+            or sorted(int(axis) % rank for axis in attrs.axes) != list(range(2, rank))
+            or not ir.is_float32(call)
+        ):
+            return None
+        return _GroupNorm(
+            data=data,
+            groups=int(attrs.num_groups),
+            epsilon=relax.const(float(attrs.epsilon), "float32"),
+            scale=scale if attrs.scale else None,
+            shift=shift if attrs.center else None,
+        )
+
+    def match_reshaped_norm(self, call: relax.Call) -> _GroupNorm | None:
         """Return the norm of groups before a reshape; None for others."""
         shift, value = self._match_weights("relax.add", call.args[0])
         scale, value = self._match_weights("relax.multiply", value)
@@ -154,16 +191,21 @@ class _GroupNormRewriter(MainRewriter):
 
     def _rewrite(self, norm: _GroupNorm) -> Any:
         data, emit = self.visit_expr(norm.data), self.emit
-        channels, rank = known_sizes(norm.data)[1], len(known_sizes(norm.data))
-        axes = list(range(2, rank))
-        mean = self._group_mean(emit(relax.op.mean(data, axes, keepdims=True)), norm.groups)
+        _, channels, *image = known_sizes(norm.data)
+        rank = len(image) + 2
+
+        def reduce(numbers: Any, function: Callable[..., Any], *args: Any) -> Any:
+            # a sum, into whose kernel the squares go
+            sums = emit(relax.op.sum(numbers, list(range(2, rank)), keepdims=True))
+            name, options = function.__name__, (norm.groups, math.prod(image), *args)
+            # Opaque: a kernel of images that reads it would find the group of each number.
+            return self.kernel(function, name, sums, *options, pattern=OPAQUE)
+
+        mean = reduce(data, group_mean)
         # Two subtractions: a shared one would be a tensor in memory.
         difference = emit(relax.op.subtract(data, mean))
         squares = emit(relax.op.multiply(difference, difference))
-        deviation = emit(relax.op.mean(squares, axes, keepdims=True))
-        variance = self._group_mean(deviation, norm.groups)
-        total = emit(relax.op.add(variance, self.visit_expr(norm.epsilon)))
-        factor = emit(relax.op.divide(relax.const(1.0, "float32"), emit(relax.op.sqrt(total))))
+        factor = reduce(squares, group_factor, self.visit_expr(norm.epsilon))
         if norm.scale is not None:
             factor = emit(relax.op.multiply(factor, self._expand(norm.scale, channels, rank)))
         result = relax.op.multiply(emit(relax.op.subtract(data, mean)), factor)
@@ -171,22 +213,18 @@ class _GroupNormRewriter(MainRewriter):
             return result
         return relax.op.add(emit(result), self._expand(norm.shift, channels, rank))
 
-    def _group_mean(self, means: Any, groups: int) -> Any:
-        if known_sizes(means)[1] == groups:
-            return means
-        # Opaque: a kernel of images that reads it would find the group of each number.
-        return self.kernel(group_mean, "group_mean", means, groups, pattern=OPAQUE)
-
     def _expand(self, weights: Any, channels: int, rank: int) -> Any:
-        """Emit weights (groups, 1) as (1, c, 1, …), each for all channels of its group."""
+        """Emit weights of groups (groups, 1), or of channels (c,), as (1, c, 1, …)."""
         weights = self.visit_expr(weights)
-        groups = ir.known_shape(weights)[0]
-        spread = self.emit(relax.op.broadcast_to(weights, [groups, channels // groups]))
-        return self.reshape(spread, [1, channels, *[1] * (rank - 2)])
+        groups, *is_of_groups = ir.known_shape(weights)
+        if is_of_groups:
+            weights = self.emit(relax.op.broadcast_to(weights, [groups, channels // groups]))
+        return self.reshape(weights, [1, channels, *[1] * (rank - 2)])
 
 
 _MATCHES: Final[Mapping[str, Callable[[_GroupNormRewriter, relax.Call], _GroupNorm | None]]] = {
     "relax.divide": _GroupNormRewriter.match_instance_norm,
-    "relax.reshape": _GroupNormRewriter.match_group_norm,
+    "relax.nn.group_norm": _GroupNormRewriter.match_group_norm,
+    "relax.reshape": _GroupNormRewriter.match_reshaped_norm,
 }
 """The operator that ends a norm -> the method that finds the norm before it."""

@@ -208,7 +208,7 @@ def count_fused_axes(block: Block, lanes: int) -> int:
         if len(extents) - count in block.open_axes:
             # TVM does not simplify the indices of loops that are fused by open lengths
             break
-        if not _follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
+        if not follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
             break
         lengths = [extent for extent in extents[-count - 1 :] if extent > 1]
         if len(lengths) > 2 and lanes % lengths[-1] == 0:
@@ -218,7 +218,7 @@ def count_fused_axes(block: Block, lanes: int) -> int:
     return count
 
 
-def _follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
+def follow_each_other(block: Block, outer: Any, inner: Any, extents: Sequence[int]) -> bool:
     """Return whether all loads, and the store, move along two neighboring axes as along one axis."""
     if extents[0] == 1:
         return True

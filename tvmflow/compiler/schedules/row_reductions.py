@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import tvm_ffi
 from tvm.s_tir import Schedule
 
 from tvmflow.compiler.cpu_model import MIN_PARALLEL_ELEMENTS, CpuModel
@@ -26,6 +27,7 @@ from tvmflow.compiler.schedules.blocks import (
 )
 from tvmflow.compiler.schedules.elementwise import (
     divisor,
+    follow_each_other,
     fuse,
     fuse_and_parallelize,
     peel_last_iteration,
@@ -83,25 +85,31 @@ def apply(schedule: Schedule, cpu: CpuModel) -> Schedule | None:
 def _inline_read_once(schedule: Schedule, blocks: list[Block]) -> list[Block]:
     """Compute cheap numbers that a reduction reads once where it reads them; return all blocks left."""
     intermediate = list_intermediate_buffers(schedule)
-    inlined = []
-    for block in blocks:
-        readers = [
-            reader
-            for reader in blocks
-            for load in list_loads(reader)
-            if load.source.same_as(block.output)
-        ]
-        if (
-            not (block.is_reduction or block.open_axes or has_slow_operations(block))
-            and any(block.output.same_as(buffer) for buffer in intermediate)
-            and len(readers) == 1
-            and readers[0].is_reduction
-            and readers[0].work == block.work
-        ):
-            inlined.append(block)
+    inlined = [
+        block
+        for block in blocks
+        if not (block.is_reduction or block.open_axes or has_slow_operations(block))
+        and any(block.output.same_as(buffer) for buffer in intermediate)
+        and _is_read_once(block, blocks)
+    ]
     for block in inlined:
         schedule.compute_inline(block.handle)
-    return (analyze_blocks(schedule) or []) if inlined else blocks
+    # which may have been read by one of these, as a difference is by its square
+    return _inline_read_once(schedule, analyze_blocks(schedule) or []) if inlined else blocks
+
+
+def _is_read_once(block: Block, blocks: Sequence[Block]) -> bool:
+    """Return whether one reduction alone reads the numbers of a block, one at a time."""
+    readers = [
+        (reader, [load for load in list_loads(reader) if load.source.same_as(block.output)])
+        for reader in blocks
+    ]
+    readers = [(reader, loads) for reader, loads in readers if loads]
+    if len(readers) != 1:
+        return False
+    [(reader, (first, *others))] = readers
+    is_same = all(tvm_ffi.structural_equal(first, load) for load in others)
+    return is_same and reader.is_reduction and reader.work == block.work
 
 
 def _join_vectors(schedule: Schedule, steps: Sequence[_Step], row_axes: int) -> None:
@@ -174,20 +182,35 @@ def _reduce_in_vectors(schedule: Schedule, block: Block, cpu: CpuModel) -> list[
         The handles of the blocks of partial sums; none if the reduction does not allow it.
     """
     is_open = len(block.axes) - 1 in block.open_axes
-    if (
-        not block.is_reduction
-        or (block.reduction_extents[-1] <= cpu.lanes and not is_open)
-        or not is_contiguous(block, block.axes[-1])
-    ):
+    if not block.is_reduction or not is_contiguous(block, block.axes[-1]):
         return []
-    loop = schedule.get_loops(block.handle)[-1]
+    joined = _count_joined_axes(block, cpu.lanes)
+    extent = math.prod(block.reduction_extents[-joined:])
+    if extent <= cpu.lanes and not is_open:
+        return []
+    loop = fuse(schedule, list(schedule.get_loops(block.handle))[-joined:])
     _, lanes = schedule.split(loop, [None, cpu.lanes])
     partial_sums = schedule.rfactor(lanes, factor_axis=len(block.spatial_extents))
     *_, vectors, lanes = schedule.get_loops(partial_sums)
     schedule.vectorize(lanes)
-    if not is_open and block.reduction_extents[-1] % cpu.lanes:
+    if not is_open and extent % cpu.lanes:
         peel_last_iteration(schedule, vectors)
     return [partial_sums, *_halve_sums(schedule, block, cpu.lanes)]
+
+
+def _count_joined_axes(block: Block, lanes: int) -> int:
+    """Return how many of the innermost reduced axes are one loop, whose vectors are whole but the last.
+
+    One where the vectors of the last axis are whole, or its length is open.
+    """
+    extents, count = block.reduction_extents, 1
+    axes = block.axes[-len(extents) :]
+    is_open = any(axis >= len(block.axes) - len(extents) for axis in block.open_axes)
+    while math.prod(extents[-count:]) % lanes and count < len(extents) and not is_open:
+        if not follow_each_other(block, axes[-count - 1], axes[-count], extents[-count - 1 :]):
+            break
+        count += 1
+    return count
 
 
 def _halve_sums(schedule: Schedule, block: Block, lanes: int) -> list[Any]:

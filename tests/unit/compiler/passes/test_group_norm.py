@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx.helper import make_node as node
 
-from tests.support.kernels import host_level, kernels_of
-from tests.support.onnx_models import agree, draw, model, value
+from tests.support.kernels import host_level, kernels_of, outputs
+from tests.support.onnx_models import agree, draw, load, model, value
 
 
 def normed(batch: int, channels: int, groups: int, size: tuple[int, int]) -> Any:
@@ -131,3 +131,61 @@ def test_groups_of_sequences(groups: int, tmp_path: Path) -> None:
     ]
     made = model(nodes, [value("x", [2, 8, 19])], [value("y", [2, 24, 19])], weights)
     agree(made, tmp_path, {"x": draw(2, 8, 19)})
+
+
+def norm_operator(channels: int, groups: int, size: tuple[int, ...], opset: int) -> Any:
+    """Return a model with a norm of data whose mean is 300 times their deviation."""
+    count = channels if opset > 20 else groups
+    weights = {"scale": draw(count, seed=2), "shift": draw(count, seed=3)}
+    nodes = [
+        node("Add", ["x", "offset"], ["a"]),
+        node("GroupNormalization", ["a", "scale", "shift"], ["y"], num_groups=groups),
+    ]
+    shape = [2, channels, *size]
+    return model(
+        nodes,
+        [value("x", shape)],
+        [value("y", shape)],
+        {**weights, "offset": np.array(300, np.float32)},
+        opset=opset,
+    )
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups", "size", "opset"),
+    [(21, 7, (5, 9), 21), (16, 16, (37,), 18), (12, 1, (3, 4, 5), 21), (6, 3, (1,), 21)],
+)
+def test_the_operator_is_computed_with_differences(
+    channels: int, groups: int, size: tuple[int, ...], opset: int, tmp_path: Path
+) -> None:
+    """A mean of squares less the square of a mean would have no digit left."""
+    loaded = load(norm_operator(channels, groups, size, opset), tmp_path)
+    x = draw(2, channels, *size)
+    [actual] = outputs(loaded, {"x": x})
+    data = (x + np.float32(300)).astype(np.float64).reshape(2, groups, -1)
+    normal = (data - data.mean(-1, keepdims=True)) / np.sqrt(data.var(-1, keepdims=True) + 1e-5)
+    scale, shift = (
+        np.repeat(own, channels // len(own)).reshape(channels, *[1] * len(size))
+        for own in (draw(channels if opset > 20 else groups, seed=seed) for seed in (2, 3))
+    )
+    expected = normal.reshape(x.shape) * scale + shift
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-3)
+
+
+def test_the_operator_stays_blocked(tmp_path: Path) -> None:
+    """It reads its data three times, and stores them once."""
+    weights = {
+        "w": draw(32, 8, 1, 1),
+        "v": draw(16, 32, 1, 1, seed=1),
+        "scale": draw(32, seed=2),
+        "shift": draw(32, seed=3),
+    }
+    nodes = [
+        node("Conv", ["x", "w"], ["a"]),
+        node("GroupNormalization", ["a", "scale", "shift"], ["g"], num_groups=4),
+        node("Conv", ["g", "v"], ["y"]),
+    ]
+    made = model(nodes, [value("x", [2, 8, 5, 6])], [value("y", [2, 16, 5, 6])], weights, opset=21)
+    kernels = kernels_of(agree(made, tmp_path, {"x": draw(2, 8, 5, 6)}).mod, host_level())
+    on_images = [name for name in kernels if "sum" in name or "subtract" in name]
+    assert len(on_images) == 3 and not any("group_norm" in name for name in kernels), kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -463,6 +464,31 @@ def test_steps_that_read_other_columns_are_not_kept_together() -> None:
 def test_sums_along_rows_of_any_length(rows: int, columns: int, mcpu: str) -> None:
     x = te.placeholder((rows, columns), name="x")
     check(kernel(x, topi.sum(x, 1)), "row_reductions", level(mcpu), lambda x: x.sum(axis=1))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 13, 11), (3, 2, 3, 7, 5), (4, 4, 8, 32), (3, 3, 1, 1)])
+@pytest.mark.parametrize("mcpu", LEVELS_HERE)
+def test_squares_of_differences_are_added_up_along_images(
+    shape: tuple[int, ...], mcpu: str
+) -> None:
+    """The lines of an odd image follow each other, in vectors; no difference is stored."""
+    x = te.placeholder(shape, name="x")
+    at = (0,) * (len(shape) - 2)
+    apart = te.compute(shape, lambda *i: x(*i) - x(*i[:2], *at), name="apart")
+    squares = topi.sum(topi.multiply(apart, apart), list(range(2, len(shape))))
+
+    def reference(x: Array) -> Array:
+        rows = x.reshape(*shape[:2], -1)
+        apart = rows - rows[:, :, :1]
+        result: Array = (apart**2).sum(-1)
+        return result
+
+    mod, target = kernel(x, squares), level(mcpu)
+    check(mod, "row_reductions", target, reference)
+    script = str(choose(mod, target).schedule.mod)
+    assert "apart = " not in script, script
+    if math.prod(shape[2:]) > 16:
+        assert "T.vectorized" in script, script
 
 
 def test_blocks_of_different_shapes_are_scheduled_one_by_one() -> None:
