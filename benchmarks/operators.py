@@ -568,6 +568,7 @@ CASES: Final[dict[str, Callable[[], Case]]] = {
     "tan": lambda: one("Tan", normal(77, 513)),
     "atan": lambda: one("Atan", normal(77, 513)),
     "asin": lambda: one("Asin", np.tanh(normal(77, 513))),
+    "acos": lambda: one("Acos", np.tanh(normal(77, 513))),
     "sinh": lambda: one("Sinh", normal(77, 513)),
     "pow 2": lambda: one("Pow", normal(77, 513), weights={1: np.asarray(np.float32(2))}),
     "pow 1.7": lambda: one("Pow", abs(normal(77, 513)), weights={1: np.asarray(np.float32(1.7))}),

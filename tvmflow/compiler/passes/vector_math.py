@@ -1,8 +1,8 @@
-"""Vectorized exp, sigmoid, tanh, erf, sine, cosine, logarithms, powers and quotients of float32.
+"""Vectorized exp, sigmoid, tanh, erf, sines, arcs, logarithms, powers and quotients of float32.
 
 LLVM would call libm for each lane.
 
-The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹). Infinities
+The error is at most 8 units in the last place over the whole range (2 for `exp`, `log`, and `sin` and `cos` below 2³¹; 3 for `asin`, `acos` and `atan`). Infinities
 and NaN are those of IEEE 754, and denormals too, except for `exp`: this is no fast-math.
 """
 
@@ -290,14 +290,22 @@ _MAX_PRODUCTS: Final = 8
 
 
 def _constant_power(call: Any, exponent: float) -> Any:
-    """Return xⁿ as products for small integers n, and as a root for n = ±½; the call itself for others."""
+    """Return xⁿ as products for small integers n, as roots for ±½ and ±¾; the call itself for others."""
     if abs(exponent) == 0.5:
         value = tirx.sqrt(call.args[0])
+    elif abs(exponent) == 0.75:
+        value = _let(call.args[0], _root_of_cube)
     elif exponent == int(exponent) and 1 <= abs(exponent) <= _MAX_PRODUCTS:
         value = _let(call.args[0], lambda x: _integer_power(x, int(abs(exponent))))
     else:
         return call
     return value if exponent > 0 else _const(1.0) / value
+
+
+def _root_of_cube(x: Any) -> Any:
+    """Return x^¾ = √x·√√x, at most 3 units in the last place off; that of -∞ is ∞."""
+    positive = tirx.Select(x == _const(-_INFINITY), _const(_INFINITY), x)
+    return _let(tirx.sqrt(positive), lambda root: root * tirx.sqrt(root))
 
 
 def _integer_power(x: Any, exponent: int) -> Any:
@@ -422,6 +430,90 @@ def _sine(quarters: int) -> Callable[[Any], Any]:
     return lambda x: _let(x, function)
 
 
+# ---------------------------------------------------------------- inverse functions
+# After Cephes' asinf and atanf: the values of |x|, with the sign of x.
+
+_ASIN_SERIES: Final = (
+    *(4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1),
+)
+_ATAN_SERIES: Final = (*(8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1),)
+# As float32 this is larger than π/2 by the second number, and π by twice that.
+_HALF_TURN: Final = (1.5707963705062866, 4.371139000186241e-8)
+
+
+def _with_sign_of(x: Any, size: Any) -> Any:
+    """Return a value that has no sign yet, with the sign of another one, also of a zero."""
+    sign = tirx.reinterpret("int32", x) & tirx.const(-(2**31), "int32")
+    return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", size) | sign)
+
+
+def _arc(combine: Callable[[Any, Any, Any], Any]) -> Callable[[Any], Any]:
+    """Return a function of asin |x|.
+
+    For |x| > ½, asin |x| = π/2 − 2·asin √((1 − |x|) / 2). Beyond 1 the root is NaN.
+
+    Args:
+        combine: Makes the result of x, of whether |x| > ½, and of asin |x| or that of the root.
+    """
+
+    def function(x: Any) -> Any:
+        return _let(tirx.reinterpret(_FLOAT, _magnitude(x)), lambda size: evaluate(x, size))
+
+    def evaluate(x: Any, size: Any) -> Any:
+        is_large = size > _const(0.5)
+        square = tirx.Select(is_large, _const(0.5) * (_const(1.0) - size), size * size)
+        return _let(
+            square,
+            lambda z: _let(tirx.Select(is_large, tirx.sqrt(z), size), series(x, is_large, z)),
+        )
+
+    def series(x: Any, is_large: Any, z: Any) -> Callable[[Any], Any]:
+        def total(root: Any) -> Any:
+            value = _polynomial(z, _ASIN_SERIES) * z * root + root
+            return _let(value, lambda angle: combine(x, is_large, angle))
+
+        return total
+
+    return lambda x: _let(x, function)
+
+
+def _combine_asin(x: Any, is_large: Any, angle: Any) -> Any:
+    half, excess = map(_const, _HALF_TURN)
+    return _with_sign_of(x, tirx.Select(is_large, half - (angle + angle + excess), angle))
+
+
+def _combine_acos(x: Any, is_large: Any, angle: Any) -> Any:
+    half, excess = map(_const, _HALF_TURN)
+    twice, is_negative = angle + angle, x < _const(0.0)
+    mirrored = (half + half) - (twice + (excess + excess))
+    near_zero = half - (_with_sign_of(x, angle) + excess)
+    return tirx.Select(is_large, tirx.Select(is_negative, mirrored, twice), near_zero)
+
+
+def _atan(x: Any) -> Any:
+    """Return atan |x| = b + atan t with |t| ≤ tan π/8 and b = 0, π/4 or π/2, and the sign of x."""
+
+    def evaluate(size: Any) -> Any:
+        def choose(large: Any, middle: Any, small: Any) -> Any:
+            is_middle = size > _const(math.tan(math.pi / 8))
+            rest = tirx.Select(is_middle, middle, small)
+            return tirx.Select(size > _const(math.tan(math.pi * 3 / 8)), large, rest)
+
+        one = _const(1.0)
+        base = choose(_const(math.pi / 2), _const(math.pi / 4), _const(0.0))
+        # one division in place of two
+        rest = choose(_const(-1.0), size - one, size) / choose(size, size + one, one)
+        return _let(
+            rest, lambda t: base + (_let(t * t, lambda z: _polynomial(z, _ATAN_SERIES) * z * t) + t)
+        )
+
+    def function(x: Any) -> Any:
+        size = tirx.reinterpret(_FLOAT, _magnitude(x))
+        return _with_sign_of(x, _let(size, evaluate))
+
+    return _let(x, function)
+
+
 def _functions(exp: Callable[[Any], Any], divide: Divide) -> Mapping[str, Callable[[Any], Any]]:
     """Return the functions by operator, with one of the ways to compute exponentials and quotients."""
     return {
@@ -432,5 +524,8 @@ def _functions(exp: Callable[[Any], Any], divide: Divide) -> Mapping[str, Callab
         "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR, divide),
         "tirx.sin": _sine(0),
         "tirx.cos": _sine(1),
+        "tirx.asin": _arc(_combine_asin),
+        "tirx.acos": _arc(_combine_acos),
+        "tirx.atan": _atan,
         "tirx.erf": _rational(3.925, _ERF_NUMERATOR, _ERF_DENOMINATOR, divide),
     }

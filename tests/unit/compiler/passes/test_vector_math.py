@@ -26,8 +26,12 @@ FUNCTIONS: dict[str, Any] = {
     "erf": np.vectorize(math.erf),
     "sin": np.sin,
     "cos": np.cos,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
 }
 PERIODIC = ("sin", "cos")
+INVERSE = ("asin", "acos", "atan")
 
 
 def points(function: str) -> np.ndarray[Any, Any]:
@@ -86,7 +90,7 @@ def compute(
 def test_every_value_is_within_a_few_units_in_the_last_place(
     function: str, mcpu: str, slow: tuple[str, ...]
 ) -> None:
-    """At most eight units, two for exp, log, sin and cos; denormals count as the smallest normal number.
+    """At most eight units, three for inverse functions, two for exp, log, sin and cos; denormals count as the smallest normal number.
 
     It holds for exponentials as 64-bit ARM computes them, and for quotients as a Cortex-A72 does, too.
     """
@@ -99,7 +103,7 @@ def test_every_value_is_within_a_few_units_in_the_last_place(
     finite = np.isfinite(rounded)
     unit = np.spacing(np.maximum(np.abs(rounded), SMALLEST)).astype(np.float64)
     # 1 / (1 + inf) is 0, as with a C library.
-    most = 2 if function in ("exp", "log", *PERIODIC) else 8
+    most = 2 if function in ("exp", "log", *PERIODIC) else 3 if function in INVERSE else 8
     allowed = np.where(np.abs(exact) < SMALLEST, float(SMALLEST), most * unit)
     assert (np.abs(actual[finite] - exact[finite]) <= allowed[finite]).all()
     np.testing.assert_array_equal(actual[~finite], rounded[~finite])
@@ -132,9 +136,22 @@ def test_infinities_and_nan_have_their_limits(function: str, slow: tuple[str, ..
     np.testing.assert_allclose(actual, exact, rtol=1e-6)
 
 
-def test_the_sine_of_zero_has_its_sign() -> None:
-    actual = compute("sin", np.array([0.0, -0.0] * 8, np.float32), host_level())
+@pytest.mark.parametrize("function", ["sin", "asin", "atan"])
+def test_odd_functions_of_zero_have_its_sign(function: str) -> None:
+    actual = compute(function, np.array([0.0, -0.0] * 8, np.float32), host_level())
     np.testing.assert_array_equal(np.signbit(actual), [False, True] * 8)
+
+
+def test_arcs_end_at_one() -> None:
+    """A sine is at most 1: beyond, nothing has it. The ends are exact, and so are their neighbours."""
+    below, above = (np.nextafter(np.float32(1), np.float32(end)) for end in (0, 2))
+    values = np.array([1, -1, below, -below, above, -above, 0.5, -0.5] * 2, np.float32)
+    for function, exact in (("asin", np.arcsin), ("acos", np.arccos)):
+        with np.errstate(invalid="ignore"):
+            expected = exact(values.astype(np.float64)).astype(np.float32)
+        actual = compute(function, values, host_level())
+        np.testing.assert_allclose(actual, expected, rtol=3e-7)
+        np.testing.assert_array_equal(actual[:2], expected[:2])
 
 
 @pytest.mark.parametrize("function", PERIODIC)
@@ -144,9 +161,9 @@ def test_sines_of_huge_numbers_are_sines(function: str) -> None:
     assert (np.abs(compute(function, values, host_level())) <= 1).all()
 
 
-@pytest.mark.parametrize("exponent", [1, 2, 3, 7, 8, -1, -2, -3, 0.5, -0.5, 2.5, 9, 0])
+@pytest.mark.parametrize("exponent", [1, 2, 3, 7, 8, -1, -2, -3, 0.5, -0.5, 0.75, -0.75, 2.5, 9, 0])
 def test_constant_powers(exponent: float) -> None:
-    """Small integers and halves become products and roots; other powers stay calls."""
+    """Small integers, halves and ¾ become products and roots; other powers stay calls."""
     x = te.placeholder((64,), name="x")
     y = te.compute(
         (64,),
