@@ -14,9 +14,9 @@ import functools
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from tvmflow.core.statistics import geometric_means
 
@@ -240,7 +240,7 @@ class _Digester:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
+        self._count = 0
         self._variable_types: list[bytes] = []
         self._digests: dict[int, bytes] = {}
 
@@ -249,57 +249,96 @@ class _Digester:
         return hashlib.sha256(structure + b"".join(self._variable_types)).hexdigest()
 
     def _digest(self, value: Any) -> bytes:
-        import tvm_ffi
+        layout = _layout(cast(Hashable, type(value)))
+        if layout.is_object:
+            handle = value.__chandle__()
+            handle = handle if isinstance(handle, int) else handle.value
+            digest = self._digests.get(handle)
+            return self._object_digest(value, handle, layout) if digest is None else digest
+        if layout.is_leaf:
+            return self._leaf_digest(value, layout)
+        if layout.is_list:
+            # a slice of TVM's arrays is a list, which is read faster
+            return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
+        items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
+        return _hashed(b"map", *(part for item in items for part in item))
 
-        is_object = isinstance(value, tvm_ffi.Object)
-        if is_object and not isinstance(value, tvm_ffi.Array | tvm_ffi.Map):
-            return self._object_digest(value)
-        if isinstance(value, Mapping):
-            items = sorted((self._digest(key), self._digest(entry)) for key, entry in value.items())
-            return _hashed(b"map", *(part for item in items for part in item))
-        if isinstance(value, str) or not isinstance(value, Sequence):
-            return _hashed(_type_name(value), str(value).encode())
-        # a slice of TVM's arrays is a list, which is read faster
-        return _hashed(b"list", *[self._digest(entry) for entry in value[:]])
+    def _leaf_digest(self, value: Any, layout: _Layout) -> bytes:
+        return _hashed_text(layout.name, str(value))
 
-    def _object_digest(self, value: Any) -> bytes:
+    def _object_digest(self, value: Any, handle: int, layout: _Layout) -> bytes:
         import tvm
 
-        handle = value.__chandle__()
-        handle = handle if isinstance(handle, int) else handle.value
-        if handle in self._digests:
-            return self._digests[handle]
-        if isinstance(value, tvm.ir.Var):
+        if layout.fields is not None:
+            parts = [layout.start]
+            for start, getter in layout.fields:
+                parts += (start, self._digest(getter(value)))
+            digest = hashlib.sha256(b"".join(parts)).digest()
+        elif isinstance(value, tvm.ir.Var):
+            index, self._count = self._count, self._count + 1
             # Set before its type is digested: a shape may mention the variable itself.
-            self._digests[handle] = _hashed(b"variable", str(len(self._numbers)).encode())
-            index = self._numbers[handle] = len(self._numbers)
+            digest = self._digests[handle] = _hashed_text(b"variable", str(index))
             self._variable_types.append(b"")
             self._variable_types[index] = self._digest(value.ty)
         elif isinstance(value, tvm.ir.Op):
-            self._digests[handle] = _hashed(b"operator", value.name.encode())
-        elif isinstance(value, tvm.runtime.Tensor):
+            digest = _hashed_text(b"operator", value.name)
+        else:
             array = value.numpy()
-            self._digests[handle] = _hashed(
+            digest = _hashed(
                 b"tensor", str(value.dtype).encode(), str(array.shape).encode(), array.tobytes()
             )
-        else:
-            kind: Any = type(value)
-            parts = [kind.__tvm_ffi_type_info__.type_key.encode()]
-            for name, getter in _fields(kind):
-                parts += [name, self._digest(getter(value))]
-            self._digests[handle] = _hashed(*parts)
-        return self._digests[handle]
+        self._digests[handle] = digest
+        return digest
 
 
 class _FamilyDigester(_Digester):
     """Digests everything but integers: extents, strides, offsets."""
 
-    def _digest(self, value: Any) -> bytes:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        return _hashed(b"int") if is_number else super()._digest(value)
+    def _leaf_digest(self, value: Any, layout: _Layout) -> bytes:
+        return _hashed(b"int") if layout.name == b"int" else super()._leaf_digest(value, layout)
+
+
+class _Layout(NamedTuple):
+    """The way in which values of a type are digested, of which a kernel has thousands.
+
+    Attributes:
+        name: The name of the type of a value that is no object and has no parts.
+        is_object: Whether it is an object of TVM, and no container.
+        is_leaf: Whether it is a value without parts.
+        is_list: Whether it is a sequence; what is none of these is a mapping.
+        start: The bytes that the digest of an object starts with.
+        fields: What comes before each reflected field that structural equality compares, and its getter; None
+            for an object that is not digested by its fields.
+    """
+
+    name: bytes = b""
+    is_object: bool = False
+    is_leaf: bool = False
+    is_list: bool = False
+    start: bytes = b""
+    fields: list[tuple[bytes, Any]] | None = None
 
 
 @functools.cache
+def _layout(kind: Any) -> _Layout:
+    import tvm
+    import tvm_ffi
+
+    if issubclass(kind, tvm_ffi.Object) and not issubclass(kind, tvm_ffi.Array | tvm_ffi.Map):
+        if issubclass(kind, tvm.ir.Var | tvm.ir.Op | tvm.runtime.Tensor):
+            return _Layout(is_object=True)
+        start = _framed(kind.__tvm_ffi_type_info__.type_key.encode())
+        # each digest has this length
+        length = _framed(bytes(hashlib.sha256().digest_size))[:_LENGTH_BYTES]
+        fields = [(_framed(name) + length, getter) for name, getter in _fields(kind)]
+        return _Layout(is_object=True, start=start, fields=fields)
+    if issubclass(kind, Mapping):
+        return _Layout()
+    if issubclass(kind, str) or not issubclass(kind, Sequence):
+        return _Layout(name=_type_name(kind), is_leaf=True)
+    return _Layout(is_list=True)
+
+
 def _fields(kind: Any) -> list[tuple[bytes, Any]]:
     """Return name and getter of each reflected field that structural equality compares."""
     fields = []
@@ -314,16 +353,28 @@ def _fields(kind: Any) -> list[tuple[bytes, Any]]:
     return fields
 
 
-def _type_name(value: Any) -> bytes:
-    for kind in (bool, int, float, str):
-        if isinstance(value, kind):
-            return kind.__name__.encode()
-    return b"none" if value is None else b"other"
+def _type_name(kind: type) -> bytes:
+    for known in (bool, int, float, str):
+        if issubclass(kind, known):
+            return known.__name__.encode()
+    return b"none" if kind is type(None) else b"other"
+
+
+_LENGTH_BYTES: Final = 8
+
+
+def _framed(part: bytes) -> bytes:
+    return len(part).to_bytes(_LENGTH_BYTES, "little") + part
 
 
 def _hashed(*parts: bytes) -> bytes:
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return hashlib.sha256(framed).digest()
+    return hashlib.sha256(b"".join(map(_framed, parts))).digest()
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _hashed_text(name: bytes, text: str) -> bytes:
+    """Return the digest of a named text; kernels have few different ones."""
+    return _hashed(name, text.encode())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 
 from tests.support.tuning import conv, dense, lowered, model, relu, reshape, softmax, workloads
-from tvmflow.tuning.workloads import normalize, workload_key
+from tvmflow.tuning.workloads import family_key, normalize, workload_key
 
 IMAGE = (1, 4, 8, 8)
 
@@ -55,6 +55,18 @@ def test_a_layer_has_one_key_in_every_model() -> None:
     behind = workloads(model(conv(4, kernel=1), conv(4), relu, softmax, shape=IMAGE))
     again = next(workload for workload in behind if workload.key == alone.key)
     assert again.mod == alone.mod
+
+
+def test_a_key_stays_as_ledgers_have_it() -> None:
+    """Trials are found by the key that an earlier version gave the kernel."""
+    assert (
+        workload_key(normalize(scale()))
+        == "371459f16279e8b3158e436fe124a7a4b8ade09df35393a9e0f5ffbaabe568c3"
+    )
+    assert (
+        family_key(normalize(scale()))
+        == "f5419e9df93f41bfa9f393fbe027a829ac8b852a87198d8dac195d11d90b6a7e"
+    )
 
 
 def test_names_in_a_kernel_do_not_change_its_key() -> None:
