@@ -373,10 +373,9 @@ def retune_recipes(
     prepared: PreparedRun, request: RunRequest, driver: Driver, output: OutputOptions
 ) -> PreparedRun:
     """Spend the budget that a pipeline has for all of its recipes, and return the plan with their shares."""
-    from tvmflow.cli.release import retune
-
     if prepared.pipeline is None or not prepared.pipeline.retune or request.lock:
         return prepared
+    from tvmflow.cli.release import retune
 
     def run(plan: Plan) -> RunReport | None:
         return None if driver.is_cancelled else driver.run(plan)

@@ -7,11 +7,13 @@ command line.
 
 from __future__ import annotations
 
+import contextlib
 import dbm
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from doit import plugin
 from doit.cmd_base import TaskLoader2
 from doit.dependency import DbmDB, JSONCodec, JsonDB, MD5Checker
 from doit.doit_cmd import DoitMain
@@ -77,12 +79,27 @@ def run_tasks(tasks: Sequence[EngineTask], *, jobs: int, keep_going: bool) -> No
     )
     backend = {"memory": f"{__name__}:{_MemoryDatabase.__name__}"}
     main = DoitMain(loader, config_filenames=(), extra_config={"BACKEND": backend})
-    status = main.run(["run"])
+    with _without_plugins():
+        status = main.run(["run"])
     _log.debug("doit ran %d tasks in %d threads: status %s", len(tasks), jobs, status)
     if errors:
         raise errors[0]
     if reporter.problems or status == _DOIT_FAILED:
         raise InternalError(f"doit could not run the plan: {'; '.join(reporter.problems)}")
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Keep doit from looking for plug-ins.
+
+    No run uses one, and to find them it reads the metadata of all packages three times.
+    """
+    before = plugin.entry_points_impl
+    plugin.entry_points_impl = lambda: lambda **_: ()
+    try:
+        yield
+    finally:
+        plugin.entry_points_impl = before
 
 
 def find_missing_tasks(database: str, names: Sequence[str], notes: Notes) -> frozenset[str]:

@@ -6,6 +6,7 @@ the same way: plan, prefetch from the remote cache, run, search for what is to b
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
@@ -96,9 +97,12 @@ def _prepare_for_processes(
 
     def query(targets: Sequence[Json]) -> list[Json]:
         # what is up to date starts no process
-        from tvmflow.executors.local import query_targets
+        from tvmflow.executors import local
 
-        return query_targets(targets)
+        local.start_early()
+        # while that process loads TVM, this one imports what will run stages
+        importlib.import_module("tvmflow.engine.doit_adapter")
+        return local.query_targets(targets)
 
     try:
         return prepare_run(request, store, on_download, query)

@@ -216,6 +216,13 @@ def _target_of(maker: str, target: Target) -> str:
     return target.name
 
 
+def list_known_tools(planned: PlannedRecipe) -> list[str]:
+    """Return the distributions that the stages of a recipe use, whatever its targets are."""
+    names = dict.fromkeys(added for name in planned.stages for added in _with_added(name))
+    tools = (tool for name in names for tool in _tools(planned, None, STAGES[name].TRAITS))
+    return list(dict.fromkeys(tools))
+
+
 def _tools(planned: PlannedRecipe, target: Target | None, traits: StageTraits) -> Iterator[str]:
     """Yield the distributions whose code can change a stage's result."""
     recipe = planned.recipe_for(target)

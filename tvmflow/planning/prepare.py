@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -12,9 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from tvmflow.core.errors import RecipeError, UsageError, merge_recipe_errors
+from tvmflow.core import packages
+from tvmflow.core.errors import EnvironmentProblem, RecipeError, UsageError, merge_recipe_errors
 from tvmflow.core.formatting import excerpt, names_text
 from tvmflow.core.schema import ClosedModel, first_field_error
+from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
@@ -23,7 +26,7 @@ from tvmflow.operators.loading import list_operator_files
 from tvmflow.planning.checks import enforce_lock, list_images, list_mismatches
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline, pipeline_candidates
-from tvmflow.planning.plan import find_stages, make_plan
+from tvmflow.planning.plan import find_stages, list_known_tools, make_plan
 from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe, Target, load_recipe
 from tvmflow.recipe import BuildTarget, Recipe, TargetSpec
 from tvmflow.recipe.lock_file import Lock, read_lock
@@ -473,7 +476,6 @@ def _plan_recipe(
     names, where = recipe.recipe.operators, partial(recipe.where, "operators")
     operators = list_operator_files(names, folder, where)
     reads += [*(Path(file.path) for file in operators.files), *operators.candidates]
-    targets, target_reads = resolve_targets(recipe, request.targets, store, lock, query)
     variants = [
         name for name in recipe.recipe.variants if name in request.variants or not request.variants
     ]
@@ -485,10 +487,13 @@ def _plan_recipe(
                 fix=f"its stages are {names_text(stages)}",
             )
         stages = stages[: stages.index(until) + 1]
-    planned = [
-        PlannedRecipe(recipe, stages, targets, files, variant, str(pipeline.path), operators.files)
-        for variant in variants or [""]
-    ]
+    bare = PlannedRecipe(
+        recipe, stages, (), files, next(iter(variants), ""), str(pipeline.path), operators.files
+    )
+    # LLVM may have to be asked about the targets, by a process that loads TVM meanwhile
+    _identify_early(list_known_tools(bare))
+    targets, target_reads = resolve_targets(recipe, request.targets, store, lock, query)
+    planned = [bare._replace(targets=targets, variant=variant) for variant in variants or [""]]
     problems = [problem for entry in planned for problem in _list_signature_problems(entry)]
     if problems:
         # A problem of one variant is a problem of all.
@@ -496,6 +501,13 @@ def _plan_recipe(
     images = list_images(planned)
     planned = [entry._replace(images=images.files) for entry in planned]
     return planned, [*reads, *target_reads, *images.read]
+
+
+def _identify_early(distributions: Iterable[str]) -> None:
+    """Identify packages, which this process remembers; the stage that needs one reports a problem with it."""
+    for name in distributions:
+        with contextlib.suppress(EnvironmentProblem), explain_wait(IDENTITY_WAIT.format(name)):
+            packages.identity(name)
 
 
 def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:

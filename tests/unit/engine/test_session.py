@@ -262,6 +262,16 @@ def test_a_plan_that_doit_cannot_order_is_an_error() -> None:
         run_tasks([task("a", "b"), task("b", "a")], jobs=1, keep_going=False)
 
 
+def test_no_plugin_of_doit_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks run without reading the metadata of all packages."""
+
+    def refuse() -> None:
+        raise AssertionError("entry points were read")
+
+    monkeypatch.setattr("doit.plugin.entry_points_impl", refuse)
+    run_tasks([task("a")], jobs=1, keep_going=False)
+
+
 def test_the_report_of_a_run_is_json(host: RunHost) -> None:
     """Every event can be written for `--json`."""
     host.run(plan_of())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,15 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from tests.support.onnx_models import classifier, model, value
 from tests.support.recipes import input_problems
+from tvmflow.core import packages
+from tvmflow.core.codec import to_json
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.packages import NotInstalled
+from tvmflow.core.types import Json
+from tvmflow.planning.prepare import RunRequest, prepare_run
 from tvmflow.planning.recipes import load_recipe
+from tvmflow.store.local import LocalStore
+from tvmflow.targets.llvm_query import TargetFacts
 
 RECIPE = "recipe: 1\nname: net\nmodel: {onnx: m.onnx}\n"
 SYMBOL = {
@@ -412,3 +420,28 @@ def test_preprocessing_is_checked_with_the_shape_that_the_model_tells() -> None:
     inputs = "inputs: {left: {image: {mean: 128}}}\n"
     assert "set scale: 1" in problems(RECIPE + inputs, made)[0]
     assert problems(RECIPE + "inputs: {left: {image: {}}}\n", made) == []
+
+
+def test_packages_are_identified_before_llvm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM is loaded for the question while planning goes on; one that is missing is no problem there."""
+    order: list[str] = []
+
+    def identify(name: str) -> str:
+        order.append(name)
+        if name == "ziglang":
+            raise NotInstalled(name)
+        return "1+0"
+
+    def query(targets: Sequence[Json]) -> list[Json]:
+        order.append("LLVM")
+        facts = TargetFacts("x86_64-linux-gnu", "x86-64-v2", "x86_64", ("sse4.2",))
+        return [to_json(facts) for _ in targets]
+
+    monkeypatch.setattr(packages, "identity", identify)
+    Path("m.onnx").write_bytes(classifier().SerializeToString())
+    Path("r.yaml").write_text(RECIPE)
+    store = LocalStore(str(Path("store").absolute()))
+    plan = prepare_run(RunRequest(("r.yaml",)), store, None, query).plan
+    tools = {tool for spec in plan.stages for tool in spec.tools}
+    assert "ziglang" in tools
+    assert tools == set(order[: order.index("LLVM")])
