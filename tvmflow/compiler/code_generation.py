@@ -452,6 +452,8 @@ def _replace_differences(
 # A loop with a body of so many sums of products is not worth unrolling, and LLVM does not unroll more in all.
 _MIN_LONG_BODY: Final = 36
 _MAX_UNROLLED: Final = 240
+# Those of a depthwise convolution, whose data are vectors.
+_MIN_WINDOW_BODY: Final = 24
 # LLVM knows of no value of it.
 _ADDITION: Final = "llvm.aarch64.neon.uqadd"
 
@@ -466,12 +468,25 @@ def keep_product_loops(loop: tirx.For) -> tirx.For:
     if loop.kind != tirx.ForKind.SERIAL or rounds <= 1 or find_nodes(loop.body, tirx.For):
         return loop
     stores = find_nodes(loop.body, tirx.BufferStore)
-    count = sum(bool(find_nodes(store.value, tirx.Shuffle)) for store in stores)
-    if count < _MIN_LONG_BODY or count * rounds > _MAX_UNROLLED:
+    least, count = _MIN_LONG_BODY, sum(bool(find_nodes(s.value, tirx.Shuffle)) for s in stores)
+    if not count:
+        least, count = _MIN_WINDOW_BODY, sum(map(_adds_product, stores))
+    if count < least or count * rounds > _MAX_UNROLLED:
         return loop
     dtype = str(loop.loop_var.ty.dtype)
     extent = tirx.call_llvm_pure_intrin(dtype, _ADDITION, loop.extent, tirx.const(0, dtype))
     return tirx.For(loop.loop_var, loop.min, extent, loop.kind, loop.body)
+
+
+def _adds_product(store: tirx.BufferStore) -> bool:
+    """Return whether a statement adds a product of vectors to a sum."""
+    sums = store.value
+    return (
+        isinstance(sums, tirx.Add)
+        and isinstance(sums.a, tvm.ir.TensorLoad)
+        and sums.a.source.same_as(store.buffer)
+        and isinstance(sums.b, tirx.Mul)
+    )
 
 
 @kernel_pass

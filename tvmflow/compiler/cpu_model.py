@@ -79,6 +79,7 @@ _SLOW_DIVISIONS: Final = frozenset({"cortex-a57", "cortex-a72"})
 _LANE_INSTRUCTIONS: Final = (2.0, 0.5)
 _SPILL_COST: Final = 0.1
 _FACTOR_REGISTERS: Final = 4
+_LATE_LOADS: Final = 2
 _UNROLLED_FACTOR_REGISTERS: Final = 9
 
 # What instructions of a loop do not compute, and registers of products that are not yet added to sums.
@@ -390,6 +391,14 @@ class CpuModel(NamedTuple):
         of_vector, of_point = _LANE_INSTRUCTIONS
         issue = self.issue_time * (1 + (of_vector * vectors + of_point * points + 1) / sums)
         return waits * max(1.0, issue) * (1 + _SPILL_COST * spilled)
+
+    def estimate_window_share(self, sums: int, data: int) -> float:
+        """Estimate the speed of sums of so many vectors of data, relative to that where registers hold all.
+
+        LLVM loads the data of a row of taps early, but for a few.
+        """
+        spilled = max(0, sums + data - _LATE_LOADS - self.registers)
+        return 1 / (1 + _SPILL_COST * spilled)
 
     def estimate_packed_utilization(self, vectors: int, points: int) -> float:
         """Estimate the share of time in which the arithmetic units are busy with a tile of a packed matrix."""

@@ -63,6 +63,8 @@ _MAX_TAPS: Final = 192
 _LONG_REDUCTION: Final = 7
 _MAX_ROW: Final = 400
 _VECTOR_BYTES: Final = 16
+# Of padded data.
+_SHORT_ROW: Final = 12
 # The points of which an instruction multiplies the bytes as rows of a matrix.
 _MATRIX_POINTS: Final = 2
 # A reduction and its result.
@@ -318,16 +320,27 @@ def _apply_tile(schedule: Schedule, reduction: SingleReduction, tile: Tile, cpu:
     sums = _schedule_sums(schedule, main, axes, tile, cpu)
     if pad is not None and (tile.window_rows or pads_rows):
         window = rows if any(loop is rows for loop in within[:1]) else parallel
-        is_of_bytes = dot_products.find_products(main) in (INTEGERS, PAIRS, TAPS, MATRICES)
-        fills = pads_rows or (is_of_bytes and cpu.factor_lanes > 0)
-        _schedule_window(schedule, pad, window, cpu, fills=fills)
+        products = dot_products.find_products(main)
+        is_of_bytes = products in (INTEGERS, PAIRS, TAPS, MATRICES)
+        is_long = products is None and has_long_rows(pad, cpu)
+        fills = pads_rows or is_long or (is_of_bytes and cpu.factor_lanes > 0)
+        schedule_window(schedule, pad, window, cpu, fills=fills)
     elif pad is not None:
         schedule_block(schedule, pad, cpu)
     if dot_products.find_products(main) is not None:
         dot_products.use_instruction(schedule, main, parallel, sums, axes.lanes, cpu)
 
 
-def _schedule_window(
+def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
+    """Return whether rows of padded data are faster copied whole, for 64-bit ARM.
+
+    Of shorter rows LLVM unrolls all vectors, and knows of each whether it is padding.
+    """
+    is_long = pad.spatial_extents[-_PARTS] > _SHORT_ROW
+    return is_long and cpu.factor_lanes > 0 and not pad.open_axes
+
+
+def schedule_window(
     schedule: Schedule, pad: Block, around: Any, cpu: CpuModel, *, fills: bool
 ) -> None:
     """Copy rows into a padded window in vectors.
@@ -337,7 +350,7 @@ def _schedule_window(
         pad: The block that pads the data.
         around: The loop over windows.
         cpu: The CPU to schedule for.
-        fills: Whether all is padding at first, because rows are long, or a condition along them chooses what is padding.
+        fills: Whether all is padding at first, so that no condition chooses for each vector or lane what is padding.
     """
     schedule.compute_at(pad.handle, around, preserve_unit_loops=True)
     loops = list(schedule.get_loops(pad.handle))
@@ -525,6 +538,8 @@ def _schedule_reduction(
     )
     if _reads_rows(block, extents, cpu):
         longest, limit = _LONG_REDUCTION, _MAX_ROW
+    elif cpu.factor_lanes and _measure_window(block, axes.data, tile.points):
+        longest = _LONG_REDUCTION
     elif takes_lanes and not is_dot:
         holds_taps = cpu.holds_unrolled_taps(tile.vectors, tile.points)
         limit = _MAX_TAPS if holds_taps else factors * sums
@@ -574,6 +589,28 @@ def _reads_rows(block: Block, extents: Sequence[int], cpu: CpuModel) -> bool:
         and element_stride(load, block, pixel) in (extents[-1], cpu.factor_lanes)
         for load in scalars
     )
+
+
+def _measure_window(block: Block, data: int | None, points: int) -> int:
+    """Return how many vectors of data the points of a tile read in a row of taps.
+
+    Several points read some of them. It is 0 for what is no depthwise convolution, and where a size is open.
+    """
+    loads, extents = list_loads(block), block.reduction_extents
+    if data is None or len(loads) != _PARTS or block.open_axes:
+        return 0
+    point, tap = block.spatial_axes[data], block.axes[len(block.spatial_extents) + len(extents) - 1]
+    steps = [
+        (element_stride(load, block, point), element_stride(load, block, tap))
+        for load in loads
+        if depends_on(load, point)
+    ]
+    if len(steps) != 1 or not all(depends_on(load, block.spatial_axes[-1]) for load in loads):
+        return 0
+    ((of_point, of_tap),) = steps
+    if not of_point or not of_tap or of_point % of_tap:
+        return 0
+    return (points - 1) * (of_point // of_tap) + extents[-1]
 
 
 def _unroll_short(
@@ -825,6 +862,9 @@ def _estimate_shapes(
                 read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
                 stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
+                window = _measure_window(block, axes.data, points) if cpu.factor_lanes else 0
+                if window and block.reduction_extents[-1] <= _LONG_REDUCTION:
+                    utilization *= cpu.estimate_window_share(points, window)
                 if axes.weight == last and not cpu.divides_packs(vectors):
                     utilization *= _APART_FACTOR
                 yield utilization, vectors, points

@@ -30,6 +30,7 @@ from tvmflow.compiler.schedules.blocks import (
     list_loads,
     loop_length,
 )
+from tvmflow.compiler.schedules.register_tiles import has_long_rows, schedule_window
 from tvmflow.compiler.tir_kernels import winograd
 from tvmflow.compiler.tir_kernels.tiles import FLOAT
 from tvmflow.compiler.tir_kernels.winograd import OpenBlocks, OpenConvolution
@@ -262,6 +263,9 @@ def _apply(schedule: Schedule, blocks: _Blocks, split: _Split, cpu: CpuModel) ->
     _schedule_product(schedule, blocks.product, split, takes_lanes=cpu.factor_lanes > 0)
     schedule.compute_at(blocks.data.handle, around, preserve_unit_loops=True)
     channel = _schedule_data(schedule, blocks, cpu.cores > 1 and not split.in_strips)
+    if has_long_rows(blocks.pad, cpu):
+        schedule_window(schedule, blocks.pad, channel, cpu, fills=True)
+        return
     schedule.compute_at(blocks.pad.handle, channel, preserve_unit_loops=True)
     schedule.vectorize(schedule.get_loops(blocks.pad.handle)[-1])
 

@@ -19,7 +19,7 @@ from tvmflow.compiler.assembly import make_assembly
 from tvmflow.compiler.code_generation import build_kernels
 from tvmflow.compiler.cpu_model import CpuModel
 from tvmflow.compiler.schedules import rules
-from tvmflow.compiler.tir_kernels import blocked
+from tvmflow.compiler.tir_kernels import blocked, winograd
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
@@ -287,6 +287,57 @@ def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
     )
     assert 0 < len(re.findall(r"fmla.*\.s\[3\]", code)) < 30
     assert "[sp" not in "".join(line for line in code.splitlines() if "q" in line)
+
+
+@pytest.mark.parametrize("mcpu", ["neoverse-n1", "cortex-a72"])
+@pytest.mark.parametrize(("size", "taps", "step"), [(32, 5, 1), (32, 5, 2), (56, 3, 2), (16, 7, 1)])
+def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
+    mcpu: str, size: int, taps: int, step: int
+) -> None:
+    """The points of a tile read the data of a row of taps together, beside their sums."""
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
+    data = te.placeholder((1, 4, size, size, 4), "float32", "data")
+    weights = te.placeholder((4, taps, taps, 4), "float32", "weights")
+    result = blocked.depthwise_conv(data, weights, (step, step), (taps // 2,) * 4, (1, 1))
+    choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
+    assert choice is not None and choice.rule == "register_tiles"
+    code = make_assembly(
+        choice.schedule.mod["main"].with_attr("global_symbol", "depthwise"),
+        tvm.target.Target(mapping),
+        is_plain_c=True,
+    )
+    assert re.search(r"fmla.*\.4s", code)
+    vectors = [line for line in code.splitlines() if re.search(r"\b(ld|st)[pru]+\s+q", line)]
+    assert not [line for line in vectors if "[sp" in line]
+
+
+def winograd_convolution(height: int, width: int) -> tvm.IRModule:
+    geometry = winograd.Geometry(4, (1, 1, height, width), (0, 1, 1))
+    data = te.placeholder((1, 4, height, width, 4), name="data")
+    weights = te.placeholder((6, 6, 4, 1, 4, 4, 4), name="weights")
+    return kernel(data, weights, winograd.conv(data, weights, geometry))
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        *(depthwise(size, stride) for size, stride in [(28, 1), (15, 2)]),
+        convolution(16, 16, 11),
+        winograd_convolution(13, 18),
+    ],
+)
+def test_rows_are_copied_into_zeros_on_arm(mod: tvm.IRModule) -> None:
+    """No condition chooses for each vector whether it is padding, and the numbers are those without a schedule."""
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    choice = rules.choose_schedule(mod, cpu_model(mapping))
+    assert choice is not None
+    assert "DecomposePadding" in json.dumps(trace_json(choice.schedule.trace))
+    np.testing.assert_allclose(
+        results(choice.schedule.mod, host_level()),
+        results(mod, host_level()),
+        rtol=2e-5,
+        atol=1e-4,
+    )
 
 
 def test_factors_of_few_channels_are_lanes_on_arm() -> None:
