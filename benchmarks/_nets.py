@@ -371,6 +371,74 @@ def detector(size: int = 320) -> onnx.ModelProto:
     return net.model(inputs, net.op("Concat", *heads, axis=2))
 
 
+def landmarks(size: int = 128) -> onnx.ModelProto:
+    """Return a network for landmarks of hands, input 1×3×128×128.
+
+    Its blocks are those of BlazeFace (Bazarevsky et al. 2019, arXiv:1907.05047): depthwise convolutions of 5×5 and 3×3, 1×1 and PReLU.
+    """
+    net = _Net()
+    inputs = _image(net, size)
+
+    def prelu(x: str) -> str:
+        return net.op("PRelu", x, net.weight(net.channels[x], 1, 1, scale=0.1, shift=0.25))
+
+    y = prelu(net.conv("x", 24, 3, 2, 1))
+    for out, first, blocks in [(24, 1, 2), (48, 2, 3), (96, 2, 3), (96, 2, 3), (192, 2, 3)]:
+        for block in range(blocks):
+            channels, stride = net.channels[y], 1 if block else first
+            kernel = 5 if channels < 96 else 3
+            z = net.conv(y, channels, kernel, stride, kernel // 2, groups=channels)
+            z = net.conv(z, out, 1)
+            skip = net.pool("MaxPool", y, 2, 2) if stride == 2 else y
+            if out > channels:
+                zeros = net.constant(np.array([0, 0, 0, 0, 0, out - channels, 0, 0], np.int64))
+                skip = net.op("Pad", skip, zeros)
+            y = prelu(net.op("Add", z, skip))
+            net.channels[y] = out
+    return net.model(inputs, net.op("Flatten", net.conv(y, 63, size // 32)))
+
+
+def unet(width: int = 16, size: int = 96) -> onnx.ModelProto:
+    """Return a small U-Net (Ronneberger et al. 2015, arXiv:1505.04597) of four levels, input 1×3×96×96."""
+    net = _Net()
+    inputs = _image(net, size)
+
+    def twice(x: str, out: int) -> str:
+        return net.relu(net.conv(net.relu(net.conv(x, out, 3, 1, 1)), out, 3, 1, 1))
+
+    levels = [twice("x", width)]
+    for level in (1, 2, 3):
+        levels.append(twice(net.pool("MaxPool", levels[-1], 2, 2), width << level))
+    y = levels.pop()
+    while levels:
+        skip = levels.pop()
+        out = net.channels[skip]
+        weights = net.weight(2 * out, out, 2, 2, scale=(2 * out) ** -0.5)
+        y = net.op(
+            "ConvTranspose", y, weights, net.weight(out), kernel_shape=[2, 2], strides=[2, 2]
+        )
+        y = net.op("Concat", skip, y, axis=1)
+        net.channels[y] = 2 * out
+        y = twice(y, out)
+    return net.model(inputs, net.conv(y, 2, 1))
+
+
+def keywords(channels: int = 64) -> onnx.ModelProto:
+    """Return DS-CNN for spoken words (Zhang et al. 2017, arXiv:1711.07128), input 1×1×49×10 (MFCC)."""
+    net = _Net()
+    net.channels["x"] = 1
+    weights = net.weight(channels, 1, 10, 4, scale=0.2)
+    bias = net.weight(channels, scale=0.1)
+    window = {"kernel_shape": [10, 4], "strides": [2, 2], "pads": [5, 1, 5, 1]}
+    y = net.relu(net.op("Conv", "x", weights, bias, **window))
+    net.channels[y] = channels
+    for _ in range(4):
+        y = net.relu(net.conv(y, channels, 3, 1, 1, groups=channels))
+        y = net.relu(net.conv(y, channels, 1))
+    y = net.op("Flatten", net.op("GlobalAveragePool", y))
+    return net.model({"x": (1, 1, 49, 10)}, net.dense(y, channels, 12))
+
+
 def open_sizes(
     model: onnx.ModelProto, shapes: Mapping[str, tuple[int | str, ...]]
 ) -> onnx.ModelProto:
