@@ -5,7 +5,7 @@
 
 Each network is built untuned for the CPU, and called once under qemu-aarch64, whose plugin counts how
 often each block of instructions runs; so are ONNX Runtime and ncnn from their wheels for ARM, and
-LiteRT for the files of `--tflite`. llvm-mca of LLVM 22 turns blocks into cycles: it knows registers,
+LiteRT for the files of `--tflite`, which may be quantized and have integers as inputs and outputs. llvm-mca of LLVM 22 turns blocks into cycles: it knows registers,
 ports and latencies of a CPU, but no caches and no wrong predictions of branches. The table has millions
 of instructions and of cycles, the share of the multiplications that the CPU could do in that time, the
 ratio of tvmflow's cycles to the library's, and the largest error beside ONNX Runtime on this machine,
@@ -44,6 +44,7 @@ import onnx
 import onnxruntime
 from _runtimes import ROOT
 from history import record
+from onnx import helper
 from precision import quantize
 
 from tvmflow.frontends.base import InputRequest
@@ -270,7 +271,7 @@ class Tools:
         }
         # the converter of ncnn knows no quantized ONNX models
         is_for = {
-            "ncnn": net is None or not net.name.endswith("int8"),
+            "ncnn": net is None or not net.is_quantized,
             "LiteRT": net is None or net.tflite is not None,
         }
         return [peer for peer in PEERS if fetched[peer] and is_for.get(peer, True)]
@@ -427,9 +428,12 @@ def count_onnxruntime(
         ]
     )
     value = model.graph.input[0]
-    shape = [str(axis.dim_value) for axis in value.type.tensor_type.shape.dim]
+    kind = value.type.tensor_type
+    sizes = [
+        str(number) for number in (kind.elem_type, *(axis.dim_value for axis in kind.shape.dim))
+    ]
     names = [value.name, model.graph.output[0].name]
-    words = [str(program), str(library), str(path), str(feed), str(output), *names, *shape]
+    words = [str(program), str(library), str(path), str(feed), str(output), *names, *sizes]
     return tools.run(cpu, words, output.parent, OUTPUT_BYTES=str(size))
 
 
@@ -471,6 +475,11 @@ class Net(NamedTuple):
     model: onnx.ModelProto
     tflite: Path | None = None
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether some of its numbers are integers."""
+        return any(node.op_type == "DequantizeLinear" for node in self.model.graph.node)
+
 
 def _load_tflite(path: Path) -> Net:
     """Convert a TFLite file as tvmflow imports it."""
@@ -484,6 +493,15 @@ def _load_tflite(path: Path) -> Net:
     return Net(path.stem, model, path)
 
 
+def _draw(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return seeded data: of floats normal ones, of integers any of 8 bits."""
+    random = np.random.default_rng(0)
+    if dtype.kind == "f":
+        return random.standard_normal(shape, dtype=np.float32).astype(dtype)
+    lowest = max(np.iinfo(dtype).min, np.iinfo(np.int8).min)
+    return random.integers(lowest, lowest + 256, shape).astype(dtype)
+
+
 def measure(
     tools: Tools, net: Net, args: argparse.Namespace, known: Collection[tuple[str, str, str]]
 ) -> Iterator[dict[str, Any]]:
@@ -494,7 +512,7 @@ def measure(
     with tempfile.TemporaryDirectory() as temporary:
         path, feed = Path(temporary, "net.onnx"), Path(temporary, "feed")
         onnx.save(net.model, path)
-        data = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        data = _draw(shape, helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
         feed.write_bytes(data.tobytes())
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
@@ -520,10 +538,11 @@ def measure(
                     raise
                 print(f"{net.name:<14} {cpu:<12} {label:<14} skipped: {failed}", flush=True)
                 continue
-            numbers = np.fromfile(output, np.float32)
+            numbers = np.fromfile(output, expected.dtype)
             error = math.nan
             if numbers.size == expected.size:
-                error = float(np.abs(numbers - expected).max() / np.abs(expected).max())
+                difference = np.abs(np.subtract(numbers, expected, dtype=np.float64)).max()
+                error = float(difference / np.abs(expected.astype(np.float64)).max())
             counts = tools.count(blocks, [cpu])
             yield {
                 **{"net": net.name, "cpu": cpu, "library": label, "error": error},

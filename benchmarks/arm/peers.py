@@ -3,7 +3,7 @@
 python peers.py ncnn MODULES PARAM BIN INPUT OUTPUT PRECISION SIZE...
 python peers.py litert MODULES MODEL INPUT OUTPUT
 
-Files have raw float32 numbers. Modules are the unpacked wheels."""
+Files have raw numbers, those of ncnn float32. Modules are the unpacked wheels."""
 
 import ctypes
 import sys
@@ -53,7 +53,7 @@ def run_litert(model, source):
     interpreter = Interpreter(model, num_threads=1)
     interpreter.allocate_tensors()
     (given,) = interpreter.get_input_details()
-    data = np.fromfile(source, np.float32).reshape(given["shape"])
+    data = np.fromfile(source, given["dtype"]).reshape(given["shape"])
     interpreter.set_tensor(given["index"], data)
     call_counted(interpreter.invoke)
     return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).tobytes()
