@@ -261,9 +261,9 @@ class CpuModel(NamedTuple):
         return DOT_INSTRUCTIONS.get((self.dot_dtype or "", self.lanes)) if has_one else None
 
     @property
-    def adds_bytes(self) -> bool:
-        """True if instructions add four products of bytes to each sum, perhaps with weights of 7 bits."""
-        return self.dot_instruction is not None or self.has_narrow_dots
+    def multiplies_bytes(self) -> bool:
+        """True if instructions multiply vectors of bytes, perhaps with weights of 7 bits."""
+        return self.dot_dtype is not None or self.has_narrow_dots
 
     @property
     def has_few_registers(self) -> bool:

@@ -94,7 +94,7 @@ def _estimate_recurrent(
     exact = max(cycles, _read_cycles(size * _FLOAT_BYTES, cpu))
     speedup = _CONVERTED
     if is_rounded:
-        speedup = _NARROW if cpu.has_narrow_dots else _QUADS
+        speedup = _multiply_speedup(cpu)
     rounded = max(cycles / speedup, _read_cycles(size, cpu))
     return steps * exact, steps * rounded
 
@@ -105,10 +105,13 @@ def _speedup(layer: Layer, cpu: CpuModel) -> float:
     if layer.operator.startswith("depthwise"):
         # AVX2 takes more instructions to make floats of bytes than these save
         return _NARROW_DEPTHWISE if cpu.has_narrow_dots else _DEPTHWISE
+    return _MATRICES if cpu.has_matrices and not cpu.has_narrow_dots else _multiply_speedup(cpu)
+
+
+def _multiply_speedup(cpu: CpuModel) -> float:
+    """Return how much faster sums of products of bytes are than those of float32."""
     if cpu.has_narrow_dots:
         return _NARROW
-    if cpu.has_matrices:
-        return _MATRICES
     return _QUADS if cpu.has_quads and cpu.dot_dtype else _PAIRS
 
 

@@ -33,6 +33,12 @@ from tvmflow.compiler.tir_kernels.definitions import launch_threads, round_to_in
 TERMS: Final = 4
 """The products of bytes that an instruction adds to a sum."""
 
+# Those of 64-bit ARM that multiply bytes, add neighboring products, and add neighboring sums as int32.
+_NEON_INSTRUCTIONS: Final = (
+    "llvm.aarch64.neon.smull.v8i16",
+    "llvm.aarch64.neon.addp.v8i16",
+    "llvm.aarch64.neon.saddlp.v4i32.v8i16",
+)
 # Sums that are computed side by side, so that few multiplications wait for the one before.
 _SUMS: Final = 8
 # The same where factors are lanes of vectors, whose loads do not wait.
@@ -51,11 +57,14 @@ class Dots(NamedTuple):
         dtype: The dtype of data, whose zero point is the middle one; weights are int8.
         lanes: The sums of a vector.
         has_pairs: Whether `PAIR_INSTRUCTIONS` compute them, whose weights have 7 bits.
+        has_quads: Whether one instruction adds four products to each sum; products are added in pairs otherwise, as
+            64-bit ARM does without `dotprod`.
     """
 
     dtype: str
     lanes: int
     has_pairs: bool = False
+    has_quads: bool = True
 
     @property
     def zero_point(self) -> int:
@@ -65,6 +74,8 @@ class Dots(NamedTuple):
     def add(self, sums: Any, data: Any, weights: Any) -> Any:
         """Return a vector of sums plus the products of four bytes each."""
         wide = f"int32x{self.lanes}"
+        if not self.has_quads:
+            return sums + self._add_pairs(data, weights)
         if not self.has_pairs:
             instruction = T.llvm_lookup_intrinsic_id(DOT_INSTRUCTIONS[self.dtype, self.lanes])
             return T.call_llvm_pure_intrin(instruction, sums, data, weights, dtype=wide)
@@ -73,6 +84,16 @@ class Dots(NamedTuple):
         pairs = T.call_llvm_pure_intrin(multiply, data, weights, dtype=narrow)
         ones = tirx.Broadcast(tirx.const(1, "int16"), 2 * self.lanes)
         return sums + T.call_llvm_pure_intrin(widen, pairs, ones, dtype=wide)
+
+    def _add_pairs(self, data: Any, weights: Any) -> Any:
+        """Return a vector of sums of four products of bytes each; two products of int8 fit into int16."""
+        terms, narrow = self.lanes * TERMS, f"int16x{2 * self.lanes}"
+        multiply, add, widen = map(T.llvm_lookup_intrinsic_id, _NEON_INSTRUCTIONS)
+        halves = [range(terms // 2), range(terms // 2, terms)]
+        parts = [[tirx.Shuffle([v], list(half)) for v in (weights, data)] for half in halves]
+        products = [T.call_llvm_pure_intrin(multiply, *part, dtype=narrow) for part in parts]
+        pairs = T.call_llvm_pure_intrin(add, *products, dtype=narrow)
+        return T.call_llvm_pure_intrin(widen, pairs, dtype=f"int32x{self.lanes}")
 
 
 class RecurrentLayer(NamedTuple):

@@ -585,7 +585,7 @@ def _list_states(
     )
 
     cpu = _find_cpu(settings)
-    if settings.quantize.activations == "none" or cpu is None or not cpu.adds_bytes:
+    if settings.quantize.activations == "none" or cpu is None or not cpu.multiplies_bytes:
         return {}
     flow, known, inputs = ir.DataFlow(model.main), model.known, set(model.main.params)
     states: dict[Any, Any] = {}

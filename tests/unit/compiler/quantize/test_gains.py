@@ -60,5 +60,12 @@ def test_recurrent_weights_are_read_at_each_step(tmp_path: Path) -> None:
         cpu = CpuModel(16, 32, 1 << 20, 1, dot_dtype="uint8")
         for states in ((), (layers[1].var,)):
             gains[hidden, len(states)] = estimate_gains(layers, flow, cpu, states)[1]
+        # without an instruction for four products, bytes are multiplied in pairs
+        pairs = CpuModel(4, 32, 1 << 20, 1, dot_dtype="int8", has_quads=False)
+        quads = pairs._replace(has_quads=True)
+        slower, faster = (
+            estimate_gains(layers, flow, c, (layers[1].var,))[1] for c in (pairs, quads)
+        )
+        assert 0 < slower <= faster
     assert gains[32, 0] < 0 < gains[32, 1]
     assert 0 < gains[512, 0] == gains[512, 1] < 1

@@ -233,10 +233,10 @@ def test_open_sizes(is_rounded: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mcpu", "instruction"), [("neoverse-n1", "sdot"), ("cortex-a72", "scvtf")]
+    ("mcpu", "instruction"), [("neoverse-n1", "sdot"), ("cortex-a72", "sadalp")]
 )
 def test_arm(mcpu: str, instruction: str) -> None:
-    """64-bit Arm adds dot products of signed bytes; without these it makes floats of weights."""
+    """64-bit Arm multiplies signed bytes: four products an instruction, or pairs of them."""
     network, _ = make(LAYERS[0], STEPS, 3)
     target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu, "num-cores": 1}
     library = lowering.compile_untuned(
