@@ -169,6 +169,16 @@ def test_ragged_channels(name: str) -> None:
     check_alike(mod, level(LEVELS_HERE[-1 - list(RAGGED).index(name) % 2]))
 
 
+def test_phases_share_blocks_where_no_convolution_follows() -> None:
+    """The 132 channels of four phases fill nine blocks in place of twelve; their image is plain."""
+    layer = transposed(33, (4, 4), strides=2, padding=1)
+    mod = model(layer, biased, relu, shape=(2, 20, 6, 5))
+    assert not [name for name in kernels_of(mod, level("x86-64-v4")) if "unpack" in name]
+    followed = model(layer, relu, convolution(40, (3, 3)), shape=(2, 20, 6, 5))
+    assert [name for name in kernels_of(followed, level("x86-64-v4")) if "unpack" in name]
+    check_alike(mod, host_level())
+
+
 VOLUMES: dict[str, tuple[Layer, ...]] = {
     "residual": (
         residual(

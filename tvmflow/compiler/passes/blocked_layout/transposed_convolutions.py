@@ -39,6 +39,9 @@ _KERNEL_COST: Final = 10_000
 _MAX_PHASES: Final = 8
 # Small images are interleaved no faster from several tensors than from one.
 _MIN_GAIN: Final = 1.15
+# Blocks that phases share must be so few, where a convolution reads the image as blocks, and where none does.
+_MAX_BLOCKED_SHARE: Final = 0.5
+_MAX_PLAIN_SHARE: Final = 0.85
 
 
 class _Geometry(NamedTuple):
@@ -150,6 +153,7 @@ class _Convolution:
         self._quantized = quantized
         self._window, self._geometry = window, geometry
         self._groups = int(call.attrs.groups)
+        self._is_read_blocked = rewriter.is_read_blocked(call)
         self._channels = known_sizes(data)[1], known_sizes(call)[1]
         self._size = list(known_sizes(call)[2:])
         self._typical, self._typical_data = (
@@ -190,8 +194,9 @@ class _Convolution:
         ]
 
     def shares_blocks(self) -> bool:
-        """Return whether few channels of all phases share blocks."""
-        return self._groups == 1 and 2 * self._count_shared() <= self._phases * self._blocks
+        """Return whether channels of all phases share blocks: their image is plain."""
+        share = _MAX_BLOCKED_SHARE if self._is_read_blocked else _MAX_PLAIN_SHARE
+        return self._groups == 1 and self._count_shared() <= share * self._phases * self._blocks
 
     def _count_shared(self) -> int:
         """Return the number of blocks that all channels of all phases fill."""
