@@ -376,7 +376,10 @@ _PURPOSES: Final = (
     ("*-web", "the model for browsers: an ES module with types, and a page that shows it"),
     ("*-cpp", "the model for C++17: a CMake project with a README of its own"),
     ("*-c-library-weights", "the model as a C library, with its weights in a file of their own"),
-    ("*-c-library", "the model as a C library: a header, a static and a shared library"),
+    (
+        "*-c-library",
+        "the model as a C library: a header, a static library and, where programs of the target load one, a shared library",
+    ),
     ("*-c.tar.gz", "the model in C, to be compiled for its target"),
     ("*.tar.gz", "all other forms of the model in one archive"),
     ("*.tar", "object files, which TVM links when it loads them"),
@@ -399,6 +402,8 @@ _PURPOSES: Final = (
 
 # With more inputs than this, an example makes them in a loop.
 _FEW_INPUTS: Final = 3
+# That of a recipe without one.
+_NO_VERSION: Final = "0"
 
 
 def make_readme(lineage: Lineage, sidecars: Iterable[str]) -> bytes:
@@ -424,7 +429,7 @@ def describe_purpose(name: str) -> str:
 
 def _describe(lineage: Lineage) -> str:
     number = lineage.exports[0].settings.get("version") if lineage.exports else None
-    version = f" {number}" if number else ""
+    version = f" {number}" if number and number != _NO_VERSION else ""
     verdict, _ = lineage.verdict()
     reference = (verdict or {}).get("reference", "")
     text = f"The model {markdown_code(lineage.recipe)}{version}, compiled by tvmflow"
@@ -503,10 +508,17 @@ def _list_examples(
     headers = [name for name, _ in lineage.files if fnmatchcase(name, "*-c-library/*.h")]
     for header in headers:
         folder = header.partition("/")[0]
-        library = next((n for n, _ in lineage.files if fnmatchcase(n, f"{folder}/*.a")), "")
-        if library:
-            code = [f"cc -I{folder} program.c {library} -lpthread -lm -o program"]
-            yield _example("C", "sh", code, f"`{header}` says how the model is called.\n")
+        paths = [name for name, _ in lineage.files if name.startswith(f"{folder}/")]
+        static = next((path for path in paths if path.endswith((".a", "_static.lib"))), "")
+        text = f"`{header}` says how the model is called."
+        if static and any(path.endswith((".so", ".dylib")) for path in paths):
+            code = [f"cc -I{folder} program.c {static} -lpthread -lm -o program"]
+            yield _example("C", "sh", code, f"{text}\n")
+        elif static:
+            # boards, phones, WebAssembly, Windows: their projects have linkers and options of their own
+            script = next((path for path in paths if path.endswith(".js")), "")
+            loader = f" `{script}` loads it in JavaScript." if script else ""
+            yield f"## C\n\n{text} Link `{static}` into the program.{loader}"
 
 
 def _example(title: str, language: str, code: Sequence[str], text: str = "") -> str:

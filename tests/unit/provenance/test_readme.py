@@ -40,6 +40,36 @@ def test_it_names_files_tensors_and_how_to_use_and_check_them(world: World) -> N
     assert set(rows) == delivered - measured - {"README.md"}
 
 
+@pytest.mark.parametrize(
+    ("libraries", "text"),
+    [
+        (["libnet.a", "libnet.so"], "cc -Inet-c-library program.c net-c-library/libnet.a -lpthread -lm -o program"),
+        (["libnet.a"], "says how the model is called. Link `net-c-library/libnet.a` into the program.\n"),
+        (["libnet.a", "net.js", "net.wasm"], "into the program. `net-c-library/net.js` loads it in JavaScript.\n"),
+        (["net.dll", "net.lib", "net_static.lib"], "Link `net-c-library/net_static.lib` into the program.\n"),
+    ],
+)  # fmt: skip
+def test_the_command_for_c_is_that_of_systems_that_have_it(
+    libraries: list[str], text: str, world: World
+) -> None:
+    """A microcontroller has no threads to link, and an iPhone no compiler named cc."""
+    made = contents()
+    library = {f"net-c-library/{name}": name.encode() for name in ["net.h", *libraries]}
+    made["export"] |= library
+    world.make(made)
+    [exported] = [one for one in world.plan.deliveries if "net.so" in dict(one.files)]
+    more = exported._replace(files=(*exported.files, *((name, name) for name in library)))
+    others = [one for one in world.plan.deliveries if one is not exported]
+    world.plan = world.plan._replace(deliveries=(more, *others))
+    written = readme(world)
+    assert text in written
+    assert ("-lpthread" in written) == ("libnet.so" in libraries)
+
+
+def test_a_version_that_the_recipe_does_not_name_is_not_mentioned(world: World) -> None:
+    assert "The model `net`, compiled by tvmflow" in readme(world)
+
+
 def test_the_statement_is_also_about_it(world: World) -> None:
     readme(world)
     findings = {finding.path.name: finding for finding in check_delivered(world.folder, ())}
