@@ -30,15 +30,14 @@ def vectorize_math(
 
     Args:
         mod: The kernels.
-        has_few_units: Whether a CPU has fewer units for rounding, conversion and division than for additions, as
-            64-bit ARM: exponentials are rounded and scaled by additions alone, and quotients of constants are products.
+        has_few_units: Whether a CPU has fewer units for division than for additions, as 64-bit ARM: quotients of
+            constants are products.
         divides_slowly: Whether quotients within the functions are products with reciprocals. Those of the model stay.
     """
     if has_few_units:
         mod = ir.rewrite_kernels(mod, _multiply_by_inverses)
     functions = _functions(
-        _exp_by_addition if has_few_units else _exp,
-        _multiply_by_reciprocal if divides_slowly else lambda dividend, divisor: dividend / divisor,
+        _multiply_by_reciprocal if divides_slowly else lambda dividend, divisor: dividend / divisor
     )
     return ir.rewrite_kernel_calls(mod, lambda call: _expand(call, functions))
 
@@ -115,56 +114,23 @@ def _let(value: Any, body: Callable[[Any], Any], dtype: str = _FLOAT) -> Any:
     return tirx.Let(var, value, body(var))
 
 
+# The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the least error: 3.1e-9.
+_EXP_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.9999993e-1)
 # The logarithm of the smallest normal number, rounded up.
 _LEAST_EXPONENT: Final = -87.33654
 
 
-def _exp(x: Any) -> Any:
-    """Return eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2, as Cephes' expf does.
-
-    2ⁿ is computed in two factors, so that results may be infinity. Those below 2⁻¹²⁶ are 0.
-    """
-
-    def finite(x: Any) -> Any:
-        # Infinity at 89. Processors compute denormals slowly, which the exponentials of masked scores would be.
-        is_zero = x < _const(_LEAST_EXPONENT)
-        value = _let(
-            tirx.Select(is_zero, _const(0.0), tirx.min(x, _const(89.0))),
-            lambda v: _let(
-                tirx.floor(v * _const(math.log2(math.e)) + _const(0.5)),
-                lambda n: _scaled(v - n * _const(0.693359375) - n * _const(-2.12194440e-4), n),
-            ),
-        )
-        return tirx.Select(is_zero, _const(0.0), value)
-
-    def _scaled(r: Any, n: Any) -> Any:
-        value = _exp_of_rest(r)
-        return _let(
-            tirx.floor(n * _const(0.5)), lambda half: value * _power(half) * _power(n - half)
-        )
-
-    return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
-
-
-def _exp_of_rest(r: Any) -> Any:
-    """Return eʳ for |r| ≤ ln 2 / 2."""
-    series = (
-        *(1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3),
-        *(4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1),
-    )
-    return _let(r, lambda r: _polynomial(r, series) * r * r + r + _const(1.0))
-
-
 # The logarithm of the greatest number, rounded down.
-_GREATEST_EXPONENT: Final = 88.72283935546875
+_GREATEST_EXPONENT: Final = 88.72283172607422
 # An integer added to 1.5·2²³ stands in the last bits of the sum.
 _ROUNDING: Final = 12582912.0
 
 
-def _exp_by_addition(x: Any) -> Any:
-    """Return eˣ as `_exp` does, with fewer instructions.
+def _exp(x: Any) -> Any:
+    """Return eˣ = 2ⁿ·eʳ with |r| ≤ ln 2 / 2; results below 2⁻¹²⁶ are 0.
 
-    The exponent is rounded by adding 1.5·2²³, and added to that of eʳ.
+    Exponents are rounded by adding 1.5·2²³, and added to those of eʳ: not all CPUs round and convert
+    as fast as they add. Processors compute denormals slowly, which the exponentials of masked scores would be.
     """
 
     def finite(x: Any) -> Any:
@@ -180,7 +146,8 @@ def _exp_by_addition(x: Any) -> Any:
 
     def scale(v: Any, bits: Any) -> Any:
         def scaled(n: Any) -> Any:
-            value = _exp_of_rest(v - n * _const(0.693359375) - n * _const(-2.12194440e-4))
+            rest = v - n * _const(0.693359375) - n * _const(-2.12194440e-4)
+            value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
             return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
 
         return _let(tirx.reinterpret(_FLOAT, bits) - _const(_ROUNDING), scaled)
@@ -188,8 +155,6 @@ def _exp_by_addition(x: Any) -> Any:
     return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
 
 
-# The coefficients of eʳ for |r| ≤ ln 2 / 2 from r⁶ to r², with the least error: 3.1e-9.
-_SHORT_SERIES: Final = (1.3814540e-3, 8.3687451e-3, 4.1668391e-2, 1.6666520e-1, 4.9999993e-1)
 # Rounded to a power of two, e raised to it is 2⁻¹²⁷.
 _VANISHING_EXPONENT: Final = -88.0
 
@@ -212,18 +177,12 @@ def exp_of_negative(x: Any) -> Any:
 
     def scale(v: Any, n: Any, power: Any) -> Any:
         rest = _let(n, lambda n: v - n * _const(0.693359375) - n * _const(-2.12194440e-4))
-        value = _let(rest, lambda r: _polynomial(r, (*_SHORT_SERIES, 1.0, 1.0)))
+        value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
         return value * tirx.reinterpret(_FLOAT, power)
 
     least = _const(_VANISHING_EXPONENT)
     # this way round, NaN stays
     return _let(x, lambda x: _let(tirx.Select(x < least, least, x), reduce))
-
-
-def _power(n: Any) -> Any:
-    """Return 2ⁿ for an integer from -126 to 127, made from the bits of a float."""
-    bits = (tirx.Cast("int32", n) + 127) << 23
-    return tirx.reinterpret(_FLOAT, bits)
 
 
 # Cephes' logf: ln(1 + m) = m - m²/2 + m³·P(m) for m from √½ - 1 to √2 - 1.
@@ -514,13 +473,13 @@ def _atan(x: Any) -> Any:
     return _let(x, function)
 
 
-def _functions(exp: Callable[[Any], Any], divide: Divide) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the functions by operator, with one of the ways to compute exponentials and quotients."""
+def _functions(divide: Divide) -> Mapping[str, Callable[[Any], Any]]:
+    """Return the functions by operator, with one of the ways to compute quotients."""
     return {
-        "tirx.exp": exp,
+        "tirx.exp": _exp,
         "tirx.log": _log,
         "tirx.log1p": _log1p,
-        "tirx.sigmoid": lambda x: divide(_const(1.0), _const(1.0) + exp(_const(0.0) - x)),
+        "tirx.sigmoid": lambda x: divide(_const(1.0), _const(1.0) + _exp(_const(0.0) - x)),
         "tirx.tanh": _rational(7.90531110763549805, _TANH_NUMERATOR, _TANH_DENOMINATOR, divide),
         "tirx.sin": _sine(0),
         "tirx.cos": _sine(1),
