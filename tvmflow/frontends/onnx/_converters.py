@@ -28,8 +28,10 @@ from tvmflow.frontends.onnx._expressions import (
     Regions,
     Windows,
     align_regions,
+    combine_samples,
     determinant,
     find_maxima,
+    find_samples,
     infer_unpooled_shape,
     reverse_sequences,
 )
@@ -506,6 +508,10 @@ def _bit_cast(node: NodeToConvert) -> Any:
 
 # The operator set since which regions are aligned by default.
 _ALIGNED_REGIONS: Final = 16
+# More samples of a bin along an axis would make a kernel too long.
+_MAX_SAMPLES: Final = 4
+# The transpositions around it would otherwise become part of its loops.
+_OPAQUE: Final = {"op_pattern": 8}
 
 
 def _roi_align(node: NodeToConvert) -> Any:
@@ -520,8 +526,22 @@ def _roi_align(node: NodeToConvert) -> Any:
         is_aligned=mode == "half_pixel",
         takes_greatest=attribute_text(node.attributes, "mode", "avg") == "max",
     )
-    align = functools.partial(align_regions, regions=regions)
-    return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
+    data, boxes, images = node.inputs
+    height, width = _shape(data)[2:]
+    is_open = not (isinstance(height, int) and isinstance(width, int))
+    if is_open or not 0 < regions.samples <= _MAX_SAMPLES:
+        align = functools.partial(align_regions, regions=regions)
+        return node.builder.emit_te(align, *node.inputs, primfunc_name_hint="align_regions")
+    # channels are lanes of vectors, which share the places of samples
+    find = functools.partial(find_samples, sizes=(height, width), regions=regions)
+    found = node.builder.emit_te(find, boxes, primfunc_name_hint="find_samples")
+    tables = [node.emit(relax.TupleGetItem(found, n)) for n in range(len(found.ty.fields))]
+    last = node.builder.emit(relax.op.permute_dims(data, [0, 2, 3, 1]))
+    mix = functools.partial(combine_samples, regions=regions)
+    mixed = node.builder.emit_te(
+        mix, last, images, *tables, primfunc_name_hint="combine_samples", primfunc_attrs=_OPAQUE
+    )
+    return relax.op.permute_dims(mixed, [0, 3, 1, 2])
 
 
 def _windows(node: NodeToConvert) -> Windows:

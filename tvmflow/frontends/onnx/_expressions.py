@@ -190,8 +190,129 @@ class Regions(NamedTuple):
     takes_greatest: bool
 
 
+class _Samples:
+    """The places of the samples of regions.
+
+    Args:
+        boxes: The regions (R, 4): left, top, right, bottom.
+        sizes: Height and width of the images.
+        regions: How regions are sampled.
+    """
+
+    def __init__(self, boxes: Any, sizes: Sequence[Any], regions: Regions) -> None:
+        self._boxes, self._sizes, self._regions = boxes, sizes, regions
+        self.dtype = boxes.dtype
+        self._bins = (regions.height, regions.width)
+
+    def _number(self, value: float) -> Any:
+        return tirx.const(value, self.dtype)
+
+    def _side(self, box: Any, column: int) -> Any:
+        offset = self._number(0.5 if self._regions.is_aligned else 0.0)
+        return self._boxes(box, column) * self._number(self._regions.scale) - offset
+
+    def _step(self, box: Any, axis: int) -> Any:
+        length = self._side(box, 3 - axis) - self._side(box, 1 - axis)
+        if not self._regions.is_aligned:
+            length = te.max(length, self._number(1))
+        return length / self._number(self._bins[axis])
+
+    def count(self, box: Any, axis: int) -> Any:
+        """Return the number of samples of a bin along an axis."""
+        if self._regions.samples > 0:
+            return tirx.const(self._regions.samples, "int32")
+        return te.ceil(self._step(box, axis)).astype("int32")
+
+    def place(self, box: Any, axis: int, cell: Any, sample: Any) -> Any:
+        """Return the coordinate of a sample of a bin."""
+        step = self._step(box, axis)
+        part = (tirx.Cast(self.dtype, sample) + self._number(0.5)) * step
+        within = part / tirx.Cast(self.dtype, self.count(box, axis))
+        return self._side(box, 1 - axis) + step * tirx.Cast(self.dtype, cell) + within
+
+    def is_outside(self, at: Any, axis: int) -> Any:
+        """Return whether a coordinate is beyond the image."""
+        size = tirx.Cast(self.dtype, self._sizes[axis])
+        return tirx.any(at < self._number(-1), at > size)
+
+    def pixels(self, at: Any, axis: int) -> list[tuple[Any, Any]]:
+        """Return the two pixels around a coordinate, and their weights."""
+        last = self._sizes[axis] - 1
+        # this way round, NaN is 0
+        at = tirx.Min(tirx.Max(at, self._number(0)), tirx.Cast(self.dtype, last))
+        low = at.astype("int32")
+        rest = at - tirx.Cast(self.dtype, low)
+        return [(low, self._number(1) - rest), (te.min(low + 1, last), rest)]
+
+
+def find_samples(boxes: Any, sizes: Sequence[Any], regions: Regions) -> list[Any]:
+    """Return tables of the pixels around samples, of which each bin has a fixed number.
+
+    Args:
+        boxes: The regions (R, 4): left, top, right, bottom.
+        sizes: Height and width of the images.
+        regions: How they are sampled.
+
+    Returns:
+        For each axis the first pixel, its weight, the second pixel and its weight (R, bins · samples).
+    """
+    samples = _Samples(boxes, sizes, regions)
+
+    def table(axis: int, part: int) -> Any:
+        def find(box: Any, index: Any) -> Any:
+            at = samples.place(box, axis, index // regions.samples, index % regions.samples)
+            pixel, weight = samples.pixels(at, axis)[part // 2]
+            zero = tirx.const(0, samples.dtype)
+            is_weight = part % 2 == 1
+            return tirx.Select(samples.is_outside(at, axis), zero, weight) if is_weight else pixel
+
+        bins = (regions.height, regions.width)[axis]
+        return te.compute([boxes.shape[0], bins * regions.samples], find, name="samples")
+
+    return [table(axis, part) for axis in range(2) for part in range(4)]
+
+
+def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> Any:
+    """Return the bins of regions.
+
+    Args:
+        data: The images, with their channels last (N, H, W, C).
+        images: The image of each region (R,).
+        tables: The samples, as `find_samples` gives them.
+        regions: How they are sampled.
+
+    Returns:
+        The bins, with their channels last (R, height, width, C).
+    """
+    per_axis, count = len(tables) // 2, regions.samples
+    combine = te.max if regions.takes_greatest else operator.add
+
+    def element(box: Any, *place: Any) -> Any:
+        *cells, channel = place
+        image = images(box).astype("int32")
+        values = []
+        for sample in itertools.product(range(count), repeat=2):
+            sides = [
+                [(first(box, at), weight(box, at)), (second(box, at), other(box, at))]
+                for (first, weight, second, other), at in zip(
+                    (tables[:per_axis], tables[per_axis:]),
+                    (cell * count + step for cell, step in zip(cells, sample, strict=True)),
+                    strict=True,
+                )
+            ]
+            values += [
+                data(image, y, x, channel) * (down * across).astype(data.dtype)
+                for (y, down), (x, across) in itertools.product(*sides)
+            ]
+        result = functools.reduce(combine, values)
+        return result if regions.takes_greatest else result / tirx.const(count**2, data.dtype)
+
+    shape = [images.shape[0], regions.height, regions.width, data.shape[3]]
+    return te.compute(shape, element, name="combine_samples")
+
+
 def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
-    """Return the bins of regions of images.
+    """Return the bins of regions, each with as many samples as the pixels that it covers.
 
     Args:
         data: The images (N, C, H, W).
@@ -202,53 +323,16 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     Returns:
         The bins (R, C, height, width); 0 in those without a sample.
     """
-    dtype = boxes.dtype
-    number = functools.partial(tirx.const, dtype=dtype)
-    bins = (regions.height, regions.width)
-    sizes = (data.shape[2], data.shape[3])
-    offset = 0.5 if regions.is_aligned else 0.0
-
-    def find_start(box: Any, axis: int) -> Any:
-        return boxes(box, 1 - axis) * number(regions.scale) - number(offset)
-
-    def find_step(box: Any, axis: int) -> Any:
-        end = boxes(box, 3 - axis) * number(regions.scale) - number(offset)
-        length = end - find_start(box, axis)
-        length = length if regions.is_aligned else te.max(length, number(1))
-        return length / number(bins[axis])
-
-    def count(box: Any, axis: int) -> Any:
-        if regions.samples > 0:
-            return tirx.const(regions.samples, "int32")
-        return te.ceil(find_step(box, axis)).astype("int32")
-
-    def pixels(at: Any, axis: int) -> list[tuple[Any, Any]]:
-        """Return the two pixels around a coordinate, and their weights."""
-        last = sizes[axis] - 1
-        at = te.max(at, number(0))
-        low = te.min(at.astype("int32"), last)
-        rest = te.max(te.min(at, tirx.Cast(dtype, last)) - tirx.Cast(dtype, low), number(0))
-        return [(low, number(1) - rest), (te.min(low + 1, last), rest)]
+    samples = _Samples(boxes, data.shape[2:], regions)
+    zero = tirx.const(0, data.dtype)
 
     def element(box: Any, channel: Any, *place: Any) -> Any:
-        counts = [count(box, axis) for axis in range(2)]
-        samples = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
-        coordinates = [
-            find_start(box, axis)
-            + find_step(box, axis) * tirx.Cast(dtype, place[axis])
-            + (tirx.Cast(dtype, samples[axis]) + number(0.5))
-            * find_step(box, axis)
-            / tirx.Cast(dtype, counts[axis])
-            for axis in range(2)
-        ]
-        is_outside = tirx.any(
-            *(
-                tirx.any(at < number(-1), at > tirx.Cast(dtype, size))
-                for at, size in zip(coordinates, sizes, strict=True)
-            )
-        )
+        counts = [samples.count(box, axis) for axis in range(2)]
+        steps = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
+        coordinates = [samples.place(box, axis, place[axis], steps[axis]) for axis in range(2)]
+        is_outside = tirx.any(*(samples.is_outside(at, n) for n, at in enumerate(coordinates)))
         image = images(box).astype("int32")
-        around = itertools.product(*(pixels(at, axis) for axis, at in enumerate(coordinates)))
+        around = itertools.product(*(samples.pixels(at, n) for n, at in enumerate(coordinates)))
         values = [
             data(image, channel, y, x) * (down * across).astype(data.dtype)
             for (y, down), (x, across) in around
@@ -257,17 +341,14 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
         sample = tirx.if_then_else(is_outside, zero, functools.reduce(combine, values))
         if not regions.takes_greatest:
             sample = sample / tirx.Cast(data.dtype, counts[0] * counts[1])
-        return reduce(sample, axis=samples)
+        return reduce(sample, axis=steps)
 
-    zero = tirx.const(0, data.dtype)
-    shape = [boxes.shape[0], data.shape[1], *bins]
+    shape = [boxes.shape[0], data.shape[1], regions.height, regions.width]
     result = te.compute(shape, element, name="align_regions")
-    if regions.samples > 0:
-        return result
 
     # a loop that does not run sets no number
     def without_samples(box: Any, *place: Any) -> Any:
-        is_empty = tirx.any(*(count(box, axis) <= 0 for axis in range(2)))
+        is_empty = tirx.any(*(samples.count(box, axis) <= 0 for axis in range(2)))
         return tirx.Select(is_empty, zero, result(box, *place))
 
     return te.compute(shape, without_samples, name="without_samples")

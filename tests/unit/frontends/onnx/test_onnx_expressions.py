@@ -120,7 +120,7 @@ BOXES = np.array(
 
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("aligned", ["half_pixel", "output_half_pixel"])
-@pytest.mark.parametrize("samples", [0, 2])
+@pytest.mark.parametrize("samples", [0, 2, 5])
 def test_regions_are_sampled_as_by_onnx_runtime(
     mode: str, aligned: str, samples: int, tmp_path: Path
 ) -> None:
@@ -140,7 +140,7 @@ def test_regions_are_sampled_as_by_onnx_runtime(
 
 
 def test_operators_follow_open_sizes(tmp_path: Path) -> None:
-    """Places of maxima, reversed sequences and determinants of any number of images."""
+    """Places of maxima, reversed sequences, determinants and regions of any number of images."""
     nodes = [
         helper.make_node("MaxPool", ["x"], ["m", "p"], kernel_shape=[2, 2], strides=[2, 2]),
         helper.make_node("Shape", ["x"], ["sizes"]),
@@ -148,8 +148,14 @@ def test_operators_follow_open_sizes(tmp_path: Path) -> None:
         helper.make_node("Expand", ["two", "count"], ["lengths"]),
         helper.make_node("ReverseSequence", ["x", "lengths"], ["r"], batch_axis=0, time_axis=1),
         helper.make_node("Det", ["m"], ["d"]),
+        helper.make_node("Cast", ["lengths"], ["number"], to=1),
+        helper.make_node("Unsqueeze", ["number", "one"], ["numbers"]),
+        helper.make_node("Mul", ["numbers", "box"], ["boxes"]),
+        helper.make_node("Sub", ["lengths", "lengths"], ["images"]),
+        helper.make_node("RoiAlign", ["x", "boxes", "images"], ["a"], sampling_ratio=2),
     ]
     constants: dict[str, Array] = {"zero": np.array([0], INT), "two": np.array([2], INT)}
-    outputs = [value(name, None, "int64" if name == "p" else "float32") for name in "mprd"]
+    constants |= {"one": np.array([1], INT), "box": np.array([[0, 0.5, 1, 2]], F)}
+    outputs = [value(name, None, "int64" if name == "p" else "float32") for name in "mprda"]
     made = model(nodes, [value("x", ["batch", 2, 6, 6])], outputs, constants)
     agree_at(made, tmp_path, [BATCH], [{"batch": 1}, {"batch": 5}])
