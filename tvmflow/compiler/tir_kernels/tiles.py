@@ -210,7 +210,7 @@ class Product(NamedTuple):
         for start, vectors in self.columns.iterate_tiles():
             for terms in self._iterate_terms(vectors * self.columns.lanes):
                 with T.serial(self.rows // self.points) as group:
-                    sums = _Sums.allocate(self.points, vectors, self.columns.lanes)
+                    sums = Sums.allocate(self.points, vectors, self.columns.lanes)
                     corner = group * self.points, start
                     self._emit_tile(left, packed, base, result, sums, corner, terms)
 
@@ -241,7 +241,7 @@ class Product(NamedTuple):
         packed: Workspace,
         base: Any,
         result: Workspace,
-        sums: _Sums,
+        sums: Sums,
         corner: tuple[Any, Any],
         terms: tuple[Any, IrSize],
     ) -> None:
@@ -267,7 +267,7 @@ class Product(NamedTuple):
             result[place(point, column)] = sums.load(index)
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """The sums of a tile; LLVM holds them in registers."""
 
     buffer: Any
@@ -276,7 +276,8 @@ class _Sums(NamedTuple):
     lanes: int
 
     @classmethod
-    def allocate(cls, points: int, vectors: int, lanes: int) -> _Sums:
+    def allocate(cls, points: int, vectors: int, lanes: int) -> Sums:
+        """Emit an allocation."""
         shape = (points, vectors, lanes)
         return cls(T.alloc_buffer(shape, FLOAT, scope="local"), *shape)
 
@@ -286,9 +287,11 @@ class _Sums(NamedTuple):
             yield [p, v, c], p, v * self.lanes + c
 
     def load(self, index: list[Any]) -> Any:
+        """Return the expression that loads a sum."""
         return tirx.BufferLoad(self.buffer, index)
 
     def store(self, index: list[Any], value: Any) -> None:
+        """Emit the store of a sum."""
         T.buffer_store(self.buffer, value, index)
 
 

@@ -219,28 +219,58 @@ def conv3d_of_points(value: Any, weight: Any) -> Any:
 @pytest.mark.parametrize("mcpu", LEVELS_HERE[1:])
 @pytest.mark.parametrize(
     ("shape", "out"),
-    [((1, 97, 9, 11), 97), ((2, 33, 37), 50), ((3, 40, 2, 3, 5), 131), ((1, 97, 4, 4), 50)],
+    [
+        ((1, 97, 9, 11), 97),
+        ((2, 33, 37), 50),
+        ((3, 40, 2, 3, 5), 131),
+        ((1, 97, 4, 4), 50),
+        ((1, 64, 12, 12), 96),
+        ((2, 3, 65), 64),
+        ((1, 2, 5, 7), 1),
+        ((1, 300, 33, 31), 17),
+    ],
 )
-def test_pointwise_convolutions_of_ragged_channels(
-    shape: tuple[int, ...], out: int, mcpu: str
-) -> None:
-    """One that no other convolution is next to multiplies plain data, of any rank and any number of images."""
+def test_pointwise_convolutions_of_plain_data(shape: tuple[int, ...], out: int, mcpu: str) -> None:
+    """One that no other convolution is next to multiplies plain data, and stores bias and activation with its sums."""
     alone = model(convolution(out, (1,) * (len(shape) - 2)), biased, relu, shape=shape)
     check_alike(alone, level(mcpu))
-    kernels = kernels_of(alone, level(mcpu))
-    assert any("plain" in name for name in kernels)
-    assert not any("pack" in name for name in kernels)
+    (kernel,) = kernels_of(alone, level(mcpu))
+    assert "plain" in kernel
 
 
-@pytest.mark.parametrize(("out", "inputs"), [(96, 64), (97, 3), (97, 500)])
-def test_pointwise_convolutions_that_stay_blocked(out: int, inputs: int) -> None:
-    """Whole vectors of channels stay blocked, and so do few channels, and deep data with few results."""
-    alone = model(convolution(out, (1, 1)), shape=(1, inputs, 12, 12))
-    assert not any("plain" in name for name in kernels_of(alone, host_level()))
+def limited(value: Any, _: Any) -> Any:
+    return relax.op.clip(value, -0.25, 0.5)
 
 
-def test_pointwise_neighbors_of_convolutions_stay_blocked() -> None:
-    """The blocked data of one are those of the other."""
+def doubled(value: Any, _: Any) -> Any:
+    return relax.op.add(value, value)
+
+
+@pytest.mark.parametrize(
+    ("after", "others"),
+    [
+        ([limited], 0),
+        ([biased, limited, relu], 0),
+        ([relu, biased], 1),
+        ([doubled, relu], 1),
+    ],
+)
+def test_what_follows_a_product_of_plain_data_is_stored_with_it_or_computed_after_it(
+    after: list[Any], others: int
+) -> None:
+    """One bias, and limits after it, belong to the product; other operators do not."""
+    network = model(convolution(97, (1, 1)), *after, shape=(2, 33, 5, 13))
+    check_alike(network, host_level())
+    assert len(kernels_of(network, host_level())) == 1 + others
+
+
+def pooled(value: Any, _: Any) -> Any:
+    return relax.op.nn.max_pool2d(value, pool_size=2, strides=2)
+
+
+def test_pointwise_convolutions_that_stay_blocked() -> None:
+    """Neighbors of a convolution stay blocked, and so do whole vectors of channels before a pool."""
     layers = [convolution(97, (1, 1)), relu, convolution(33, (3, 3))]
-    network = model(*layers, shape=(1, 97, 12, 12))
-    assert not any("plain" in name for name in kernels_of(network, host_level()))
+    before_pool = model(convolution(96, (1, 1)), relu, pooled, shape=(1, 64, 12, 12))
+    for network in (before_pool, model(*layers, shape=(1, 97, 12, 12))):
+        assert not any("plain" in name for name in kernels_of(network, host_level()))

@@ -8,17 +8,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tvm import relax
+from tvm import relax, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.open_sizes import IrSize, is_open, known_sizes
-from tvmflow.compiler.passes.batched_matmuls import BatchedProduct, make_kernel
 from tvmflow.compiler.passes.blocked_layout.rewriter import LayoutRewriter
 from tvmflow.compiler.passes.rewriter import OPAQUE
-from tvmflow.compiler.tir_kernels import blocked, dot_products, tiles
-from tvmflow.compiler.tir_kernels.batches import Operand, StridedMatrices, contiguous
+from tvmflow.compiler.tir_kernels import blocked, dot_products, plain_products, tiles
 from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.compiler.tir_kernels.dot_products import BFLOAT16
+from tvmflow.compiler.tir_kernels.plain_products import PlainProduct
 
 
 def is_plain_data(rewriter: LayoutRewriter, data: Any) -> bool:
@@ -122,12 +122,8 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 # ---------------------------------------------------------------- plain data
 # A pointwise convolution that no other one is next to would pack its data and unpack its result. It is the
 # product of its weights and the data as they are, whose columns are pixels: ragged channels fill no lanes
-# with zeros then. Bias and activation, which a blocked convolution computes, take a pass of their own.
-
-# Sums of fewer channels cost little beside that pass.
-_MIN_PLAIN_CHANNELS: Final = 32
-# One core packs the data of an image: others wait, the longer the more channels data have for each of the result.
-_MAX_DEPTH_SHARE: Final = 2
+# with zeros then, and only a few columns are packed at a time. Its kernel is opaque to fusion, so it is
+# emitted again with each bias or activation that follows.
 
 
 def emit_plain_product(
@@ -155,31 +151,105 @@ def emit_plain_product(
         # code for other levels would share weights that depend on the lanes
         or context.options.shares_weights
         or any(map(is_open, (*sizes, *result)))
-        or inputs > _MAX_DEPTH_SHARE * outputs
         or {*taps, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
         or any(window.padding)
-        or (outputs % context.lanes == 0 and inputs % context.lanes == 0)
-        or min(inputs, outputs) < _MIN_PLAIN_CHANNELS
         or math.prod(sizes[2:]) < context.lanes
         or rewriter.blocked_form(data) is not None
         or len(rewriter.flow.list_readers(call.args[0])) > 1
-        or rewriter.is_read_blocked(call)
+        # pools read blocks of channels in vectors, if no lane of them is empty
+        or rewriter.is_read_blocked(call, by_pools=outputs % context.lanes == 0)
     ):
         return None
-    number, pixels = sizes[0], math.prod(sizes[2:])
-    batch = () if number == 1 else ((number, 0),)
-    shape = (number, outputs, pixels)
-    product = BatchedProduct(
-        batch=number,
-        depth=inputs,
-        left=Operand(ir.known_shape(kernel), "float32", StridedMatrices(0, batch, inputs, 1)),
-        right=Operand(sizes, "float32", contiguous((number, inputs, pixels), range(3))),
-        shape=shape,
-        typical=(*shape, inputs),
-    )
-    name = f"conv{len(window.strides)}d_plain"
-    plain = rewriter.call_function(make_kernel(product, cpu), name, [kernel, data], shape)
-    return rewriter.reshape(plain, result)
+    product = PlainProduct(sizes[0], outputs, inputs, tuple(sizes[2:]))
+    points = plain_products.choose_points(product, cpu)
+    rows = rewriter.pad_to_multiples(rewriter.reshape(kernel, [outputs, inputs]), [points])
+    packed = rewriter.rearrange(rows, [-(-outputs // points), points, inputs], [0, 2, 1])
+    return _emit_product(rewriter, PlainConvolution(product, [packed, data]))
+
+
+class PlainConvolution(NamedTuple):
+    """A product that a pointwise convolution was rewritten to.
+
+    Attributes:
+        product: The product.
+        arguments: Those of its kernel.
+    """
+
+    product: PlainProduct
+    arguments: list[Any]
+
+
+def _emit_product(rewriter: LayoutRewriter, convolution: PlainConvolution) -> Any:
+    product, arguments = convolution
+    cpu = rewriter.context.cpu
+    assert cpu is not None, "the product was chosen for a CPU model"
+    kernel = plain_products.make_kernel(product, cpu)
+    shape = (product.number, product.outputs, *product.image)
+    plain = rewriter.call_function(kernel, f"conv{len(product.image)}d_plain", arguments, shape)
+    rewriter.products[plain] = convolution
+    return plain
+
+
+def append_to_product(rewriter: LayoutRewriter, call: relax.Call, *arguments: Any) -> Any:
+    """Emit a product of plain data again with its bias or an activation; None for other operators.
+
+    The product without them is dead code.
+    """
+    operands = list(zip(call.args, arguments, strict=True))
+    if call.op.name == "relax.add" and arguments[0] not in rewriter.products:
+        operands.reverse()
+    (original, operand), *others = operands
+    convolution = rewriter.products.get(operand)
+    if convolution is None or rewriter.flow.value_if_used_once(original) is None:
+        return None
+    product = convolution.product
+    if call.op.name == "relax.add":
+        bias = _find_bias(rewriter, convolution, *others[0])
+        if bias is None:
+            return None
+        product = product._replace(has_bias=True)
+        appended = [*convolution.arguments, bias]
+        return _emit_product(rewriter, convolution._replace(product=product, arguments=appended))
+    limits = _find_limits(call)
+    if limits is None:
+        return None
+    low, high = limits
+
+    def limit(value: Any) -> Any:
+        # in the order in which TVM's operator takes NaN
+        lowered = value if high == math.inf else tirx.min(value, T.float32(high))
+        return lowered if low == -math.inf else tirx.max(lowered, T.float32(low))
+
+    product = product._replace(activations=(*product.activations, limit))
+    return _emit_product(rewriter, convolution._replace(product=product))
+
+
+def _find_bias(
+    rewriter: LayoutRewriter, convolution: PlainConvolution, original: Any, operand: Any
+) -> Any:
+    """Return a weight that is added to all pixels of a channel as one number for each; None for others."""
+    product, shape = convolution.product, ir.shape_of(operand)
+    channels = (product.outputs, *[1] * len(product.image))
+    if (
+        product.has_bias
+        or product.activations
+        or not rewriter.flow.is_weight(original)
+        or shape not in (channels, (1, *channels))
+    ):
+        return None
+    return rewriter.reshape(operand, [product.outputs])
+
+
+def _find_limits(call: relax.Call) -> tuple[float, float] | None:
+    """Return the limits of an activation that keeps numbers within them; None for others."""
+    if call.op.name == "relax.nn.relu":
+        return 0.0, math.inf
+    if call.op.name == "relax.nn.relu6":
+        return 0.0, 6.0
+    if call.op.name == "relax.clip":
+        low, high = (float(limit.value) for limit in call.args[1:])
+        return low, high
+    return None
 
 
 # ---------------------------------------------------------------- taps

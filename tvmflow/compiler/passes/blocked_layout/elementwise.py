@@ -11,6 +11,7 @@ from tvm import relax
 from tvmflow.compiler import ir
 from tvmflow.compiler.ir_operators import RoundedData
 from tvmflow.compiler.open_sizes import IrSize, known_sizes, same_sizes, sizes_of
+from tvmflow.compiler.passes.blocked_layout.direct_convolutions import append_to_product
 from tvmflow.compiler.passes.blocked_layout.rewriter import MOVES, LayoutRewriter
 
 # Operators that give no NaN and no infinity for empty lanes, which hold zeros or what these operators made of them.
@@ -42,6 +43,9 @@ def rewrite_elementwise(
     if any(sizes_of(tensor) is None for tensor in tensors):
         return None
     if all(_blocked_form(rewriter, tensor, shape) is None for tensor in tensors):
+        product = append_to_product(rewriter, call, *arguments)
+        if product is not None:
+            return product
         return _rewrite_before_moves(rewriter, call) if len(call.args) == 1 else None
     if not _is_safe_on_empty_lanes(call) and shape[1] % rewriter.block:
         return None

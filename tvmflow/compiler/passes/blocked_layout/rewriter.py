@@ -22,6 +22,17 @@ _log = logging.getLogger(__name__)
 _READERS = frozenset(
     f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
 )
+# Operators that reduce blocked data.
+_POOLS: Final = frozenset(
+    {
+        *(
+            f"relax.nn.{kind}_pool{n}d"
+            for kind in ("max", "avg", "adaptive_avg")
+            for n in (1, 2, 3)
+        ),
+        *(f"relax.{name}" for name in ("max", "mean", "min", "sum")),
+    }
+)
 
 # Functions that a kernel computes in vectors, and arithmetic through which they are fused.
 _FUNCTIONS: Final = frozenset(
@@ -54,6 +65,7 @@ class LayoutRewriter(MainRewriter):
         context: The target and options.
         block: The number of channels in a block.
         selections: The channels of other blocked tensors that a blocked tensor is a copy of.
+        products: The products of plain data that tensors are the results of.
     """
 
     def __init__(
@@ -67,6 +79,7 @@ class LayoutRewriter(MainRewriter):
         self.context = context
         self.block = context.lanes
         self.selections = self.new_memo()
+        self.products = self.new_memo()
         self._handlers = handlers
         self._split_handler = split_handler
         self._blocked = self.new_memo()
@@ -147,14 +160,18 @@ class LayoutRewriter(MainRewriter):
                 pending.extend(value.args)
         return False
 
-    def is_read_blocked(self, expr: Any) -> bool:
-        """Return whether a convolution reads a value, directly or through operators with a handler."""
+    def is_read_blocked(self, expr: Any, *, by_pools: bool = False) -> bool:
+        """Return whether a convolution reads a value, directly or through operators with a handler.
+
+        So may a pool or a reduction, with `by_pools`.
+        """
+        blocked_readers = _READERS | _POOLS if by_pools else _READERS
         pending, seen = [expr], set()
         while pending:
             value = pending.pop()
             for reader in self.flow.list_readers(value):
                 name = ir.operator_name(reader)
-                if name in _READERS:
+                if name in blocked_readers:
                     return True
                 if reader not in seen and self._passes_blocked(reader):
                     seen.add(reader)

@@ -1,0 +1,178 @@
+"""Products of weights and matrices as they lie in memory, stored with bias and activation.
+
+The rows of a matrix are channels, its columns are pixels. A tile is `vectors` of columns times
+`points`, which are rows of the weights (see `schedules.register_tiles`). The columns of a tile are
+packed once for all rows, so that they stay in the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler.cpu_model import (
+    MAX_TILE_POINTS,
+    MIN_PARALLEL_PRODUCTS,
+    CpuModel,
+)
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel
+from tvmflow.compiler.tir_kernels.tiles import FLOAT, Sums, Workspace
+
+# More columns of a tile would leave the cache where sums have many terms.
+_MAX_VECTORS: Final = 4
+# The time in which a column of a tile is packed, relative to that in which it is multiplied with one row.
+_PACK_COST: Final = 2
+
+Activation = Callable[[Any], Any]
+"""A sum -> the element of the result."""
+
+
+class PlainProduct(NamedTuple):
+    """The computation of a kernel.
+
+    Attributes:
+        number: The number of matrices.
+        outputs: The rows of the weights and of each result.
+        depth: The length of a sum.
+        image: The extents whose product is the number of columns, at least those of a vector.
+        has_bias: Whether there is a number that is added to each row.
+        activations: What is computed of the elements, in order.
+    """
+
+    number: int
+    outputs: int
+    depth: int
+    image: tuple[int, ...]
+    has_bias: bool = False
+    activations: tuple[Activation, ...] = ()
+
+    @property
+    def pixels(self) -> int:
+        """The columns of each matrix."""
+        return math.prod(self.image)
+
+
+def choose_points(product: PlainProduct, cpu: CpuModel) -> int:
+    """Return how many rows of the weights are packed together: those of a tile."""
+    return _choose_tile(product.outputs, product.pixels, cpu)[0]
+
+
+@functools.cache
+def _choose_tile(outputs: int, pixels: int, cpu: CpuModel) -> tuple[int, int]:
+    """Return points and vectors of the tiles with which a product takes least time."""
+    sizes = [
+        (points, vectors)
+        for points in range(1, min(outputs, MAX_TILE_POINTS) + 1)
+        for vectors in range(1, min(pixels // cpu.lanes, _MAX_VECTORS) + 1)
+        if cpu.holds_sums(vectors, points)
+    ]
+
+    def time(size: tuple[int, int]) -> float:
+        points, most = size
+        tiles, rest = divmod(-(-pixels // cpu.lanes), most)
+        groups, last = divmod(outputs, points)
+
+        def column(vectors: int) -> float:
+            of_rows = [points] * groups + [last] * (last > 0)
+            busy = (rows / cpu.estimate_packed_utilization(vectors, rows) for rows in of_rows)
+            return vectors * (_PACK_COST + sum(busy))
+
+        return tiles * column(most) + (column(rest) if rest else 0)
+
+    return min(sizes, key=lambda size: (time(size), size))
+
+
+def make_kernel(product: PlainProduct, cpu: CpuModel) -> tvm.tirx.PrimFunc:
+    """Return the kernel.
+
+    Its parameters are the weights (⌈outputs/points⌉, depth, points), the matrices (number, depth, …),
+    the bias (outputs) if there is one, and the result (number, outputs, …).
+    """
+    number, outputs, depth, image = product[:4]
+    pixels = product.pixels
+    points, vectors = _choose_tile(outputs, pixels, cpu)
+    parameters = {
+        "weights": ((-(-outputs // points), depth, points), FLOAT),
+        "data": ((number, depth, *image), FLOAT),
+        **({"bias": ((outputs,), FLOAT)} if product.has_bias else {}),
+        "out": ((number, outputs, *image), FLOAT),
+    }
+    tiles, rest = divmod(-(-pixels // cpu.lanes), vectors)
+    count = tiles + (rest > 0)
+    work = number * outputs * depth * pixels
+    is_parallel = cpu.cores > 1 and work >= MIN_PARALLEL_PRODUCTS
+    loop = T.parallel if is_parallel else T.serial
+    with define_flat_kernel("plain_product", parameters, has_root=False) as (builder, buffers):
+        emitter = _Emitter(product, points, cpu.lanes, buffers)
+        with loop(number * count) as part:
+            matrix, tile = part // count, part % count
+            # the last tile ends where the columns do: it overlaps the one before it
+            width = vectors * cpu.lanes
+            if not rest:
+                emitter.emit(matrix, tirx.min(tile * width, pixels - width), vectors)
+            else:
+                with T.If(tile < tiles):
+                    with T.Then():
+                        emitter.emit(matrix, tile * width, vectors)
+                    with T.Else():
+                        emitter.emit(matrix, pixels - rest * cpu.lanes, rest)
+    return builder.get()
+
+
+class _Emitter(NamedTuple):
+    """Emits the tiles of columns of a kernel."""
+
+    product: PlainProduct
+    points: int
+    lanes: int
+    buffers: list[Any]
+
+    def emit(self, matrix: Any, start: Any, vectors: int) -> None:
+        """Emit the product of all rows and some columns; `start` is the first of these."""
+        depth, width = self.product.depth, vectors * self.lanes
+        packed = Workspace.allocate(depth * width)
+        with T.serial(depth) as k, T.unroll(vectors) as v, T.vectorized(self.lanes) as lane:
+            column = v * self.lanes + lane
+            place = (matrix * depth + k) * self.product.pixels + start + column
+            packed[k * width + column] = tirx.BufferLoad(self.buffers[1], [place])
+        groups, rest = divmod(self.product.outputs, self.points)
+        with T.serial(groups) as group:
+            self._multiply(matrix, start, packed, group, self.points, vectors)
+        if rest:
+            self._multiply(matrix, start, packed, groups, rest, vectors)
+
+    def _multiply(
+        self, matrix: Any, start: Any, packed: Workspace, group: Any, rows: int, vectors: int
+    ) -> None:
+        """Emit the product of the first rows of a group and a tile."""
+        depth, outputs, pixels = (
+            self.product.depth,
+            self.product.outputs,
+            self.product.pixels,
+        )
+        sums = Sums.allocate(rows, vectors, self.lanes)
+        for index, _, _ in sums.iterate():
+            sums.store(index, T.float32(0))
+        with T.serial(depth) as k:
+            for index, point, column in sums.iterate():
+                place = (group * depth + k) * self.points + point
+                weight = tirx.BufferLoad(self.buffers[0], [place])
+                sums.store(
+                    index,
+                    sums.load(index) + weight * packed[k * (vectors * self.lanes) + column],
+                )
+        for index, point, column in sums.iterate():
+            row = group * self.points + point
+            value = sums.load(index)
+            if self.product.has_bias:
+                value = value + tirx.BufferLoad(self.buffers[2], [row])
+            for activation in self.product.activations:
+                value = activation(value)
+            place = (matrix * outputs + row) * pixels + start + column
+            T.buffer_store(self.buffers[-1], value, [place])
