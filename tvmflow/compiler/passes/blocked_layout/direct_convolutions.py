@@ -125,6 +125,8 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 # with zeros then, and only a few columns are packed at a time. Its kernel is opaque to fusion, so it is
 # emitted again with each bias or activation that follows.
 
+_MIN_RAGGED_CHANNELS: Final = 32
+
 
 def emit_plain_product(
     rewriter: LayoutRewriter, call: relax.Call, data: Any, kernel: Any, window: Window
@@ -156,8 +158,11 @@ def emit_plain_product(
         or math.prod(sizes[2:]) < context.lanes
         or rewriter.blocked_form(data) is not None
         or len(rewriter.flow.list_readers(call.args[0])) > 1
-        # pools read blocks of channels in vectors, if no lane of them is empty
-        or rewriter.is_read_blocked(call, by_pools=outputs % context.lanes == 0)
+        # what reads blocks of channels in vectors is faster where few lanes of them are empty
+        or rewriter.is_read_blocked(
+            call,
+            by_pools=outputs % context.lanes == 0 or min(inputs, outputs) < _MIN_RAGGED_CHANNELS,
+        )
     ):
         return None
     product = PlainProduct(sizes[0], outputs, inputs, tuple(sizes[2:]))

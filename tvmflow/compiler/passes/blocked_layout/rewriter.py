@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _READERS = frozenset(
     f"relax.nn.conv{rank}d{suffix}" for rank in (1, 2, 3) for suffix in ("", "_transpose")
 )
-# Operators that reduce blocked data.
+# Operators that reduce blocked data, or take a function into the kernel of a convolution.
 _POOLS: Final = frozenset(
     {
         *(
@@ -30,7 +30,7 @@ _POOLS: Final = frozenset(
             for kind in ("max", "avg", "adaptive_avg")
             for n in (1, 2, 3)
         ),
-        *(f"relax.{name}" for name in ("max", "mean", "min", "sum")),
+        *(f"relax.{name}" for name in ("max", "mean", "min", "sum", "permute_dims")),
     }
 )
 
@@ -163,7 +163,7 @@ class LayoutRewriter(MainRewriter):
     def is_read_blocked(self, expr: Any, *, by_pools: bool = False) -> bool:
         """Return whether a convolution reads a value, directly or through operators with a handler.
 
-        So may a pool or a reduction, with `by_pools`.
+        So may a pool, a reduction or a transposition, with `by_pools`.
         """
         blocked_readers = _READERS | _POOLS if by_pools else _READERS
         pending, seen = [expr], set()
