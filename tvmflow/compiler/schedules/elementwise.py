@@ -476,8 +476,10 @@ def _shift(block: Block, axes: Sequence[Any], spans: Sequence[_Span]) -> Any:
     places = dict(zip(block.axes, shifted, strict=True))
     value = replace_variables(block.stmt.body.value, places)
     extents = list(zip(axes, _list_lengths(block, spans), strict=True))
+    # one that becomes a constant may have lost its type
+    simple = _make_analyzer(extents).simplify(value).astype(block.output.dtype)
     # a kernel binds each variable once
-    return tvm_ffi.structural_map(_make_analyzer(extents).simplify(value), (tirx.Let, _rename))
+    return tvm_ffi.structural_map(simple, (tirx.Let, _rename))
 
 
 def _rename(let: Any) -> Any:

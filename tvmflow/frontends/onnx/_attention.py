@@ -58,16 +58,19 @@ def _add(node: NodeToConvert, *terms: Any) -> Any:
 
 
 def _skip_layer_norm(node: NodeToConvert) -> Any:
-    """Return the norm of a sum, and if a node reads it, the sum as the fourth result."""
+    """Return the norm of a sum; further results are its mean, the inverse of its deviation, and the sum."""
     x, skip, scale, shift, bias = (_operand(node, place) for place in range(5))
     total = node.builder.emit(_add(node, x, skip, bias))
     if shift is None:
         shift = relax.const(np.zeros(_sizes(scale), ir.dtype_of(scale)))
     epsilon = float(node.attributes.get("epsilon", 1e-12))
     result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
-    # mean and deviation are results in training alone
-    unused = relax.const(0, "float32")
-    return relax.Tuple([result, unused, unused, total])
+    if node.attributes["tvm_custom"]["num_outputs"] == 1:
+        return result
+    mean = node.emit(relax.op.mean(total, axis=-1, keepdims=True))
+    variance = node.emit(relax.op.variance(total, axis=-1, keepdims=True))
+    raised = node.emit(relax.op.add(variance, relax.const(epsilon, ir.dtype_of(total))))
+    return relax.Tuple([result, mean, node.emit(relax.op.rsqrt(raised)), total])
 
 
 def _embed_layer_norm(node: NodeToConvert) -> Any:
@@ -89,7 +92,11 @@ def _embed_layer_norm(node: NodeToConvert) -> Any:
     total = node.builder.emit(total)
     epsilon = float(node.attributes.get("epsilon", 1e-12))
     result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
-    lengths = relax.op.zeros([batch], "int32") if mask is None else relax.op.sum(mask, axis=1)
+    if mask is None:
+        lengths = relax.op.zeros([batch], "int32")
+    else:
+        is_one = node.emit(relax.op.equal(mask, relax.const(1, ir.dtype_of(mask))))
+        lengths = relax.op.sum(node.emit(relax.op.astype(is_one, "int32")), axis=1)
     return relax.Tuple([result, node.emit(lengths), total])
 
 
@@ -131,7 +138,7 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
             from_start = node.emit(relax.op.greater_equal(columns, starts))
             visible = node.emit(relax.op.logical_and(visible, from_start))
     elif sizes in ([batch, length], [batch, steps, length]):
-        visible = node.emit(relax.op.not_equal(mask, relax.const(0, ir.dtype_of(mask))))
+        visible = node.emit(relax.op.greater(mask, relax.const(0, ir.dtype_of(mask))))
     else:
         raise ValueError(f"a mask of shape {sizes} is not supported")
     rows = sizes[1] if len(sizes) == _ROWS_RANK else 1
@@ -141,18 +148,36 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
     return node.emit(relax.op.where(visible, relax.const(0.0, dtype), relax.const(masked, dtype)))
 
 
-def _causal_mask(node: NodeToConvert, steps: Any, length: Any) -> Any:
-    """Return what hides later keys from queries; None where they are not hidden."""
+def _causal_mask(node: NodeToConvert, steps: Any, length: Any, past: Any) -> Any:
+    """Return what hides later keys from queries; None where they are not hidden.
+
+    As in ONNX Runtime, the last query sees all keys.
+
+    Args:
+        node: The node.
+        steps: The number of queries.
+        length: The number of keys.
+        past: How many of these are before the first query.
+    """
     if not node.attributes.get("unidirectional", 0):
         return None
-    if not (isinstance(steps, int) and isinstance(length, int)):
+    if not all(isinstance(size, int) for size in (steps, length, past)):
         raise ValueError("unidirectional attention needs a fixed number of steps")
     dtype = np.dtype(ir.dtype_of(node.inputs[0]))
-    hidden = np.arange(length) > np.arange(steps)[:, None] + (length - steps)
+    hidden = np.arange(length) > np.arange(steps)[:, None] + past
+    hidden[-1] = False
     return relax.const(np.where(hidden, np.finfo(dtype).min, 0).astype(dtype))
 
 
-def _attend(node: NodeToConvert, queries: Any, keys: Any, values: Any, mask: Any, bias: Any) -> Any:
+def _attend(
+    node: NodeToConvert,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    mask: Any,
+    bias: Any,
+    past: Any,
+) -> Any:
     """Return attention (batch, steps, heads · width).
 
     Args:
@@ -162,6 +187,7 @@ def _attend(node: NodeToConvert, queries: Any, keys: Any, values: Any, mask: Any
         values: The values (batch, heads, length, width).
         mask: Which keys count, see `_find_mask`.
         bias: What is added to scores; None for nothing.
+        past: Keys of steps before (batch, heads, past steps, width), which are the first of all keys; None without.
     """
     batch, heads, steps, width = _sizes(queries)
     length = _sizes(keys)[2]
@@ -170,7 +196,9 @@ def _attend(node: NodeToConvert, queries: Any, keys: Any, values: Any, mask: Any
     scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(width)
     scores = node.emit(relax.op.multiply(scores, relax.const(scale, ir.dtype_of(queries))))
     hidden = _find_mask(node, mask, batch, steps, length)
-    scores = _add(node, scores, _add(node, bias, hidden, _causal_mask(node, steps, length)))
+    earlier = 0 if past is None else _sizes(past)[2]
+    causal = _causal_mask(node, steps, length, earlier)
+    scores = _add(node, scores, _add(node, bias, hidden, causal))
     weights = node.emit(relax.op.nn.softmax(scores, axis=-1))
     mixed = node.emit(relax.op.matmul(weights, values))
     moved = node.emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
@@ -192,12 +220,14 @@ def _attention(node: NodeToConvert) -> Any:
     queries, keys, values = (
         _split_heads(node, node.emit(relax.TupleGetItem(parts, n)), heads) for n in range(3)
     )
+    past_keys = None
     if past is not None:
+        past_keys, past_values = (node.builder.emit(_take_first(node, past, n)) for n in range(2))
         keys, values = (
-            node.builder.emit(relax.op.concat([_take_first(node, past, n), new], axis=2))
-            for n, new in enumerate((keys, values))
+            node.builder.emit(relax.op.concat([before, new], axis=2))
+            for before, new in ((past_keys, keys), (past_values, values))
         )
-    result = _attend(node, queries, keys, values, mask, bias)
+    result = _attend(node, queries, keys, values, mask, bias, past_keys)
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
         return result
     both = [node.emit(relax.op.expand_dims(part, 0)) for part in (keys, values)]
@@ -233,7 +263,8 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
         node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
         for new, past in ((keys, past_keys), (values, past_values))
     )
-    return relax.Tuple([_attend(node, queries, keys, values, mask, bias), keys, values])
+    result = _attend(node, queries, keys, values, mask, bias, past_keys)
+    return relax.Tuple([result, keys, values])
 
 
 def _rotary_embedding(node: NodeToConvert) -> Any:

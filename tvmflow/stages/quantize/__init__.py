@@ -59,7 +59,7 @@ def _is_needed(recipe: Recipe) -> bool:
 
 
 TRAITS: Final = StageTraits(
-    version=9,
+    version=10,
     scope="machine",
     needs={
         "import": (

@@ -68,6 +68,9 @@ CASES: dict[str, Any] = {
         "SkipLayerNormalization", {"x": X, "s": SKIP}, SCALE | SHIFT | {"b": SHIFT["shift"]},
         "x s scale shift b", "y - - total", epsilon=1e-5,
     ),
+    "sum, mean and deviation": lambda: fused(
+        "SkipLayerNormalization", {"x": X, "s": SKIP}, SCALE, "x s scale", "y mean deviation total"
+    ),
     "norm without shift": lambda: fused(
         "SkipLayerNormalization", {"x": X, "s": SKIP[0]}, SCALE, "x s scale"
     ),
@@ -76,6 +79,13 @@ CASES: dict[str, Any] = {
         "i - w p - scale shift", "y n total",
     ),
     "mask of each sequence": lambda: attention({"m": MASK}, "m"),
+    "mask of other numbers": lambda: attention({"m": MASK * 3 - 1}, "m"),
+    "lengths of embeddings": lambda: fused(
+        "EmbedLayerNormalization",
+        {"i": MASK + 3, "m": MASK * 2 - 1},
+        {"w": draw(9, 16), "p": draw(8, 16)} | SCALE | SHIFT,
+        "i - w p - scale shift m", "y n",
+    ),
     "mask of rows": lambda: attention({"m": np.tril(np.ones((2, 5, 5), I32))}, "m", scale=0.3),
     "lengths": lambda: attention({"m": np.array([4, 3], I32)}, "m"),
     "ends and starts": lambda: attention({"m": np.array([4, 3, 1, 0], I32)}, "m"),
@@ -84,6 +94,10 @@ CASES: dict[str, Any] = {
     ),
     "cross attention": lambda: heads(
         LONGER | {"m": np.array([[1] * 5 + [0] * 2, [1] * 7], I32), "r": draw(1, 4, 5, 7)}, "k v b m r"
+    ),
+    "more keys than queries": lambda: heads(LONGER, "k v", unidirectional=1),
+    "fewer keys than queries": lambda: heads(
+        {"k": X[:, :3], "v": SKIP[:, :3]}, "k v", unidirectional=1
     ),
     "keys as heads": lambda: heads({"k": draw(2, 4, 7, 4), "v": draw(2, 4, 7, 4, seed=3)}, "k v"),
     "heads before": lambda: heads(

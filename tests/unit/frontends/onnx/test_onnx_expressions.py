@@ -26,6 +26,10 @@ WINDOWS: dict[str, tuple[Array, dict[str, Any]]] = {
         np.round(draw(1, 2, 10, 9)),
         {"kernel_shape": [2, 3], "strides": [1, 2], "dilations": [3, 2], "pads": [1, 1, 1, 2]},
     ),
+    "one image of one channel": (
+        draw(1, 1, 8, 9),
+        {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 1, 1, 1]},
+    ),
     "a last window beyond the data": (
         draw(1, 2, 10, 9),
         {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
