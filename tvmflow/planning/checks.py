@@ -87,7 +87,9 @@ _WEB_ADVICE: Final = (
     "set verify.run_on: chromium (a browser without a window), or verify.against: none (no check)"
 )
 _TUNE_ADVICE: Final = "set tune.trials: 0 (no search), or `remote` of a device of its kind"
-_UNEMULATED_ADVICE: Final = "choose verify.run_on: local or rpc, or verify.against: none (no check)"
+_UNEMULATED_ADVICE: Final = (
+    "choose verify.run_on: local or rpc; with verify.against: none, nothing is checked"
+)
 _NOT_HERE: Final = "the library does not run in a program of this machine (verify.run_on)"
 _DEVICE_MEMORY: Final = "the memory of a GPU is its driver's"
 _COMPARE_FIXED: Final = (

@@ -247,12 +247,12 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "riscv(64.*)?|rv64.*v|spacemit.*|(banana-?pi|bpi)-f3": ("riscv64-v",),
     # machines that no preset has code for, though the name of one looks like theirs
     "i[3-6]86|loongarch.*|ppc.*|powerpc.*|mips.*|s390x|sparc.*|armv[4-6].*|metal|hexagon|.*tpu": (),
-    "cortex-m(0|0plus|1|3|4|23|33)|stm32(?![fh]7).*|esp.*|rp2[0-9]+.*|nrf5.*|(raspberry-?pi|rpi|pi)-?(1|zero)": (),
+    "cortex-m(0(plus|\\+)?|1|3|4|23|33)f?|jetson-.*thor|power[0-9]+|(riscv|rv)32.*|stm32(?![fh]7).*|esp.*|rp2[0-9]+.*|nrf5.*|(raspberry-?pi|rpi|pi)-?(1|zero)": (),
     # x86-64
     "x86-64-v1|nehalem|westmere|sandybridge|ivybridge|(gold|tre)mont|silvermont|bonnell|atom": (
         "x86-64-v2",
     ),
-    "sse4.*": ("x86-64-v2",),
+    "sse4.*|avx": ("x86-64-v2",),
     "(zn?(en|ver))-?[45]|avx-?512.*|skylake-(avx512|server)|(icelake|cascadelake|cooperlake)(-.*)?": (
         "x86-64-v4",
     ),
@@ -260,14 +260,14 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
         "x86-64-v4",
         "x86-64-v3",
     ),
-    "avx2?|fma|zn?(en|ver)-?[123]?|ryzen.*|haswell|broadwell|(core-)?i[3579](-.*)?|core-ultra.*": (
+    "avx2|fma|zn?(en|ver)-?[123]?|ryzen.*|haswell|broadwell|(core-)?i[3579](-.*)?|core-ultra.*": (
         "x86-64-v3",
     ),
     "(sky|kaby|coffee|comet|alder|raptor|meteor|arrow|lunar)-?lake(-.*)?": ("x86-64-v3",),
     # boards and servers with ARM's CPUs
     "(raspberry-?pi|rpi|pi)": ("cortex-a72", "cortex-a76"),
     "(raspberry-?pi|rpi|pi)-?(3.*|zero-?2.*)": ("cortex-a53",),
-    "(raspberry-?pi|rpi|pi)-?4.*|rk3399|rk3576|cortex-a(57|73)": ("cortex-a72",),
+    "(raspberry-?pi|rpi|pi)-?4.*|odroid-n2.*|rk3399|rk3576|cortex-a(57|73)": ("cortex-a72",),
     "(raspberry-?pi|rpi|pi)-?5.*": ("cortex-a76",),
     "(raspberry-?pi|rpi|pi)-?2.*|cortex-a(5|7|12|15|17|32)": ("armv7-neon",),
     "i\\.?mx-?8.*|coral|rk3328|cortex-a3[45]": ("cortex-a53",),
@@ -289,13 +289,13 @@ MEANT: Final[Mapping[str, Sequence[str]]] = {
     "(samsung|galaxy|exynos|oneplus|xiaomi|dimensity|mediatek|kirin|phone|mobile).*": _PHONES,
     # GPUs
     "gpu": (*_NVIDIA, "opencl"),
-    "cuda|nvidia": _NVIDIA,
+    "cuda(-?1[0-9](\\.[0-9])?)?|nvidia": _NVIDIA,
     "(cuda-?|nvidia-?)?(sm|compute)-?(50|52|60|61|70|75|80|86|89|90)a?": ("cuda-sm\\3",),
     "(cuda-?|nvidia-?)?((sm|compute)-?1[0-2][0-9]|b[123]00|gb[123]00|rtx-?50.*)": ("cuda-sm90",),
-    "gh?200|h[12]00": ("cuda-sm90",),
+    "(gh?200|h[12]00)(-.*)?": ("cuda-sm90",),
     "l4|l40s?|rtx-?40.*": ("cuda-sm89",),
     "a(2|10|16|40)g?|rtx-?(30.*|a[2-6]000)": ("cuda-sm86",),
-    "a(30|100)": ("cuda-sm80",),
+    "a(30|100)(-.*)?": ("cuda-sm80",),
     "t4|rtx-?20.*|gtx-?16.*": ("cuda-sm75",),
     "v100|titan-v": ("cuda-sm70",),
     "p(4|40)|gtx-?10.*": ("cuda-sm61",),

@@ -464,6 +464,9 @@ def test_windows_is_refused_at_the_entry() -> None:
         ("Raspberry Pi 5", "did you mean 'raspberry-pi-5'?"),
         ("zen4", "did you mean 'x86-64-v4'?"),
         ("sm_86", "did you mean 'cuda-sm86'?"),
+        ("avx", "did you mean 'x86-64-v2'?"),
+        ("a100-40gb", "did you mean 'cuda-sm80'?"),
+        ("cuda-12.4", "or 'cuda-sm75' or 'cuda-sm80' or "),
         ("cortex-x4", "did you mean 'cortex-a78'?"),
         ("pi4", "did you mean 'cortex-a72'?"),
         ("gravitn3", "did you mean 'graviton3'?"),
@@ -484,7 +487,13 @@ def test_an_unknown_target_is_answered_with_presets(
     assert hint in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["rp2040", "cortex-m4", "loongarch64", "metal", "STM32F4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rp2040", "cortex-m4", "cortex-m4f", "cortex-m0+", "STM32F4"),
+        *("loongarch64", "power9", "riscv32", "metal", "jetson-thor"),
+    ],
+)
 def test_no_preset_is_suggested_for_a_machine_that_has_none(name: str) -> None:
     """Code for one that only has a similar name would crash there (rp2040 is like rpi4)."""
     assert find_presets(name) == []

@@ -208,7 +208,7 @@ def test_code_that_qemu_does_not_emulate_is_refused_before_it_is_built() -> None
         plan_of(planned(made, server))
     assert caught.value.problems == [
         "/recipes/net.yaml:verify.run_on: verify.run_on: qemu emulates no AVX-512, for which 'edge' has code; "
-        "choose verify.run_on: local or rpc, or verify.against: none (no check)"
+        "choose verify.run_on: local or rpc; with verify.against: none, nothing is checked"
     ]
 
 
