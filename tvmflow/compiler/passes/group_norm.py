@@ -147,6 +147,8 @@ class _GroupNormRewriter(MainRewriter):
         total = self._find("relax.add", self._argument(root, 0))
         if difference is None or total is None or not self.flow.is_weight(total.args[1]):
             return None
+        if ir.shape_of(total.args[1]) != ():
+            return None
         data = difference.args[0]
         means = (
             self._find("relax.mean", difference.args[1]),

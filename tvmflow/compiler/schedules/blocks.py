@@ -274,6 +274,17 @@ def is_padded(block: Block, axis: Any) -> bool:
     return isinstance(other, tirx.IntImm | tirx.FloatImm) and uses(condition, axis)
 
 
+def has_padding(block: Block) -> bool:
+    """Return whether any number of a block of fixed sizes is padding."""
+    value = block.stmt.body.value
+    if operator_name(value) != IF_THEN_ELSE:
+        return False
+    analyzer = tvm.sym.Analyzer()
+    for axis, extent in zip(block.spatial_axes, block.spatial_extents, strict=True):
+        analyzer.bind(axis, tvm.ir.Range(0, tirx.IntImm(axis.ty.dtype, extent)))
+    return not isinstance(analyzer.simplify(value.args[0]), tirx.IntImm)
+
+
 def find_axis_without_slow_indices(block: Block) -> int | None:
     """Return the position of an axis that no slow index of a load depends on, or None.
 

@@ -371,7 +371,8 @@ def conv(x: Any, w: Any, geometry: Geometry) -> Any:
     Args:
         x: Data (n, i, h, w, b) or (n, i, d, h, w, b).
         w: Transformed weights (s, t, o, depth, i of a group, b of i, b of o): 2 more than the rows and columns
-            of a tile. Groups have as many blocks of input channels, and as many of output channels, each. With a stride of 2, those of rows and columns at odd places are last.
+            of a tile. Groups have as many blocks of input channels, and as many of output channels, each.
+            With a stride of 2, those of rows and columns at odd places are last.
         geometry: The sizes of the convolution.
 
     Returns:

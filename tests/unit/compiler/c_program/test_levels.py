@@ -176,6 +176,22 @@ def test_weights_are_stored_once(built: Built) -> None:
     assert joined < 1.15 * single
 
 
+def test_weights_of_ragged_channels_fit_all_levels() -> None:
+    """Levels do not divide channels each as its own lanes would have it."""
+    mod = tuning.model(tuning.conv(37, 5), shape=(1, 19, 9, 9))
+    weight = mod["main"].params[1]
+    array = np.random.default_rng(0).standard_normal([int(n) for n in weight.ty.shape], np.float32)
+    shapes = set()
+    for level in FEATURES:
+        target = lowering.make_target(level_target({}, level))
+        lowered = lowering.lower(mod, target, LoweringOptions(shares_weights=True))
+        (packed,) = lowered.compute_weights({str(weight.name): array})
+        layout = SharedLayout.of(np.asarray(packed))
+        # those of the widest vectors are stored as they are
+        shapes.add(tuple(packed.shape) if layout is None else layout.shared_shape)
+    assert shapes == {(3, 2, 5, 5, 16, 16)}
+
+
 @pytest.mark.parametrize(
     ("shape", "shared"),
     [

@@ -224,7 +224,7 @@ def conv3d_of_points(value: Any, weight: Any) -> Any:
         ((2, 33, 37), 50),
         ((3, 40, 2, 3, 5), 131),
         ((1, 97, 4, 4), 50),
-        ((1, 64, 12, 12), 96),
+        ((1, 64, 17, 17), 96),
         ((2, 3, 65), 64),
         ((1, 2, 5, 7), 1),
         ((1, 300, 33, 31), 17),
@@ -268,9 +268,15 @@ def pooled(value: Any, _: Any) -> Any:
     return relax.op.nn.max_pool2d(value, pool_size=2, strides=2)
 
 
+def channels_last(value: Any, _: Any) -> Any:
+    return relax.op.permute_dims(value, [0, 2, 3, 1])
+
+
 def test_pointwise_convolutions_that_stay_blocked() -> None:
-    """Neighbors of a convolution stay blocked, and so do whole vectors of channels before a pool."""
+    """Those beside another convolution, those that something blocked reads, and those of a few pixels."""
     layers = [convolution(97, (1, 1)), relu, convolution(33, (3, 3))]
-    before_pool = model(convolution(96, (1, 1)), relu, pooled, shape=(1, 64, 12, 12))
-    for network in (before_pool, model(*layers, shape=(1, 97, 12, 12))):
+    before_pool = model(convolution(96, (1, 1)), relu, pooled, shape=(1, 64, 17, 17))
+    head = model(convolution(12, (1, 1)), channels_last, shape=(1, 64, 17, 17))
+    deep = model(convolution(64, (1, 1)), relu, shape=(1, 128, 7, 7))
+    for network in (before_pool, head, deep, model(*layers, shape=(1, 97, 17, 17))):
         assert not any("plain" in name for name in kernels_of(network, host_level()))

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx.helper import make_node as node
+from tvm import relax
 
-from tests.support.kernels import host_level, kernels_of, outputs
+from tests.support import kernels, tuning
+from tests.support.kernels import FAST, PLAIN, host_level, kernels_of, outputs
 from tests.support.onnx_models import agree, draw, load, model, value
 
 
@@ -189,3 +191,18 @@ def test_the_operator_stays_blocked(tmp_path: Path) -> None:
     kernels = kernels_of(agree(made, tmp_path, {"x": draw(2, 8, 5, 6)}).mod, host_level())
     on_images = [name for name in kernels if "sum" in name or "subtract" in name]
     assert len(on_images) == 3 and not any("group_norm" in name for name in kernels), kernels
+
+
+@pytest.mark.parametrize("shape", [(1,), (8, 1, 1)])
+def test_another_epsilon_than_a_number_is_added_as_it_is(shape: tuple[int, ...]) -> None:
+    """It may be one for each channel."""
+
+    def norm(data: Any, weight: Any) -> Any:
+        means = [f(data, [2, 3], keepdims=True) for f in (relax.op.mean, relax.op.variance)]
+        root = relax.op.sqrt(relax.op.add(means[1], relax.op.abs(weight(shape))))
+        return relax.op.divide(relax.op.subtract(data, means[0]), root)
+
+    mod = tuning.model(norm, shape=(2, 8, 9, 7))
+    data = np.random.default_rng(1).standard_normal((2, 8, 9, 7), np.float32)
+    fast, plain = (kernels.run(mod, host_level(), options, data) for options in (FAST, PLAIN))
+    np.testing.assert_allclose(fast[0], plain[0], rtol=1e-4, atol=1e-5)

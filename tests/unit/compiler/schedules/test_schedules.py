@@ -311,11 +311,21 @@ def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
     assert not [line for line in vectors if "[sp" in line]
 
 
-def winograd_convolution(height: int, width: int) -> tvm.IRModule:
-    geometry = winograd.Geometry(4, (1, 1, height, width), (0, 1, 1))
-    data = te.placeholder((1, 4, height, width, 4), name="data")
+def winograd_convolution(height: int, width: int, padding: int = 1) -> tvm.IRModule:
+    geometry = winograd.Geometry(4, (1, 1, height, width), (0, padding, padding))
+    size = (height + 2 - 2 * padding, width + 2 - 2 * padding)
+    data = te.placeholder((1, 4, *size, 4), name="data")
     weights = te.placeholder((6, 6, 4, 1, 4, 4, 4), name="weights")
     return kernel(data, weights, winograd.conv(data, weights, geometry))
+
+
+def test_windows_without_padding_have_no_zeros_to_copy_rows_into() -> None:
+    """Whole tiles of an image that is not padded are all data."""
+    mod = winograd_convolution(16, 20, padding=0)
+    mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
+    choice = rules.choose_schedule(mod, cpu_model(mapping))
+    assert choice is not None
+    assert "DecomposePadding" not in json.dumps(trace_json(choice.schedule.trace))
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,16 @@ def block_data(rewriter: LayoutRewriter, data: Any, weight_dtype: str) -> tuple[
 def shorten(rewriter: LayoutRewriter, groups: Groups, weight_dtype: str, *, joins: bool) -> Groups:
     """Return groups that multiply fewer empty lanes (see `blocked.shorten`), where the CPU allows it.
 
-    An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks.
+    An instruction that takes factors from lanes of vectors, or adds several products, needs whole blocks, and levels
+    share weights of these alone.
     """
     cpu = rewriter.context.cpu
-    takes_blocks = cpu is None or cpu.factor_lanes or count_terms(rewriter, weight_dtype) > 1
+    takes_blocks = (
+        cpu is None
+        or cpu.factor_lanes
+        or count_terms(rewriter, weight_dtype) > 1
+        or rewriter.context.options.shares_weights
+    )
     return groups if takes_blocks else blocked.shorten(groups, joins=joins)
 
 
@@ -126,6 +132,10 @@ def _uses_bfloat16(rewriter: LayoutRewriter, weight_dtype: str) -> bool:
 # emitted again with each bias or activation that follows.
 
 _MIN_RAGGED_CHANNELS: Final = 32
+# Threads divide columns: of fewer there is no work for all, and the weights, which each part reads, are most of it.
+_MIN_COLUMNS: Final = 256
+# Of fewer columns, ragged channels are faster plain where the data have no more channels for each of the result.
+_MAX_DEPTH_SHARE: Final = 2
 
 
 def emit_plain_product(
@@ -143,6 +153,7 @@ def emit_plain_product(
     context, cpu = rewriter.context, rewriter.context.cpu
     outputs, inputs, *taps = ir.known_shape(kernel)
     sizes, result = known_sizes(data), known_sizes(call)
+    is_whole = outputs % context.lanes == 0 and inputs % context.lanes == 0
     if (
         cpu is None
         # not measured on 64-bit ARM; where a product takes two instructions, nothing is saved
@@ -156,6 +167,10 @@ def emit_plain_product(
         or {*taps, *window.strides, *window.dilation, int(call.attrs.groups)} != {1}
         or any(window.padding)
         or math.prod(sizes[2:]) < context.lanes
+        or (
+            sizes[0] * math.prod(sizes[2:]) < _MIN_COLUMNS
+            and (is_whole or inputs > _MAX_DEPTH_SHARE * outputs)
+        )
         or rewriter.blocked_form(data) is not None
         or len(rewriter.flow.list_readers(call.args[0])) > 1
         # what reads blocks of channels in vectors is faster where few lanes of them are empty
