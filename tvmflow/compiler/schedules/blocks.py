@@ -274,7 +274,7 @@ def is_padded(block: Block, axis: Any) -> bool:
     return isinstance(other, tirx.IntImm | tirx.FloatImm) and uses(condition, axis)
 
 
-def has_padding(block: Block) -> bool:
+def is_padded_at_all(block: Block) -> bool:
     """Return whether any number of a block of fixed sizes is padding."""
     value = block.stmt.body.value
     if operator_name(value) != IF_THEN_ELSE:

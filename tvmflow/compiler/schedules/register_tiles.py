@@ -35,9 +35,9 @@ from tvmflow.compiler.schedules.blocks import (
     count_elements,
     depends_on,
     element_stride,
-    has_padding,
     is_contiguous,
     is_padded,
+    is_padded_at_all,
     linear_stride,
     list_loads,
     loop_length,
@@ -338,7 +338,7 @@ def has_long_rows(pad: Block, cpu: CpuModel) -> bool:
     Of shorter rows LLVM unrolls all vectors, and knows of each whether it is padding.
     """
     is_long = pad.spatial_extents[-_PARTS] > _SHORT_ROW
-    return is_long and cpu.factor_lanes > 0 and not pad.open_axes and has_padding(pad)
+    return is_long and cpu.factor_lanes > 0 and not pad.open_axes and is_padded_at_all(pad)
 
 
 def schedule_window(
