@@ -276,7 +276,7 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
         (conv(16, 20, 1, stride=2), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (deconv(20, 24, 4, 2), "neoverse-n1", r"sdot\s", r"\bfmla\b.*\["),
         (deconv(24, 12, 2, 2), "neoverse-v1", r"smmla\s", r"\bfmla\b.*\["),
-        (dense(12, 33, 32), "neoverse-n1", r"sdot\s", r"\bfmla\b"),
+        (dense(12, 33, 32), "neoverse-n1", r"sdot\s", r"\bfmla\b.*\["),
         (dense(12, 64, 32), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (dense(37, 20, 27), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(24, 24, 3, groups=24), "neoverse-n1", r"sdot\s.*16b\n", r"\bfmla\b.*\[|ucvtf"),

@@ -307,7 +307,8 @@ def test_a_prime_number_of_columns(tile: int) -> None:
         ((16, 64), 56, 3, {"padding": 1}, True),
         ((128, 128), 28, 3, {"padding": 1, "strides": 2}, False),
         ((128, 128), 28, 3, {"padding": 2, "dilation": 2}, False),
-        ((128, 128), 28, 3, {"padding": 1, "groups": 2}, False),
+        ((128, 128), 28, 3, {"padding": 1, "groups": 2}, True),
+        ((128, 128), 28, 3, {"padding": 1, "groups": 16}, False),
         ((128, 128), 28, 5, {"padding": 2}, False),
     ],
 )
