@@ -21,10 +21,12 @@ from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
+from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
 from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
+    MAX_WINDOW,
     Regions,
     Windows,
     align_regions,
@@ -33,6 +35,7 @@ from tvmflow.frontends.onnx._expressions import (
     find_maxima,
     find_samples,
     infer_unpooled_shape,
+    limit_places,
     reverse_sequences,
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
@@ -510,6 +513,9 @@ def _bit_cast(node: NodeToConvert) -> Any:
 _ALIGNED_REGIONS: Final = 16
 # More samples of a bin along an axis would make a kernel too long.
 _MAX_SAMPLES: Final = 4
+# Their square fits 32 bits.
+_MAX_COUNTED_SAMPLES: Final = 1 << 15
+_IMAGE_RANK: Final = 4
 # The transpositions around it would otherwise become part of its loops.
 _OPAQUE: Final = {"op_pattern": 8}
 
@@ -527,6 +533,7 @@ def _roi_align(node: NodeToConvert) -> Any:
         takes_greatest=attribute_text(node.attributes, "mode", "avg") == "max",
     )
     data, boxes, images = node.inputs
+    _check_regions(node, regions)
     height, width = _shape(data)[2:]
     is_open = not (isinstance(height, int) and isinstance(width, int))
     if is_open or not 0 < regions.samples <= _MAX_SAMPLES:
@@ -544,9 +551,52 @@ def _roi_align(node: NodeToConvert) -> Any:
     return relax.op.permute_dims(mixed, [0, 3, 1, 2])
 
 
+def _check_regions(node: NodeToConvert, regions: Regions) -> None:
+    """Refuse what ONNX Runtime does, and samples without end."""
+    data, boxes, images = map(_shape, node.inputs)
+    mode = attribute_text(node.attributes, "mode", "avg")
+    if mode not in ("avg", "max"):
+        raise ValueError(f"mode is {mode}, not avg or max")
+    if regions.height < 1 or regions.width < 1:
+        raise ValueError(f"its bins are {regions.height}×{regions.width}, and it needs one or more")
+    if not 0 <= regions.samples <= _MAX_COUNTED_SAMPLES:
+        raise ValueError(
+            f"sampling_ratio is {regions.samples}, and may be 0 to {_MAX_COUNTED_SAMPLES}"
+        )
+    if not 0 < regions.scale < math.inf:
+        raise ValueError(f"spatial_scale is {regions.scale}, and has to be a number above 0")
+    if len(data) != _IMAGE_RANK or len(boxes) != 2 or _differ(boxes[1], 4):
+        raise ValueError(f"images of shape {data} and regions of shape {boxes} do not fit")
+    if len(images) != 1 or _differ(images[0], boxes[0]):
+        raise ValueError(f"numbers of images of shape {images} do not fit regions of shape {boxes}")
+
+
+def _differ(size: Any, other: Any) -> bool:
+    """Return whether two sizes are known, and not the same."""
+    return isinstance(size, int) and isinstance(other, int) and size != other
+
+
 def _windows(node: NodeToConvert) -> Windows:
-    """Return the windows of a pooling operator."""
+    """Return the windows of a pooling operator.
+
+    Raises:
+        ValueError: when numbers are missing or out of range, or a window may be padding alone.
+    """
     sizes = list(node.attributes["kernel_shape"])
+    rank = len(_shape(node.inputs[0])) - 2
+    for name, count, least in (
+        ("kernel_shape", rank, 1),
+        ("strides", rank, 1),
+        ("dilations", rank, 1),
+        ("pads", 2 * rank, 0),
+    ):
+        numbers = list(node.attributes.get(name, [least] * count))
+        if len(numbers) != count or min(numbers, default=least) < least:
+            raise ValueError(f"{name} is {numbers}, and needs {count} numbers from {least} up")
+    if any(
+        pad >= size for pad, size in zip(node.attributes.get("pads", []), sizes * 2, strict=False)
+    ):
+        raise ValueError("pads are not smaller than the window")
     ones, zeros = [1] * len(sizes), [0] * len(sizes)
     strides, dilations, padding = (
         list(node.attributes.get(name, default))
@@ -557,15 +607,18 @@ def _windows(node: NodeToConvert) -> Windows:
 
 def _max_pool(node: NodeToConvert) -> Any:
     """Return maxima of windows, and where they are if a node reads that."""
-    maxima = node.emit(node.convert_by_tvm(node.inputs))
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
-        return maxima
+        return node.convert_by_tvm(node.inputs)
+    windows = _windows(node)
+    if math.prod(windows.sizes) > MAX_WINDOW:
+        raise ValueError(f"a window may have at most {MAX_WINDOW:,} elements")
+    maxima = node.emit(node.convert_by_tvm(node.inputs))
     if attribute_text(node.attributes, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise ValueError("auto_pad needs a known size of the data")
     maxima = node.builder.emit(maxima)
     find = functools.partial(
         find_maxima,
-        windows=_windows(node),
+        windows=windows,
         counts_columns=bool(node.attributes.get("storage_order", 0)),
     )
     places = node.builder.emit_te(find, node.inputs[0], maxima, primfunc_name_hint="find_maxima")
@@ -575,35 +628,61 @@ def _max_pool(node: NodeToConvert) -> Any:
 def _max_unpool(node: NodeToConvert) -> Any:
     """Return zeros, and maxima of windows at their places among them.
 
-    As in ONNX Runtime, places are those in a result of a given shape.
+    As in ONNX Runtime, places are those in a result of a given shape. One before the result counts
+    as the first, and one behind it as the last.
     """
     maxima, places, *_ = node.inputs
-    windows = _windows(node)
+    windows, pooled = _windows(node), _shape(maxima)
+    if len(_shape(places)) != len(pooled) or any(map(_differ, _shape(places), pooled)):
+        raise ValueError(f"places of shape {_shape(places)} do not fit maxima of shape {pooled}")
     shape = _constant_operand(node.inputs, 2)
     if shape is None and len(node.inputs) > 2 and node.inputs[2] is not None:
         raise ValueError("its shape depends on the inputs, which is not supported")
-    if shape is None:
-        rank = len(windows.sizes)
-        after = list(node.attributes.get("pads", [0] * 2 * rank))[rank:]
-        sizes = infer_unpooled_shape(_shape(maxima), windows, after)
-    else:
-        sizes = [int(size) for size in shape]
-    zeros = relax.op.zeros([math.prod(sizes)], _dtype(maxima))
-    flat = [node.emit(relax.op.reshape(value, [-1])) for value in (places, maxima)]
-    scattered = node.emit(relax.op.scatter_elements(node.emit(zeros), *flat, axis=0))
+    rank = len(windows.sizes)
+    after = list(node.attributes.get("pads", [0] * 2 * rank))[rank:]
+    sizes = infer_unpooled_shape(pooled, windows, after)
+    if shape is not None:
+        given = [int(size) for size in shape]
+        is_small = any(
+            isinstance(least, int) and size < least
+            for size, least in zip(given, sizes, strict=False)
+        )
+        if len(given) != len(sizes) or is_small:
+            raise ValueError(f"a result of shape {given} does not have room for {sizes}")
+        if math.prod(given) > MAX_ELEMENTS:
+            text = (
+                f"a result of {math.prod(given):,} elements is above the limit of {MAX_ELEMENTS:,}"
+            )
+            raise ValueError(text)
+        sizes = given
+    count = math.prod(sizes)
+    zeros = node.emit(relax.op.zeros([count], _dtype(maxima)))
+    inside = node.builder.emit_te(limit_places, places, count, primfunc_name_hint="limit_places")
+    flat = [node.emit(relax.op.reshape(value, [-1])) for value in (inside, maxima)]
+    scattered = node.emit(relax.op.scatter_elements(zeros, *flat, axis=0))
     return relax.op.reshape(scattered, sizes)
 
 
 def _reverse_sequence(node: NodeToConvert) -> Any:
+    """Return sequences with their first steps reversed: steps and sequences are the first two axes."""
+    data, lengths = map(_shape, node.inputs)
     axes = [int(node.attributes.get(f"{n}_axis", d)) for n, d in (("batch", 1), ("time", 0))]
+    if len(data) < 2 or sorted(axes) != [0, 1]:
+        text = f"batch_axis and time_axis are {axes} of {len(data)} axes, and have to be 0 and 1"
+        raise ValueError(f"{text}, or 1 and 0")
+    if len(lengths) != 1 or _differ(lengths[0], data[axes[0]]):
+        raise ValueError(f"lengths of shape {lengths} do not fit {data[axes[0]]} sequences")
     return node.builder.emit_te(reverse_sequences, *node.inputs, *axes)
 
 
 def _det(node: NodeToConvert) -> Any:
     [matrices] = node.inputs
-    rows = _shape(matrices)[-1]
+    shape = _shape(matrices)
+    if len(shape) < 2 or _differ(shape[-2], shape[-1]):
+        raise ValueError(f"data of shape {shape} are no square matrices")
+    rows = shape[-1] if isinstance(shape[-2], int) else shape[-2]
     if not isinstance(rows, int) or rows > MAX_DETERMINANT_ROWS:
-        raise ValueError(f"a matrix may have {MAX_DETERMINANT_ROWS} rows, and has {rows}")
+        raise ValueError(f"a matrix may have at most {MAX_DETERMINANT_ROWS} rows, and has {rows}")
     return node.builder.emit_te(determinant, matrices)
 
 

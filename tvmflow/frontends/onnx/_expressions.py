@@ -11,8 +11,17 @@ from typing import Any, Final, NamedTuple
 
 from tvm import te, tirx
 
+MAX_WINDOW: Final = 1 << 24
+"""The elements of the largest window whose maximum has a place: float32 counts up to there."""
+
 MAX_DETERMINANT_ROWS: Final = 16
 """The rows of the largest matrix with a determinant: each row adds four loops to the kernel."""
+
+
+def _limit(index: Any, size: Any) -> Any:
+    """Return an index as int32, moved into 0 … size − 1 where it is outside."""
+    wide, last = index.astype("int64"), tirx.Cast("int64", size - 1)
+    return tirx.Cast("int32", tirx.Max(tirx.Min(wide, last), tirx.const(0, "int64")))
 
 
 # ---------------------------------------------------------------- windows
@@ -37,6 +46,9 @@ class Windows(NamedTuple):
 def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
     """Return where the maxima of windows are in the data: of equal elements, the first one.
 
+    A window without its maximum (all of it is padding, or it has NaN) has the place of its last
+    element, which may be beyond the data.
+
     Args:
         data: The data (N, C, …).
         maxima: The maximum of each window (N, C, …).
@@ -55,30 +67,54 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
             index = index * sizes[axis] + spatial[axis]
         return index.astype("int64")
 
-    def find(image: Any, channel: Any, *window: Any) -> Any:
-        greatest, result = maxima(image, channel, *window), None
-        taps = itertools.product(*map(range, windows.sizes))
-        for tap in reversed(list(taps)):
-            spatial = [
-                window[axis] * windows.strides[axis]
-                + tap[axis] * windows.dilations[axis]
-                - windows.padding[axis]
-                for axis in order
-            ]
-            here = place(image, channel, spatial)
-            if result is None:
-                result = here
-                continue
-            is_within = tirx.all(
-                *(tirx.all(at >= 0, at < n) for at, n in zip(spatial, sizes, strict=True))
-            )
-            is_greatest = tirx.if_then_else(
-                is_within, data(image, channel, *spatial) == greatest, tirx.const(False, "bool")
-            )
-            result = tirx.Select(is_greatest, here, result)
-        return result
+    def reads(window: Sequence[Any], tap: Sequence[Any]) -> list[Any]:
+        return [
+            window[axis] * windows.strides[axis]
+            + tap[axis] * windows.dilations[axis]
+            - windows.padding[axis]
+            for axis in order
+        ]
 
-    return te.compute(maxima.shape, find, name="find_maxima")
+    taps = [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)]
+    last = tirx.const(math.prod(windows.sizes) - 1, "int32")
+
+    def find(image: Any, channel: Any, *window: Any) -> Any:
+        spatial = reads(window, taps)
+        is_within = tirx.all(
+            *(tirx.all(at >= 0, at < n) for at, n in zip(spatial, sizes, strict=True))
+        )
+        is_greatest = tirx.if_then_else(
+            is_within,
+            data(image, channel, *spatial) == maxima(image, channel, *window),
+            tirx.const(False, "bool"),
+        )
+        number: Any = tirx.const(0, "int32")
+        for axis in order:
+            number = number * windows.sizes[axis] + tirx.Cast("int32", taps[axis])
+        # of float32, as GPUs lack a maximum of integers that several threads find
+        before_last = tirx.Cast("float32", last - number)
+        return te.max(tirx.Select(is_greatest, before_last, tirx.const(0, "float32")), axis=taps)
+
+    first = te.compute(maxima.shape, find, name="find_first")
+
+    def locate(image: Any, channel: Any, *window: Any) -> Any:
+        number = last - first(image, channel, *window).astype("int32")
+        tap: list[Any] = []
+        for size in reversed(windows.sizes):
+            tap.insert(0, number % size)
+            number = number // size
+        return place(image, channel, reads(window, tap))
+
+    return te.compute(maxima.shape, locate, name="find_maxima")
+
+
+def limit_places(places: Any, count: Any) -> Any:
+    """Return places (…), as int64: the first or last of `count` elements for those outside."""
+    return te.compute(
+        places.shape,
+        lambda *index: _limit(places(*index), count).astype("int64"),
+        name="limit_places",
+    )
 
 
 # ---------------------------------------------------------------- sequences
@@ -87,15 +123,19 @@ def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: boo
 def reverse_sequences(data: Any, lengths: Any, batch_axis: int, time_axis: int) -> Any:
     """Return data with the first steps of each sequence reversed, and the others as they are.
 
+    A length below 0 counts as 0, and one above the number of steps as that.
+
     Args:
         data: The data; any shape.
         lengths: How many steps of each sequence are reversed (sequences,).
         batch_axis: The axis of the sequences.
         time_axis: The axis of the steps.
     """
+    steps = data.shape[time_axis]
 
     def read(*place: Any) -> Any:
-        length, step = lengths(place[batch_axis]).astype("int32"), place[time_axis]
+        step = place[time_axis]
+        length = _limit(lengths(_limit(place[batch_axis], lengths.shape[0])), steps + 1)
         last = (length - 1).astype(step.ty.dtype)
         source = tirx.Select(step <= last, last - step, step)
         return data(*place[:time_axis], source, *place[time_axis + 1 :])
@@ -277,7 +317,7 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
 
     Args:
         data: The images, with their channels last (N, H, W, C).
-        images: The image of each region (R,).
+        images: The image of each region (R,); the nearest one for a number that no image has.
         tables: The samples, as `find_samples` gives them.
         regions: How they are sampled.
 
@@ -289,7 +329,7 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
 
     def element(box: Any, *place: Any) -> Any:
         *cells, channel = place
-        image = images(box).astype("int32")
+        image = _limit(images(_limit(box, images.shape[0])), data.shape[0])
         values = []
         for sample in itertools.product(range(count), repeat=2):
             sides = [
@@ -307,7 +347,7 @@ def combine_samples(data: Any, images: Any, *tables: Any, regions: Regions) -> A
         result = functools.reduce(combine, values)
         return result if regions.takes_greatest else result / tirx.const(count**2, data.dtype)
 
-    shape = [images.shape[0], regions.height, regions.width, data.shape[3]]
+    shape = [tables[0].shape[0], regions.height, regions.width, data.shape[3]]
     return te.compute(shape, element, name="combine_samples")
 
 
@@ -317,7 +357,7 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
     Args:
         data: The images (N, C, H, W).
         boxes: The regions (R, 4): left, top, right, bottom.
-        images: The image of each region (R,).
+        images: The image of each region (R,); the nearest one for a number that no image has.
         regions: How they are sampled.
 
     Returns:
@@ -331,7 +371,7 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
         steps = [te.reduce_axis((0, counts[axis]), name=f"sample{axis}") for axis in range(2)]
         coordinates = [samples.place(box, axis, place[axis], steps[axis]) for axis in range(2)]
         is_outside = tirx.any(*(samples.is_outside(at, n) for n, at in enumerate(coordinates)))
-        image = images(box).astype("int32")
+        image = _limit(images(_limit(box, images.shape[0])), data.shape[0])
         around = itertools.product(*(samples.pixels(at, n) for n, at in enumerate(coordinates)))
         values = [
             data(image, channel, y, x) * (down * across).astype(data.dtype)
@@ -361,6 +401,9 @@ def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence
         shape: The shape of the maxima.
         windows: The windows.
         after: The elements of padding behind the data, for each spatial axis.
+
+    Raises:
+        ValueError: when nothing is left between the padding.
     """
     spatial = [
         (size - 1) * stride + edge - front - back
@@ -368,5 +411,6 @@ def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence
             shape[2:], windows.strides, windows.sizes, windows.padding, after, strict=True
         )
     ]
-    assert math.prod(spatial) > 0, "a window has elements"
+    if any(isinstance(size, int) and size < 1 for size in spatial):
+        raise ValueError(f"its result would have the sizes {spatial}")
     return [*shape[:2], *spatial]

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tests.unit.frontends.onnx.test_onnx_converters import single
 from tests.unit.frontends.onnx.test_onnx_open_sizes import BATCH, agree_at
@@ -41,6 +42,14 @@ WINDOWS: dict[str, tuple[Array, dict[str, Any]]] = {
     "columns of a volume first": (
         draw(2, 2, 5, 6, 7),
         {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2], "storage_order": 1},
+    ),
+    "padding around a single channel": (
+        np.round(draw(1, 1, 8, 8)),
+        {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]},
+    ),
+    "a window of many elements": (
+        np.round(draw(1, 1, 60, 60)),
+        {"kernel_shape": [48, 50], "strides": [5, 4], "pads": [2, 3, 0, 1]},
     ),
     "bytes": (
         np.arange(72).reshape(1, 2, 6, 6).astype(np.uint8) % 7,
@@ -109,13 +118,6 @@ def test_determinants_of_small_matrices(tmp_path: Path) -> None:
         agree(made, tmp_path, feed)
 
 
-def test_determinants_of_large_matrices_are_refused(tmp_path: Path) -> None:
-    """The message has the limit."""
-    made, feed = single("Det", {"x": draw(17, 17)})
-    with pytest.raises(ImportFailed, match="a matrix may have 16 rows, and has 17"):
-        load(made, tmp_path, feed)
-
-
 BOXES = np.array(
     [[0, 1, 12, 9], [3, 2, 30, 15.5], [-4, 6, 9, 40], [5, 5, 5, 5], [9, 9, 3, 3], [-90, -9, -50, 0]],
     F,
@@ -163,3 +165,124 @@ def test_operators_follow_open_sizes(tmp_path: Path) -> None:
     outputs = [value(name, None, "int64" if name == "p" else "float32") for name in "mprda"]
     made = model(nodes, [value("x", ["batch", 2, 6, 6])], outputs, constants)
     agree_at(made, tmp_path, [BATCH], [{"batch": 1}, {"batch": 5}])
+
+
+IMAGES, ONE_BOX, FIRST = draw(2, 3, 9, 11), BOXES[:1], np.zeros(1, INT)
+POOLED, PLACES = draw(1, 1, 2, 2), np.array([0, 5, 10, 63], INT).reshape(1, 1, 2, 2)
+WINDOW: dict[str, Any] = {"kernel_shape": [4, 4], "strides": [4, 4]}
+
+REFUSED: dict[str, tuple[str, dict[str, Array], dict[str, Array], dict[str, Any], str]] = {
+    "empty window": ("MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [0, 2]}, r"kernel_shape is \[0, 2\]"),
+    "endless window": (
+        "MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2**31, 2]}, "at most 16,777,216 elements",
+    ),
+    "window below 0": ("MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, -1]}, "kernel_shape is"),
+    "no step": ("MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, 2], "strides": [0, 1]}, "strides is"),
+    "few steps": ("MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, 2], "strides": [1]}, "2 numbers"),
+    "padding below 0": (
+        "MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, 2], "pads": [-1] * 4}, "pads is",
+    ),
+    "padding alone": (
+        "MaxPool", {"x": IMAGES}, {}, {"kernel_shape": [2, 2], "pads": [3] * 4}, "pads are not smaller",
+    ),
+    "places of another shape": (
+        "MaxUnpool", {"x": POOLED, "p": PLACES[:, :, :1]}, {}, WINDOW, "do not fit maxima",
+    ),
+    "result of another rank": (
+        "MaxUnpool", {"x": POOLED, "p": PLACES}, {"s": np.array([64], INT)}, WINDOW, "have room for",
+    ),
+    "small result": (
+        "MaxUnpool", {"x": POOLED, "p": PLACES}, {"s": np.array([1, 1, 2, 2], INT)}, WINDOW,
+        "have room for",
+    ),
+    "large result": (
+        "MaxUnpool", {"x": POOLED, "p": PLACES}, {"s": np.array([1, 1, 2**20, 2**20], INT)}, WINDOW,
+        "the limit",
+    ),
+    "empty result": (
+        "MaxUnpool", {"x": POOLED, "p": PLACES}, {}, {"kernel_shape": [2, 2], "pads": [1] * 4}, "sizes",
+    ),
+    "few lengths": (
+        "ReverseSequence", {"x": draw(4, 3), "n": np.ones(2, INT)}, {}, {}, "do not fit 3 sequences",
+    ),
+    "same axes": (
+        "ReverseSequence", {"x": draw(4, 3), "n": np.ones(3, INT)}, {}, {"time_axis": 1}, "have to be",
+    ),
+    "one axis": ("ReverseSequence", {"x": draw(4), "n": np.ones(4, INT)}, {}, {}, "of 1 axes"),
+    "oblong matrices": ("Det", {"x": draw(2, 3)}, {}, {}, "no square matrices"),
+    "a row": ("Det", {"x": draw(3)}, {}, {}, "no square matrices"),
+    "large matrices": ("Det", {"x": draw(17, 17)}, {}, {}, "at most 16 rows, and has 17"),
+    "five sides": (
+        "RoiAlign", {"x": IMAGES, "b": draw(1, 5), "i": FIRST}, {}, {}, "regions of shape",
+    ),
+    "too many images": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": np.zeros(2, INT)}, {}, {}, "numbers of images",
+    ),
+    "no bins": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": FIRST}, {}, {"output_height": 0}, "0×1",
+    ),
+    "samples below 0": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": FIRST}, {}, {"sampling_ratio": -1}, "sampling_ratio",
+    ),
+    "endless samples": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": FIRST}, {}, {"sampling_ratio": 2**40}, "sampling_ratio",
+    ),
+    "unknown mode": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": FIRST}, {}, {"mode": "sum"}, "mode is sum",
+    ),
+    "no scale": (
+        "RoiAlign", {"x": IMAGES, "b": ONE_BOX, "i": FIRST}, {}, {"spatial_scale": float("nan")}, "scale",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(case: str, tmp_path: Path) -> None:
+    """By name, at import: sizes that contradict each other, and attributes out of range."""
+    operator, feed, constants, attributes, text = REFUSED[case]
+    count = 2 if operator == "MaxPool" else 1
+    made, feed = single(operator, feed, constants, outputs=count, opset=16, **attributes)
+    with pytest.raises(ImportFailed, match=f"{operator} .*{text}"):
+        load(made, tmp_path, feed)
+
+
+FAR = [-(2**40), -1, 64, 2**40]
+
+
+def test_places_and_lengths_out_of_range_are_limited(tmp_path: Path) -> None:
+    """They count as the nearest that is within, and nothing else is read or written."""
+    for number in FAR:
+        near = min(max(number, 0), 63)
+        places = PLACES.copy()
+        places[0, 0, 1, 1] = number
+        made, feed = single("MaxUnpool", {"x": POOLED, "p": places}, opset=16, **WINDOW)
+        expected = np.zeros(64, F)
+        expected[[0, 5, 10]] = POOLED.ravel()[:3]
+        expected[near] = POOLED.ravel()[3]
+        [actual] = compute(load(made, tmp_path, feed), feed)
+        np.testing.assert_array_equal(actual.ravel(), expected)
+
+        steps = draw(4, 3)
+        made, feed = single("ReverseSequence", {"x": steps, "n": np.array([2, 1, number], INT)})
+        expected = steps.copy()
+        expected[:2, 0] = steps[1::-1, 0]
+        expected[:, 2] = steps[::-1, 2] if number > 0 else steps[:, 2]
+        [actual] = compute(load(made, tmp_path, feed), feed)
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_regions_of_images_that_are_missing_have_the_nearest(samples: int, tmp_path: Path) -> None:
+    """Nothing beyond the images is read."""
+    boxes = np.repeat(ONE_BOX, len(FAR), 0)
+    results = []
+    for images in (FAR, [0, 0, 1, 1]):
+        made, feed = single(
+            "RoiAlign",
+            {"x": IMAGES, "b": boxes, "i": np.array(images, INT)},
+            opset=16,
+            sampling_ratio=samples,
+        )
+        results += compute(load(made, tmp_path, feed), feed)
+    actual, expected = results
+    np.testing.assert_array_equal(actual, expected)
