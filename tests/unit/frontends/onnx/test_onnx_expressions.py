@@ -200,7 +200,7 @@ REFUSED: dict[str, tuple[str, dict[str, Array], dict[str, Array], dict[str, Any]
         "the limit",
     ),
     "empty result": (
-        "MaxUnpool", {"x": POOLED, "p": PLACES}, {}, {"kernel_shape": [2, 2], "pads": [1] * 4}, "sizes",
+        "MaxUnpool", {"x": POOLED, "p": PLACES}, {}, {"kernel_shape": [3, 3], "pads": [2] * 4}, "sizes",
     ),
     "few lengths": (
         "ReverseSequence", {"x": draw(4, 3), "n": np.ones(2, INT)}, {}, {}, "do not fit 3 sequences",
