@@ -122,6 +122,7 @@ _LEAST_EXPONENT: Final = -87.33654
 
 # The logarithm of the greatest number, rounded down.
 _GREATEST_EXPONENT: Final = 88.72283172607422
+_GREATEST: Final = (2 - 2.0**-23) * 2.0**127
 # An integer added to 1.5·2²³ stands in the last bits of the sum.
 _ROUNDING: Final = 12582912.0
 
@@ -136,7 +137,9 @@ def _exp(x: Any) -> Any:
     def finite(x: Any) -> Any:
         clamped = tirx.max(tirx.min(x, _const(_GREATEST_EXPONENT)), _const(_LEAST_EXPONENT))
         value = _let(clamped, reduce)
-        value = tirx.Select(x > _const(_GREATEST_EXPONENT), _const(_INFINITY), value)
+        # a product that overflows: TVM writes no infinity in C
+        beyond = x * _const(_GREATEST)
+        value = tirx.Select(x > _const(_GREATEST_EXPONENT), beyond, value)
         return tirx.Select(x < _const(_LEAST_EXPONENT), _const(0.0), value)
 
     def reduce(v: Any) -> Any:
