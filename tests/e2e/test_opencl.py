@@ -342,8 +342,8 @@ def test_a_detector_selects_its_boxes_on_the_cpu(tmp_path: Path) -> None:
     assert 0 < len(chosen) <= 40
     np.testing.assert_array_equal(chosen, expected[0])
     np.testing.assert_allclose(scores, expected[1], rtol=1e-5)
-    assert {"non_max_suppression", "sort"} <= kernels.keys()
-    assert built.program.count("TF_CALL(") == 2
+    assert "non_max_suppression" in kernels
+    assert built.program.count("TF_CALL(") == 1
     # the image goes to the device, boxes and scores come back
     assert built.program.count("tf_copy_in(") == 1
     assert built.program.count("tf_copy_out(") == 2
@@ -568,5 +568,4 @@ def test_networks_agree_with_onnx_runtime(name: str, tmp_path: Path) -> None:
         assert actual.shape == expected.shape
         largest = float(np.abs(expected).max())
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5 * max(1.0, largest))
-    on_host = {"sort", "non_max_suppression"}
-    assert on_host & kernels.keys() == (on_host if name == "ultraface" else set())
+    assert ("non_max_suppression" in kernels) == (name == "ultraface")
