@@ -145,17 +145,17 @@ class _GroupNormRewriter(MainRewriter):
         difference = self._find("relax.subtract", quotient.args[0])
         root = self._find("relax.sqrt", quotient.args[1])
         total = self._find("relax.add", self._argument(root, 0))
-        if difference is None or total is None or not self.flow.is_weight(total.args[1]):
+        if difference is None or total is None:
             return None
-        if ir.shape_of(total.args[1]) != ():
+        data, epsilon = difference.args[0], total.args[1]
+        if ir.shape_of(epsilon) != () or not self.flow.is_weight(epsilon):
             return None
-        data = difference.args[0]
         means = (
             self._find("relax.mean", difference.args[1]),
             self._find("relax.variance", total.args[0]),
         )
         is_norm = all(self._reduces_images(mean, data) for mean in means)
-        return (data, total.args[1]) if is_norm else None
+        return (data, epsilon) if is_norm else None
 
     def _match_weights(self, name: str, expr: Any) -> tuple[Any, Any]:
         """Return the weights (groups, 1) and the other operand of a call.

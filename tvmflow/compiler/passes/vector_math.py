@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvmflow.compiler import ir
+from tvmflow.compiler.tir_kernels.definitions import ROUNDING
 
 _FLOAT: Final = "float32"
 _INFINITY: Final = math.inf
@@ -123,8 +124,6 @@ _LEAST_EXPONENT: Final = -87.33654
 # The logarithm of the greatest number, rounded down.
 _GREATEST_EXPONENT: Final = 88.72283172607422
 _GREATEST: Final = (2 - 2.0**-23) * 2.0**127
-# An integer added to 1.5·2²³ stands in the last bits of the sum.
-_ROUNDING: Final = 12582912.0
 
 
 def _exp(x: Any) -> Any:
@@ -144,7 +143,7 @@ def _exp(x: Any) -> Any:
 
     def reduce(v: Any) -> Any:
         # TVM would simplify (a + b) - b, were it not for the bits
-        bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(_ROUNDING))
+        bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + _const(ROUNDING))
         return _let(bits, lambda bits: scale(v, bits), "int32")
 
     def scale(v: Any, bits: Any) -> Any:
@@ -153,7 +152,7 @@ def _exp(x: Any) -> Any:
             value = _let(rest, lambda r: _polynomial(r, (*_EXP_SERIES, 1.0, 1.0)))
             return tirx.reinterpret(_FLOAT, tirx.reinterpret("int32", value) + (bits << 23))
 
-        return _let(tirx.reinterpret(_FLOAT, bits) - _const(_ROUNDING), scaled)
+        return _let(tirx.reinterpret(_FLOAT, bits) - _const(ROUNDING), scaled)
 
     return _let(x, lambda x: tirx.Select(_is_nan(x), x, finite(x)))
 
@@ -170,7 +169,7 @@ def exp_of_negative(x: Any) -> Any:
 
     def reduce(v: Any) -> Any:
         # 127 more is the exponent of a float, in its bits; TVM would simplify (a + b) - b, were it not for the bits
-        rounding = _const(_ROUNDING + 127)
+        rounding = _const(ROUNDING + 127)
         bits = tirx.reinterpret("int32", v * _const(math.log2(math.e)) + rounding)
         return _let(
             bits,

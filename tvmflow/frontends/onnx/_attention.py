@@ -13,8 +13,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.compiler import ir
-from tvmflow.compiler.open_sizes import plain
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert
+from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -27,10 +26,6 @@ _MASKED: Final = -10000.0
 def _operand(node: NodeToConvert, position: int) -> Any:
     """Return an operand; None for one that is left out."""
     return node.inputs[position] if position < len(node.inputs) else None
-
-
-def _sizes(expr: Any) -> list[Any]:
-    return [plain(extent) for extent in expr.ty.shape]
 
 
 def _refuse(node: NodeToConvert, names: Sequence[str], operands: Mapping[int, str]) -> None:
@@ -62,7 +57,7 @@ def _skip_layer_norm(node: NodeToConvert) -> Any:
     x, skip, scale, shift, bias = (_operand(node, place) for place in range(5))
     total = node.builder.emit(_add(node, x, skip, bias))
     if shift is None:
-        shift = relax.const(np.zeros(_sizes(scale), ir.dtype_of(scale)))
+        shift = relax.const(np.zeros(list_sizes(scale), ir.dtype_of(scale)))
     epsilon = float(node.attributes.get("epsilon", 1e-12))
     result = node.emit(relax.op.nn.layer_norm(total, scale, shift, axes=-1, epsilon=epsilon))
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
@@ -78,7 +73,7 @@ def _embed_layer_norm(node: NodeToConvert) -> Any:
     ids, segments, words, positions, kinds, scale, shift, mask, places = (
         _operand(node, place) for place in range(9)
     )
-    batch, steps = _sizes(ids)
+    batch, steps = list_sizes(ids)
     if not isinstance(steps, int):
         raise ValueError("its sequences must have a fixed length")
     if places is None:
@@ -105,7 +100,7 @@ def _embed_layer_norm(node: NodeToConvert) -> Any:
 
 def _split_heads(node: NodeToConvert, x: Any, heads: int) -> Any:
     """Return data (batch, steps, heads · width) as (batch, heads, steps, width)."""
-    batch, steps, units = _sizes(x)
+    batch, steps, units = list_sizes(x)
     split = node.emit(relax.op.reshape(x, [batch, steps, heads, units // heads]))
     return node.emit(relax.op.permute_dims(split, [0, 2, 1, 3]))
 
@@ -126,7 +121,7 @@ def _find_mask(node: NodeToConvert, mask: Any, batch: Any, steps: Any, length: A
     """
     if mask is None:
         return None
-    sizes = _sizes(mask)
+    sizes = list_sizes(mask)
     counts = [sizes == [batch], isinstance(batch, int) and sizes == [2 * batch]]
     if any(counts):
         columns = relax.op.arange(length, dtype="int32")
@@ -189,20 +184,20 @@ def _attend(
         bias: What is added to scores; None for nothing.
         past: Keys of steps before (batch, heads, past steps, width), which are the first of all keys; None without.
     """
-    batch, heads, steps, width = _sizes(queries)
-    length = _sizes(keys)[2]
+    batch, heads, steps, width = list_sizes(queries)
+    length = list_sizes(keys)[2]
     transposed = node.emit(relax.op.permute_dims(keys, [0, 1, 3, 2]))
     scores = node.emit(relax.op.matmul(queries, transposed))
     scale = float(node.attributes.get("scale", 0.0)) or 1 / math.sqrt(width)
     scores = node.emit(relax.op.multiply(scores, relax.const(scale, ir.dtype_of(queries))))
     hidden = _find_mask(node, mask, batch, steps, length)
-    earlier = 0 if past is None else _sizes(past)[2]
+    earlier = 0 if past is None else list_sizes(past)[2]
     causal = _causal_mask(node, steps, length, earlier)
     scores = _add(node, scores, _add(node, bias, hidden, causal))
     weights = node.emit(relax.op.nn.softmax(scores, axis=-1))
     mixed = node.emit(relax.op.matmul(weights, values))
     moved = node.emit(relax.op.permute_dims(mixed, [0, 2, 1, 3]))
-    return node.emit(relax.op.reshape(moved, [batch, steps, heads * _sizes(values)[3]]))
+    return node.emit(relax.op.reshape(moved, [batch, steps, heads * list_sizes(values)[3]]))
 
 
 def _attention(node: NodeToConvert) -> Any:
@@ -213,7 +208,7 @@ def _attention(node: NodeToConvert) -> Any:
     names = ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim")
     _refuse(node, names, {6: "past_sequence_length"})
     x, weights, offsets, mask, past, bias = (_operand(node, place) for place in range(6))
-    heads, units = int(node.attributes["num_heads"]), _sizes(weights)[1]
+    heads, units = int(node.attributes["num_heads"]), list_sizes(weights)[1]
     sizes = [int(n) for n in node.attributes.get("qkv_hidden_sizes", ())] or [units // 3] * 3
     product = _add(node, node.emit(relax.op.matmul(x, weights)), offsets)
     parts = node.builder.emit(relax.op.split(product, np.cumsum(sizes)[:2].tolist(), 2))
@@ -246,17 +241,17 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
     inputs = [_operand(node, place) for place in range(8)]
     queries, keys, values, offsets, mask, bias, past_keys, past_values = inputs
     heads = int(node.attributes["num_heads"])
-    if keys is None or values is None or len(_sizes(queries)) == _PACKED_RANK:
+    if keys is None or values is None or len(list_sizes(queries)) == _PACKED_RANK:
         raise ValueError("queries, keys and values in one tensor are not supported")
     if offsets is not None:
-        units = _sizes(queries)[2]
+        units = list_sizes(queries)[2]
         parts = node.builder.emit(relax.op.split(offsets, [units, 2 * units], 0))
         own = [node.emit(relax.TupleGetItem(parts, n)) for n in range(3)]
         queries = _add(node, queries, own[0])
-        if len(_sizes(keys)) != _HEADS_RANK:
+        if len(list_sizes(keys)) != _HEADS_RANK:
             keys, values = _add(node, keys, own[1]), _add(node, values, own[2])
     queries, keys, values = (
-        part if len(_sizes(part)) == _HEADS_RANK else _split_heads(node, part, heads)
+        part if len(list_sizes(part)) == _HEADS_RANK else _split_heads(node, part, heads)
         for part in (queries, keys, values)
     )
     keys, values = (
@@ -271,12 +266,12 @@ def _rotary_embedding(node: NodeToConvert) -> Any:
     """Convert RotaryEmbedding: pairs of numbers are turned by an angle of their step."""
     _refuse(node, ("is_packed_batching",), {})
     x, places, cosines, sines = node.inputs
-    width, heads = 2 * _sizes(cosines)[1], int(node.attributes.get("num_heads", 0))
-    has_heads = len(_sizes(x)) == _HEADS_RANK
+    width, heads = 2 * list_sizes(cosines)[1], int(node.attributes.get("num_heads", 0))
+    has_heads = len(list_sizes(x)) == _HEADS_RANK
     if not has_heads:
-        x = _split_heads(node, x, heads or _sizes(x)[2] // width)
-    batch, heads, steps, size = _sizes(x)
-    if _sizes(places) == [1]:
+        x = _split_heads(node, x, heads or list_sizes(x)[2] // width)
+    batch, heads, steps, size = list_sizes(x)
+    if list_sizes(places) == [1]:
         if not isinstance(steps, int):
             raise ValueError("a first position needs a fixed number of steps")
         places = node.emit(relax.op.add(places, relax.const(np.arange(steps), "int64")))

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from tvm import relax
 
+from tvmflow.compiler.open_sizes import plain
+
 
 class NodeToConvert(NamedTuple):
     """A node to convert.
@@ -33,3 +35,8 @@ class NodeToConvert(NamedTuple):
 
 
 Converter = Callable[[NodeToConvert], Any]
+
+
+def list_sizes(expr: Any) -> list[Any]:
+    """Return the sizes of a tensor: ints where they are fixed."""
+    return [plain(extent) for extent in expr.ty.shape]

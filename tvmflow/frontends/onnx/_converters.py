@@ -17,13 +17,12 @@ from tvmflow.compiler.ir_operators import (
     GroupedWeights,
     NonMaxSuppression,
 )
-from tvmflow.compiler.open_sizes import plain
 from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.base import MAX_ELEMENTS
 from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert
+from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     MAX_WINDOW,
@@ -46,11 +45,6 @@ def _dtype(expr: Any) -> str:
     return str(expr.ty.dtype.dtype)
 
 
-def _shape(expr: Any) -> list[Any]:
-    """Return the sizes of a tensor: ints where they are fixed."""
-    return [plain(extent) for extent in expr.ty.shape]
-
-
 def _is_float(expr: Any) -> bool:
     return "float" in _dtype(expr)
 
@@ -69,7 +63,7 @@ def _prelu(node: NodeToConvert) -> Any:
     opset 6: old exports of MXNet and PyTorch have such slopes in newer opsets too.
     """
     x, slope = node.inputs
-    sizes, slopes = _shape(x), _shape(slope)
+    sizes, slopes = list_sizes(x), list_sizes(slope)
     if len(slopes) == 1 and len(sizes) > 1 and slopes[0] not in (1, sizes[-1]):
         if slopes[0] != sizes[1]:
             raise ValueError(f"slopes of shape {slopes} do not fit data of shape {sizes}")
@@ -186,11 +180,11 @@ def _mean(node: NodeToConvert) -> Any:
 def _conv_integer(node: NodeToConvert) -> Any:
     """Return the convolution of bytes minus their zero points, as int32."""
     data, weights, *zero_points = node.inputs
-    attributes, rank = node.attributes, len(_shape(data)) - 2
+    attributes, rank = node.attributes, len(list_sizes(data)) - 2
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise ValueError("auto_pad needs a known size of the data")
     zero, weight_zero = [*zero_points, None, None][:2]
-    if weight_zero is not None and math.prod(_shape(weight_zero)) > 1:
+    if weight_zero is not None and math.prod(list_sizes(weight_zero)) > 1:
         # one for each channel of the result
         weight_zero = relax.op.reshape(weight_zero, [-1, *[1] * (rank + 1)])
     axes = "DHW"[-rank:]
@@ -257,14 +251,14 @@ def _arg_extreme(node: NodeToConvert) -> Any:
     if not node.attributes.get("select_last_index", 0):
         return relax.op.maximum(result, _constant(0, result))
     # TVM counts from the end then.
-    last = _shape(node.inputs[0])[node.attributes.get("axis", 0)] - 1
+    last = list_sizes(node.inputs[0])[node.attributes.get("axis", 0)] - 1
     return relax.op.minimum(result, _constant(last, result))
 
 
 def _cum_prod(node: NodeToConvert) -> Any:
     """Return products of all elements before another along an axis."""
     x, axis = node.inputs
-    axis = int(_known_array(axis, "axis").reshape(())) % len(_shape(x))
+    axis = int(_known_array(axis, "axis").reshape(())) % len(list_sizes(x))
     is_reversed = bool(node.attributes.get("reverse", 0))
     data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
     exclusive = bool(node.attributes.get("exclusive", 0))
@@ -277,7 +271,7 @@ def _layer_norm(node: NodeToConvert) -> Any:
     data, scale, *shift = node.inputs
     if _dtype(data) != "float64":
         return node.convert_by_tvm(node.inputs)
-    rank = len(_shape(data))
+    rank = len(list_sizes(data))
     axes = list(range(int(node.attributes.get("axis", -1)) % rank, rank))
     mean = node.emit(relax.op.mean(data, axes, keepdims=True))
     centred = node.emit(relax.op.subtract(data, mean))
@@ -300,7 +294,7 @@ _MAX_FOURIER_ELEMENTS: Final = 1 << 25
 def _dft(node: NodeToConvert) -> Any:
     """Return the DFT of real or complex numbers (…, n, …, 1 or 2) along one axis."""
     x, length, axis, *_ = [*node.inputs, None, None]
-    shape, attributes = _shape(x), node.attributes
+    shape, attributes = list_sizes(x), node.attributes
     default = attributes.get("axis", 1 if node.opset < 20 else -2)
     along = (_integer(axis) if axis is not None else int(default)) % len(shape)
     is_inverse, is_onesided = (bool(attributes.get(n, 0)) for n in ("inverse", "onesided"))
@@ -321,8 +315,8 @@ def _stft(node: NodeToConvert) -> Any:
     With `onesided`, only the frequencies up to half of the sampling rate are computed.
     """
     signal, step, window, size, *_ = [*node.inputs, None, None]
-    shape, hop = _shape(signal), _integer(step)
-    length = _integer(size) if size is not None else _shape(window)[0]
+    shape, hop = list_sizes(signal), _integer(step)
+    length = _integer(size) if size is not None else list_sizes(window)[0]
     starts = np.arange((shape[1] - length) // hop + 1) * hop
     places = relax.const((starts[:, None] + np.arange(length)).ravel(), "int64")
     frames = node.emit(relax.op.take(signal, places, 1))
@@ -367,7 +361,7 @@ def _transform(
 def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
     """Return the transform of the last two axes of data."""
     count, parts, frequencies, results = matrix.shape
-    shape = _shape(x)[:-2]
+    shape = list_sizes(x)[:-2]
     flat = node.emit(relax.op.reshape(x, [*shape, count * parts]))
     weights = relax.const(matrix.reshape(count * parts, frequencies * results).astype(_dtype(x)))
     product = node.emit(relax.op.matmul(flat, weights))
@@ -445,7 +439,7 @@ def _resize_axes(
 
 def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Axis] | None:
     """Return the axes that change; None where scales and sizes are no constants."""
-    shape = _shape(inputs[0])
+    shape = list_sizes(inputs[0])
     axes = [int(axis) % len(shape) for axis in attributes.get("axes", range(len(shape)))]
     extents = [shape[axis] for axis in axes]
     scales, sizes = (_constant_operand(inputs, position) for position in (2, 3))
@@ -487,7 +481,7 @@ def _one_hot(node: NodeToConvert) -> Any:
     count = int(_known_array(depth, "depth").reshape(()))
     known = _known_array(values, "values")
     off, on = (relax.const(value, str(known.dtype)) for value in known)
-    rank = len(_shape(indices)) + 1
+    rank = len(list_sizes(indices)) + 1
     axis = int(node.attributes.get("axis", -1)) % rank
     wide = node.emit(relax.op.expand_dims(relax.op.astype(indices, "int64"), axis))
     from_end = relax.op.add(wide, relax.const(count, "int64"))
@@ -534,7 +528,7 @@ def _roi_align(node: NodeToConvert) -> Any:
     )
     data, boxes, images = node.inputs
     _check_regions(node, regions)
-    height, width = _shape(data)[2:]
+    height, width = list_sizes(data)[2:]
     is_open = not (isinstance(height, int) and isinstance(width, int))
     if is_open or not 0 < regions.samples <= _MAX_SAMPLES:
         align = functools.partial(align_regions, regions=regions)
@@ -553,7 +547,7 @@ def _roi_align(node: NodeToConvert) -> Any:
 
 def _check_regions(node: NodeToConvert, regions: Regions) -> None:
     """Refuse what ONNX Runtime does, and samples without end."""
-    data, boxes, images = map(_shape, node.inputs)
+    data, boxes, images = map(list_sizes, node.inputs)
     mode = attribute_text(node.attributes, "mode", "avg")
     if mode not in ("avg", "max"):
         raise ValueError(f"mode is {mode}, not avg or max")
@@ -583,7 +577,7 @@ def _windows(node: NodeToConvert) -> Windows:
         ValueError: when numbers are missing or out of range, or a window may be padding alone.
     """
     sizes = list(node.attributes["kernel_shape"])
-    rank = len(_shape(node.inputs[0])) - 2
+    rank = len(list_sizes(node.inputs[0])) - 2
     for name, count, least in (
         ("kernel_shape", rank, 1),
         ("strides", rank, 1),
@@ -632,9 +626,11 @@ def _max_unpool(node: NodeToConvert) -> Any:
     as the first, and one behind it as the last.
     """
     maxima, places, *_ = node.inputs
-    windows, pooled = _windows(node), _shape(maxima)
-    if len(_shape(places)) != len(pooled) or any(map(_differ, _shape(places), pooled)):
-        raise ValueError(f"places of shape {_shape(places)} do not fit maxima of shape {pooled}")
+    windows, pooled = _windows(node), list_sizes(maxima)
+    if len(list_sizes(places)) != len(pooled) or any(map(_differ, list_sizes(places), pooled)):
+        raise ValueError(
+            f"places of shape {list_sizes(places)} do not fit maxima of shape {pooled}"
+        )
     shape = _constant_operand(node.inputs, 2)
     if shape is None and len(node.inputs) > 2 and node.inputs[2] is not None:
         raise ValueError("its shape depends on the inputs, which is not supported")
@@ -665,7 +661,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
 
 def _reverse_sequence(node: NodeToConvert) -> Any:
     """Return sequences with their first steps reversed: steps and sequences are the first two axes."""
-    data, lengths = map(_shape, node.inputs)
+    data, lengths = map(list_sizes, node.inputs)
     axes = [int(node.attributes.get(f"{n}_axis", d)) for n, d in (("batch", 1), ("time", 0))]
     if len(data) < 2 or sorted(axes) != [0, 1]:
         text = f"batch_axis and time_axis are {axes} of {len(data)} axes, and have to be 0 and 1"
@@ -677,7 +673,7 @@ def _reverse_sequence(node: NodeToConvert) -> Any:
 
 def _det(node: NodeToConvert) -> Any:
     [matrices] = node.inputs
-    shape = _shape(matrices)
+    shape = list_sizes(matrices)
     if len(shape) < 2 or _differ(shape[-2], shape[-1]):
         raise ValueError(f"data of shape {shape} are no square matrices")
     rows = shape[-1] if isinstance(shape[-2], int) else shape[-2]
@@ -695,7 +691,7 @@ def _non_max_suppression(node: NodeToConvert) -> Any:
         return convert(node.builder, node.inputs, node.attributes)
     operands = [*node.inputs[2:], None, None, None]
     limit = _known_or(operands[0], "max_output_boxes_per_class", np.int64(0))
-    limit = np.minimum(limit, _shape(node.inputs[1])[-1])
+    limit = np.minimum(limit, list_sizes(node.inputs[1])[-1])
     overlap = _known_or(operands[1], "iou_threshold", np.float32(0))
     score = _known_or(operands[2], "score_threshold", np.float32(-np.inf))
     boxes, scores = node.inputs[:2]
@@ -713,7 +709,7 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
     """
     order = node.emit(relax.op.argsort(scores, descending=True, dtype="int64"))
     places = node.emit(relax.op.argsort(order, dtype="int64"))
-    count = relax.const(_shape(scores)[-1], "int64")
+    count = relax.const(list_sizes(scores)[-1], "int64")
     ranks = node.emit(relax.op.astype(node.emit(relax.op.subtract(count, places)), _dtype(scores)))
     is_above = node.emit(relax.op.greater(scores, _constant(float(threshold), scores)))
     return node.emit(relax.op.where(is_above, ranks, _constant(0, scores)))

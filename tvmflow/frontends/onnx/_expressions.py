@@ -117,6 +117,28 @@ def limit_places(places: Any, count: Any) -> Any:
     )
 
 
+def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence[int]) -> list[int]:
+    """Return the shape of data from that of the maxima of its windows.
+
+    Args:
+        shape: The shape of the maxima.
+        windows: The windows.
+        after: The elements of padding behind the data, for each spatial axis.
+
+    Raises:
+        ValueError: when nothing is left between the padding.
+    """
+    spatial = [
+        (size - 1) * stride + edge - front - back
+        for size, stride, edge, front, back in zip(
+            shape[2:], windows.strides, windows.sizes, windows.padding, after, strict=True
+        )
+    ]
+    if any(isinstance(size, int) and size < 1 for size in spatial):
+        raise ValueError(f"its result would have the sizes {spatial}")
+    return [*shape[:2], *spatial]
+
+
 # ---------------------------------------------------------------- sequences
 
 
@@ -392,25 +414,3 @@ def align_regions(data: Any, boxes: Any, images: Any, regions: Regions) -> Any:
         return tirx.Select(is_empty, zero, result(box, *place))
 
     return te.compute(shape, without_samples, name="without_samples")
-
-
-def infer_unpooled_shape(shape: Sequence[int], windows: Windows, after: Sequence[int]) -> list[int]:
-    """Return the shape of data from that of the maxima of its windows.
-
-    Args:
-        shape: The shape of the maxima.
-        windows: The windows.
-        after: The elements of padding behind the data, for each spatial axis.
-
-    Raises:
-        ValueError: when nothing is left between the padding.
-    """
-    spatial = [
-        (size - 1) * stride + edge - front - back
-        for size, stride, edge, front, back in zip(
-            shape[2:], windows.strides, windows.sizes, windows.padding, after, strict=True
-        )
-    ]
-    if any(isinstance(size, int) and size < 1 for size in spatial):
-        raise ValueError(f"its result would have the sizes {spatial}")
-    return [*shape[:2], *spatial]
