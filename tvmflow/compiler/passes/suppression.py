@@ -60,14 +60,15 @@ class _SuppressionRewriter(TargetRewriter):
         has_threads = not self._context.is_cpu() and not self._context.is_mixed()
         is_gpu = has_threads and self.depends_on_inputs(call)
         operands = list(rewritten.args)
-        if kernels.operator is NonMaxSuppression and is_gpu:
-            scores = operands[1]
-            order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
-            operands.insert(2, self.emit(order))
         make = kernels.make_for_gpu if is_gpu else kernels.make_for_cpu
-        if kernels.operator is NonMaxSuppression and not is_gpu:
-            cores = self._context.cpu.cores if self._context.cpu else 1
-            make = functools.partial(make, cores)
+        if kernels.operator is NonMaxSuppression:
+            if is_gpu:
+                scores = operands[1]
+                order = relax.op.argsort(scores, axis=-1, descending=True, dtype="int32")
+                operands.insert(2, self.emit(order))
+            else:
+                cores = self._context.cpu.cores if self._context.cpu else 1
+                make = functools.partial(make, cores)
         function = make(kernels.operator.read(call), *operands)
         name = kernels.operator.NAME.rpartition(".")[2]
         callee = self.builder_.add_func(function.with_attr("tirx.is_scheduled", True), name)

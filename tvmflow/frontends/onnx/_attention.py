@@ -218,15 +218,17 @@ def _attention(node: NodeToConvert) -> Any:
     past_keys = None
     if past is not None:
         past_keys, past_values = (node.builder.emit(_take_first(node, past, n)) for n in range(2))
-        keys, values = (
-            node.builder.emit(relax.op.concat([before, new], axis=2))
-            for before, new in ((past_keys, keys), (past_values, values))
-        )
+        keys, values = _prepend(node, past_keys, keys), _prepend(node, past_values, values)
     result = _attend(node, queries, keys, values, mask, bias, past_keys)
     if node.attributes["tvm_custom"]["num_outputs"] == 1:
         return result
     both = [node.emit(relax.op.expand_dims(part, 0)) for part in (keys, values)]
     return relax.Tuple([result, node.emit(relax.op.concat(both, axis=0))])
+
+
+def _prepend(node: NodeToConvert, past: Any, new: Any) -> Any:
+    """Return keys or values (batch, heads, steps, width) behind those of steps before; None for none."""
+    return node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
 
 
 def _take_first(node: NodeToConvert, x: Any, index: int) -> Any:
@@ -254,10 +256,7 @@ def _multi_head_attention(node: NodeToConvert) -> Any:
         part if len(list_sizes(part)) == _HEADS_RANK else _split_heads(node, part, heads)
         for part in (queries, keys, values)
     )
-    keys, values = (
-        node.builder.emit(new if past is None else relax.op.concat([past, new], axis=2))
-        for new, past in ((keys, past_keys), (values, past_values))
-    )
+    keys, values = _prepend(node, past_keys, keys), _prepend(node, past_values, values)
     result = _attend(node, queries, keys, values, mask, bias, past_keys)
     return relax.Tuple([result, keys, values])
 

@@ -271,6 +271,12 @@ def test_factors_that_lie_together_are_one_load_on_arm(depth: int) -> None:
     assert bool(re.search(r"\bld(p|r|ur|1r)\s+(s\d|\{)", code)) != is_whole
 
 
+def assembly_of(choice: rules.ScheduleChoice, mapping: dict[str, Any], symbol: str) -> str:
+    """Return the code of a kernel that a rule has scheduled."""
+    function = choice.schedule.mod["main"].with_attr("global_symbol", symbol)
+    return make_assembly(function, tvm.target.Target(mapping), is_plain_c=True)
+
+
 def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
     """LLVM would unroll the four rounds of 56 products each, and spill what it loads early."""
     mapping = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}
@@ -280,11 +286,7 @@ def test_few_rounds_of_many_products_stay_a_loop_on_arm() -> None:
         kernel(data, weights, blocked.dense(data, weights, 128)), cpu_model(mapping)
     )
     assert choice is not None and choice.rule == "register_tiles"
-    code = make_assembly(
-        choice.schedule.mod["main"].with_attr("global_symbol", "dense"),
-        tvm.target.Target(mapping),
-        is_plain_c=True,
-    )
+    code = assembly_of(choice, mapping, "dense")
     assert 0 < len(re.findall(r"fmla.*\.s\[3\]", code)) < 30
     assert "[sp" not in "".join(line for line in code.splitlines() if "q" in line)
 
@@ -301,11 +303,7 @@ def test_windows_of_depthwise_convolutions_stay_in_registers_on_arm(
     result = blocked.depthwise_conv(data, weights, (step, step), (taps // 2,) * 4, (1, 1))
     choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
     assert choice is not None and choice.rule == "register_tiles"
-    code = make_assembly(
-        choice.schedule.mod["main"].with_attr("global_symbol", "depthwise"),
-        tvm.target.Target(mapping),
-        is_plain_c=True,
-    )
+    code = assembly_of(choice, mapping, "depthwise")
     assert re.search(r"fmla.*\.4s", code)
     vectors = [line for line in code.splitlines() if re.search(r"\b(ld|st)[pru]+\s+q", line)]
     assert not [line for line in vectors if "[sp" in line]
@@ -359,11 +357,7 @@ def test_factors_of_few_channels_are_lanes_on_arm() -> None:
     result = blocked.conv(data, weights, (2, 2), (3, 3, 3, 3), (1, 1), groups)
     choice = rules.choose_schedule(kernel(data, weights, result), cpu_model(mapping))
     assert choice is not None and choice.rule == "register_tiles"
-    code = make_assembly(
-        choice.schedule.mod["main"].with_attr("global_symbol", "first"),
-        tvm.target.Target(mapping),
-        is_plain_c=True,
-    )
+    code = assembly_of(choice, mapping, "first")
     from_lanes = re.findall(r"fmla.*\.4s.*\.s\[\d\]", code)
     singles = re.findall(r"\bld(?:p|r|ur|1r)\s+(?:s\d|\{)", code)
     assert len(singles) * 20 < len(from_lanes)
