@@ -120,6 +120,18 @@ def test_paths_that_a_service_would_read_otherwise_are_refused(project: Project)
         path.unlink()
 
 
+@SERVICES
+@pytest.mark.parametrize("dist", ["${{ secrets.TOKEN }}", "$TOKEN", "out $[[ inputs.x ]]", "a*"])
+def test_a_folder_of_deliveries_is_no_expression_of_a_service(
+    project: Project, kind: type[GithubActions | GitlabCi], dist: str
+) -> None:
+    """A service would replace it by a secret, a variable, or the files that match."""
+    (project.folder / "tvmflow.toml").write_text(f"dist = '{dist}'\n")
+    refused = project.tvmflow("ci", NAMES[kind], "tiny.yaml", "--stdout")
+    assert refused.code == 2, refused.out
+    assert dist in refused.err and "tvmflow.toml" in refused.err
+
+
 @pytest.mark.slow
 def test_hooks_of_pre_commit_run(project: Project, tmp_path: Path) -> None:
     """A valid recipe passes; a wrong one fails with its place, and so does a lock file of another model."""

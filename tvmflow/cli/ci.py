@@ -145,7 +145,11 @@ def _read(files: tuple[str, ...]) -> _Job:
         recipes,
         tuple(sorted(set(_list_extras(loaded)))),
         "--locked --keep-going" if is_locked else "--keep-going",
-        shortest_path(project.dist),
+        _check_path(
+            shortest_path(project.dist),
+            "delivered files",
+            "name another folder in tvmflow.toml: dist",
+        ),
     )
 
 
@@ -158,12 +162,22 @@ def _find_in_project(file: str, root: Path) -> str:
             f"{file} is not in the project {root}: a CI service has nothing but the project",
             fix="copy it into the project",
         ) from None
-    # services split lists at white space, and replace what looks like a variable or an expression
-    # and a command reads what begins with - as an option
+    return _check_path(path, "a recipe", f"rename {file} or its folder")
+
+
+def _check_path(path: str, what: str, fix: str) -> str:
+    """Return a path that means the same in the file of every CI service.
+
+    Services split lists at white space, and replace what looks like a variable, an expression or a
+    pattern; commands read what begins with - as an option.
+
+    Raises:
+        UsageError: It has other characters.
+    """
     if not re.fullmatch(r"[\w./+@][\w./+@-]*", path):
         raise UsageError(
-            f"{file}: only letters, digits and ./_+@- can be in the path of a recipe for a CI service, and it cannot begin with -",
-            fix="rename the file or its folder",
+            f"{path}: only letters, digits and ./_+@- can be in the path of {what} for a CI service, and it cannot begin with -",
+            fix=fix,
         )
     return path
 
