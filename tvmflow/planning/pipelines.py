@@ -25,6 +25,7 @@ from tvmflow.core.schema import (
     to_tuple,
 )
 from tvmflow.core.text import did_you_mean
+from tvmflow.recipe import Recipe
 from tvmflow.recipe.release import Release, Retune
 from tvmflow.recipe.targets import TargetSpec, add_presets, check_unique, expand_preset
 from tvmflow.recipe.validation import validate
@@ -146,7 +147,7 @@ def load_pipeline(name: str, base: Path = Path()) -> Pipeline:
     if problem := missing_pipeline_text(name, base):
         raise RecipeError(problem)
     document = read_yaml(path, fix="start with the line `pipeline: 1`")
-    pipeline, problems = validate(document, PipelineFile)
+    pipeline, problems = validate(document, PipelineFile, Recipe, "a recipe")
     if pipeline is None:
         raise document.error(problems)
     recipes = tuple(path.parent / recipe for recipe in pipeline.recipes)

@@ -17,7 +17,12 @@ from tvmflow.core.named_files import is_file, is_folder, missing_file_text
 from tvmflow.core.types import InputFile
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import InputProblem
-from tvmflow.planning.pipelines import Pipeline, load_pipeline, missing_pipeline_text
+from tvmflow.planning.pipelines import (
+    Pipeline,
+    PipelineFile,
+    load_pipeline,
+    missing_pipeline_text,
+)
 from tvmflow.recipe import Recipe
 from tvmflow.recipe.validation import validate
 from tvmflow.recipe.yaml_files import Document, Loc, Problem, read_yaml
@@ -49,7 +54,7 @@ def load_recipe(path: Path) -> LoadedRecipe:
     if mismatch := find_mismatch(path, RECIPE):
         raise RecipeError(mismatch.text, fix=mismatch.fix)
     document = read_yaml(path)
-    recipe, problems = validate(document, Recipe)
+    recipe, problems = validate(document, Recipe, PipelineFile, "a pipeline")
     problems += _missing_files(document)
     if recipe is None or problems:
         raise document.error(problems)

@@ -66,6 +66,20 @@ def _check_variant_name(name: str) -> str:
 _VariantName = Annotated[str, AfterValidator(_check_variant_name)]
 
 
+def _check_expression(value: str) -> str:
+    expression = license_expression(value)
+    if not expression:
+        raise field_error(
+            f"must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not {quoted(value)}; "
+            "write LicenseRef-NAME for a license that SPDX does not list"
+        )
+    return expression
+
+
+_SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
+"""An SPDX license expression in its canonical form."""
+
+
 class Variant(ClosedModel):
     """The model with other input shapes, another precision or other kernels.
 
@@ -188,7 +202,7 @@ class Recipe(ClosedModel):
         description="Version of the delivered files, in the manifest and in the name of the wheel: a Python package version, "
         "in quotes.",
     )
-    license: SpdxExpression | None = Field(
+    license: _SpdxExpression | None = Field(
         default=None,
         examples=["Apache-2.0"],
         description="License of the model and of the delivered files, for the wheel and for bills of materials: an SPDX "
@@ -521,21 +535,3 @@ def json_schema() -> dict[str, Any]:
     fields["targets"]["default"] = ["host"]
     fields["inputs"]["default"] = fields["variants"]["default"] = {}
     return schema
-
-
-# ---------------------------------------------------------------- license
-# Licenses as recipes name them: SPDX expressions.
-
-
-def _check_expression(value: str) -> str:
-    expression = license_expression(value)
-    if not expression:
-        raise field_error(
-            f"must be an SPDX license expression, such as Apache-2.0 or `MIT OR BSD-3-Clause`, not {quoted(value)}; "
-            "write LicenseRef-NAME for a license that SPDX does not list"
-        )
-    return expression
-
-
-SpdxExpression = Annotated[str, Field(max_length=500), AfterValidator(_check_expression)]
-"""An SPDX license expression in its canonical form."""

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tvmflow.core.formatting import quoted
-from tvmflow.core.text import did_you_mean
+from tvmflow.core.text import did_you_mean, nearest
 from tvmflow.core.types import Json
 from tvmflow.recipe.yaml_files import UNREADABLE, Document, Loc, Problem, dotted, inline_yaml
 
 _AnyModel = TypeVar("_AnyModel", bound=BaseModel)
 
 
-def validate(document: Document, model: type[_AnyModel]) -> tuple[_AnyModel | None, list[Problem]]:
-    """Return the document as a model, or None and all that is wrong with it."""
+class _Kinds(NamedTuple):
+    """The model of a document, and that of the other kind that its author may have had in mind."""
+
+    model: type[BaseModel]
+    other: type[BaseModel] | None
+    other_noun: str
+
+
+def validate(
+    document: Document,
+    model: type[_AnyModel],
+    other: type[BaseModel] | None = None,
+    other_noun: str = "",
+) -> tuple[_AnyModel | None, list[Problem]]:
+    """Return the document as a model, or None and all that is wrong with it.
+
+    Fields that belong into another kind of document are found in its model, `other`; `other_noun`
+    is what messages call it.
+    """
     problems = list(document.problems)
     if not isinstance(document.value, dict):
         if document.value is not UNREADABLE:
@@ -30,7 +47,7 @@ def validate(document: Document, model: type[_AnyModel]) -> tuple[_AnyModel | No
         value = model.model_validate(document.value)
     except ValidationError as error:
         for detail in error.errors():
-            problems += _list_problems(document, model, detail)
+            problems += _list_problems(document, _Kinds(model, other, other_noun), detail)
         return None, problems
     return None if problems else value, problems
 
@@ -45,6 +62,8 @@ class FieldType(NamedTuple):
 _UNKNOWN: Final = FieldType(None, None)
 # What pydantic adds to the path of a mapping's field when its name is wrong.
 _KEY: Final = "[key]"
+# How much a field must look like the wrong one to be suggested before fields that look less like it.
+_CLEARLY_MEANT: Final = 0.85
 
 
 def field_type(model: type[BaseModel], loc: Loc) -> FieldType:
@@ -77,19 +96,17 @@ def strip_annotation(kind: Any) -> Any:
 # ---------------------------------------------------------------- pydantic's errors
 
 
-def _list_problems(
-    document: Document, model: type[BaseModel], detail: ErrorDetails
-) -> Iterator[Problem]:
+def _list_problems(document: Document, kinds: _Kinds, detail: ErrorDetails) -> Iterator[Problem]:
     """Give the problem of one error; none when it only follows from a value that could not be read."""
     place = [step for step in detail["loc"] if step != _KEY]
     loc: Loc = (*place, *detail.get("ctx", {}).get("path", ()))
     if _follows_from_unreadable(document, loc, detail):
         return
     if detail["type"] == "extra_forbidden":
-        text = f"{dotted(loc)}: {_unknown_field_text(model, loc)}"
+        text = f"{dotted(loc)}: {_unknown_field_text(document, kinds, loc)}"
         yield Problem(*document.name_position(*loc), text)
     else:
-        yield document.problem(_error_text(document, model, loc, detail), *loc)
+        yield document.problem(_error_text(document, kinds.model, loc, detail), *loc)
 
 
 def _follows_from_unreadable(document: Document, loc: Loc, detail: ErrorDetails) -> bool:
@@ -101,32 +118,67 @@ def _follows_from_unreadable(document: Document, loc: Loc, detail: ErrorDetails)
     return any(unreadable[: len(loc)] == loc for unreadable in document.unreadable)
 
 
-def _unknown_field_text(model: type[BaseModel], loc: Loc) -> str:
-    """Return at which level a field of this name belongs, or the nearest field of this level."""
+def _unknown_field_text(document: Document, kinds: _Kinds, loc: Loc) -> str:
+    """Return where a field of this name belongs, or the field that was probably meant."""
     name = str(loc[-1])
-    owners: dict[type[BaseModel], str] = {}
-    # The section itself is named, not an override of it further inside.
-    for path, kind in sorted(_nested_models(model), key=lambda level: level[0].count(".")):
-        if name in kind.model_fields:
-            owners.setdefault(kind, path)
-    # Overrides of a target have the fields of the section itself, which is named instead.
-    levels = [
-        path
-        for kind, path in owners.items()
-        if not any(kind is not other and issubclass(kind, other) for other in owners)
-    ]
-    # A level inside another one that has the field is not named either.
-    levels = [p for p in levels if not any(q and p.startswith(f"{q}.") for q in levels)]
-    if levels:
-        places = (f"under {path}" if path else "at the top level" for path in levels)
+    if places := _find_places(kinds, name):
         return f"belongs {' or '.join(places)}"
-    fields = list(field_type(model, loc[:-1]).kind.model_fields)
+    section = field_type(kinds.model, loc[:-1]).kind
+    fields = list(section.model_fields)
+    if nearest(name, fields, cutoff=_CLEARLY_MEANT):
+        return f"unknown field{did_you_mean(name, fields)}"
+    inside = document.value_at(*loc)
+    for wrong in (name, *(inside if isinstance(inside, dict) else ())):
+        for meant in nearest(wrong, _all_fields(kinds), cutoff=_CLEARLY_MEANT):
+            hint = f"'{meant}' {_find_places(kinds, meant)[0]}"
+            return f"unknown field; did you mean {hint}?"
     hint = did_you_mean(name, fields) or f" (valid: {', '.join(fields)})"
     return f"unknown field{hint}"
 
 
-def _nested_models(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+def _find_places(kinds: _Kinds, name: str) -> list[str]:
+    """Return where a field of this name belongs: `under verify`, or `under verify of a recipe`.
+
+    Overrides have the fields of the section that they override, which is named instead. A section
+    inside another one that has the field is not named either.
+    """
+    own, other = (_sections_with(model, name) for model in (kinds.model, kinds.other))
+    for sections, suffix in ((own, ""), (other, f" of {kinds.other_noun}")):
+        levels = [
+            path
+            for section, path in sections.items()
+            if not _is_override(section, {**own, **other})
+        ]
+        levels = [p for p in levels if not any(q and p.startswith(f"{q}.") for q in levels)]
+        if levels:
+            return [f"{f'under {p}' if p else 'at the top level'}{suffix}" for p in levels]
+    return []
+
+
+def _sections_with(model: type[BaseModel] | None, name: str) -> dict[type[BaseModel], str]:
+    """Return the sections that have a field of this name, each with its outermost path."""
+    paths: dict[type[BaseModel], str] = {}
+    for path, section in sorted(_nested_models(model), key=lambda level: level[0].count(".")):
+        if name in section.model_fields:
+            paths.setdefault(section, path)
+    return paths
+
+
+def _is_override(section: type[BaseModel], others: Iterable[type[BaseModel]]) -> bool:
+    return any(section is not other and issubclass(section, other) for other in others)
+
+
+def _all_fields(kinds: _Kinds) -> list[str]:
+    sections = (*_nested_models(kinds.model), *_nested_models(kinds.other))
+    return [name for _, section in sections for name in section.model_fields]
+
+
+def _nested_models(
+    model: type[BaseModel] | None, path: str = ""
+) -> Iterator[tuple[str, type[BaseModel]]]:
     """Give the path of every level with its model, the outer ones first."""
+    if model is None:
+        return
     yield path, model
     for name, field in model.model_fields.items():
         inner = strip_annotation(field.annotation)

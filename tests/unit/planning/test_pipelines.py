@@ -61,6 +61,20 @@ def test_the_list_of_stages_is_not_empty(tmp_path: Path) -> None:
         load_pipeline(str(path))
 
 
+def test_a_limit_of_a_recipe_is_suggested_for_a_gate(tmp_path: Path) -> None:
+    """Also where its name is not quite that of the recipe's field."""
+    text = (
+        "pipeline: 1\nname: n\nrelease: {version: '1', gates: {max_latency_ms: 50, max_size: 1}}\n"
+    )
+    path = write(tmp_path / "nightly.yaml", text)
+    with pytest.raises(RecipeError) as caught:
+        load_pipeline(str(path))
+    assert [problem.partition("gates.")[2] for problem in caught.value.problems] == [
+        "max_latency_ms: unknown field; did you mean 'max_latency' under verify of a recipe?",
+        "max_size: belongs under verify of a recipe",
+    ]
+
+
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_the_shipped_files_fit_the_schema(path: Path) -> None:
     """One schema tells recipes from pipelines."""

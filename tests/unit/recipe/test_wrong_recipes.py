@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef, get_args, get_origin
 
 import pytest
+from pydantic import BaseModel
 
 from tests.support.project import Project
 from tests.support.recipes import RECIPE, edited, lay_out, problems_in, write
 from tvmflow.cli import main
 from tvmflow.core.errors import RecipeError
+from tvmflow.core.types import Json
+from tvmflow.planning.pipelines import PipelineFile
 from tvmflow.planning.recipes import load_recipe
+from tvmflow.recipe import Recipe
+from tvmflow.recipe.lock_file import LockFile
+from tvmflow.recipe.validation import strip_annotation, validate
+from tvmflow.recipe.yaml_files import Document, Loc, dotted
 
 Edit = tuple[str, str]
 
@@ -117,6 +126,26 @@ WRONG = [
         "unknown field of verify",
         ("rtol", "tolerance"),
         "14:3: verify.tolerance: unknown field (valid: against, data, label, rtol, atol, min_accuracy, max_latency, max_memory, max_size, max_vs, samples, seed, repeat, compare, run_on)",
+    ),
+    wrong(
+        "misspelt field of an image",
+        ("dtype: float32", "image: {resiz: 110}"),
+        "6:39: inputs.data.image.resiz: unknown field; did you mean 'resize'?",
+    ),
+    wrong(
+        "misspelt field of another section",
+        ("rtol: 1.0e-3", "trial: 4"),
+        "14:3: verify.trial: unknown field; did you mean 'trials' under tune?",
+    ),
+    wrong(
+        "gates in a recipe",
+        ("pipeline: tune", "gates: {max_latency: 5 ms}"),
+        "15:1: gates: belongs under release of a pipeline",
+    ),
+    wrong(
+        "section of an unknown name with a known field",
+        ("pipeline: tune", "limits: {max_latency_ms: 5}"),
+        "15:1: limits: unknown field; did you mean 'max_latency' under verify?",
     ),
     wrong("no version", ("recipe: 1\n", ""), "1:1: recipe: is missing; write `recipe: 1`"),
     wrong(
@@ -1357,3 +1386,59 @@ def test_a_model_with_another_digest_is_rejected(tmp_path: Path) -> None:
     assert digest in ran.err
     project.edit_recipe("a" * 64, digest.upper())
     assert project.tvmflow("plan", "tiny.yaml").code == 0
+
+
+# ---------------------------------------------------------------- every field
+
+
+def sections(model: type[BaseModel], *path: str | int) -> Iterator[tuple[Loc, type[BaseModel]]]:
+    """Every section of a kind of document, with a path that a document may have for it."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        inner, steps = strip_annotation(field.annotation), [*path, name]
+        while args := get_args(inner):
+            is_mapping = get_origin(inner) is dict
+            steps.append("x" if is_mapping else 0)
+            inner = strip_annotation(args[1 if is_mapping else 0])
+        assert not isinstance(inner, ForwardRef), f"{name} of {model.__name__}"
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from sections(inner, *steps)
+
+
+def document_with(loc: Loc, value: Json) -> Document:
+    """A document that has nothing but one value at a path."""
+    for step in reversed(loc):
+        value = [value] if isinstance(step, int) else {str(step): value}
+    return Document(Path("r.yaml"), value, {}, {}, {})
+
+
+def fields(model: type[BaseModel]) -> list[Loc]:
+    """The paths of all fields of a kind of document."""
+    return [(*loc, name) for loc, section in sections(model) for name in section.model_fields]
+
+
+KINDS = [(Recipe, PipelineFile), (PipelineFile, Recipe), (LockFile, None)]
+
+
+@pytest.mark.parametrize(("kind", "other"), KINDS)
+def test_each_field_is_suggested_for_a_misspelling(
+    kind: type[BaseModel], other: type[BaseModel] | None
+) -> None:
+    """At each depth of each kind of document."""
+    for *section, name in fields(kind):
+        wrong_name = f"{name}{str(name)[-1]}"
+        _, problems = validate(document_with((*section, wrong_name), 1), kind, other, "another")
+        expected = f"{dotted((*section, wrong_name))}: unknown field; did you mean '{name}'?"
+        assert expected in [problem.text for problem in problems]
+
+
+@pytest.mark.parametrize("value", [None, True, 3, -0.5, "\xc4", [[{}]], {"\xc4": {"a": []}}])
+@pytest.mark.parametrize(("kind", "other"), KINDS)
+def test_each_field_refuses_values_of_other_types_in_our_words(
+    kind: type[BaseModel], other: type[BaseModel] | None, value: Json
+) -> None:
+    """No value ends in a traceback or in a text of pydantic's."""
+    for loc in fields(kind):
+        _, problems = validate(document_with(loc, value), kind, other, "another")
+        texts = "\n".join(problem.text for problem in problems)
+        assert not re.search(r"[Ii]nput should|Value error|Field required|pydantic", texts)
