@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "import"
 TRAITS: Final = StageTraits(
-    version=16,
+    version=17,
     scope="model",
     reads=("model", "operators"),
     tools=("apache-tvm", "apache-tvm-ffi"),

@@ -8,10 +8,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, helper, inliner, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference.op_run import OpRun
 
 from tvmflow.core.errors import StageError
+from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
 from tvmflow.frontends.onnx._own_operators import UsedOperator, describe_node, find_operator
 from tvmflow.frontends.onnx.graph import (
@@ -197,7 +198,7 @@ class SplitModel(NamedTuple):
 
 def split_model(path: str, operators: Operators) -> SplitModel | None:
     """Return a model in pieces; None for one with own operators in a branch or a loop."""
-    model = inliner.inline_local_functions(onnx.load(path))
+    model = inline_functions(onnx.load(path))
     versions = versions_of(model.opset_import)
     left = [(node, find_operator(node, operators, versions)) for node in model.graph.node]
     if any(_has_inner(node, operators, versions) for node, _ in left):

@@ -62,11 +62,6 @@ _CONSTANT_DTYPES: Final = {
 }
 
 
-def inline_functions(model: ModelProto) -> ModelProto:
-    """Replace calls of the model's own functions by their bodies."""
-    return inliner.inline_local_functions(model) if model.functions else model
-
-
 def convert_opset(model: ModelProto) -> ModelProto:
     """Convert older and newer opsets to the nearest one that TVM's importer supports well.
 
@@ -149,6 +144,8 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
         for tensor in typed.graph.initializer
         if tensor.name not in with_type
     )
+    for node in typed.graph.node:
+        _set_defaults(node, opset_of(model))
     try:
         return inliner.inline_selected_functions(
             typed, [("", name) for name in sorted(missing)], inline_schema_functions=True
@@ -157,6 +154,16 @@ def expand_unsupported_operators(model: ModelProto) -> ModelProto:
         # The importer refuses what cannot be expanded, with the name of the node.
         _log.debug("not expanded: %s: %s", ", ".join(sorted(missing)), error)
         return model
+
+
+def _set_defaults(node: NodeProto, opset: int) -> None:
+    """Give a node the default values of its operator's attributes, which ONNX's inliner ignores."""
+    if not is_standard(node) or not onnx.defs.has(node.op_type, opset, ""):
+        return
+    given = {attribute.name for attribute in node.attribute}
+    for name, attribute in onnx.defs.get_schema(node.op_type, opset, "").attributes.items():
+        if name not in given and attribute.default_value.name:
+            node.attribute.append(attribute.default_value)
 
 
 # ---------------------------------------------------------------- simplifications

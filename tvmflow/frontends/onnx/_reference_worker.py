@@ -30,10 +30,10 @@ class _Session(LoadedReference):
     its own value (1.31), and fused QDQ nodes use 8-bit arithmetic that overflows on CPUs without VNNI.
     """
 
-    def __init__(self, model: str, threads: int) -> None:
+    def __init__(self, model: str, threads: int, note: str) -> None:
         import onnxruntime
 
-        self.name = f"ONNX Runtime {onnxruntime.__version__}"
+        self.name, self.note = f"ONNX Runtime {onnxruntime.__version__}", note
         self._model, self._threads = model, threads
         self._session = _open(model, threads)
 
@@ -143,7 +143,7 @@ def _reason(refusal: Exception) -> str:
 
 def _load(first: Message) -> LoadedReference:
     try:
-        return _Session(first["model"], first["threads"])
+        return _Session(first["model"], first["threads"], first["note"])
     except ImportError:
         raise
     except Exception as refusal:

@@ -93,7 +93,11 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """Give the graphs in the attributes of a node, without those inside them."""
-    for attribute in node.attribute:
+    return _graphs_in(node.attribute)
+
+
+def _graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
+    for attribute in attributes:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
         elif attribute.type == AttributeProto.GRAPHS:
@@ -102,15 +106,19 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
     """Give the nodes of the graph, of its functions and of all subgraphs."""
-    for owner in (model.graph, *model.functions):
-        yield from _with_inner_nodes(owner.node)
+    yield from with_inner_nodes(model.graph.node)
+    for function in model.functions:
+        yield from with_inner_nodes(function.node)
+        for graph in _graphs_in(function.attribute_proto):
+            yield from with_inner_nodes(graph.node)
 
 
-def _with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+def with_inner_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Give nodes, each followed by the nodes of its subgraphs."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _with_inner_nodes(graph.node)
+            yield from with_inner_nodes(graph.node)
 
 
 def attribute_text(attributes: Mapping[str, Any], name: str, default: str) -> str:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
@@ -18,6 +27,7 @@ from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
 from tvmflow.frontends.frontend import MODEL
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 from tvmflow.frontends.onnx import EXTERNAL
+from tvmflow.frontends.onnx._functions import function_id, inline_functions
 from tvmflow.frontends.onnx._header import MAX_NODES, MAX_WEIGHTS
 from tvmflow.frontends.onnx._large_tensors import (
     Place,
@@ -27,7 +37,14 @@ from tvmflow.frontends.onnx._large_tensors import (
     read_without_large_tensors,
 )
 from tvmflow.frontends.onnx._operators import supported_operators
-from tvmflow.frontends.onnx.graph import all_nodes, is_standard, node_name, subgraphs
+from tvmflow.frontends.onnx.graph import (
+    all_nodes,
+    is_standard,
+    node_name,
+    subgraphs,
+    versions_of,
+    with_inner_nodes,
+)
 
 
 def link_files(files: Mapping[str, Path], folder: Path) -> Path:
@@ -151,12 +168,18 @@ def add_outputs(model: ModelProto, names: Sequence[str]) -> int:
     return len(inner)
 
 
-def save_with_outputs(path: Path, names: Sequence[str]) -> Path:
-    """Save a copy of a model with these tensors as outputs, beside it, sharing its external data."""
+def save_for_reference(path: Path, names: Sequence[str], *, inlines: bool) -> Path:
+    """Save a copy of a model beside it, sharing its external data.
+
+    Args:
+        path: The model.
+        names: Inner tensors, which become outputs.
+        inlines: Whether its functions are inlined.
+    """
     model = onnx.load(str(path), format="protobuf", load_external_data=False)
     add_outputs(model, names)
     copy = path.with_name(f"cut-{path.name}")
-    onnx.save(model, str(copy))
+    onnx.save(inline_functions(model) if inlines else model, str(copy))
     return copy
 
 
@@ -196,7 +219,8 @@ def check_model(model: ModelProto) -> None:
     _check_size(model, nodes)
     _check_names(model, nodes)
     _check_versions(model, nodes)
-    _check_arities(model, nodes)
+    for owner, own in ((model, model.graph), *((f, f) for f in model.functions)):
+        _check_arities(owner.opset_import, with_inner_nodes(own.node))
     _check_functions(model)
     _check_outputs(model.graph)
     _check_edges(model.graph, [])
@@ -205,10 +229,15 @@ def check_model(model: ModelProto) -> None:
 def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
     """Give every tensor in the model: weights and attributes, of all subgraphs too."""
     yield from model.graph.initializer
-    for node in all_nodes(model):
+    nodes = list(all_nodes(model))
+    for node in nodes:
         for graph in subgraphs(node):
             yield from graph.initializer
-        for attribute in node.attribute:
+    defaults = (function.attribute_proto for function in model.functions)
+    for attributes in (*(node.attribute for node in nodes), *defaults):
+        for attribute in attributes:
+            if attribute.ref_attr_name:
+                continue
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
             elif attribute.type == AttributeProto.TENSORS:
@@ -285,8 +314,19 @@ def _check_versions(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
 
 
 def _check_functions(model: ModelProto) -> None:
-    """Check that no function of the model has the name of ONNX's operator, which would run instead."""
+    """Check the functions of a model.
+
+    None has the name of ONNX's operator, which would run instead.
+    """
+    names = [".".join(filter(None, function_id(function))) for function in model.functions]
+    if repeated := _first_repeated(names):
+        raise _invalid(f"it has two functions with the name {quoted(repeated)}")
     for function in model.functions:
+        inputs, outputs = (
+            [ValueInfoProto(name=n) for n in side] for side in (function.input, function.output)
+        )
+        graph = helper.make_graph(function.node, function.name, inputs, outputs)
+        _check_edges(graph, [], f"its function {quoted(function.name)}: ")
         if is_standard(function) and function.name in supported_operators():
             raise ImportFailed(
                 f"the model has a function of its own with the name of ONNX's operator {quoted(function.name)}",
@@ -309,12 +349,12 @@ def _check_outputs(graph: GraphProto) -> None:
             )
 
 
-def _check_arities(model: ModelProto, nodes: Sequence[NodeProto]) -> None:
+def _check_arities(imports: Iterable[OperatorSetIdProto], nodes: Iterable[NodeProto]) -> None:
     """Check that nodes of the standard opset have the inputs and outputs that their operators need.
 
     An operator that TVM lacks is refused as such.
     """
-    version = max((e.version for e in model.opset_import if is_standard(e)), default=1)
+    version = versions_of(imports).get("", 1)
     for node in nodes:
         if not is_standard(node) or node.op_type not in supported_operators():
             continue
@@ -339,12 +379,13 @@ def _least_arity(operator: str, version: int) -> tuple[int, int]:
     return schema.min_input, schema.min_output
 
 
-def _check_edges(graph: GraphProto, outer: list[set[str]]) -> None:
+def _check_edges(graph: GraphProto, outer: list[set[str]], where: str = "") -> None:
     """Check that each tensor is made once, before it is read, and that outputs are made.
 
     Args:
         graph: The graph, or a subgraph.
         outer: The names that a subgraph sees of the graphs around it.
+        where: The beginning of messages.
     """
     weights = [tensor.name for tensor in graph.initializer]
     sparse = [str(tensor.values.name) for tensor in graph.sparse_initializer]
@@ -359,27 +400,27 @@ def _check_edges(graph: GraphProto, outer: list[set[str]]) -> None:
     inputs = [value.name for value in graph.input]
     for kind, names in (("inputs", inputs), ("weights", weights)):
         if repeated := _first_repeated(names):
-            raise _invalid(f"it has two {kind} with the name {quoted(repeated)}")
+            raise _invalid(f"{where}it has two {kind} with the name {quoted(repeated)}")
     made = {*weights, *inputs}
     visible = [*outer, made]
     for node in graph.node:
         for name in node.input:
             if name and not any(name in names for names in visible):
                 raise _invalid(
-                    f"{quoted(node.op_type)} (node {node_name(node)}) reads {quoted(name)}, which no node before it makes"
+                    f"{where}{quoted(node.op_type)} (node {node_name(node)}) reads {quoted(name)}, which no node before it makes"
                 )
         for subgraph in subgraphs(node):
-            _check_edges(subgraph, visible)
+            _check_edges(subgraph, visible, where)
         for name in filter(None, node.output):
             if name in made:
-                raise _invalid(f"two nodes make {quoted(name)}")
+                raise _invalid(f"{where}two nodes make {quoted(name)}")
             made.add(name)
     outputs = [value.name for value in graph.output]
     for name in outputs:
         if not any(name in names for names in visible):
-            raise _invalid(f"nothing makes its output {quoted(name)}")
+            raise _invalid(f"{where}nothing makes its output {quoted(name)}")
     if repeated := _first_repeated(outputs):
-        raise _invalid(f"it has two outputs with the name {quoted(repeated)}")
+        raise _invalid(f"{where}it has two outputs with the name {quoted(repeated)}")
 
 
 def _first_repeated(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -37,6 +37,11 @@ from tvmflow.store.addresses import HUB, OCI, scheme_of
 from tvmflow.store.source_files import SourceFiles, UnpinnedFiles
 
 _read_header = read_in_worker(read_header)
+
+_INLINED_NOTE: Final = (
+    "ONNX Runtime takes the opset of the model for its functions, too: the reference has them inlined, "
+    "each converted from its own opset"
+)
 
 
 class OnnxSource(OneFile):
@@ -135,14 +140,19 @@ class OnnxFrontend(OneFileFrontend):
         )
 
     def _first_message(self, call: ReferenceCall) -> dict[str, Any]:
-        from tvmflow.frontends.onnx.model_files import link_files, save_with_outputs
+        from tvmflow.frontends.onnx._functions import mixes_opsets
+        from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+        from tvmflow.frontends.onnx.model_files import link_files, save_for_reference
         from tvmflow.operators.loading import operator_paths, prepare_calls
 
         path = link_files(call.files, call.scratch)
-        if call.tensors:
-            path = save_with_outputs(path, tuple(spec.name for spec in call.tensors))
+        inlines = mixes_opsets(read_without_large_tensors(path))
+        if call.tensors or inlines:
+            names = tuple(spec.name for spec in call.tensors)
+            path = save_for_reference(path, names, inlines=inlines)
         return {
             "model": str(path),
+            "note": _INLINED_NOTE if inlines else "",
             "threads": call.threads,
             "operators": operator_paths(call.files),
             "calls": str(prepare_calls(call.scratch)),

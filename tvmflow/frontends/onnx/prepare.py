@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorShapeProto, ValueInfoProto, numpy_helper
 from tvmflow.core.types import Size, TensorSpec
 from tvmflow.frontends.base import ModelInput
 from tvmflow.frontends.inputs import check_inputs, request_of
+from tvmflow.frontends.onnx._functions import inline_functions
 from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
 from tvmflow.frontends.onnx._grouped_weights import convert_grouped_weights
 from tvmflow.frontends.onnx._header import model_input
@@ -38,7 +39,6 @@ from tvmflow.frontends.onnx._passes import (
     fold_constants,
     fold_shapes,
     infer_shapes,
-    inline_functions,
     refuse_large_tensors,
 )
 from tvmflow.frontends.onnx._rewrites import convert_einsums, rewrite_nodes
