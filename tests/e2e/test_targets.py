@@ -14,7 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.e2e.test_failures import inject_fault
 from tests.support.binaries import read_elf
+from tests.support.kernels import LEVELS, level
 from tests.support.project import Project, Ran
+from tvmflow.runtime import loading
+from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.targets.host import CPU_VARIABLE
+from tvmflow.targets.levels import flags_of
 
 RECIPE = """\
 recipe: 1
@@ -51,6 +56,45 @@ def make_matrix(folder: Path) -> Project:
     write_symbolic_model(made.folder / "tiny.onnx")
     (made.folder / "tiny.yaml").write_text(RECIPE)
     return made
+
+
+CAPPED = """\
+recipe: 1
+name: capped
+model: {onnx: tiny.onnx}
+dimensions:
+  n: {min: 1, max: 9}
+inputs: {data: {shape: [n, 3]}}
+targets: [host, x86-64-any]
+outputs: [bundle]
+tune: {trials: 0}
+verify: {repeat: 2, samples: 2}
+"""
+
+
+@pytest.mark.parametrize("cap", ["x86-64-v2", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
+def test_a_capped_cpu_runs_and_verifies_no_level_above_the_cap(
+    cap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`host` has no instruction of a higher level, and a library of all levels is delivered with the lower ones verified."""
+    level(cap)
+    made = Project(tmp_path)
+    write_symbolic_model(made.folder / "tiny.onnx")
+    (made.folder / "tiny.yaml").write_text(CAPPED)
+    made.environment[CPU_VARIABLE] = cap
+    done = made.run()
+    assert done.code == 0, done.out + done.err
+    assert manifest(made, "dist/capped/host/capped.tvmflow")["target"]["features"] == sorted(
+        flags_of(cap)
+    )
+    folder = made.folder / "dist/capped/x86-64-any"
+    levels = json.loads((folder / "measurements.json").read_text())["levels"]
+    above = LEVELS[LEVELS.index(cap) + 1 :]
+    assert [name for name in LEVELS if "not_verified" in levels[name]] == [*above]
+    assert all(f"capped to {cap} by TVMFLOW_CPU" in levels[name]["not_verified"] for name in above)
+    monkeypatch.setenv(CPU_VARIABLE, cap)
+    program = loading.load(folder / "capped.tvmflow").program
+    assert isinstance(program, NativeProgram) and program.level == cap
 
 
 @pytest.fixture(scope="module")

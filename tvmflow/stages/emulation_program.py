@@ -28,7 +28,7 @@ NAME: Final = "emulation_program"
 # It is planned, run and reported as the C library that it holds.
 TRAITS: Final[StageTraits] = replace(
     emulation_libc.TRAITS,
-    version=5,
+    version=6,
     needs={"import": ("signature.json",), "build": (), "emulation_libc": ()},
     needs_of_levels=("build",),
 )

@@ -44,7 +44,7 @@ AnyModel = TypeVar("AnyModel", BuiltModel, PartitionedModel)
 
 NAME: Final = "export"
 TRAITS: Final = StageTraits(
-    version=7,
+    version=8,
     scope="machine",
     needs={"import": ("signature.json", "model.json", "params.safetensors"), "build": ()},
     needs_of_levels=("build",),

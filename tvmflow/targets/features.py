@@ -152,3 +152,8 @@ def required_features(arch: str, features: Iterable[str]) -> tuple[str, ...]:
     """Return the kernel's names, sorted, of all features that code with LLVM's `features` may use."""
     names = {name for feature in features for name in kernel_feature_names(arch, feature)}
     return tuple(sorted(names))
+
+
+def list_kernel_names(arch: str) -> frozenset[str]:
+    """Return the kernel's names of all features that decide where code for an architecture runs."""
+    return frozenset(name for names in _TABLES.get(arch, {}).values() for name in names)

@@ -7,9 +7,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.core.types import Json
 from tvmflow.targets.platforms import Platform, parse_triple
 from tvmflow.targets.threads import count_usable_cpus
+
+CPU_VARIABLE = "TVMFLOW_CPU"
+"""The environment variable that caps the features of this machine's CPU at those of a level.
+
+C libraries read it, too (`targets/c_runtime/cpu.c`).
+"""
 
 _CPUINFO = "/proc/cpuinfo"
 
@@ -45,6 +52,7 @@ class Host(NamedTuple):
         flags: The CPU's features by the Linux kernel's names; empty where nothing reports them.
         cores: How many CPUs this process may keep busy.
         reported: All features that the system reports, present or not; None for a kernel that reports all.
+        capped_to: The level of `levels.LEVELS` that `TVMFLOW_CPU` caps the features at; empty without a cap.
     """
 
     arch: str
@@ -54,6 +62,7 @@ class Host(NamedTuple):
     system: str = "linux"
     libc: str = "gnu"
     reported: frozenset[str] | None = None
+    capped_to: str = ""
 
     @property
     def triple(self) -> str:
@@ -81,7 +90,48 @@ class Host(NamedTuple):
 
 
 def read_host() -> Host:
-    """Return this machine, as its system describes it."""
+    """Return this machine as its system describes it, with no more features than `TVMFLOW_CPU` allows.
+
+    Raises:
+        EnvironmentProblem: when `TVMFLOW_CPU` names no level that this machine has.
+    """
+    host, level = _read_whole_host(), os.environ.get(CPU_VARIABLE, "")
+    return cap_host(host, level) if level else host
+
+
+def cap_host(host: Host, level: str) -> Host:
+    """Return a machine as if its CPU had the features of a level alone.
+
+    The model's name says so, since measurements and results are kept by it.
+
+    Raises:
+        EnvironmentProblem: when the machine does not have the level.
+    """
+    # no run without a cap needs them
+    from tvmflow.targets.features import list_kernel_names
+    from tvmflow.targets.levels import LEVELS, flags_of
+
+    names = [name for name, known in LEVELS.items() if known.arch == host.arch]
+    if level not in names:
+        choices = f"set it to {' or '.join(names)}, or unset it" if names else "unset it"
+        raise EnvironmentProblem(
+            f"{CPU_VARIABLE} is {level!r}, which is no level of {host.arch}", fix=choices
+        )
+    flags = flags_of(level)
+    if missing := host.find_missing(sorted(flags)):
+        raise EnvironmentProblem(
+            f"{CPU_VARIABLE} is {level}, and this machine's CPU lacks {', '.join(missing)}",
+            fix=f"it can only take features away: name a lower level than {level}, or unset it",
+        )
+    return host._replace(
+        model=f"{host.model} as {level}",
+        flags=host.flags - list_kernel_names(host.arch) | flags,
+        reported=None,
+        capped_to=level,
+    )
+
+
+def _read_whole_host() -> Host:
     system = _SYSTEMS.get(sys.platform, sys.platform)
     host = parse_host(
         _read_cpuinfo(), _read_machine(), count_usable_cpus(), system, _find_libc(system)

@@ -24,6 +24,7 @@ from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Json
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.host import Host, read_host
+from tvmflow.targets.levels import level_target
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple
 
@@ -233,9 +234,15 @@ def load_target_facts(
     query: Query = query_targets_in_process,
 ) -> list[TargetFacts]:
     """Return the facts of each target; None is this machine."""
-    queries = [None if target is None else dict(target) for target in targets]
+    own = capped_target(host)
+    queries = [own if target is None else dict(target) for target in targets]
     answers = _load_answers(store, queries, host.fingerprint(), query)
     return [from_json(TargetFacts, answer) for answer in answers]
+
+
+def capped_target(host: Host) -> dict[str, Json] | None:
+    """Return the target of a machine whose features are capped; None for another one, which LLVM detects."""
+    return level_target({"mtriple": host.triple}, host.capped_to) if host.capped_to else None
 
 
 def load_cpus(store: LocalStore, triple: str, query: Query = query_cpus_in_process) -> list[str]:

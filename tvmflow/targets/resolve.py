@@ -11,8 +11,8 @@ from typing import NamedTuple
 from tvmflow.core.types import Json
 from tvmflow.targets.backends import backend_for, is_supported
 from tvmflow.targets.features import kernel_feature_names, required_features
-from tvmflow.targets.host import Host, find_system_mismatch
-from tvmflow.targets.llvm_query import TargetFacts
+from tvmflow.targets.host import CPU_VARIABLE, Host, find_system_mismatch
+from tvmflow.targets.llvm_query import TargetFacts, capped_target
 from tvmflow.targets.platforms import parse_triple
 from tvmflow.targets.tvm_target import TvmTarget, cpu_triple, split_threads, target_kind
 
@@ -117,7 +117,7 @@ def resolve(
         remote: How to reach its devices.
         toolchain: The identity of its linker.
     """
-    resolved, features = _complete(tvm, host, facts)
+    resolved, features = _complete(capped_target(host) if tvm is None else tvm, host, facts)
     backend = backend_for(resolved)
     resolved, own_threads = split_threads(backend.complete_target(resolved))
     threads = threads or own_threads or host.cores
@@ -185,5 +185,6 @@ def _unrunnable_reason(tvm: TvmTarget, arch: str, required: tuple[str, ...], hos
         return f"it is for {mismatch.library}, and this machine runs {mismatch.host}"
     missing = host.find_missing(required)
     if missing:
-        return f"this machine's CPU lacks {', '.join(missing)}"
+        cap = f" (capped to {host.capped_to} by {CPU_VARIABLE})" if host.capped_to else ""
+        return f"this machine's CPU{cap} lacks {', '.join(missing)}"
     return backend.unrunnable_reason(tvm, in_this_process=False)

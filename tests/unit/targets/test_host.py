@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 
 from tvmflow.core import packages
+from tvmflow.core.errors import EnvironmentProblem
 from tvmflow.targets import host as host_module
-from tvmflow.targets.host import Host, find_system_mismatch, parse_host, read_host
+from tvmflow.targets.features import required_features
+from tvmflow.targets.host import (
+    CPU_VARIABLE,
+    Host,
+    cap_host,
+    find_system_mismatch,
+    parse_host,
+    read_host,
+)
+from tvmflow.targets.levels import LEVELS, flags_of, level_target
+from tvmflow.targets.llvm_query import query_target
 from tvmflow.targets.platforms import parse_triple
 
 EPYC = """\
@@ -153,3 +164,42 @@ def test_a_machine_runs_what_is_built_for_its_own_triple(host: Host, triple: str
     assert host.triple == triple
     assert find_system_mismatch(parse_triple(triple), host) is None
     assert parse_triple(triple).arch == host.arch
+
+
+V3 = Host("x86_64", "some CPU", flags_of("x86-64-v3") | {"avx_vnni", "aes", "ht"}, 8)
+
+
+def test_a_cap_takes_features_away_and_names_itself() -> None:
+    """What is kept by the CPU's model is not mixed with what the whole CPU gave."""
+    capped = cap_host(V3, "x86-64-v2")
+    assert capped.flags == flags_of("x86-64-v2") | {"ht"}
+    assert capped.model == "some CPU as x86-64-v2"
+    assert capped.fingerprint() != V3.fingerprint()
+    # of the same level, features that the level lacks are gone, too
+    assert cap_host(V3, "x86-64-v3").flags == flags_of("x86-64-v3") | {"ht"}
+
+
+@pytest.mark.parametrize(
+    ("level", "message", "fix"),
+    [
+        ("x86-64-v4", "lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl", "a lower level"),
+        ("i8mm", "which is no level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
+        ("znver3", "which is no level of x86_64", "x86-64-v2 or x86-64-v3 or x86-64-v4"),
+    ],
+)
+def test_a_cap_that_the_machine_does_not_have_is_refused(
+    level: str, message: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never gives more than the machine has."""
+    monkeypatch.setenv(CPU_VARIABLE, level)
+    monkeypatch.setattr(host_module, "_read_whole_host", lambda: V3)
+    with pytest.raises(EnvironmentProblem, match=message) as raised:
+        read_host()
+    assert fix in str(raised.value.fix)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_the_features_of_each_level_are_those_that_llvm_uses(name: str) -> None:
+    """The table is what a cap, and a C library, know of levels."""
+    facts = query_target(level_target({}, name))
+    assert set(required_features(LEVELS[name].arch, facts.features)) == flags_of(name)

@@ -77,8 +77,12 @@ def verify_levels(
 
 
 def _find_measured(settings: VerifySettings) -> str:
-    """Return the last level that this machine has."""
-    runnable = [name for name, level in settings.levels.items() if level.run_on == LOCAL]
+    """Return the last level that this machine has; where none is verified here, empty."""
+    runnable = [
+        name
+        for name, level in settings.levels.items()
+        if level.run_on == LOCAL and not level.not_verified
+    ]
     return runnable[-1] if runnable else ""
 
 

@@ -335,7 +335,7 @@ def write_sources(model: DescribedModel, compiled: Mapping[str, Path], folder: P
         program = {PROGRAM: compiled[level.file(PROGRAM)]}
         write_sources(model.at_level(level), program, folder / level.name)
     if model.levels:
-        code = levels.write_code(model.prefix, model.levels, len(model.dimensions))
+        code = levels.write_code(model.prefix, model.levels, len(model.dimensions), model.triple)
         header = write_header(model)
     else:
         shutil.copyfile(compiled[PROGRAM], folder / PROGRAM)
@@ -459,7 +459,7 @@ def _write_model(model: DescribedModel) -> str:
         f"#define TF_CONTEXT_BYTES {_context_bytes(model)}",
         *(["#define TF_FREESTANDING"] if platform.system == "none" else []),
         f"#define TF_THREAD_NAME {c_string(model.name.encode()[:_MAX_THREAD_NAME].decode(errors='ignore'))}",
-        f"#define TF_FEATURES {''.join(f'{c_string(feature)}, ' for feature in model.features)}",
+        *levels.write_features(model.features, model.triple),
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
         *dimensions.write_code(model.dimensions),

@@ -1,5 +1,28 @@
 /* Which of the CPU features that the kernels need this CPU lacks; names are the Linux kernel's. What cannot be asked
  * counts as there. */
+#ifdef TF_CPU_LEVELS
+/* TVMFLOW_CPU in the environment caps the features at those of the level that it names; other names cap nothing. It takes
+ * features away and adds none. */
+static bool tf_is_allowed(const char *name) {
+  static const struct {
+    const char *name, *features;
+  } levels[] = {TF_CPU_LEVELS};
+  const char *cap = getenv("TVMFLOW_CPU");
+  if (!cap || !*cap) return true;
+  for (size_t i = 0; i < sizeof levels / sizeof *levels; ++i) {
+    if (strcmp(levels[i].name, cap) != 0) continue;
+    /* each feature stands between two spaces */
+    const size_t length = strlen(name);
+    for (const char *at = levels[i].features; (at = strstr(at, name)) != NULL; ++at)
+      if (at[-1] == ' ' && at[length] == ' ') return true;
+    return false;
+  }
+  return true;
+}
+#else
+static bool tf_is_allowed(const char *name) { return name != NULL; }
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 
 #include <cpuid.h>
@@ -18,6 +41,7 @@ static unsigned tf_saved_states(void) {
 }
 
 static bool tf_has_feature(const char *name) {
+  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
       {"sse", 1, 0, 3, 25},          {"sse2", 1, 0, 3, 26},        {"pni", 1, 0, 2, 0},
       {"pclmulqdq", 1, 0, 2, 1},     {"ssse3", 1, 0, 2, 9},        {"fma", 1, 0, 2, 12},
@@ -61,6 +85,7 @@ typedef struct {
 } tf_feature;
 
 static bool tf_has_feature(const char *name) {
+  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
 #ifdef __aarch64__
       {"fp", 16, 0},      {"asimd", 16, 1},     {"atomics", 16, 8},  {"fphp", 16, 9},     {"asimdhp", 16, 10},
@@ -87,6 +112,7 @@ typedef struct {
 } tf_feature;
 
 static bool tf_has_feature(const char *name) {
+  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
       {"fphp", "hw.optional.arm.FEAT_FP16"}, {"asimdhp", "hw.optional.arm.FEAT_FP16"},
       {"asimdfhm", "hw.optional.arm.FEAT_FHM"}, {"asimddp", "hw.optional.arm.FEAT_DotProd"},
@@ -108,7 +134,7 @@ static bool tf_has_feature(const char *name) {
 
 #else
 
-static bool tf_has_feature(const char *name) { return name != NULL; }
+static bool tf_has_feature(const char *name) { return tf_is_allowed(name); }
 
 #endif
 

@@ -16,10 +16,16 @@ from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import c_string, identifier
 from tvmflow.core.types import Json
+from tvmflow.targets.levels import LEVELS, flags_of
 from tvmflow.targets.linking import ALIGNMENT, find_data, padded, write_data
+from tvmflow.targets.platforms import parse_triple
 
 PLACES: Final = "constants.json"
 """The file with the bytes and the digest of each constant of a level, in their order in the object."""
+
+
+# Systems whose programs read environment variables by `getenv`.
+_WITH_ENVIRONMENT: Final = ("linux", "android", "macos")
 
 
 class LevelCode(NamedTuple):
@@ -130,13 +136,36 @@ def header_values(values: Mapping[str, str], levels: Sequence[LevelCode]) -> dic
     return {"dimension_statuses": _STATUSES % named, "dimension_functions": _FUNCTIONS % named}
 
 
-def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int) -> str:
+def write_features(features: Iterable[str], triple: str) -> list[str]:
+    """Return the lines of C with the features that kernels need, and with those that each level of CPUs has.
+
+    Args:
+        features: The features that the kernels need.
+        triple: The LLVM triple that they are compiled for.
+    """
+    lines = [f"#define TF_FEATURES {''.join(f'{c_string(name)}, ' for name in features)}"]
+    platform = parse_triple(triple)
+    known = [name for name, level in LEVELS.items() if level.arch == platform.arch]
+    if known and platform.system in _WITH_ENVIRONMENT:
+        entries = [
+            f"{{{c_string(name)}, {c_string(_between_spaces(flags_of(name)))}}}" for name in known
+        ]
+        lines.append(f"#define TF_CPU_LEVELS {', '.join(entries)}")
+    return lines
+
+
+def _between_spaces(words: Iterable[str]) -> str:
+    return f" {' '.join(sorted(words))} "
+
+
+def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int, triple: str) -> str:
     """Return the C code of a library that chooses among its levels.
 
     Args:
         prefix: The prefix of its names.
         levels: The levels.
         dimensions: How many sizes each call chooses.
+        triple: The LLVM triple that it is compiled for.
     """
     names = names_text([level.name for level in levels])
     message = (
@@ -159,7 +188,7 @@ def write_code(prefix: str, levels: Sequence[LevelCode], dimensions: int) -> str
         f"#define TF(name) {prefix}_##name",
         f"#define TF_STATUS(name) {prefix.upper()}_##name",
         *([f"#define TF_DIMENSIONS {dimensions}"] if dimensions else []),
-        f"#define TF_FEATURES {''.join(f'{c_string(name)}, ' for name in levels[0].features)}",
+        *write_features(levels[0].features, triple),
         f"#define TF_LEVELS(X) {' '.join(entries)}",
         f"#define TF_FEATURES_OF_LEVELS {' '.join(tables)}",
         f"#define TF_LEVEL_VARIABLE {c_string(variable(prefix))}",
