@@ -128,7 +128,9 @@ def front(upstream: str) -> Iterator[Front]:
             asked = self.headers.get("Range", "")
             state.requests.append(Request(self.command, self.path, secret, asked, size))
             path = urllib.parse.urlsplit(self.path).path
-            if path == "/token":
+            if path in state.answers:
+                self.answer(state.answers[path])
+            elif path == "/token":
                 is_known = secret in ("", f"Basic {LOGIN}")
                 self.answer(
                     Fixed(200 if is_known else 401, json.dumps({"token": state.token}).encode())

@@ -31,6 +31,8 @@ _OCI: Final = re.compile(
     r"(?:#(?P<path>.+))?"
 )
 _MAX_OCI_NAME: Final = 255
+# Programs differ in how they read other characters, such as a backslash, in a host.
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
 
 
 class InvalidAddress(ValueError):
@@ -132,7 +134,7 @@ def check_address(address: str) -> None:
 def _check_web_address(host: str, path: str) -> None:
     """Check what a request would fail with in other ways than with an answer."""
     try:
-        is_host = bool(host and host.encode("idna"))
+        is_host = bool(_HOST.fullmatch(host.encode("idna").decode()))
     except UnicodeError:
         is_host = False
     if not is_host:

@@ -428,9 +428,13 @@ def _send(
 
 
 def origin_of(url: str) -> tuple[str, str]:
-    """Return scheme and host of a URL, which credentials are for."""
+    """Return scheme and host with port of a URL, which credentials are for.
+
+    Hosts are compared whole: who owns a part of a name, or another port, is not known.
+    """
     parts = urllib.parse.urlsplit(url)
-    return parts.scheme, parts.netloc.lower()
+    port = parts.port or (_HTTPS_PORT if parts.scheme == "https" else _HTTP_PORT)
+    return parts.scheme, f"{parts.hostname or ''}:{port}"
 
 
 # ---------------------------------------------------------------- redirects and refusals
@@ -492,6 +496,15 @@ class Credential(NamedTuple):
 
     header: str
     origin: str
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no message may contain: the header's value without its scheme, and the password in it."""
+        scheme, _, value = self.header.partition(" ")
+        if scheme != "Basic":
+            return (value,)
+        password = base64.b64decode(value).decode(errors="replace").partition(":")[2]
+        return (value, password) if password else (value,)
 
 
 def find_credential(url: str) -> Credential | None:

@@ -1,27 +1,24 @@
 """The client for OCI registries, by OCI's distribution specification 1.1: manifests, blobs, referrers.
 
-Credentials are those that `docker login` keeps. They are sent to the registry and to its own token
-server alone, encrypted or within this machine, and after a redirect to no other host.
+`registry_login` has the rule for credentials. After a redirect to another host, none are sent.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import io
 import os
 import re
-import subprocess
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.message import Message
 from pathlib import Path
 from typing import IO, Final, NamedTuple, TypeVar
 
 from tvmflow.core.canonical_json import canonical
-from tvmflow.core.documents import Unreadable, get_field, read_file, read_json
+from tvmflow.core.documents import Unreadable, get_field, read_json
 from tvmflow.core.errors import DownloadError
 from tvmflow.core.formatting import count_text, excerpt, quoted
 from tvmflow.core.named_files import find_invalid_name
@@ -37,15 +34,13 @@ from tvmflow.store.http_client import (
     Incomplete,
     TooLong,
     TooSlow,
-    basic,
-    bearer,
     call_within,
-    find_in_netrc,
     may_send_to,
     origin_of,
     read_pieces,
     redirect_target,
 )
+from tvmflow.store.registry_login import DOCKER_HUB, LoginError, hostname, log_in
 
 T = TypeVar("T")
 
@@ -56,7 +51,6 @@ _TITLE: Final = "org.opencontainers.image.title"
 _FILE_PATH: Final = "org.cncf.model.filepath"
 
 PLAIN_HTTP_VARIABLE: Final = "TVMFLOW_PLAIN_HTTP"
-_DOCKER_HUB: Final = ("docker.io", "index.docker.io")
 
 _TIMEOUT_S: Final = 30.0
 _MIN_BYTES_PER_S: Final = 64 << 10
@@ -68,7 +62,6 @@ _MAX_MANIFEST_BYTES: Final = 4 << 20
 _MAX_LAYERS: Final = 10_000
 _MAX_BLOB_BYTES: Final = 64 << 30
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
 _ARCHIVE: Final = re.compile(r".*\.tar([.+](gzip|zstd))?")
 
 
@@ -217,8 +210,8 @@ def _parse_descriptor(value: Json) -> Descriptor:
 
 # ---------------------------------------------------------------- requests
 
-# The tokens that servers gave to this process, by the URL of the repository.
-_TOKENS: Final = dict[str, Credential]()
+# The logins of this process, by the URL of the repository and what they are for. The last one is the newest.
+_LOGINS: Final = dict[tuple[str, tuple[str, ...]], Credential]()
 
 
 class Repository:
@@ -236,7 +229,7 @@ class Repository:
         max_idle: int = 0,
         uses_proxies: bool = True,
     ) -> None:
-        host = "registry-1.docker.io" if reference.host in _DOCKER_HUB else reference.host
+        host = "registry-1.docker.io" if reference.host in DOCKER_HUB else reference.host
         plain = os.environ.get(PLAIN_HTTP_VARIABLE, "").replace(",", " ").split()
         is_plain = reference.host in plain or may_send_to(f"http://{host}")
         self.reference = reference
@@ -318,7 +311,13 @@ class Repository:
                 if answer.is_success:
                     return 0
             uploads = f"{self.url}/blobs/uploads/?{urllib.parse.urlencode(mount)}"
-            with self._call("POST", uploads) as answer:
+            try:
+                answer = self._call("POST", uploads)
+            except OciError as error:
+                if mount and error.status in ACCESS_DENIED:
+                    return self.put_blob(blob, content)
+                raise
+            with answer:
                 if answer.status == 201:
                     return 0
                 if answer.status != 202 and mount:
@@ -366,8 +365,9 @@ class Repository:
             OciError: when there is nothing to log in with, or it is not accepted by the token server.
             OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
         """
+        login = self.url, self._scopes(method, url)
         for is_last in (False, True):
-            credential = _TOKENS.get(self.url)
+            credential = _LOGINS.get(login)
             if method in ("GET", "HEAD"):
                 answer = self._client.get(url, headers, credential, method)
             else:
@@ -377,11 +377,28 @@ class Repository:
             if answer.status != 401 or is_last or origin_of(answer.url) != origin_of(self.url):
                 break
             with answer:
-                found = self._log_in(answer.headers.get_all("WWW-Authenticate") or [])
+                found = self._log_in(answer, login[1])
                 if found is None:
                     raise self.explain(answer)
-            _TOKENS[self.url] = found
+            _LOGINS.pop(login, None)
+            _LOGINS[login] = found
         return answer
+
+    def _scopes(self, method: str, url: str) -> tuple[str, ...]:
+        """Return what a token must allow for a request, whatever the registry says."""
+        actions = "pull" if method in ("GET", "HEAD") else "pull,push"
+        others = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query).get("from", [])
+        return (
+            f"repository:{self.reference.name}:{actions}",
+            *(f"repository:{other}:pull" for other in others if method == "POST"),
+        )
+
+    def _log_in(self, answer: Answer, scopes: tuple[str, ...]) -> Credential | None:
+        headers = answer.headers.get_all("WWW-Authenticate") or []
+        try:
+            return log_in(self.reference.host, self.url, headers, scopes, self._client)
+        except LoginError as error:
+            raise self.error(error.reason, error.fix, error.status or answer.status) from None
 
     def _call(
         self, method: str, url: str, headers: Mapping[str, str] = {}, body: IO[bytes] | None = None
@@ -417,124 +434,25 @@ class Repository:
 
     def explain(self, answer: Answer) -> OciError:
         """Return the error that a status means."""
-        host, credential = self.reference.host, _TOKENS.get(self.url)
-        said = f"{answer.status} {excerpt(answer.reason)}"
+        host = self.reference.host
+        logins = [login for (url, _), login in list(_LOGINS.items()) if url == self.url]
+        secrets = [secret for login in logins for secret in login.secrets]
+        said = f"{answer.status} {_shown(answer.reason, secrets)}"
         with contextlib.suppress(*BROKEN_ANSWER, Unreadable, IndexError):
             first = get_field(read_json(answer.read_all(1 << 16)), "errors", of=list)[0]
-            said = f"{said} ({excerpt(get_field(first, 'message', of=str))})"
+            said = f"{said} ({_shown(get_field(first, 'message', of=str), secrets)})"
         if answer.status not in ACCESS_DENIED:
             return self.error(f"{host} answers {said}", "run again later", answer.status)
-        fix = f"log in with `docker login {host}`, or set ${token_variable(_hostname(host))}"
-        if credential:
-            fix = f"check that the credentials in {credential.origin} are valid and allow it"
+        fix = f"log in with `docker login {host}`, or set ${token_variable(hostname(host))}"
+        if logins:
+            fix = f"check that the credentials in {logins[-1].origin} are valid and allow it"
         elif not may_send_to(self.url):
             fix = "use https: credentials are not sent over http"
         return self.error(f"{host} denies access: {said}", fix, answer.status)
 
-    def _log_in(self, challenges: Sequence[str]) -> Credential | None:
-        """Return what a registry wants: a token of its server, or user and password; None for neither."""
-        own = find_credential(self.reference.host, self.url)
-        for challenge in challenges:
-            scheme, _, rest = challenge.partition(" ")
-            values = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
-            if own and (scheme.lower() == "basic" or own.header.startswith("Bearer ")):
-                return own
-            if scheme.lower() == "bearer" and "realm" in values:
-                return self._fetch_token(values, own)
-        return None
 
-    def _fetch_token(self, values: Mapping[str, str], own: Credential | None) -> Credential | None:
-        """Return the token that the server named in a challenge gives, with or without credentials."""
-        realm = redirect_target(self.url, values["realm"])
-        server = urllib.parse.urlsplit(realm).netloc
-        if not (may_send_to(realm) and _is_of_one_owner(self.reference.host, server)):
-            # user and password of one host are not sent to another one
-            own = find_credential(server, realm)
-        query = {name: values[name] for name in ("service", "scope") if name in values}
-        url = f"{realm}{'&' if '?' in realm else '?'}{urllib.parse.urlencode(query)}"
-        with self._client.get(url, {}, own) as answer:
-            content = answer.read_all(1 << 20) if answer.is_success else b"{}"
-        with contextlib.suppress(Unreadable):
-            value = read_json(content)
-            token = get_field(value, "token", of=str) or get_field(value, "access_token", of=str)
-            if token:
-                return bearer(token, own.origin if own else f"the token of {server}")
-        if own is None:
-            return None
-        text = f"the token server {server} gives no token for the credentials in {own.origin}"
-        raise self.error(text, f"log in again: `docker login {self.reference.host}`", answer.status)
-
-
-def _hostname(host: str) -> str:
-    return urllib.parse.urlsplit(f"//{host}").hostname or ""
-
-
-def _is_of_one_owner(host: str, other: str) -> bool:
-    """Return whether two hosts are the same, or of one domain: registry.example.org and example.org."""
-    first, second = _hostname(host), _hostname(other)
-    domain = first.split(".")[-2:]
-    is_name = len(domain) == 2 and domain[-1].isalpha()
-    return first == second or (is_name and second.split(".")[-2:] == domain)
-
-
-# ---------------------------------------------------------------- credentials
-
-
-def find_credential(host: str, url: str) -> Credential | None:
-    """Return the credential of the environment, of docker's configuration or of ~/.netrc for a registry.
-
-    Raises:
-        EnvironmentProblem: when it cannot be read or sent.
-    """
-    if not may_send_to(url):
-        return None
-    variable = token_variable(_hostname(host))
-    if text := os.environ.get(variable, "").strip():
-        user, colon, password = text.partition(":")
-        origin = f"${variable}"
-        return Credential(basic(user, password), origin) if colon else bearer(text, origin)
-    folder = Path(os.environ.get("DOCKER_CONFIG", "~/.docker")).expanduser()
-    for path in (folder / "config.json", Path(os.environ.get("REGISTRY_AUTH_FILE", os.devnull))):
-        if path.is_file() and (found := _find_in_config(host, path)):
-            return Credential(basic(*found), str(path))
-    user, password = find_in_netrc(_hostname(host), with_default=False)
-    return Credential(basic(user, password), "~/.netrc") if user else None
-
-
-def _find_in_config(host: str, path: Path) -> tuple[str, str] | None:
-    """Return user and password of a registry in a file as `docker login` writes it."""
-    name = _DOCKER_HUB[-1] if host in _DOCKER_HUB else host
-    try:
-        config = read_json(read_file(path))
-    except Unreadable as error:
-        raise OciError(f"{path} has no credentials: {error}", fix="log in again") from None
-    for entry, value in get_field(config, "auths", of=dict).items():
-        # docker's own is https://index.docker.io/v1/
-        if name in (entry, entry.partition("://")[2].partition("/")[0]):
-            with contextlib.suppress(ValueError):
-                text = base64.b64decode(get_field(value, "auth", of=str), validate=True).decode()
-                user, colon, password = text.partition(":")
-                if colon:
-                    return user, password
-    helper = get_field(config, "credHelpers", name, of=str) or get_field(
-        config, "credsStore", of=str
-    )
-    return _ask_helper(f"docker-credential-{helper}", name) if helper else None
-
-
-def _ask_helper(program: str, host: str) -> tuple[str, str] | None:
-    """Return user and password from a program that keeps them for docker."""
-    server = f"https://{host}/v1/" if host in _DOCKER_HUB else host
-    try:
-        done = subprocess.run(
-            [program, "get"], input=server.encode(), capture_output=True, timeout=_TIMEOUT_S
-        )
-        value = read_json(done.stdout) if done.returncode == 0 else {}
-    except (OSError, ValueError, subprocess.TimeoutExpired, Unreadable) as error:
-        text = f"{excerpt(program)}, which docker's configuration names, does not work"
-        raise OciError(
-            f"{text}: {type(error).__name__}", fix="install it, or log in again"
-        ) from None
-    user, secret = get_field(value, "Username", of=str), get_field(value, "Secret", of=str)
-    # `<token>` comes with a token for a protocol of its own
-    return (user, secret) if user and user != "<token>" else None
+def _shown(text: str, secrets: Iterable[str]) -> str:
+    """Return what a registry says without the secrets that it got."""
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    return excerpt(text)

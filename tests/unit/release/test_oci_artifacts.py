@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -29,10 +30,10 @@ from tests.support.registry import (
 )
 from tvmflow.cli import main
 from tvmflow.core import signing
-from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
+from tvmflow.core.errors import DownloadError, EnvironmentProblem, UsageError, VerifyFailed
 from tvmflow.provenance.write import sign_statements
 from tvmflow.release.oci_artifacts import Pulled, Pushed, pull, push
-from tvmflow.store import oci
+from tvmflow.store import oci, registry_login
 from tvmflow.store.addresses import OciReference, parse_oci_reference
 from tvmflow.store.local import LocalStore
 from tvmflow.store.oci import MANIFEST, OciError, title_annotations
@@ -57,7 +58,7 @@ def registry(upstream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.setattr(oci, "_PAUSE_S", 0.01)
     with front(upstream) as server:
         yield server
-    oci._TOKENS.clear()
+    oci._LOGINS.clear()
 
 
 @dataclass(frozen=True)
@@ -396,8 +397,10 @@ def test_a_token_is_fetched_from_its_server(site: Site, monkeypatch: pytest.Monk
     site.pull()
     assert site.pulled_files() == content(site.folder)
     asked = site.registry.sent("GET", "/token")
-    assert {one.authorization for one in asked} == {f"Basic {LOGIN}"} and len(asked) == 2
-    assert "scope=repository" in asked[0].path
+    assert {one.authorization for one in asked} == {f"Basic {LOGIN}"}
+    scope = f"repository:{site.name}:pull"
+    queries = [parse_qs(urlsplit(one.path).query) for one in asked]
+    assert [query["scope"] for query in queries] == [[scope], [f"{scope},push"], [scope]]
     others = {
         one.authorization for one in site.registry.requests if not one.path.startswith("/token")
     }
@@ -407,30 +410,117 @@ def test_a_token_is_fetched_from_its_server(site: Site, monkeypatch: pytest.Monk
 def test_no_credential_leaves_its_host(
     site: Site, upstream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to a token server elsewhere, not over a redirect of a blob, and no file to an upload elsewhere."""
+    """Not over a redirect of a blob, and no file to an upload elsewhere."""
     log_in("config", site.registry.host, site.root, monkeypatch)
     site.push()
     with front(upstream) as other:
-        elsewhere = other.host.replace("127.0.0.1", "localhost")
         site.registry.token = "token"
-        site.registry.realm = f"http://{elsewhere}/token"
-        assert "denies access" in site.refusal()
-        site.registry.realm = ""
         digest = hashlib.sha256(WEIGHTS).hexdigest()
-        at = f"http://{elsewhere}/v2/{site.name}/blobs/sha256:{digest}"
+        at = f"http://{other.host}/v2/{site.name}/blobs/sha256:{digest}"
         site.registry.answers[digest] = Fixed(307, b"", {"Location": at})
         site.pull()
         # what the storage wants is not what the registry wants
         other.token = "other"
         shutil.rmtree(site.store.downloads)
         assert "denies access" in site.refusal("new")
-        assert len(other.requests) == 3
+        assert len(other.requests) == 2
         assert {one.authorization for one in other.requests} == {""}
-        site.registry.uploads = [Fixed(202, b"", {"Location": f"http://{elsewhere}/upload"})]
+        site.registry.uploads = [Fixed(202, b"", {"Location": f"http://{other.host}/upload"})]
         (site.folder / "new.bin").write_bytes(WEIGHTS[2:])
         with pytest.raises(OciError, match="which is not on it"):
             site.push()
         assert not other.sent("PUT")
+
+
+@pytest.mark.parametrize("login", ["none", "registry", "victim", "both"])
+@pytest.mark.parametrize(
+    "realm",
+    [
+        "http://{victim}/token",
+        "http://LOCALHOST:{port}/token",
+        "http://localhost.:{port}/token",
+        "http://2130706433:{port}/token",
+        "http://127.1:{port}/token",
+        "http://0x7f.1:{port}/token",
+        "http://[::ffff:127.0.0.1]:{port}/token",
+        "http://{registry}@{victim}/token",
+        "http://{victim}\\.{registry}/token",
+        "//{victim}/token",
+        "https://{victim}/token",
+        "file:///etc/passwd",
+        "http://{victim}/token?scope=repository:private:pull",
+        "http://{registry}:1/token",
+    ],
+)
+def test_no_token_of_another_registry_is_requested(
+    site: Site, upstream: str, monkeypatch: pytest.MonkeyPatch, realm: str, login: str
+) -> None:
+    """A registry names the token server of another one, for which there may be a login: nobody asks there."""
+    site.push()
+    with front(upstream) as victim:
+        victim.token, site.registry.token = "token of the victim", "token"
+        port = victim.host.partition(":")[2]
+        names = {"victim": victim.host, "registry": site.registry.host, "port": port}
+        site.registry.realm = realm.format(**names)
+        hosts = {"registry": [site.registry.host], "victim": [victim.host], "none": []}
+        known = hosts.get(login, [site.registry.host, victim.host])
+        (site.root / "docker").mkdir()
+        config = {"auths": {host: {"auth": LOGIN} for host in known}}
+        (site.root / "docker/config.json").write_text(json.dumps(config))
+        assert "as its token server, which is" in site.refusal()
+        assert not victim.requests
+        assert {one.authorization for one in site.registry.requests} == {""}
+
+
+def test_a_token_server_elsewhere_is_named_by_the_user(
+    site: Site, upstream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one registry, with the port; it is asked for what the request needs, and with this registry's login."""
+    site.push()
+    log_in("config", site.registry.host, site.root, monkeypatch)
+    with front(upstream) as server:
+        server.token = site.registry.token = "token"
+        site.registry.realm = f"http://{server.host}/token?a=b&Scope=repository:private:push"
+        for wrong in ("", f"{server.host}={server.host}", f"{site.registry.host}=127.0.0.1"):
+            monkeypatch.setenv("TVMFLOW_AUTH_SERVERS", wrong)
+            with pytest.raises(OciError, match=r"are not sent there") as caught:
+                site.pull()
+            setting = f"$TVMFLOW_AUTH_SERVERS={site.registry.host}={server.host}"
+            assert setting in caught.value.fix
+        monkeypatch.setenv("TVMFLOW_AUTH_SERVERS", f"a=b,{site.registry.host}={server.host}")
+        site.pull()
+        (request,) = server.requests
+        assert request.authorization == f"Basic {LOGIN}"
+        asked = parse_qs(urlsplit(request.path).query)
+        assert asked == {"a": ["b"], "service": ["test"], "scope": [f"repository:{site.name}:pull"]}
+        monkeypatch.setenv("TVMFLOW_AUTH_SERVERS", f"https://{server.host}")
+        oci._LOGINS.clear()
+        with pytest.raises(EnvironmentProblem, match="is not REGISTRY=HOST"):
+            site.pull("new")
+
+
+def test_a_token_server_does_not_redirect(site: Site, upstream: str) -> None:
+    """Another host would be asked, which was not checked."""
+    site.push()
+    with front(upstream) as other:
+        site.registry.token = other.token = "token"
+        at = {"Location": f"http://{other.host}/token"}
+        site.registry.answers["/token"] = Fixed(307, b"", at)
+        assert "denies access" in site.refusal()
+        assert not other.requests
+
+
+def test_what_a_registry_repeats_is_not_shown(
+    site: Site, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the password nor its code, in an error of the registry."""
+    site.registry.upstream = closed
+    log_in("config", site.registry.host, site.root, monkeypatch)
+    site.push()
+    said = json.dumps({"errors": [{"message": f"no {PASSWORD} and {LOGIN}"}]}).encode()
+    site.registry.answers["/manifests/1"] = Fixed(403, said)
+    message = site.refusal()
+    assert "no … and …" in message
 
 
 def test_http_is_for_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,8 +531,10 @@ def test_http_is_for_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None
     made = oci.Repository(parse_oci_reference("oci://registry.example/a:1"))
     assert made.url == "http://registry.example/v2/a"
     monkeypatch.setenv("TVMFLOW_TOKEN_REGISTRY_EXAMPLE", "ann:hunter2")
-    assert oci.find_credential("registry.example", made.url) is None
-    assert oci.find_credential("registry.example", "https://registry.example") is not None
+    assert registry_login.find_credential("registry.example", made.url) is None
+    assert (
+        registry_login.find_credential("registry.example", "https://registry.example") is not None
+    )
     assert oci.Repository(parse_oci_reference("oci://docker.io/a/b:1")).url.startswith(
         "https://registry-1.docker.io/"
     )
@@ -522,7 +614,8 @@ def test_a_hostile_manifest_is_refused(site: Site, text: bytes, why: str) -> Non
         ("/manifests/1", Fixed(200, b"x" * 65_536, endless=True), "larger than 4 MB"),
         ("/manifests/1", Fixed(200, manifest(layer()), {"Docker-Content-Digest": "sha256:0"}), "digest"),
         ("/manifests/1", Fixed(302, b"", {"Location": "file:///etc/passwd"}), "not allowed"),
-        ("/manifests/1", Fixed(401, b"{}", {"WWW-Authenticate": 'Bearer realm="file:///x"'}), "not allowed"),
+        ("/manifests/1", Fixed(401, b"{}", {"WWW-Authenticate": 'Bearer realm="file:///x"'}), "not encrypted"),
+        ("/manifests/1", Fixed(401, b"{}", {"WWW-Authenticate": "a" * 60_000}), "more than 8,192"),
         ("/manifests/1", Fixed(500, b'{"errors": [{"message": "a\\u001b[2Jb"}]}'), "500"),
         ("/manifests/1", Fixed(404), "there is no artifact with the tag 1"),
     ],
