@@ -130,12 +130,13 @@ def _read_table(path: str, content: bytes) -> dict[str, str] | None:
 
 
 def shortest_path(path: str) -> str:
-    """Return a path as a message shows it: from the current folder, where that is shorter."""
+    """Return a path as a message shows it: relative if it lies inside the current folder, never with `..`."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):
         return path
-    return relative if len(relative) < len(path) else path
+    is_inside = relative.partition(os.sep)[0] != os.pardir
+    return relative if is_inside and len(relative) < len(path) else path
 
 
 STORE_VARIABLE = "TVMFLOW_STORE"

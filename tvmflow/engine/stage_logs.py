@@ -94,7 +94,7 @@ def _list_logs(store: LocalStore) -> Iterator[StageLog]:
             continue
         label = path.name.removesuffix(_SUFFIX).replace("+", "/")
         stage_id = f"{path.parent.name}:{label}"
-        yield StageLog(stage_id, os.path.relpath(path), status.st_size, status.st_mtime)
+        yield StageLog(stage_id, shortest_path(str(path)), status.st_size, status.st_mtime)
 
 
 def _matches(stage_id: str, stage: str) -> bool:

@@ -71,18 +71,18 @@ def test_the_table_names_folders_from_the_root(deep: Path, tmp_path: Path) -> No
     assert project.store == "/big/disk"
     assert project.dist == str(tmp_path / "out" / "dist")
     assert project.releases == str(tmp_path.parent / "releases")
-    assert project.origin("store") == "`store` in ../../tvmflow.toml"
+    assert project.origin("store") == f"`store` in {tmp_path / 'tvmflow.toml'}"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('# a store\nstor = "x"\n', "../../tvmflow.toml:2:1: stor: there is no such setting; did you mean 'store'?"),
-        ("dist = 3\n", "../../tvmflow.toml:1:1: dist: must be a string, the path of a folder, not 3"),
-        ('\nreleases = ""\n', "../../tvmflow.toml:2:1: releases: '' is not the path of a folder"),
-        ("store = cache\n", "../../tvmflow.toml:1:9: this is not TOML: Invalid value"),
-        ('store = "a"\nstore = "b"\n', "../../tvmflow.toml:2:12: this is not TOML: Cannot overwrite a value"),
-        ("[store]\nx = 1\n", "../../tvmflow.toml:1:1: store: must be a string, the path of a folder, not {'x': 1}"),
+        ('# a store\nstor = "x"\n', "tvmflow.toml:2:1: stor: there is no such setting; did you mean 'store'?"),
+        ("dist = 3\n", "tvmflow.toml:1:1: dist: must be a string, the path of a folder, not 3"),
+        ('\nreleases = ""\n', "tvmflow.toml:2:1: releases: '' is not the path of a folder"),
+        ("store = cache\n", "tvmflow.toml:1:9: this is not TOML: Invalid value"),
+        ('store = "a"\nstore = "b"\n', "tvmflow.toml:2:12: this is not TOML: Cannot overwrite a value"),
+        ("[store]\nx = 1\n", "tvmflow.toml:1:1: store: must be a string, the path of a folder, not {'x': 1}"),
     ],
 )  # fmt: skip
 def test_a_mistake_has_its_line_and_a_remedy(
@@ -92,7 +92,7 @@ def test_a_mistake_has_its_line_and_a_remedy(
     (tmp_path / "tvmflow.toml").write_text(text)
     with pytest.raises(RecipeError) as caught:
         find_project()
-    assert caught.value.problems == [message]
+    assert caught.value.problems == [f"{tmp_path}/{message}"]
     assert caught.value.fix
     assert caught.value.exit_code == EXIT_USAGE
 
@@ -119,9 +119,13 @@ def test_a_ceiling_ends_the_search(
     assert find_project().root == str(deep)
 
 
-def test_paths_are_shown_from_the_current_folder_where_that_is_shorter(deep: Path) -> None:
-    """So that they can be pasted."""
-    assert shortest_path(str(deep.parent.parent / "dist")) == "../../dist"
+def test_a_path_is_shown_relative_only_inside_the_current_folder(deep: Path) -> None:
+    """It can be pasted, and the same message stands wherever a checkout lies."""
+    assert shortest_path(str(deep / "dist")) == "dist"
+    assert shortest_path(str(deep)) == "."
+    assert shortest_path(str(deep / "..dist")) == "..dist"
+    outside = str(deep.parent.parent / "dist")
+    assert shortest_path(outside) == outside
     assert shortest_path("/x") == "/x"
 
 
