@@ -238,7 +238,7 @@ def main() -> None:
             shutil.copy(ROOT / "recipes" / "models" / file, folder)
         tools = folder / ".tools"
         tools.mkdir()
-        (tools / "tvmflow").write_text(f'#!/bin/sh\nexec {sys.executable} -m tvmflow "$@"\n')
+        (tools / "tvmflow").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmflow "$@"\n')
         (tools / "tvmflow").chmod(0o755)
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("TVMFLOW_")},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def test_the_steps_of_the_image_give_a_tvmflow_that_runs(tmp_path: Path) -> None
                 folder.mkdir(exist_ok=True)
                 shutil.copy(ROOT / name, folder)
     for step in steps:
-        command = step.replace("/opt/", f"{opt}/").replace("python -m", f"{sys.executable} -m", 1)
+        command = step.replace("/opt/", f"{opt}/").replace(
+            "python -m", f"{shlex.quote(sys.executable)} -m", 1
+        )
         done = subprocess.run(
             command, shell=True, cwd=source, capture_output=True, text=True, check=False
         )

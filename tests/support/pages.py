@@ -177,10 +177,10 @@ class Sandbox:
             path.write_text(_TRIALS.sub("trials: 8", path.read_text()))
         tools = folder / ".tools"
         tools.mkdir()
-        (tools / "tvmflow").write_text(f'#!/bin/sh\nexec {sys.executable} -m tvmflow "$@"\n')
+        (tools / "tvmflow").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tvmflow "$@"\n')
         (tools / "tvmflow").chmod(0o755)
         # a symbolic link to it would not find the packages of a virtual environment
-        (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
         (tools / "python").chmod(0o755)
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("TVMFLOW_")

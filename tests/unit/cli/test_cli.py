@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from tvmflow.planning.recipes import load_recipe
 from tvmflow.store.local import LocalStore
 from tvmflow.targets.presets import MEANT, NAMES, OTHER_NAMES, PRESETS, find_presets
 
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = shlex.quote(sys.executable)
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 
 
@@ -45,7 +48,7 @@ def test_help_lists_commands_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
     """The same that docs/cli.md documents."""
     assert main.main(["--help"]) == 0
     out = capsys.readouterr().out
-    docs = Path(__file__).resolve().parents[3].joinpath("docs/cli.md").read_text()
+    docs = ROOT.joinpath("docs/cli.md").read_text()
     for command in commands.COMMANDS:
         assert f"  {command} " in out and f"`{command}" in docs
     for code in EXIT_CODES:
@@ -94,18 +97,31 @@ def test_the_overview_imports_no_options() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_a_closed_stream_is_no_bug(closed: str, tmp_path: Path) -> None:
     """What would be printed there is discarded, and no file gets its number."""
-    command = f"{sys.executable} -m tvmflow help --man run {closed}"
+    command = f"{PYTHON} -m tvmflow help --man run {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (not closed.startswith(">"))
 
 
+def run_in_c_locale(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run a command without Python's coercion of the locale.
+
+    Without `site`, too, which in this locale fails where a `.pth` file names a folder with an umlaut.
+    """
+    own = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "tvmflow", *words],
+        cwd=cwd,
+        env={**os.environ, **own, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("line", ["help run", "cache --help", "--help", "help --man run"])
 def test_help_is_printed_in_any_encoding(line: str) -> None:
     """What the encoding lacks is escaped; with a C locale, Python would refuse to print it."""
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "tvmflow", *line.split()]
-    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    done = run_in_c_locale(*line.split())
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
 
@@ -145,13 +161,7 @@ def test_any_name_of_a_folder_works_in_any_locale(names_by: str, tmp_path: Path)
     else:
         text = '[tool.tvmflow]\nstore = "b\xfccher"\n'
         (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tvmflow", *words],
-        cwd=tmp_path,
-        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        check=False,
-    )
+    done = run_in_c_locale(*words, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.isascii()
 
@@ -271,7 +281,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_no_bug(
 def test_output_that_nobody_reads_to_the_end_is_not_an_error(project: Project) -> None:
     """As in `tvmflow schema | head -1`."""
     done = subprocess.run(
-        f"{sys.executable} -m tvmflow schema | head -1; echo ${{PIPESTATUS[0]}}",
+        f"{PYTHON} -m tvmflow schema | head -1; echo ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, text=True,
         env=project.environment, cwd=project.folder,
     )  # fmt: skip

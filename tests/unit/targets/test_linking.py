@@ -202,7 +202,7 @@ def test_an_error_of_the_linker_is_reported(tmp_path: Path, triple: str) -> None
 @pytest.fixture
 def linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program on PATH that links with its arguments, as a cross linker would."""
-    return on_path(tmp_path, monkeypatch, f'exec {sys.executable} -m ziglang ld.lld "$@"')
+    return on_path(tmp_path, monkeypatch, f'exec "{sys.executable}" -m ziglang ld.lld "$@"')
 
 
 def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
