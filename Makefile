@@ -5,8 +5,11 @@
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3.14 python3 python; do \
     $$p -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
+# what `make test` installs; .ci/run installs all extras
+TEST_EXTRAS ?= mxnet,dask,remote,test
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Python compiles what it imports; all modules of all packages would take longer than the demo
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: demo test test-slow test-nightly test-faults test-fuzz test-cross test-cuda test-gpu test-pytorch test-tflite check docs docs-reference first-hour recording runtime-wheel bench bench-slow clean-venv
@@ -39,7 +42,7 @@ test-cross: $(VENV)/.ready-to-test
 
 # libraries for NVIDIA GPUs: installs CUDA's compiler, 110 MB; needs no GPU
 test-cuda: $(VENV)/.ready-to-test
-	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,cuda]'
+	@$(INSTALL) -e '.[$(TEST_EXTRAS),cuda]'
 	$(PYTEST) -m cuda
 
 # libraries for OpenCL, by the driver of this machine: PoCL (Debian: pocl-opencl-icd) runs them on the CPU
@@ -48,12 +51,12 @@ test-gpu: $(VENV)/.ready-to-test
 
 # archives of PyTorch, compared with PyTorch: installs it, several GB unless its build for CPUs is there already
 test-pytorch: $(VENV)/.ready-to-test
-	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,pytorch]'
+	@$(INSTALL) -e '.[$(TEST_EXTRAS),pytorch]'
 	$(PYTEST) -m pytorch -rs
 
 # TFLite files of every operator, compared with LiteRT: installs it, 59 MB
 test-tflite: $(VENV)/.ready-to-test
-	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test,tflite]'
+	@$(INSTALL) -e '.[$(TEST_EXTRAS),tflite]'
 	$(PYTEST) -m tflite -rs
 
 # tvmflow-runtime: loads and runs bundles, and needs numpy alone
@@ -69,7 +72,7 @@ check: $(VENV)/.ready-to-test
 
 # the documentation as a site in site/, which loads nothing from elsewhere: installs MkDocs, 30 MB
 docs: $(VENV)/.ready
-	@$(PIP) install -c constraints.txt -e '.[mxnet,docs]'
+	@$(INSTALL) -e '.[mxnet,docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	$(BIN)/python docs/check_site.py site
 	@echo "to read it: $(BIN)/python -m http.server --directory site"
@@ -80,7 +83,7 @@ first-hour: $(VENV)/.ready-to-test
 
 # docs/images/demo.svg, which the README shows
 recording: $(VENV)/.ready
-	@$(PIP) install -c constraints.txt -e '.[mxnet,docs]'
+	@$(INSTALL) -e '.[mxnet,docs]'
 	$(BIN)/python docs/record_demo.py
 
 # docs/recipe.md and the JSON Schemas in docs/, from the descriptions of the fields; docs/messages.md, from the source
@@ -105,13 +108,17 @@ bench-slow: $(VENV)/.ready-to-test
 clean-venv:
 	rm -rf $(VENV)
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "tvmflow needs Python 3.10 to 3.14: name one with make PYTHON=/path/to/python"; exit 1; }
-	@echo "setting up $(VENV) with $(PYTHON) (once; about a minute)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install its venv package"; exit 1; }
-	@$(PIP) install -c constraints.txt -e '.[mxnet]'
+	@echo "set-up 1/2: a virtual environment in $(VENV), with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; echo "$(PYTHON) cannot make virtual environments: install its venv package"; exit 1; }
+
+$(VENV)/.ready: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "set-up 2/2: tvmflow with TVM, ONNX Runtime, MXNet and a linker (once; 40 packages, 1.2 GB, half a minute)"
+	@$(INSTALL) -e '.[mxnet]'
 	@touch $@
 
-$(VENV)/.ready-to-test: $(VENV)/.ready
-	@$(PIP) install -c constraints.txt -e '.[mxnet,dask,remote,test]'
-	@touch $@
+$(VENV)/.ready-to-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "set-up 2/2: tvmflow with TVM, ONNX Runtime, MXNet, a linker and what the tests need (once; 120 packages, 1.9 GB, a minute)"
+	@$(INSTALL) -e '.[$(TEST_EXTRAS)]'
+	@touch $(VENV)/.ready $@
