@@ -47,6 +47,7 @@ from tvmflow.compiler.open_tiles import (
     mask_last_vectors,
     name_open_lengths,
     split_open_tiles,
+    start_empty_reductions,
     start_open_reductions,
 )
 
@@ -1137,6 +1138,7 @@ CPU_PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
+    start_empty_reductions,
     start_open_reductions,
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,

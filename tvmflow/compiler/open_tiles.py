@@ -87,9 +87,7 @@ def split_open_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     splitter = _Splitter(function.with_body(bound))
     body = tvm_ffi.structural_map(bound, (tirx.For, splitter.split))
     body = tvm_ffi.structural_map(body, (tirx.For, _roll))
-    body = tvm_ffi.structural_map(
-        body, ((tirx.FloorDiv, _guard_divisor), (tirx.FloorMod, _guard_divisor))
-    )
+    body = _guard_divisors(body)
     made = tvm.IRModule({"kernel": function.with_body(body)})
     # each copy of a loop or a buffer has a variable of its own
     return tirx.transform.ConvertSSA()(made)["kernel"]
@@ -113,6 +111,76 @@ def _with_kind(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
     return tirx.For(
         loop.loop_var, loop.min, loop.extent, kind, loop.body, annotations=loop.annotations
     )
+
+
+@kernel_pass
+def start_empty_reductions(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Set the first values of reductions whose loops may run zero times.
+
+    LowerInitBlock sets them in the first iteration.
+    """
+    loops = find_nodes(function.body, tirx.For)
+    if not _has_open_loops(loops):
+        return function
+    first: dict[Any, list[Any]] = {}
+    for realize in find_nodes(function.body, SBlockRealize):
+        if realize.block.init is not None:
+            around = [loop for loop in loops if _contains(loop.body, realize)]
+            around.sort(key=lambda loop: -len(find_nodes(loop.body, tirx.For)))
+            if found := _start_where_empty(realize, around):
+                outermost, start = found
+                first.setdefault(outermost.loop_var, []).append(start)
+
+    def insert(loop: tirx.For) -> Any:
+        starts = first.get(loop.loop_var)
+        return tirx.SeqStmt([*starts, loop]) if starts else loop
+
+    return rewrite_nodes(function, tirx.For, insert) if first else function
+
+
+def _contains(body: Any, node: Any) -> bool:
+    return any(found.same_as(node) for found in find_nodes(body, type(node)))
+
+
+def _start_where_empty(
+    realize: SBlockRealize, around: Sequence[tirx.For]
+) -> tuple[tirx.For, Any] | None:
+    """Return the outermost loop of a reduction, and what sets the first values if a loop runs zero times.
+
+    Args:
+        realize: The block of the reduction.
+        around: The loops around it, the outermost first.
+    """
+    used: dict[int, set[Any]] = {tirx.IterVar.DataPar: set(), tirx.IterVar.CommReduce: set()}
+    for axis, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+        used.setdefault(axis.iter_type, set()).update(find_nodes(value, tirx.Var))
+    reduced = used[tirx.IterVar.CommReduce]
+    begin = next((n for n, loop in enumerate(around) if loop.loop_var in reduced), len(around))
+    path = around[begin:]
+    variables = {loop.loop_var for loop in path}
+    lengths = [
+        loop.extent
+        for loop in path
+        if loop.loop_var in reduced
+        and not isinstance(loop.extent, tirx.IntImm)
+        and variables.isdisjoint(find_nodes(loop.extent, tirx.Var))
+    ]
+    kept = [loop for loop in path if loop.loop_var not in reduced]
+    if not lengths or not reduced.isdisjoint(used[tirx.IterVar.DataPar] & variables):
+        return None
+    terms = [
+        term
+        for term in list_terms(realize.predicate)
+        if reduced.isdisjoint(find_nodes(term, tirx.Var))
+    ]
+    body = _make_initial(realize, terms)
+    own = {loop.loop_var: tirx.Var(loop.loop_var.name, loop.loop_var.ty.dtype) for loop in kept}
+    body = replace_variables(body, own)
+    for loop in reversed(kept):
+        extent = replace_variables(loop.extent, own)
+        body = tirx.For(own[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, body)
+    is_empty = [tirx.LE(length, tirx.const(0, length.ty.dtype)) for length in lengths]
+    return path[0], tirx.IfThenElse(functools.reduce(tirx.Or, is_empty), body, None)
 
 
 @kernel_pass
@@ -344,6 +412,9 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
         is_open = not isinstance(division.b, tirx.IntImm)
         if not is_open or any(var in inner for var in used) or own.isdisjoint(used):
             return division
+        if find_nodes(division, tvm.ir.TensorLoad):
+            # a condition may guard it
+            return division
         for var, value in bound:
             if _same(value, division):
                 return var
@@ -357,15 +428,29 @@ def _bind_divisions(loop: tirx.For) -> tirx.For:
     return _with_body(loop, tirx.SeqStmt([*binds, body]) if binds else body)
 
 
-def _guard_divisor(division: Any) -> Any:
-    """Return a division by an open length that TVM never takes for one by 0.
+def _guard_divisors(body: Any) -> Any:
+    """Return a statement whose divisions by an open length TVM never takes for one by 0.
 
-    It does in what only rows shorter than any would run, and fails (apache-tvm 0.27).
+    It does in what only rows shorter than any would run, and fails (apache-tvm 0.27). Divisors that are data
+    stay as they are: they may be negative.
     """
-    if isinstance(division.b, tirx.IntImm | tirx.Max):
-        return division
-    one = tirx.IntImm(division.b.ty.dtype, 1)
-    return type(division)(division.a, tirx.max(division.b, one))
+    data: set[Any] = set()
+
+    def is_data(value: Any) -> bool:
+        loads = find_nodes(value, tvm.ir.TensorLoad)
+        return bool(loads) or not data.isdisjoint(find_nodes(value, tirx.Var))
+
+    binds = find_nodes(body, tirx.Bind, tirx.Let)
+    while found := {bind.var for bind in binds if is_data(bind.value)} - data:
+        data |= found
+
+    def guard(division: Any) -> Any:
+        if isinstance(division.b, tirx.IntImm | tirx.Max) or is_data(division.b):
+            return division
+        one = tirx.IntImm(division.b.ty.dtype, 1)
+        return type(division)(division.a, tirx.max(division.b, one))
+
+    return tvm_ffi.structural_map(body, ((tirx.FloorDiv, guard), (tirx.FloorMod, guard)))
 
 
 def _has_open_loops(loops: Sequence[tirx.For]) -> bool:

@@ -58,7 +58,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 
 TRAITS: Final = StageTraits(
-    version=15,
+    version=16,
     scope="level",
     needs={
         "import": ("params.safetensors",),

@@ -218,7 +218,8 @@ class Product(NamedTuple):
         """Emit the loop over terms whose part of a tile stays in the cache; yield the first, and their number."""
         if is_open(self.depth):
             size = max(PACKED_FLOATS // width, 1)
-            with T.serial(divide_up(self.depth, size)) as piece:
+            # sums of no terms are 0
+            with T.serial(tirx.max(divide_up(self.depth, size), 1)) as piece:
                 yield piece * size, tirx.min(self.depth - piece * size, size)
             return
         blocks = divide_up(self.depth * width, PACKED_FLOATS)

@@ -676,3 +676,42 @@ def test_a_constant_of_several_elements_may_be_a_fraction() -> None:
     sixes = SizeValue(np.array([6, 8], object), "float32")
     result = compute_sizes(ranges, product, [sixes, halves])
     assert result is not None and result.values.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_negative_divisors_of_open_shapes(tmp_path: Path, dtype: str) -> None:
+    """They are data, and no sizes, which are never below 1."""
+    nodes = [node("Div", "ab", "q"), node("Mod", "ab", "r"), node("Mod", "ab", "f", fmod=1)]
+    inputs = [value(name, ["seq"], dtype) for name in "ab"]
+    made = model(nodes, inputs, [value(name, ["seq"], dtype) for name in "qrf"])
+    run, session = compile_open(load_open(made, tmp_path, (SEQ,))), open_session(made)
+    for length in (1, 7, 64):
+        a = np.arange(-length, length, 2).astype(dtype)
+        b = np.resize([-3, 2, -1, 5, -7], length).astype(dtype)
+        for actual, expected in zip(run(a, b), session.run(None, {"a": a, "b": b}), strict=True):
+            np.testing.assert_array_equal(actual.numpy(), expected)
+
+
+def test_reductions_of_no_elements(tmp_path: Path) -> None:
+    """They give their first value, also where the loop over the elements runs zero times."""
+    g = Graph()
+    rows = g.add("Slice", "x", integers(1), integers(1 << 62), integers(1))
+    columns = g.add("Transpose", rows, perm=[0, 2, 1])
+    cast = g.add("Cast", rows, to=onnx.TensorProto.INT64)
+    product = g.add("ReduceProd", cast, axes=[1], keepdims=0)
+    outputs = {
+        **{
+            f"{kind}{axis}": g.add(f"Reduce{kind}", tensor, axes=[axis], keepdims=0)
+            for tensor, axis in ((rows, 1), (columns, 2))
+            for kind in ("Max", "Min", "Prod", "L2", "LogSumExp", "SumSquare")
+        },
+        "sum": g.add("ReduceSum", columns, integers(2), keepdims=0),
+        "integers": g.add("Cast", product, to=onnx.TensorProto.FLOAT),
+        "softmax": g.add("Softmax", columns, axis=2),
+    }
+    sizes = [{"batch": 2, "seq": n} for n in (1, 2, 33)]
+    agree_at(g.made(TEXT, outputs), tmp_path, (BATCH, SEQ), sizes)
+    # ONNX Runtime leaves old memory there
+    made = g.made(TEXT, {"y": g.add("MatMul", columns, rows)})
+    run = compile_open(load_open(made, tmp_path, (BATCH, SEQ)))
+    assert not run(draw(2, 1, 8)).numpy().any()
