@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -71,6 +71,7 @@ class ExecutionDevice:
         for name in ("tvm_runtime", "tvm_runtime_extra"):
             tvm_ffi.libinfo.load_lib_ctypes("apache-tvm", name, "RTLD_GLOBAL")
         self._backend.load_runtime()
+        _register_functions()
 
     @property
     def _device(self) -> Any:
@@ -80,6 +81,74 @@ class ExecutionDevice:
 
 
 CPU: Final = ExecutionDevice(CpuBackend())
+
+
+def _register_functions() -> None:
+    """Register what libraries call by name, and TVM defines in Python, with its compiler.
+
+    Those of a process that has loaded the compiler stay as they are.
+    """
+    import tvm_ffi
+
+    for name, function in _FUNCTIONS.items():
+        if tvm_ffi.get_global_func(name, allow_missing=True) is None:
+            tvm_ffi.register_global_func(name, function)
+
+
+def _find_nonzero(tensor: Any) -> Any:
+    """Return the indices of what is not zero, a row for each axis."""
+    import numpy as np
+
+    return _own_tensor(np.stack(np.atleast_1d(fetch_array(tensor)).nonzero()))
+
+
+def _find_unique(
+    tensor: Any,
+    is_sorted: int,
+    return_index: int,
+    return_inverse: int,
+    return_counts: int,
+    axis: int | None = None,
+) -> Any:
+    """Return the different values of a tensor, or slices along an axis, and what else is asked for."""
+    import numpy as np
+
+    array = fetch_array(tensor)
+    axis = None if axis is None else int(axis)
+    values, first, inverse, counts = np.unique(
+        array, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if not is_sorted:
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        values = np.take(values, order, axis=axis or 0)
+        first, inverse, counts = first[order], place[inverse], counts[order]
+    wanted = ((return_index, first), (return_inverse, inverse), (return_counts, counts))
+    others = [_own_tensor(found) for is_wanted, found in wanted if is_wanted]
+    return (_own_tensor(values), *others) if others else _own_tensor(values)
+
+
+def _shape_to_tensor(shape: Any) -> Any:
+    """Return the sizes of a shape as a tensor."""
+    import numpy as np
+
+    return _own_tensor(np.array([int(size) for size in shape], "int64"))
+
+
+def _own_tensor(array: Array) -> Any:
+    """Return a tensor of the runtime with the content of an array."""
+    aligned = allocate_aligned(TensorSpec("", array.shape, str(array.dtype)))
+    aligned[...] = array
+    return view_tensor(aligned)
+
+
+_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "relax.run.nonzero": _find_nonzero,
+    "relax.run.shape_to_tensor": _shape_to_tensor,
+    "relax.run.unique": _find_unique,
+}
 
 
 def view_tensor(array: Array) -> Any:

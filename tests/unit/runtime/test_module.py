@@ -92,6 +92,29 @@ def test_only_the_runtime_is_imported(any_bundle: Path, small_bundle: Path) -> N
     assert done.stdout.strip() == "[]"
 
 
+def test_functions_that_libraries_call_need_no_compiler() -> None:
+    """TVM defines these in Python, beside its compiler."""
+    code = """
+import sys, numpy as np, tvm_ffi
+from tvmflow.runtime.virtual_machine import CPU, view_tensor
+CPU.load_runtime()
+def call(name, array, *rest):
+    found = tvm_ffi.get_global_func(f"relax.run.{name}")(view_tensor(array), *rest)
+    return [np.from_dlpack(t).tolist() for t in ([found] if hasattr(found, "shape") else found)]
+x = np.array([[0, 3], [2, 0]])
+print(call("nonzero", x), call("nonzero", x[:1] * 0), call("unique", np.array([5, 2, 5]), 0, 1, 1, 1))
+print(call("unique", x, 1, 0, 0, 0), call("unique", np.array([[1, 2], [1, 2]]), 1, 0, 1, 0, 0))
+print(np.from_dlpack(tvm_ffi.get_global_func("relax.run.shape_to_tensor")(tvm_ffi.Shape([2, 3]))))
+assert "tvm" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "[[[0, 1], [1, 0]]] [[[], []]] [[5, 2], [0, 1], [0, 1, 0], [2, 1]]",
+        "[[0, 2, 3]] [[[1, 2]], [0, 0]]",
+        "[2 3]",
+    ], done.stderr
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
