@@ -12,21 +12,18 @@ from typing import Any, Final
 import yaml  # noqa: TID251 - of other tools, with values that recipes refuse
 
 ROOT: Final = Path(__file__).parents[2]
-# `gh` as far as the action calls it: artifacts of earlier runs, and comments.
+# `gh` as far as the action calls it: runs by event, the artifacts of each, and comments.
 _GH: Final = """\
-#!/bin/bash
-echo "$@" >> "$SERVICE/gh.log"
 case "$1 $2" in
-    "run list") [ -d "$SERVICE/artifacts" ] && echo 1 || true ;;
-    "run download") cp "$SERVICE/artifacts/$7"/* "$9" ;;
+    "run list") cat "$SERVICE/listed/${10}" ;;
+    "run download") cp "$SERVICE/artifacts/$3/$7"/* "$9" ;;
     "pr comment") cp "$7" "$SERVICE/comment.md" ;;
 esac
 """
 # `pip` of both services: what it would install is written down.
-_PIP: Final = '#!/bin/bash\necho "$@" >> "$SERVICE/pip.log"\n'
+_PIP: Final = 'echo "$@" >> "$SERVICE/pip.log"\n'
 # `curl` of GitLab's job: an artifact of the last job, and a note.
 _CURL: Final = """\
-#!/bin/bash
 for word; do last=$word; done
 case "$last" in
     */notes) cp comparison.md "$SERVICE/comment.md" ;;
@@ -50,7 +47,7 @@ class Service:
         self._runs = 0
         programs = folder / "bin"
         programs.mkdir(parents=True)
-        tvmflow = f'#!/bin/bash\nexec "{sys.executable}" -m tvmflow "$@"\n'
+        tvmflow = f'exec "{sys.executable}" -m tvmflow "$@"\n'
         for name, text in {
             "gh": _GH,
             "curl": _CURL,
@@ -58,8 +55,7 @@ class Service:
             "python": _PIP,
             "tvmflow": tvmflow,
         }.items():
-            (programs / name).write_text(text)
-            (programs / name).chmod(0o755)
+            self.replace_program(name, text)
 
     @property
     def comment(self) -> str:
@@ -71,6 +67,12 @@ class Service:
     def installed(self) -> str:
         """The arguments of `pip`, a line a call."""
         return (self.folder / "pip.log").read_text()
+
+    def replace_program(self, name: str, text: str) -> None:
+        """Replace a program that the steps call by a script of bash."""
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
 
     def evict_caches(self) -> None:
         """Lose all caches, as services do when they were not used for a week."""
@@ -137,6 +139,9 @@ class GithubActions(Service):
             "github.run_id": str(self._runs),
             "github.run_attempt": "1",
             "github.token": "token",
+            "inputs.folder || '.'": inputs["folder"] or ".",
+            "inputs.folder && format('{0}/', inputs.folder)": inputs["folder"]
+            and f"{inputs['folder']}/",
             "runner.os": "Linux",
             **{f"inputs.{name}": str(value) for name, value in inputs.items()},
         }
@@ -144,6 +149,7 @@ class GithubActions(Service):
         def fill(text: str) -> str:
             return re.sub(r"\$\{\{ (.*?) \}\}", lambda match: values[match[1]], text)
 
+        listed = self.folder / "listed" / values["github.event_name"]
         code, output = 0, ""
         for step in action["runs"]["steps"]:
             condition = step.get("if", "success()")
@@ -160,10 +166,14 @@ class GithubActions(Service):
                 variables = {name: fill(value) for name, value in step.get("env", {}).items()}
                 variables["GITHUB_STEP_SUMMARY"] = str(self.folder / "summary.md")
                 variables |= {"GITHUB_REPOSITORY": "o/r", "GITHUB_WORKFLOW": "models"}
-                status, text = self._run_shell(step["run"], work, variables)
+                place = work / fill(step.get("working-directory", "."))
+                status, text = self._run_shell(step["run"], place, variables)
                 code, output = code or status, output + text
             else:
                 self._use(step["uses"], step.get("with", {}), work, values, fill)
+        listed.parent.mkdir(exist_ok=True)
+        with listed.open("a") as stream:
+            stream.write(f"{self._runs}\n")
         return code, output
 
     def _use(
@@ -178,7 +188,7 @@ class GithubActions(Service):
         elif name.startswith("actions/cache/save"):
             self._save(fill(options["key"]), work, paths, "caches")
         elif name.startswith("actions/upload-artifact"):
-            self._save(fill(options["name"]), work, paths, "artifacts")
+            self._save(fill(options["name"]), work, paths, f"artifacts/{self._runs}")
         else:
             assert name.startswith("actions/setup-python"), name
 
@@ -206,14 +216,9 @@ class GitlabCi(Service):
             variables[name] = value.replace("$CI_PROJECT_DIR", str(work))
         for cache in job["cache"]:
             self._restore([cache["key"]], work)
-        code, output = 0, ""
-        for script, goes_on in ((job["script"], False), (job["after_script"], True)):
-            for command in script:
-                if code and not goes_on:
-                    break
-                status, text = self._run_shell(command, work, variables)
-                output += text
-                code = code or (0 if goes_on else status)
+        # each is one shell, and the job is what the first one ends with
+        code, output = self._run_shell("\n".join(job["script"]), work, variables)
+        output += self._run_shell("\n".join(job["after_script"]), work, variables)[1]
         for cache in job["cache"]:
             shutil.rmtree(self.folder / "caches" / cache["key"], ignore_errors=True)
             self._save(cache["key"], work, cache["paths"], "caches")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,7 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from tvmflow.cli.options import Options, argument, flag, option
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.generated_text import shell_word, yaml_key
-from tvmflow.core.project import find_project, list_packaged_paths
+from tvmflow.core.project import (
+    DEFAULTS,
+    REPOSITORY,
+    find_project,
+    list_packaged_paths,
+    shortest_path,
+)
 from tvmflow.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -38,9 +46,9 @@ jobs:
           recipes: |
 {recipes}
           options: {options}
-{extras}          dist: {dist}
+{more}          dist: {dist}
       - uses: actions/upload-artifact@v4
-        with: {{name: libraries, path: {dist}}}
+        with: {{name: libraries, path: {libraries}}}
 """
 _GITLAB: Final = "# Written by `tvmflow ci gitlab`; change what you like.\n"
 _PLACES: Final = {"github": ".github/workflows/models.yml", "gitlab": ".gitlab-ci.yml"}
@@ -81,30 +89,40 @@ class GitlabOptions(_CiOptions):
 
 
 def github(options: GithubOptions) -> int:
-    job = _read(options.recipes)
+    job = _read(options)
     text = _GITHUB.format(
         version=VERSION,
         recipes="\n".join(f"            {recipe}" for recipe in job.recipes),
         options=yaml_key(job.options),
-        extras=f"          extras: {','.join(job.extras)}\n" if job.extras else "",
+        more="".join(
+            f"          {name}: {value}\n"
+            for name, value in (
+                ("extras", ",".join(job.extras)),
+                ("folder", job.folder and yaml_key(job.folder)),
+            )
+            if value
+        ),
         dist=yaml_key(job.dist),
+        libraries=yaml_key(posixpath.normpath(posixpath.join(job.folder, job.dist))),
     )
-    return _write("github", text, options)
+    return _write("github", text, job, options)
 
 
 def gitlab(options: GitlabOptions) -> int:
-    job = _read(options.recipes)
+    job = _read(options)
     component = next(filter(Path.is_file, map(Path, list_packaged_paths(_COMPONENT))))
     header, _, text = component.read_text(encoding="utf-8").partition("\n---\n")
     inputs = {
         **dict(re.findall(r'^    (\w+): \{default: "([^"]*)"', header, re.MULTILINE)),
         "recipes": " ".join(map(shell_word, job.recipes)),
         "options": job.options,
+        "folder": job.folder or ".",
         "dist": shell_word(job.dist),
     }
     if job.extras:
         inputs["package"] = f"'tvmflow[{','.join(job.extras)}]'"
-    return _write("gitlab", _GITLAB + _INPUT.sub(lambda name: inputs[name[1]], text), options)
+    text = _GITLAB + _INPUT.sub(lambda name: inputs[name[1]], text)
+    return _write("gitlab", text, job, options)
 
 
 COMMANDS: Final = {"ci": {"github": github, "gitlab": gitlab}}
@@ -114,39 +132,60 @@ class _Job(NamedTuple):
     """Recipes as a CI service runs them.
 
     Attributes:
+        repository: The root of the git repository, where the service looks for its file.
+        folder: The path of the project from there; empty for the root itself.
         recipes: Their paths from the root of the project.
         extras: The extras of tvmflow that they need.
         options: The options of `run`: what a lock file records is enforced.
-        dist: The folder of delivered files.
+        dist: The folder of delivered files, from the root of the project.
     """
 
+    repository: Path
+    folder: str
     recipes: tuple[str, ...]
     extras: tuple[str, ...]
     options: str
     dist: str
 
 
-def _read(files: tuple[str, ...]) -> _Job:
+def _read(options: _CiOptions) -> _Job:
     """Return some recipes, or one pipeline, as a service runs them.
 
     Raises:
         RecipeError: A recipe or pipeline is wrong.
-        UsageError: One lies outside the project, or its path cannot be written into the file of a service.
+        UsageError: One lies outside the project, or a path cannot be written into the file of a service.
     """
-    from tvmflow.core.project import find_project, shortest_path
+    from tvmflow.cli.output import print_notes
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 
+    files = options.recipes
     loaded, _ = load_request(RunRequest(recipes=files))
     project = find_project()
-    recipes = tuple(_find_in_project(file, Path(project.root)) for file in files)
-    is_locked = len(recipes) == 1 and Path(project.root, lock_path(recipes)).is_file()
+    root = Path(project.root).resolve()
+    repository = next(
+        (folder for folder in (root, *root.parents) if os.path.lexists(folder / REPOSITORY)), root
+    )
+    folder = "" if root == repository else root.relative_to(repository).as_posix()
+    dist = Path(project.dist).resolve()
+    if not dist.is_relative_to(repository):
+        default = root / DEFAULTS["dist"]
+        if not options.stdout:
+            print_notes(
+                options,
+                f"the service delivers to {default.name}: {dist} is outside of the repository",
+            )
+        dist = default
+    recipes = tuple(_find_in_project(file, root) for file in files)
+    is_locked = len(recipes) == 1 and Path(root, lock_path(recipes)).is_file()
     return _Job(
-        recipes,
-        tuple(sorted(set(_list_extras(loaded)))),
-        "--locked --keep-going" if is_locked else "--keep-going",
-        _check_path(
-            shortest_path(project.dist),
+        repository=repository,
+        folder=folder and _check_path(folder, "a project", "rename the folder"),
+        recipes=recipes,
+        extras=tuple(sorted(set(_list_extras(loaded)))),
+        options="--locked --keep-going" if is_locked else "--keep-going",
+        dist=_check_path(
+            Path(os.path.relpath(dist, root)).as_posix(),
             "delivered files",
             "name another folder in tvmflow.toml: dist",
         ),
@@ -156,7 +195,7 @@ def _read(files: tuple[str, ...]) -> _Job:
 def _find_in_project(file: str, root: Path) -> str:
     """Return the path of a file from the root of its project, as a service can read it."""
     try:
-        path = Path(file).resolve().relative_to(root.resolve()).as_posix()
+        path = Path(file).resolve().relative_to(root).as_posix()
     except ValueError:
         raise UsageError(
             f"{file} is not in the project {root}: a CI service has nothing but the project",
@@ -183,26 +222,36 @@ def _check_path(path: str, what: str, fix: str) -> str:
 
 
 def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
+    from tvmflow.core.packages import install_command
     from tvmflow.frontends import FRONTENDS
     from tvmflow.stages.image_data import is_image_data
     from tvmflow.store.addresses import is_address
+    from tvmflow.targets.backends import backend_for
 
     for loaded in recipes:
         recipe = loaded.recipe
-        frontend = FRONTENDS[recipe.model.kind]
-        yield from _EXTRA.findall(frontend.REFERENCE.install)
-        data = recipe.verify.data
-        if data and not is_address(data) and is_image_data(data, loaded.path.parent / data):
-            yield "images"
+        yield from _EXTRA.findall(FRONTENDS[recipe.model.kind].REFERENCE.install)
+        for target in recipe.targets:
+            for build in target.build_targets().values():
+                tools = backend_for(build.tvm_target() or {}).TOOLS
+                yield from _EXTRA.findall(install_command(*tools)) if tools else ()
+        forms = [recipe, *map(recipe.for_variant, recipe.variants)]
+        forms += [form.for_target(target.name) for form in forms for target in form.targets]
+        data = {form.verify.data for form in forms}
+        data |= {form.quantize.data for form in forms if form.quantize}
+        for name in filter(None, data):
+            if not is_address(name) and is_image_data(name, loaded.path.parent / name):
+                yield "images"
 
 
-def _write(service: str, text: str, options: _CiOptions) -> int:
+def _write(service: str, text: str, job: _Job, options: _CiOptions) -> int:
     from tvmflow.cli.output import check_output_file, print_notes, write_file
 
     if options.stdout:
         sys.stdout.write(text)
         return EXIT_OK
-    path = options.output or Path(find_project().root, _PLACES[service])
+    place = Path(shortest_path(str(job.repository / _PLACES[service])))
+    path = options.output or place
     if path.exists() and not options.force:
         raise UsageError(
             f"{path} exists",
@@ -212,5 +261,10 @@ def _write(service: str, text: str, options: _CiOptions) -> int:
     check_output_file(path, options.recipes)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, text)
-    print_notes(options, f"{path}: commit it, and {service} runs {' '.join(options.recipes)}")
+    # of GitHub, any file in that folder
+    is_read = path.resolve() == place.resolve() or (
+        service == "github" and path.resolve().parent == place.resolve().parent
+    )
+    when = "commit it, and" if is_read else f"{service} reads {place} alone: with this text there,"
+    print_notes(options, f"{path}: {when} {service} runs {' '.join(options.recipes)}")
     return EXIT_OK

@@ -195,12 +195,12 @@ def _package_folder(distribution: str, module: str) -> str:
     """Return the folder that `import MODULE` would read."""
     spec = _find_spec(module)
     if spec is None:
-        raise NotInstalled(f"{distribution} is not installed", fix=_install(distribution))
+        raise NotInstalled(f"{distribution} is not installed", fix=install_command(distribution))
     if spec.origin is None or spec.origin == "namespace":
         [folder, *_] = spec.submodule_search_locations or [module]
         raise NotInstalled(
             f"{distribution} is not installed: {folder} is only a folder of the same name",
-            fix=_install(distribution),
+            fix=install_command(distribution),
         )
     if not os.path.isfile(spec.origin):
         raise UnknownIdentity(
@@ -227,11 +227,6 @@ def is_extra(distribution: str) -> bool:
     return any(distribution.startswith(prefix) for prefix in _EXTRAS)
 
 
-def _install(distribution: str) -> str:
-    extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
-    return install_command(next(extras, distribution))
-
-
 def _find_distribution(distribution: str) -> Package:
     """Return a distribution by its metadata: what it installs has no module of its own."""
     for folder in import_folders():
@@ -244,7 +239,7 @@ def _find_distribution(distribution: str) -> Package:
                     module="",
                     record=f"{path}/RECORD",
                 )
-    raise NotInstalled(f"{distribution} is not installed", fix=_install(distribution))
+    raise NotInstalled(f"{distribution} is not installed", fix=install_command(distribution))
 
 
 # ---------------------------------------------------------------- whose it is
@@ -589,5 +584,11 @@ def install_command(*distributions: str, again: bool = False) -> str:
 
     `again` replaces also what is installed.
     """
-    names = " ".join(f"'{REQUIREMENTS.get(name, name)}'" for name in distributions)
+    names = " ".join(f"'{name}'" for name in dict.fromkeys(map(_find_requirement, distributions)))
     return f"pip install {'--force-reinstall ' if again else ''}{names}"
+
+
+def _find_requirement(distribution: str) -> str:
+    """Return what pip is given for a distribution: the extra that it belongs to, or the distribution itself."""
+    extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
+    return next(extras, REQUIREMENTS.get(distribution, distribution))
