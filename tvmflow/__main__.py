@@ -38,6 +38,10 @@ def main() -> int:
         _start_again_with_utf8()
     _prepare_streams()
     termination.watch_signals()
+    if "HOME" not in os.environ:
+        from tvmflow.core.processes import home_variables
+
+        os.environ.update(home_variables())
     argv = sys.argv[1:]
     # The exit code of a command that ends because nobody reads its output: a run is not finished then.
     code = 1 if argv[:1] in (["run"], ["lock"]) else 0

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tvmflow.core import fork_server_process, memory, termination
 from tvmflow.core.fork_server_process import Emit
-from tvmflow.core.processes import kill_tree, module_command
+from tvmflow.core.processes import home_variables, kill_tree, module_command
 
 __all__ = ["WITH_TVM", "ChildFunction", "Emit", "ForkServer", "Outcome"]
 
@@ -102,7 +102,7 @@ class ForkServer:
                 module_command(fork_server_process.__name__, str(descriptor), *preload),
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **_SINGLE_THREADED},
+                env={**os.environ, **home_variables(), **_SINGLE_THREADED},
                 # Ctrl-C and signals to the process group are for the client, which decides
                 start_new_session=True,
             )

@@ -542,7 +542,9 @@ def _read_record(path: str) -> dict[str, str]:
 @contextlib.contextmanager
 def _remembered_digests(package: str) -> Iterator[dict[str, Any]]:
     """Give the remembered digests of a package's files, and save them if there are more afterwards."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.expanduser("~/.cache")
     name = hashlib.sha256(os.path.realpath(package).encode()).hexdigest()[:32]
     path = f"{base}/tvmflow/packages/{name}.json"
     before = _load(path)

@@ -1,4 +1,4 @@
-"""Processes: one with all that it has started, and new ones with the import path of this one.
+"""Processes: one with all that it has started, and new ones with what they need from this one.
 
 `python -m` and `python -c` look into the current folder first, where a user's `numpy.py` or `onnx/`
 would be imported in place of the package. A process that is started here gets the import path of
@@ -9,6 +9,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# ---------------------------------------------------------------- environment
+
+_NO_HOME = "/nonexistent"
+
+
+def home_variables() -> dict[str, str]:
+    """Return the variables that a process lacks whose user has no home folder, as in many containers.
+
+    TVM and others ask for that folder while they are imported, and fail without one. What they would write there
+    is a cache: the folder need not exist, and must not be one that another user could fill, as in `/tmp`.
+    """
+    return {"HOME": _NO_HOME} if os.path.expanduser("~") == "~" else {}
+
 
 # ---------------------------------------------------------------- process trees
 

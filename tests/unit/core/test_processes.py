@@ -39,3 +39,11 @@ def test_memory_is_that_which_linux_says(monkeypatch: pytest.MonkeyPatch) -> Non
     hide_proc(monkeypatch)
     (portable,) = memory._resident_bytes([os.getpid()]).values()
     assert abs(portable - linux) < 64 << 20
+
+
+def test_a_user_without_a_home_folder_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM asks for it while it is imported; it is none that another user may fill."""
+    assert processes.home_variables() == {}
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert processes.home_variables() == {"HOME": "/nonexistent"}
