@@ -372,7 +372,9 @@ def _examine_space(store: LocalStore) -> Finding:
 
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
-    free = f"{file_system.free / 1e9:.1f} GB at {shortest_path(store.root)}"
+    free = f"{shortest_path(store.root)} ({file_system})"
+    if file_system.size:
+        free = f"{file_system.free / 1e9:.1f} GB at {shortest_path(store.root)}"
     detail = free if enough else f"{free} ({file_system})"
     return Finding("space for the store", enough, detail, "free some space, or remove files there")
 
@@ -382,7 +384,7 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
     from tvmflow.core.disk_errors import explain
     from tvmflow.core.file_locks import held
     from tvmflow.core.file_systems import find_file_system
-    from tvmflow.core.files import temporary_name
+    from tvmflow.core.files import flush_file, protect, sync, temporary_name
     from tvmflow.core.project import shortest_path
 
     place = folder.absolute()
@@ -392,7 +394,8 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
     try:
         with held(probe, wait=False) as descriptor:
             os.write(descriptor, b"a probe")
-            os.fsync(descriptor)
+            is_flushed = flush_file(descriptor) and sync(str(place))
+        is_protected = protect(str(probe))
     except OSError as error:
         problem = explain(error, place) or StoreError(f"{place}: {error.strerror}")
         return Finding(subject, False, problem.message, problem.fix)
@@ -400,8 +403,16 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
         with contextlib.suppress(OSError):
             probe.unlink()
     file_system = find_file_system(place)
-    kind = f", a {file_system.kind} file system on the network: files can be locked there" if file_system.is_network else ""  # fmt: skip
-    return Finding(subject, True, f"{shortest_path(str(folder))}{kind}")
+    remarks = [
+        shortest_path(str(folder)),
+        file_system.is_network
+        and f"a {file_system.kind} file system on the network: files can be locked there",
+        not is_flushed
+        and "no file can be flushed to the disk there (fsync): after a power failure, damaged results are made again",
+        not is_protected
+        and "no file can be made read-only there (chmod): take care not to change results",
+    ]
+    return Finding(subject, True, ", ".join(filter(None, remarks)))
 
 
 def _examine_temporary_folder() -> Finding:

@@ -27,7 +27,7 @@ _FAILING: Final = f"the disk or the network behind it fails: see the system's lo
 _TOO_MANY: Final = "allow more open files (ulimit -n 4096), or run fewer stages at a time (--jobs)"
 _NO_PROCESSES: Final = "the system starts no more processes or threads for this user"
 _MORE_PROCESSES: Final = "end other programs, allow more processes (ulimit -u; a container has a limit of its own), or run fewer stages at a time (--jobs)"
-_NO_LOCKS: Final = "files cannot be locked there: choose a folder on a local disk with --store"
+_LOCAL_DISK: Final = "choose a folder on a local disk with --store or --dist"
 _IN_USE: Final = f"end the program that uses it, {_OTHER_FOLDER}"
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -50,8 +50,10 @@ _FIXES: Final[dict[int, str]] = {
     errno.ESTALE: _FAILING,
     errno.EMFILE: _TOO_MANY,
     errno.ENFILE: _TOO_MANY,
-    errno.ENOLCK: _NO_LOCKS,
-    errno.EOPNOTSUPP: _NO_LOCKS,
+    errno.ENOLCK: _LOCAL_DISK,
+    errno.ENOSYS: f"its file system cannot do that: {_LOCAL_DISK}",
+    errno.EOPNOTSUPP: f"its file system cannot do that: {_LOCAL_DISK}",
+    errno.EINVAL: f"its file system has no such files: {_LOCAL_DISK}",
     errno.EBUSY: _IN_USE,
     errno.ETXTBSY: _IN_USE,
 }
@@ -114,7 +116,8 @@ def explain(error: OSError, place: str | os.PathLike[str], *, needed: int = 0) -
         return _full_disk(error.errno, places, needed)
     if error.errno == errno.EAGAIN:
         return StoreError(_NO_PROCESSES, fix=_MORE_PROCESSES)
-    if error.errno not in _FIXES:
+    # what is invalid and not a name is a mistake in a call
+    if error.errno not in _FIXES or (error.errno == errno.EINVAL and not named):
         return None
     shown = shortest_path(path)
     if error.errno in _REFUSED and not os.path.lexists(path):

@@ -7,6 +7,7 @@ waits, and again every minute.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from tvmflow.core import spans, termination
 from tvmflow.core.errors import Interrupted
+from tvmflow.core.files import UNSUPPORTED
 
 _POLL_S = 0.1
 _FIRST_NOTICE_S = 1.0
@@ -73,10 +75,22 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: s
         if not wait:
             raise Locked from None
         _wait_for_lock(descriptor, operation, subject)
+    except OSError as error:
+        raise _explain_refusal(descriptor, error) from error
     if subject:
         # those who wait read it; the file may be another user's
         with contextlib.suppress(OSError):
             os.utime(descriptor)
+
+
+def _explain_refusal(descriptor: int, error: OSError) -> OSError:
+    """Return the error of a file system without locks as the one that says so, with the path of the file."""
+    if error.errno not in (*UNSUPPORTED, errno.ENOLCK):
+        return error
+    path = None
+    with contextlib.suppress(OSError):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+    return OSError(errno.ENOLCK, "files cannot be locked there", path)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")
 # A write that fails for want of space fills what was free, up to a block that its file cannot use.
 _FULL_BYTES: Final = 256 << 10
+_UNKNOWN_BYTES: Final = 1 << 62
 # What downloads leave free; less on a small disk.
 _RESERVED_BYTES: Final = 64 << 20
 _NETWORK_KINDS: Final = frozenset(
@@ -27,7 +28,7 @@ class FileSystem(NamedTuple):
     Attributes:
         mount_point: Where it is mounted.
         kind: Its type, such as `ext4` or `tmpfs`; empty where the system does not say.
-        size: How many bytes it has.
+        size: How many bytes it has; 0 where it does not say.
         free: How many bytes this user can write.
         inodes: How many files it can have; 0 where they are not limited.
         free_inodes: How many more files it can have.
@@ -67,6 +68,8 @@ class FileSystem(NamedTuple):
         name = f"{self.kind} at {self.mount_point}" if self.kind else self.mount_point
         if self.lacks_inodes:
             return f"{name}, all of its {count_text(self.inodes, 'file')} in use"
+        if not self.size:
+            return f"{name}, which does not say what is free"
         return f"{name}, {size_text(self.free)} of {size_text(self.size)} free"
 
 
@@ -79,18 +82,26 @@ def find_file_system(path: str | os.PathLike[str]) -> FileSystem:
         mount_point=mount_point,
         kind=kind,
         size=status.f_blocks * status.f_frsize,
-        free=(status.f_bfree if is_root else status.f_bavail) * status.f_frsize,
+        free=_find_free(status, is_root=is_root),
         inodes=status.f_files,
         free_inodes=status.f_ffree if is_root else status.f_favail,
         is_noexec=bool(status.f_flag & getattr(os, "ST_NOEXEC", 0)),
     )
 
 
+def _find_free(status: os.statvfs_result, *, is_root: bool) -> int:
+    """Return how many bytes can be written; of a file system that does not know its own size, any number."""
+    if not status.f_blocks:
+        return _UNKNOWN_BYTES
+    return (status.f_bfree if is_root else status.f_bavail) * status.f_frsize
+
+
 def _find_status(path: Path) -> tuple[Path, os.statvfs_result]:
     for folder in (path, *path.parents):
         with contextlib.suppress(OSError):
             return folder, os.statvfs(folder)
-    return Path("/"), os.statvfs("/")
+    # the system, or its sandbox, tells nothing of file systems
+    return Path("/"), os.statvfs_result([0] * 10)
 
 
 def _find_mount(place: str) -> tuple[str, str]:

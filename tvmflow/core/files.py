@@ -1,5 +1,7 @@
 """Atomic files: a reader sees the whole new content or the whole old one, even if the writer dies."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import functools
@@ -9,6 +11,11 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from io import FileIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+    from typing import BinaryIO
 
 RACY_NS = 2_000_000_000
 """Nanoseconds in which a second write may leave the stamp of a file as it is, as coarse clocks do ("racy git")."""
@@ -100,13 +107,91 @@ def write_atomically(path: str | os.PathLike[str], content: bytes | str) -> None
         stream.write(data)
 
 
-def sync(path: str) -> None:
-    """Have the operating system bring a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY)
+"""What file systems answer to calls that they do not have."""
+
+
+def flush_file(descriptor: int) -> bool:
+    """Have the operating system bring an open file to the disk; return False if its file system cannot be asked to.
+
+    It then writes when it likes: after a power failure, a file may be damaged, which its readers notice.
+
+    Raises:
+        OSError: when the disk is full or fails.
+    """
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        return False
+    return True
+
+
+def sync(path: str) -> bool:
+    """Have the operating system bring a file or a folder to the disk, as `flush_file` does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        # some file systems open no folders, and without the right to list one, a user can still write there
+        if not os.path.isdir(path):
+            raise
+        return False
+    try:
+        return flush_file(descriptor)
     finally:
         os.close(descriptor)
+
+
+def protect(path: str) -> bool:
+    """Make a file read-only, which keeps a user from changing it by mistake; return False where that is impossible.
+
+    Some file systems have no such modes, and on some, only another user may set them.
+    """
+    try:
+        os.chmod(path, 0o444)
+    except OSError:
+        return False
+    return True
+
+
+def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]) -> None:
+    """Give a file that does not change any more another path; copy it where the disk has no links.
+
+    Raises:
+        OSError: when `link` exists or cannot be written.
+    """
+    try:
+        os.symlink(source, link)
+    except FileExistsError:
+        raise
+    except OSError:
+        import shutil
+
+        shutil.copyfile(source, link)
+
+
+def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
+    """Return the content of an open file that is not empty, mapped to memory; or copied, where it cannot be mapped.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: when it is empty.
+    """
+    import mmap
+
+    descriptor = stream.fileno()
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in (*UNSUPPORTED, errno.ENODEV, errno.EACCES, errno.EPERM):
+            raise
+    size, position = os.fstat(descriptor).st_size, 0
+    content = mmap.mmap(-1, size)
+    while chunk := os.pread(descriptor, min(_CHUNK, size - position), position):
+        content[position : position + len(chunk)] = chunk
+        position += len(chunk)
+    return content
 
 
 def open_regular(path: str | os.PathLike[str]) -> FileIO:

@@ -21,6 +21,7 @@ from tvmflow.core import codec, packages, spans
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.codec import from_json, to_json
 from tvmflow.core.errors import EnvironmentProblem, TvmflowError, outcome_for
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.types import Json, StageCall, StageResult
 from tvmflow.core.version import VERSION
 from tvmflow.executors.base import PLACE, Event, OnEvent
@@ -392,7 +393,7 @@ def _make_call(request: StageRequest, store: LocalStore, claim: Claim) -> StageC
             link = links / str(number) / Path(blob.path).name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
-            link.symlink_to(path)
+            symlink_or_copy(path, link)
             path = link
         inputs[name] = str(path)
     return call_with_paths(

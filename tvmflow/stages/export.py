@@ -15,7 +15,7 @@ from pydantic import Field
 from tvmflow.compiler import form_names
 from tvmflow.compiler.form_names import C_LIBRARY
 from tvmflow.core import version
-from tvmflow.core.files import digest_files, hash_file
+from tvmflow.core.files import digest_files, hash_file, symlink_or_copy
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
 from tvmflow.exporters.archives import compressor_versions
@@ -314,6 +314,6 @@ def _link_compiled_files(context: StageContext) -> dict[str, dict[str, Path]]:
         link = context.work / "compiled" / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(path)
+        symlink_or_copy(path, link)
         forms.setdefault(form, {})[file] = link
     return forms

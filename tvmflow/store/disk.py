@@ -11,7 +11,7 @@ import stat
 from tvmflow.core.disk_errors import disk_errors
 from tvmflow.core.errors import StoreError
 from tvmflow.core.file_locks import open_lock_file
-from tvmflow.core.files import read_regular, sync, temporary_name
+from tvmflow.core.files import flush_file, read_regular, sync, temporary_name
 
 # What reading answers for a folder, a pipe, a circle of links, a bad sector.
 _UNREADABLE = (errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.EIO)
@@ -99,7 +99,8 @@ class StoreFolder:
             # whoever may hold it keeps it: the file stays, and gets its permissions back
             if os.lstat(path).st_uid != os.geteuid():
                 raise
-            os.chmod(path, 0o644)
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o644)
         return open_lock_file(path)
 
     def temporary_path(self) -> str:
@@ -124,7 +125,7 @@ class StoreFolder:
                     stream.write(data)
                     if flush:
                         stream.flush()
-                        os.fsync(stream.fileno())
+                        flush_file(stream.fileno())
                 self.make_way(target)
                 os.replace(temporary, target)
                 break

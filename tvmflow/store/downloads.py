@@ -224,7 +224,7 @@ def download(
                 job = job._replace(sha256=digest)
             # garbage collection holds this lock too, and removes no download that was used since it
             # looked; in a shared store the file may be another user's
-            with contextlib.suppress(PermissionError):
+            with contextlib.suppress(OSError):
                 os.utime(job.target)
         return job.target
     except TimeoutError:

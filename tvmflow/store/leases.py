@@ -140,7 +140,8 @@ class SharedLease:
         """Move the lease to an earlier time: the clock was set back, and uses count from the lease on."""
         with self._mutex:
             if self.began_ns is not None and now_ns < self.began_ns:
-                os.utime(self._descriptor, ns=(now_ns, now_ns))
+                with contextlib.suppress(OSError):
+                    os.utime(self._descriptor, ns=(now_ns, now_ns))
                 self.began_ns = now_ns
 
     @contextlib.contextmanager

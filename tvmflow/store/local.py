@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 from tvmflow.core.canonical_json import digest_of
 from tvmflow.core.disk_errors import disk_errors, is_unwritable, make_folder
 from tvmflow.core.errors import StoreError
-from tvmflow.core.files import hash_file, read_regular, sync
+from tvmflow.core.files import hash_file, protect, read_regular, sync
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Artifact, Json, StageKey, StoredFile
 from tvmflow.store import leases
@@ -218,7 +218,7 @@ class BlobStore:
         self._folder.make_way(target)
         with leases.use_lock(self._folder.root):
             # also marks the blob as used from now on, by its change time
-            os.chmod(path, 0o444)
+            protect(path)
             # replacing an equal file is harmless, and repairs one whose damage nobody noticed
             os.replace(path, target)
         sync(os.path.dirname(target))
@@ -230,12 +230,12 @@ class BlobStore:
         Call this before publishing a result that names a blob which exists already.
 
         Returns:
-            False when it is missing or another user's; then add the content again.
+            False when it is missing, another user's, or on a disk that keeps no times; then add the content again.
         """
         with leases.use_lock(self._folder.root):
             try:
                 os.utime(self.path(digest))
-            except (FileNotFoundError, PermissionError):
+            except OSError:
                 return False
         return True
 

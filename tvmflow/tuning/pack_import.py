@@ -22,7 +22,7 @@ from typing import IO, Final, NamedTuple
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError, UsageError
-from tvmflow.core.files import output_file
+from tvmflow.core.files import flush_file, output_file
 from tvmflow.core.formatting import size_text
 from tvmflow.core.project import shortest_path
 from tvmflow.core.types import Json
@@ -454,5 +454,5 @@ def _write_file(path: Path, header: bytes, body: IO[bytes]) -> int:
             raw.write(header)
             shutil.copyfileobj(body, raw)
         raw.flush()
-        os.fsync(raw.fileno())
+        flush_file(raw.fileno())
     return path.stat().st_size

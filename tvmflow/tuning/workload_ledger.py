@@ -21,7 +21,7 @@ from tvmflow.core import file_locks
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import StoreError
-from tvmflow.core.files import replacing, temporary_name
+from tvmflow.core.files import flush_file, replacing, temporary_name
 from tvmflow.tuning.trials import (
     NOTE_VERSION,
     Ban,
@@ -393,7 +393,7 @@ class WorkloadLedger(WorkloadRecords):
         try:
             if os.pwrite(descriptor, lines, end) != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
+            flush_file(descriptor)
         except OSError as error:
             os.ftruncate(descriptor, end)
             raise unwritable(self.path, error) from error
@@ -413,7 +413,7 @@ class WorkloadLedger(WorkloadRecords):
             with replacing(self.path) as path, open(path, "wb") as stream:  # noqa: PTH123
                 stream.writelines(kept)
                 stream.flush()
-                os.fsync(stream.fileno())
+                flush_file(stream.fileno())
         except OSError as error:
             raise unwritable(self.path, error) from error
 
@@ -439,7 +439,7 @@ class WorkloadLedger(WorkloadRecords):
             lines.append(tail)
         elif tail:
             os.ftruncate(descriptor, size - len(tail))
-            os.fsync(descriptor)
+            flush_file(descriptor)
             number = self._line_count + len(lines) + 1
             self._report_repair(
                 f"{self.path}:{number}: an incomplete last line of {len(tail)} bytes was removed"
@@ -504,7 +504,7 @@ class WorkloadLedger(WorkloadRecords):
                 quarantine.write(canonical(entry) + b"\n")
             # all of them are on disk before the first one is blanked
             quarantine.flush()
-            os.fsync(quarantine.fileno())
+            flush_file(quarantine.fileno())
         self._blank([line for line, _ in damaged])
         self.quarantined += len(damaged)
         for line, reason in damaged:
@@ -519,7 +519,7 @@ class WorkloadLedger(WorkloadRecords):
                 stream.seek(line.start)
                 stream.write(b" " * line.length)
             stream.flush()
-            os.fsync(stream.fileno())
+            flush_file(stream.fileno())
 
     def _report_repair(self, text: str) -> None:
         _log.debug("%s", text)

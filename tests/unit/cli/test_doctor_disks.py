@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -55,6 +56,26 @@ def test_a_read_only_disk_is_bad(tmp_path: Path) -> None:
         for subject in ("store can be written", "dist can be written"):
             assert "Read-only file system" in finding[subject].detail
             assert finding[subject].fix.startswith("mount that file system writable")
+
+
+def test_what_a_disk_lacks_is_said(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are written all the same, and may be damaged by a power failure, or changed by mistake."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EINVAL, "refused")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "chmod", refuse)
+    findings = {finding.subject: finding for finding in examine_disks(store, tmp_path / "dist")}
+    for subject in ("store can be written", "dist can be written"):
+        assert findings[subject].good
+        assert "(fsync)" in findings[subject].detail and "(chmod)" in findings[subject].detail
+    (tmp_path / "file").write_bytes(b"x")
+    digest = store.blobs.add(str(tmp_path / "file"))
+    store.notes.write("a" * 64, "last", "net", "build")
+    assert Path(store.blobs.verified_path(digest)).read_bytes() == b"x"
 
 
 def test_a_full_disk_is_bad(tmp_path: Path) -> None:

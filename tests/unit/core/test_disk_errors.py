@@ -24,7 +24,7 @@ from tvmflow.core.file_systems import find_file_system
 
 NUMBERS = (
     "EACCES EPERM EROFS EEXIST EISDIR ELOOP ENOTDIR ENOTEMPTY ENXIO ENAMETOOLONG EFBIG EIO ENODEV "
-    "ESTALE EMFILE ENFILE ENOLCK EOPNOTSUPP EBUSY ETXTBSY ENOSPC EDQUOT"
+    "ESTALE EMFILE ENFILE ENOLCK EOPNOTSUPP EBUSY ETXTBSY ENOSPC EDQUOT ENOSYS EINVAL"
 ).split()
 
 
@@ -58,6 +58,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_not_the_file_that_was_to_b
 def test_other_errors_stay_what_they_are() -> None:
     """A file that is not there is for whoever expected it."""
     assert explain(FileNotFoundError(errno.ENOENT, "No such file", "x"), "/store") is None
+    assert explain(OSError(errno.EINVAL, "Invalid argument"), "/store") is None
     with pytest.raises(FileNotFoundError), disk_errors("/store"):
         raise FileNotFoundError(errno.ENOENT, "No such file", "x")
 
@@ -166,3 +167,21 @@ def test_a_file_system_is_described_by_what_it_allows(tmp_path: Path) -> None:
         described = find_file_system(disk / "not" / "yet")
         assert described[:2] == (str(disk), "tmpfs")
         assert described.is_noexec and not described.is_network
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_disk_that_does_not_say_what_is_free_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """Some file systems in user space have no size, and a sandbox may forbid to ask."""
+
+    def ask(path: object) -> os.statvfs_result:
+        if not answers:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        return os.statvfs_result([4096, 4096, *[0] * 8])
+
+    monkeypatch.setattr(os, "statvfs", ask)
+    check_free_space(tmp_path, 1 << 40)
+    assert not find_file_system(tmp_path).is_full
+    assert "does not say what is free" in str(find_file_system(tmp_path))
+    assert find_disk_problem([tmp_path], "-7") is None

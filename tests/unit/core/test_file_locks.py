@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -170,3 +171,22 @@ def test_who_waits_says_for_whom(tmp_path: Path) -> None:
     assert len(notices) == 1
     expected = rf"waiting for the device, held by pid {holder.pid} \(.+\) since \d\d:\d\d:\d\d"
     assert re.fullmatch(expected, notices[0], re.DOTALL)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL])
+def test_a_disk_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever its file system answers."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(OSError, match="files cannot be locked there") as raised,
+        held(tmp_path / "run.lock"),
+    ):
+        pass
+    assert raised.value.errno == errno.ENOLCK
+    assert raised.value.filename == str(tmp_path / "run.lock")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +134,50 @@ def test_a_digest_follows_changed_files(tmp_path: Path) -> None:
     assert files.digest_files([path]) == first
     files.write_atomically(str(path), "int b;")
     assert files.digest_files([path]) != first
+
+
+def refuse(number: int) -> Any:
+    def call(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_disk_that_cannot_be_asked_to_flush_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Of folders and files; that the disk fails or is full is one."""
+    assert files.sync(str(tmp_path))
+    monkeypatch.setattr(os, "fsync", refuse(number))
+    assert not files.sync(str(tmp_path))
+    for other in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+        monkeypatch.setattr(os, "fsync", refuse(other))
+        with pytest.raises(OSError, match=os.strerror(other)):
+            files.sync(str(tmp_path))
+    monkeypatch.setattr(os, "open", refuse(errno.EACCES))
+    assert not files.sync(str(tmp_path))
+    with pytest.raises(PermissionError):
+        files.sync(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("number", [errno.ENODEV, errno.EINVAL, errno.EPERM, errno.ENOSYS])
+def test_what_a_disk_lacks_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A read-only mode is left out; a link is a copy; what cannot be mapped is read."""
+    map_memory = mmap.mmap
+    monkeypatch.setattr(
+        mmap,
+        "mmap",
+        lambda file, *args, **_: refuse(number)() if args[0] == 0 else map_memory(file, *args),
+    )
+    monkeypatch.setattr(os, "chmod", refuse(number))
+    monkeypatch.setattr(os, "symlink", refuse(number))
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"content")
+    with path.open("rb") as stream:
+        assert files.map_file(stream)[:] == b"content"
+    assert not files.protect(str(path))
+    files.symlink_or_copy(path, link)
+    assert link.read_bytes() == b"content" and not link.is_symlink()

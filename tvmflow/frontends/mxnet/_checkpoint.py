@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import math
-import mmap
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.files import map_file
 from tvmflow.core.formatting import excerpt, last_line, quoted
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class _Reader:
         self.path = path
         with path.open("rb") as stream:
             is_empty = path.stat().st_size == 0
-            mapped = b"" if is_empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = b"" if is_empty else map_file(stream)
         self._data = memoryview(mapped)
         self._at = 0
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.files import map_file
 from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel, unsupported_dtype
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 
@@ -122,7 +123,7 @@ def read_header(path: Path) -> ModelFacts:
     """
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as stream, map_file(stream) as data:
         reader = _Reader(data)
         data_files = set(reader.data_files(Field(0, 0, len(data)), "model"))
         reader.check_inlined()

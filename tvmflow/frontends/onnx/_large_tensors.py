@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from tvmflow.core.files import map_file
 from tvmflow.frontends.base import NotAModel
 from tvmflow.frontends.onnx._header import Field, fields
 
@@ -63,7 +64,7 @@ def read_without_large_tensors(path: Path) -> ModelProto:
     """
     if path.stat().st_size == 0:
         return ModelProto()
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as stream, map_file(stream) as data:
         try:
             content = _Shortener(data, str(path)).shorten(0, len(data), "model")
         except NotAModel:

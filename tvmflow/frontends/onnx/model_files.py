@@ -21,6 +21,7 @@ from onnx import (
 )
 
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.formatting import count_text, excerpt, last_line, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.frontends.base import MAX_ELEMENTS, NotAModel
@@ -60,7 +61,7 @@ def link_files(files: Mapping[str, Path], folder: Path) -> Path:
 def _link(link: Path, path: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
-    link.symlink_to(path.resolve())
+    symlink_or_copy(path.resolve(), link)
 
 
 def read_model(files: Mapping[str, Path]) -> ModelProto:

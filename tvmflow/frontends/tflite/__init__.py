@@ -5,7 +5,6 @@ Imports tvm and onnx only inside functions.
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import TFLITE
+from tvmflow.core.files import map_file
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._reading import read_in_worker, read_once
 from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelInput, NotAModel, ReferenceTraits
@@ -84,7 +84,7 @@ def _read_file(path: Path) -> Model:
     """
     if path.stat().st_size == 0:
         raise NotAModel("the file is empty")
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with path.open("rb") as stream, map_file(stream) as data:
         return read_model(data)
 
 
@@ -125,7 +125,7 @@ class TfliteFrontend(OneFileFrontend):
         self.refuse_unsupported(_unsupported_text(model))
         with call.files[MODEL].open("rb") as stream:
             # Weights are read from it, so that it stays open as long as they are used.
-            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            data = map_file(stream)
         requests, known = list(map(request_of, call.inputs)), self.read_inputs(call.files)
         check_inputs(known, requests)
         specs = resolve_inputs(known, requests)

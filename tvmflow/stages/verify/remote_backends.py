@@ -18,6 +18,7 @@ import tvm
 from tvmflow.compiler.form_names import WEBGPU_PROGRAM
 from tvmflow.compiler.lowering import ScheduledModel, compile_with_weights
 from tvmflow.core.errors import StageError
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.targets import browser
@@ -177,7 +178,7 @@ def link_package(inputs: Mapping[str, Path], folder: Path) -> Path:
         place, _, file = name.partition("/")
         if stage == "export" and place.endswith("-web") and file:
             (package / file).unlink(missing_ok=True)
-            (package / file).symlink_to(path)
+            symlink_or_copy(path, package / file)
     return package
 
 

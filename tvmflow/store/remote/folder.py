@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from tvmflow.core.files import temporary_name
+from tvmflow.core.files import flush_file, temporary_name
 from tvmflow.store.remote.base import Corrupt, Forbidden, Sink, Unreachable, open_content
 
 _CHUNK: Final = 1 << 20
@@ -88,7 +88,7 @@ class FolderCache:
             with temporary.open("xb") as stream:
                 yield stream
                 stream.flush()
-                os.fsync(stream.fileno())
+                flush_file(stream.fileno())
             temporary.replace(target)
         except BaseException:
             with contextlib.suppress(OSError):

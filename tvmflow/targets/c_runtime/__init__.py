@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
 from tvmflow.core.types import Dimension, Json, shape_text
 from tvmflow.targets.c_runtime import devices, dimensions, levels, weights
@@ -272,7 +273,7 @@ def link(
             interface = Interface(files.shared, functions, loads_libraries=bool(model.executor))
             link_c_library([*objects, *alone], shared, model.triple, interface, import_library)
             if not (java or linked.exists()):
-                linked.symlink_to(shared.resolve())
+                symlink_or_copy(shared.resolve(), linked)
         elif shared is not None:
             archive_static(objects, shared, model.triple)
         if static is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import c_string, identifier
 from tvmflow.core.types import Json
@@ -82,7 +83,7 @@ def join_constants(
             if name not in (program, constants, PLACES):
                 # linkers record the names of objects
                 joined[code.file(name)] = folder / code.file(name)
-                joined[code.file(name)].symlink_to(path.resolve())
+                symlink_or_copy(path.resolve(), joined[code.file(name)])
         lines = [f"#define TF_WEIGHTS {symbol}"]
         for index, digest in enumerate(digests[level]):
             lines.append(f"#define {constant_place(index)} {places[digest]}u")

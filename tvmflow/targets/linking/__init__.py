@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tvmflow.core.errors import StageError
+from tvmflow.core.files import symlink_or_copy
 from tvmflow.targets import toolchain, zig
 from tvmflow.targets.host import read_host
 from tvmflow.targets.linking import elf, macho, pe, wasm
@@ -200,7 +201,7 @@ def link_program(files: Mapping[str, Path], output: Path, triple: str) -> None:
     with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
         folder = Path(scratch)
         for name, path in files.items():
-            (folder / name).symlink_to(path.resolve())
+            symlink_or_copy(path.resolve(), folder / name)
         linked = elf.link_program(folder, sorted(files), parse_triple(triple).arch)
         shutil.move(folder / linked, output)
 
@@ -258,7 +259,7 @@ def _scratch_folder(objects: Sequence[Path], parent: Path) -> Iterator[tuple[Pat
     with tempfile.TemporaryDirectory(dir=parent) as scratch:
         folder = Path(scratch)
         for path in objects:
-            (folder / path.name).symlink_to(path.resolve())
+            symlink_or_copy(path.resolve(), folder / path.name)
         yield folder, sorted(path.name for path in objects)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tvmflow.core.files import map_file
 from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.platforms import Platform
 
@@ -105,7 +106,7 @@ def hide_symbols(path: Path, public: Collection[str]) -> None:
     """
     with (
         path.open("rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        map_file(stream) as content,
     ):
         places = [
             place for place, name in _visible_symbols(content) if name[1:].decode() not in public
