@@ -435,7 +435,12 @@ def _examine_temporary_folder() -> Finding:
 
 def _examine_runtime_folder() -> Finding:
     """Look at the folder of the device locks, which a run creates and only its user may write."""
-    from tvmflow.targets.devices import RUNTIME_FIX, RUNTIME_VARIABLE, device_locks_folder
+    from tvmflow.targets.devices import (
+        RUNTIME_FIX,
+        RUNTIME_VARIABLE,
+        device_locks_folder,
+        find_privacy_problem,
+    )
 
     subject, folder = "folder of the device locks", Path(device_locks_folder())
     base = os.environ.get(RUNTIME_VARIABLE, "")
@@ -443,8 +448,7 @@ def _examine_runtime_folder() -> Finding:
         detail = f"${RUNTIME_VARIABLE} is {base!r}, which is not an absolute path: {folder} is used"
         return Finding(subject, False, detail, RUNTIME_FIX, optional=True)
     for place in (folder, folder.parent):
-        if place.exists() and place.stat().st_uid != os.getuid():
-            detail = f"{place} belongs to user {place.stat().st_uid}, not to {os.getuid()}"
+        if os.path.lexists(place) and (detail := find_privacy_problem(place, place.lstat())):
             return Finding(subject, False, detail, RUNTIME_FIX)
     finding = _examine_folder(subject, folder)
     return finding if finding.good else finding._replace(fix=RUNTIME_FIX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -147,12 +146,20 @@ def _excerpt(error: UnicodeEncodeError) -> str:
 
 def report(bug: Exception) -> int:
     """Report an unexpected exception, with the traceback in a file, and return the exit code."""
-    name = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     details = "".join(traceback.format_exception(bug))
     try:
-        path = Path(tempfile.gettempdir(), name)
-        path.write_text(details, encoding="utf-8", errors="backslashreplace")
-        place = f"the details are in {path}"
+        # a name that can be guessed may be a link of another user
+        prefix = f"tvmflow-bug-{time.strftime('%Y%m%d-%H%M%S')}-"
+        with tempfile.NamedTemporaryFile(
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+            prefix=prefix,
+            suffix=".log",
+            delete=False,
+        ) as file:
+            file.write(details)
+        place = f"the details are in {file.name}"
     except OSError:
         place = f"the details could not be saved:\n{details}"
     text = f"a bug in tvmflow: {type(bug).__name__}: {bug}\n  {place}"

@@ -47,12 +47,22 @@ def report_waits(notify: Callable[[str], None]) -> Callable[[str], None]:
     return before
 
 
-def open_lock_file(path: str | os.PathLike[str], *, mode: int = 0o666) -> int:
+def open_lock_file(
+    path: str | os.PathLike[str], *, mode: int = 0o666, folder: int | None = None
+) -> int:
     """Return a descriptor of the lock file at `path`, made if it is not there. Its folder must exist.
 
-    The umask decides whether other users of a shared folder can lock it.
+    The umask decides whether other users of a shared folder can lock it. In a `folder` that is given by its
+    descriptor, no link is followed.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    if folder is None:
+        return os.open(path, flags, mode)
+    try:
+        return os.open(os.path.basename(path), flags | os.O_NOFOLLOW, mode, dir_fd=folder)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
 
 
 def lock(descriptor: int, *, shared: bool = False, wait: bool = True, subject: str = "") -> None:
@@ -101,15 +111,18 @@ def held(
     wait: bool = True,
     mode: int = 0o666,
     subject: str = "",
+    folder: int | None = None,
 ) -> Iterator[int]:
     """Hold the lock of the file at `path` while the block runs, and give its descriptor.
+
+    `folder` is that of `open_lock_file`.
 
     Raises:
         Locked: when another process holds it and `wait` is not set.
         Interrupted: when a signal ends this process while it waits.
         OSError: when the lock file cannot be made.
     """
-    descriptor = open_lock_file(path, mode=mode)
+    descriptor = open_lock_file(path, mode=mode, folder=folder)
     try:
         lock(descriptor, shared=shared, wait=wait, subject=subject)
         yield descriptor

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -53,8 +55,9 @@ def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[N
     subject = f"the device {device['kind']} of this machine"
     with ExitStack() as stack:
         try:
-            os.makedirs(locks, mode=0o700, exist_ok=True)
-            held = file_locks.held(path, shared=shared, mode=0o600, subject=subject)
+            folder = _open_private_folder(locks)
+            stack.callback(os.close, folder)
+            held = file_locks.held(path, shared=shared, mode=0o600, subject=subject, folder=folder)
             stack.enter_context(held)
         except OSError as error:
             problem = disk_errors.explain(error, locks)
@@ -65,3 +68,47 @@ def _hold(locks: Path, device: Mapping[str, str], *, shared: bool) -> Iterator[N
         if not shared:
             stack.enter_context(spans.span("measurement", device=device["kind"]))
         yield
+
+
+def find_privacy_problem(path: Path, status: os.stat_result) -> str:
+    """Return why another user could replace the device locks in a folder, as a sentence; or nothing."""
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{path} is not a folder"
+    if status.st_uid != os.geteuid():
+        return f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users can write to {path}"
+    return ""
+
+
+def _open_private_folder(locks: Path) -> int:
+    """Return a descriptor of the folder of the device locks, made where it is missing.
+
+    Its base may be a folder of all users: whoever is first there could lead the locks to any file by a link.
+
+    Raises:
+        StoreError: when another user can change it.
+        OSError: when it cannot be made.
+    """
+    base = locks.parents[1]
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    folder = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for path in (locks.parent, locks):
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path.name, 0o700, dir_fd=folder)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(path.name, flags, dir_fd=folder)
+        except OSError as error:
+            # by its descriptor, the folder had no path
+            error.filename = str(path)
+            raise
+        finally:
+            os.close(folder)
+        folder = inner
+        if problem := find_privacy_problem(path, os.fstat(folder)):
+            os.close(folder)
+            text = f"the devices of this machine cannot be locked: {problem}"
+            raise StoreError(text, fix=RUNTIME_FIX)
+        os.fchmod(folder, 0o700)
+    return folder

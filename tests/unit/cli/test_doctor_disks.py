@@ -131,6 +131,9 @@ def test_a_runtime_folder_of_another_user_is_bad(
     os.chown(locks, 1234, 1234)
     finding = bad(store)["folder of the device locks"]
     assert finding.detail == f"{locks} belongs to user 1234, not to 0"
+    locks.rmdir()
+    locks.symlink_to(tmp_path)
+    assert bad(store)["folder of the device locks"].detail == f"{locks} is not a folder"
 
 
 @pytest.mark.parametrize("name", ["run.lock", "use.lock", "locks/gc"])
