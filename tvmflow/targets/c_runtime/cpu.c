@@ -1,5 +1,25 @@
 /* Which of the CPU features that the kernels need this CPU lacks; names are the Linux kernel's. What cannot be asked
  * counts as there. */
+#if defined(TF_CPU_LEVELS) || defined(TF_DEVICE) || defined(TF_LEVEL_VARIABLE)
+#if defined(__linux__) && !defined(__ANDROID__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+/* Read a variable of the environment. A program with more rights than its user (setuid) has none: the user must choose
+ * neither its code nor its files. */
+static inline const char *tf_environment(const char *name) {
+#ifdef __linux__
+  const unsigned long at_secure = 23;
+  if (getauxval(at_secure)) return NULL;
+#elif defined(__APPLE__)
+  if (issetugid()) return NULL;
+#endif
+  return getenv(name);
+}
+#endif
+
 #ifdef TF_CPU_LEVELS
 /* TVMFLOW_CPU in the environment caps the features at those of the level that it names; other names cap nothing. It takes
  * features away and adds none. */
@@ -7,7 +27,7 @@ static bool tf_is_allowed(const char *name) {
   static const struct {
     const char *name, *features;
   } levels[] = {TF_CPU_LEVELS};
-  const char *cap = getenv("TVMFLOW_CPU");
+  const char *cap = tf_environment("TVMFLOW_CPU");
   if (!cap || !*cap) return true;
   for (size_t i = 0; i < sizeof levels / sizeof *levels; ++i) {
     if (strcmp(levels[i].name, cap) != 0) continue;

@@ -124,7 +124,7 @@ static int tf_choose_level(const tf_level **level) {
   const DWORD length = GetEnvironmentVariableA(TF_LEVEL_VARIABLE, buffer, sizeof buffer);
   const char *name = length ? length < sizeof buffer ? buffer : "?" : NULL;
 #else
-  const char *name = getenv(TF_LEVEL_VARIABLE);
+  const char *name = tf_environment(TF_LEVEL_VARIABLE);
 #endif
   if (!name || !*name) {
     if (count == 0) return TF_STATUS(MISSING_FEATURE);

@@ -272,7 +272,7 @@ static bool tf_add_text(char *target, size_t room, size_t *length, const char *t
 /* Find the place; false where none is asked for, or what the driver says does not fit. */
 static bool tf_find_binary(const tf_device *device, const tf_choice *choice, tf_binary_place *place) {
   static const tf_cl_uint parts[] = {TF_CL_DEVICE_NAME, TF_CL_DEVICE_VENDOR, TF_CL_DEVICE_VERSION, TF_CL_DRIVER_VERSION};
-  const char *folder = choice->cache ? choice->cache : getenv(TF_CL_TEXT(TF_STATUS(DEVICE_CACHE)));
+  const char *folder = choice->cache ? choice->cache : tf_environment(TF_CL_TEXT(TF_STATUS(DEVICE_CACHE)));
   if (!folder || !*folder) return false;
   place->identity_bytes = place->path_bytes = 0;
   if (!tf_add_text(place->identity, TF_CL_IDENTITY, &place->identity_bytes, TF_DEVICE_CODE_DIGEST)) return false;

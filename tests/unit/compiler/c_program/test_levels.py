@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,3 +214,39 @@ def test_places_are_those_of_wider_blocks(shape: tuple[int, ...], shared: tuple[
     assert sorted(stored[stored != 0]) == sorted(array.ravel())
     last = tuple(n - 1 for n in shape)
     assert stored[tuple(layout.place(last))] == array[last]
+
+
+PRINT_VARIABLE = """
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define TF(name) net_##name
+#define TF_FEATURES
+#define TF_LEVEL_VARIABLE "NET_LEVEL"
+#include "cpu.c"
+int main(void) { return puts(tf_environment(TF_LEVEL_VARIABLE) ? "read" : "ignored") < 0; }
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs of several users")
+def test_programs_with_more_rights_than_their_user_ignore_the_environment() -> None:
+    """Its user must not choose which code runs, nor which files are read."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        program, source = folder / "program", folder / "program.c"
+        source.write_text(PRINT_VARIABLE)
+        runtime = Path(c_runtime.__file__).parent
+        subprocess.run(["cc", "-Werror", "-I", runtime, source, "-o", program], check=True)
+        found = []
+        for owner, mode in ((0, 0o755), (0, 0o4755), (1234, 0o4755), (1235, 0o4755)):
+            os.chown(program, owner, owner)
+            program.chmod(mode)
+            done = subprocess.run(
+                [program], env={"NET_LEVEL": "x"}, user=1235, capture_output=True, text=True
+            )
+            found.append(done.stdout.strip())
+        assert found == ["read", "ignored", "ignored", "read"]
