@@ -43,7 +43,15 @@ def test_its_declarations_are_valid(name: str) -> None:
     traits = STAGES[name].TRAITS
     assert isinstance(traits.version, int) and traits.version >= 1
     assert traits.scope in get_args(Scope)
-    assert set(traits.reads) <= {"model", "reference", "data", "calibration", "labels", "operators"}
+    assert set(traits.reads) <= {
+        "model",
+        "reference",
+        "data",
+        "calibration",
+        "labels",
+        "labels-check",
+        "operators",
+    }
     assert traits.timeout_s > 60
     assert all(packages.identity(package) for package in traits.tools)
     assert {*traits.optional_needs, *traits.needs_of_parts} <= set(traits.needs)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.source_files import empty_source_files
 from tvmflow.core.errors import RecipeError
 from tvmflow.frontends import FRONTENDS
-from tvmflow.planning.prepare import _list_signature_problems
+from tvmflow.planning.prepare import read_recipe_signature
 from tvmflow.planning.recipes import PlannedRecipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,9 @@ def input_problems(recipe: str, variant: str = "") -> list[str]:
     files = FRONTENDS[source.kind].files(
         source, Path(), partial(loaded.where, "model"), empty_source_files()
     )
-    return list(_list_signature_problems(PlannedRecipe(loaded, (), (), files, variant)))
+    problems: list[str] = []
+    read_recipe_signature(PlannedRecipe(loaded, (), (), files, variant), problems)
+    return problems
 
 
 def model_problems(fields: str) -> list[str]:

@@ -93,6 +93,21 @@ class ModelInput(NamedTuple):
     limits: Mapping[str, Limits] = MappingProxyType({})
 
 
+class ModelOutput(NamedTuple):
+    """An output of a model.
+
+    Attributes:
+        name: Its name, or the beginning of it that the user chose.
+        dtype: Its dtype; None where the model does not tell it.
+        dims: Sizes for the inputs' own shapes, and names of free dimensions (which may be empty); None
+            where the model does not tell them.
+    """
+
+    name: str
+    dtype: str | None = None
+    dims: tuple[int | str, ...] | None = None
+
+
 class ModelFacts(NamedTuple):
     """Facts of a model that stand in one of its files: all that planning needs of it.
 
@@ -101,14 +116,14 @@ class ModelFacts(NamedTuple):
         data_files: The names of files with weights, where they stand in the model's file.
         weights: The names of weights, where a file has weights alone.
         unsupported: Why it cannot be imported, as the end of a sentence; or nothing.
-        outputs: The names of its outputs, or their beginnings that the user chose.
+        outputs: Its outputs.
     """
 
     inputs: tuple[ModelInput, ...] = ()
     data_files: tuple[str, ...] = ()
     weights: tuple[str, ...] = ()
     unsupported: str = ""
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[ModelOutput, ...] = ()
 
 
 def unsupported_dtype(name: str) -> str:

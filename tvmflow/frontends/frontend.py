@@ -26,6 +26,7 @@ from tvmflow.frontends.base import (
     MissingFile,
     ModelFacts,
     ModelInput,
+    ModelOutput,
     NotAModel,
     Reference,
     ReferenceTraits,
@@ -158,8 +159,8 @@ class Frontend(ABC):
         """Return the inputs of the model; arguments and errors are those of `read_facts`."""
         return self.read_facts(files).inputs
 
-    def read_outputs(self, files: Files) -> Sequence[str]:
-        """Return the names of the outputs, or their beginnings that the user chose."""
+    def read_outputs(self, files: Files) -> Sequence[ModelOutput]:
+        """Return the outputs of the model; arguments and errors are those of `read_facts`."""
         return self.read_facts(files).outputs
 
     def list_open_inputs(self, files: Files) -> Sequence[ModelInput]:

@@ -146,7 +146,7 @@ def inspect_model(model: str, folder: Path, sources: SourceFiles) -> Model:
         inputs = FRONTENDS[kind].list_open_inputs(paths)
     except ImportFailed as error:
         raise UsageError(error.message, fix=error.fix) from error
-    if problems := list(find_output_problems(outputs)):
+    if problems := list(find_output_problems([output.name for output in outputs])):
         raise UsageError("\n".join(problems), fix=_EXPORT_AGAIN)
     size = sum(path.stat().st_size for path in paths.values())
     fields = {**_describe_source(kind, model, folder), **pins}

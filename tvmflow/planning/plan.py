@@ -19,7 +19,7 @@ from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageSettings, StageTraits
 from tvmflow.stages.image_data import DATA, is_table
-from tvmflow.stages.images import LABELS
+from tvmflow.stages.images import LABELS, UNKEYED_LABELS
 from tvmflow.stages.quantize.data import CALIBRATION
 from tvmflow.stages.verify.peer_times import compare_settings
 from tvmflow.targets.backends import backend_for
@@ -255,9 +255,9 @@ def _input_files(
     if "operators" in traits.reads:
         yield from planned.operator_files
     recipe = planned.recipe_for(target)
-    if LABELS in traits.reads and recipe.labels is not None:
-        path = planned.loaded.path.parent / recipe.labels
-        yield InputFile(LABELS, str(path.absolute()), planned.loaded.where("labels"))
+    if recipe.labels is not None and not {LABELS, UNKEYED_LABELS}.isdisjoint(traits.reads):
+        path, where = planned.loaded.path.parent / recipe.labels, planned.loaded.where("labels")
+        yield InputFile(LABELS, str(path.absolute()), where, keyed=LABELS in traits.reads)
     if DATA in traits.reads and recipe.verify.data is not None:
         where = planned.data_position(target)
         yield from _data_files(planned, DATA, recipe.verify.data, where)

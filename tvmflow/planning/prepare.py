@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,8 @@ from tvmflow.core.types import Json, Plan
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import find_input_problems, find_output_problems, resolve_inputs
 from tvmflow.operators.loading import list_operator_files
-from tvmflow.planning.checks import enforce_lock, list_images, list_mismatches
+from tvmflow.planning.checks import check_quantized_names, enforce_lock
+from tvmflow.planning.data_files import Signature, list_images, list_mismatches, read_signature
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.pipelines import Pipeline, is_pipeline, load_pipeline, pipeline_candidates
 from tvmflow.planning.plan import find_stages, list_known_tools, make_plan
@@ -494,11 +495,12 @@ def _plan_recipe(
     _identify_early(list_known_tools(bare))
     targets, target_reads = resolve_targets(recipe, request.targets, store, lock, query)
     planned = [bare._replace(targets=targets, variant=variant) for variant in variants or [""]]
-    problems = [problem for entry in planned for problem in _list_signature_problems(entry)]
+    problems: list[str] = []
+    signatures = [read_recipe_signature(entry, problems) for entry in planned]
     if problems:
         # A problem of one variant is a problem of all.
         raise RecipeError(list(dict.fromkeys(problems)))
-    images = list_images(planned)
+    images = list_images(zip(planned, signatures, strict=True))
     planned = [entry._replace(images=images.files) for entry in planned]
     return planned, [*reads, *target_reads, *images.read]
 
@@ -510,21 +512,31 @@ def _identify_early(distributions: Iterable[str]) -> None:
             packages.identity(name)
 
 
-def _list_signature_problems(planned: PlannedRecipe) -> Iterator[str]:
-    """Give what is wrong with inputs and outputs, as far as the model's files tell without a framework."""
+def read_recipe_signature(planned: PlannedRecipe, problems: list[str]) -> Signature:
+    """Return the signature of a recipe's library, as far as the model's files tell without a framework.
+
+    Args:
+        planned: The recipe.
+        problems: What is wrong with inputs and outputs is added here.
+    """
     recipe = planned.recipe
     frontend = FRONTENDS[recipe.model.kind]
     if not planned.model_files[0].path:
         # the import says it of a model that has yet to be downloaded
-        return
+        return Signature()
     files = {file.role: Path(file.path) for file in planned.model_files}
     requests = recipe.list_requests()
-    inputs = frontend.read_inputs(files)
-    for text in find_output_problems(frontend.read_outputs(files)):
-        yield f"{planned.loaded.where('model')}: model: {text}"
-    problems = list(find_input_problems(inputs, requests))
-    for problem in problems:
+    inputs, outputs = frontend.read_inputs(files), frontend.read_outputs(files)
+    where = f"{planned.loaded.where('model')}: model"
+    output_names = [output.name for output in outputs]
+    problems += [f"{where}: {text}" for text in find_output_problems(output_names)]
+    mismatches = list(find_input_problems(inputs, requests))
+    for problem in mismatches:
         loc = planned.input_loc(problem)
-        yield f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}"
-    if not problems:
-        yield from list_mismatches(planned, resolve_inputs(inputs, requests))
+        problems.append(f"{planned.loaded.where(*loc)}: {excerpt('.'.join(loc))}: {problem.text}")
+    if mismatches:
+        return Signature()
+    names = [*(value.name for value in inputs), *output_names]
+    problems += check_quantized_names(planned, names)
+    problems += list_mismatches(planned, resolve_inputs(inputs, requests))
+    return read_signature(inputs, outputs, requests)

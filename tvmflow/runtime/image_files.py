@@ -6,12 +6,14 @@ starts another program (Ghostscript for EPS), and it chooses by the content, not
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
+from tvmflow.core.formatting import count_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +46,10 @@ _MAX_SIDE: Final = (1 << 16) - 1
 _GRAY_MODES: Final = frozenset({"1", "L", "LA", "La"})
 # Modes with more than 8 bits for a channel.
 _DEEP_MODES: Final = ("I", "F")
+
+
+# So many files that cannot be read are named.
+_SHOWN: Final = 10
 
 
 def is_pillow_installed() -> bool:
@@ -113,10 +119,34 @@ def read_files(
         except BundleError as error:
             problems.append(error.message)
     if problems:
-        raise BundleError(
-            "; ".join(problems), fix="give 8-bit images that Pillow opens, such as JPEG or PNG"
-        )
+        raise _unreadable(problems)
     return images
+
+
+def check_files(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Check that files are images, by their headers: no pixels are decoded.
+
+    Raises:
+        BundleError: with every file that is none.
+        EnvironmentProblem: when Pillow is not installed.
+    """
+    problems = []
+    for path in paths:
+        try:
+            with _open(os.fspath(path)):
+                pass
+        except BundleError as error:
+            problems.append(error.message)
+    if problems:
+        raise _unreadable(problems)
+
+
+def _unreadable(problems: Sequence[str]) -> BundleError:
+    more = [f"and {count_text(n, 'file')} more"] if (n := len(problems) - _SHOWN) > 0 else []
+    return BundleError(
+        "; ".join([*problems[:_SHOWN], *more]),
+        fix="give 8-bit images that Pillow opens, such as JPEG or PNG",
+    )
 
 
 def _check_array(image: Array) -> Array:
@@ -132,8 +162,19 @@ def _check_array(image: Array) -> Array:
 
 
 def _decode(path: str) -> Array:
+    with _open(path) as image:
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(image)
+        upright.load()
+    return _convert(upright, path)
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[Any]:
+    """Give an image of Pillow, whose pixels are decoded when they are asked for."""
     try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
+        from PIL import Image, UnidentifiedImageError
     except ImportError:
         raise EnvironmentProblem(
             f"Pillow, which decodes images, is not installed: {path}",
@@ -142,8 +183,7 @@ def _decode(path: str) -> Array:
     try:
         with Image.open(path, formats=_FORMATS) as image:
             _check_size(image, path)
-            upright = ImageOps.exif_transpose(image)
-            upright.load()
+            yield image
     except FileNotFoundError:
         raise BundleError(f"there is no file {path}", fix="give the path of an image") from None
     except UnidentifiedImageError:
@@ -160,7 +200,6 @@ def _decode(path: str) -> Array:
             f"{path} cannot be read as an image: {error}",
             fix="give an image that Pillow opens, such as JPEG or PNG",
         ) from error
-    return _convert(upright, path)
 
 
 def _check_size(image: Any, path: str) -> None:

@@ -67,8 +67,12 @@ class Labels(NamedTuple):
         """Return what the manifest has."""
         return {**self._asdict(), "names": list(self.names)}
 
-    def check(self, output: TensorSpec) -> None:
+    def check(self, output: TensorSpec, *, is_activation_known: bool = True) -> None:
         """Check that an output has a score for each name.
+
+        Args:
+            output: The output.
+            is_activation_known: Whether `activation` is that of the model; else bytes may be scores.
 
         Raises:
             ValueError: otherwise, with a sentence.
@@ -79,7 +83,8 @@ class Labels(NamedTuple):
             raise ValueError(
                 f"there are {len(self.names)} names, and {scores} scores for a sample: {takes}"
             )
-        is_byte = output.dtype in ("int8", "uint8") and self.activation
+        may_be_bytes = self.activation or not is_activation_known
+        is_byte = output.dtype in ("int8", "uint8") and may_be_bytes
         if not output.dtype.startswith("float") and not is_byte:
             raise ValueError(f"scores are floating-point numbers, and {takes}")
 

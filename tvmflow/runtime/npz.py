@@ -11,7 +11,7 @@ import math
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -67,6 +67,30 @@ def open_npz(path: Path, source: str) -> dict[str, AnyArray]:
     except OSError as error:
         raise _explain_reading(error, source) from error
     return _read_npz(file.file, source, _Storage(file).read)
+
+
+def describe_npz(path: Path, source: str, read: Collection[str] = ()) -> dict[str, Array]:
+    """Return the arrays of an npz file by name, with zeros for the elements, which take no memory.
+
+    Args:
+        path: The file.
+        source: What messages call it.
+        read: The names of arrays that are read.
+
+    Raises:
+        StageError: when it is damaged, or holds more than plain arrays.
+        EnvironmentProblem: when it cannot be read.
+    """
+    import numpy as np
+
+    def describe(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
+        if entry.filename.removesuffix(".npy") in read:
+            return _read_array(archive, entry)
+        header = _read_header(archive, entry)
+        zeros: Array = np.broadcast_to(np.zeros((), header.dtype), header.shape)
+        return zeros
+
+    return _read_npz(path, source, describe)
 
 
 def _read_npz(file: Path | IO[bytes], source: str, read: Callable[..., Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class StageTraits:
         needs_all: Those of `needs` -> whether a recipe, as it is for one target, makes this one read all of their files.
         reads: Files from outside the store: `model`: in the key; `reference`: the model outside
             the key, for the framework that it came from; `operators`: the files of the recipe's own
-            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`; `calibration`: its `quantize.data`.
+            operators; `data`: the recipe's `verify.data`; `labels`: its `labels`; `labels-check`: these outside the key; `calibration`: its `quantize.data`.
         tools: Distributions whose code can change the output, whatever the recipe says.
         timeout_s: Seconds after which a run is taken to hang.
         compiles_kernels: It compiles kernels, so that the backend's tools are in its key.

@@ -15,6 +15,8 @@ from tvmflow.stages.base import Settings
 
 LABELS: Final = "labels"
 """The role of the file of labels."""
+UNKEYED_LABELS: Final = "labels-check"
+"""What a stage reads that checks labels, and whose result does not depend on them."""
 
 # Operators that change neither which score is the largest nor whether scores are probabilities.
 _TRANSPARENT: Final = frozenset(
@@ -68,7 +70,8 @@ def describe_images(
         }
     if labels is not None:
         activation = _find_activation(model) if model else ""
-        fields["labels"] = _read_labels(labels, activation, signature).to_json()
+        scores = _read_specs(signature, "outputs")[0]
+        fields["labels"] = read_labels(labels, scores, activation).to_json()
     return fields
 
 
@@ -93,10 +96,20 @@ def _make_preprocessing(
         ) from None
 
 
-def _read_labels(path: Path, activation: str, signature: Mapping[str, Json]) -> Labels:
+def read_labels(path: Path, scores: TensorSpec, activation: str | None = None) -> Labels:
+    """Return the labels in a file.
+
+    Args:
+        path: The file.
+        scores: The first output.
+        activation: The operator that the scores come from; None where it is not known.
+
+    Raises:
+        StageError: when they do not fit the output.
+    """
     try:
-        labels = parse_labels(path.read_bytes(), activation)
-        labels.check(_read_specs(signature, "outputs")[0])
+        labels = parse_labels(path.read_bytes(), activation or "")
+        labels.check(scores, is_activation_known=activation is not None)
     except ValueError as error:
         raise StageError(
             f"labels: the file does not fit the model: {error}",

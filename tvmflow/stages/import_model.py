@@ -36,6 +36,7 @@ from tvmflow.stages.base import (
     no_files,
     no_lines,
 )
+from tvmflow.stages.images import LABELS, UNKEYED_LABELS, read_labels
 from tvmflow.targets.resolve import PartitionedTarget
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ NAME: Final = "import"
 TRAITS: Final = StageTraits(
     version=17,
     scope="model",
-    reads=("model", "operators"),
+    reads=("model", "operators", UNKEYED_LABELS),
     tools=("apache-tvm", "apache-tvm-ffi"),
     timeout_s=3600.0,
     weights=("params.safetensors",),
@@ -151,6 +152,9 @@ def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
             raise
         advice = _advise_multiples(settings, dimensions, context.inputs)
         raise ImportFailed(error.message, fix=advice + error.fix) from error
+    if LABELS in context.inputs:
+        # export would find it out, after the search
+        read_labels(context.inputs[LABELS], loaded.outputs[0])
     _add_dimensions(loaded.mod, dimensions)
     _check_sizes(loaded.mod, loaded.nodes)
     signature = {"inputs": loaded.inputs, "outputs": loaded.outputs}

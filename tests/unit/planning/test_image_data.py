@@ -13,9 +13,10 @@ from PIL import Image
 from tests.support.engine import joined_target, plan_of, recipe, target
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.keys import list_changes
-from tvmflow.core.types import InputFile
-from tvmflow.planning import checks
-from tvmflow.planning.checks import ImageFiles, list_images
+from tvmflow.core.types import InputFile, TensorSpec
+from tvmflow.frontends.base import InputRequest, ModelInput, ModelOutput
+from tvmflow.planning import data_files
+from tvmflow.planning.data_files import ImageFiles, Signature, list_images, read_signature
 from tvmflow.planning.decisions import PlanState
 from tvmflow.planning.pipelines import Pipeline
 from tvmflow.planning.recipes import LoadedRecipe, PlannedRecipe
@@ -58,14 +59,14 @@ def planned(folder: Path, **fields: Any) -> PlannedRecipe:
 
 def problem(folder: Path, **fields: object) -> str:
     with pytest.raises(RecipeError) as caught:
-        list_images([planned(folder, **fields)])
+        list_images([(planned(folder, **fields), Signature())])
     assert caught.value.exit_code == 2
     (text,) = caught.value.problems
     return text.replace(str(folder), "")
 
 
 def listed(folder: Path, **fields: object) -> ImageFiles:
-    return list_images([planned(folder, **fields)])
+    return list_images([(planned(folder, **fields), Signature())])
 
 
 def test_each_image_is_an_input_of_verify(folder: Path) -> None:
@@ -94,10 +95,10 @@ def test_a_key_has_one_digest_for_all_images(
 
     before = inputs()
     assert list(before) == ["data/2 files"]
-    (folder / "images/cat/a.png").write_bytes(b"another image")
+    Image.new("L", (8, 8)).save(folder / "images/cat/a.png")
     changed = inputs()
     assert list(changed) == list(before) and changed != before
-    (folder / "images/cat/c.png").write_bytes(b"one more")
+    Image.new("L", (9, 9)).save(folder / "images/cat/c.png")
     more = inputs()
     assert list(more) == ["data/3 files"]
     (folder / "images/cat/c.png").unlink()
@@ -182,6 +183,8 @@ def test_wrong_folders_are_errors(folder: Path) -> None:
     assert "flat: has no images (.bmp, " in problem(folder, **fields)
     (folder / "flat/a.png").touch()
     assert "has no folders of classes, which verify.min_accuracy needs" in problem(folder, **fields)
+    assert "flat/a.png cannot be read as an image" in problem(folder, verify={"data": "flat"})
+    Image.new("L", (8, 8)).save(folder / "flat/a.png")
     assert listed(folder, verify={"data": "flat"}).files == {"flat": ("a.png",)}
 
 
@@ -220,7 +223,7 @@ def test_labels_are_read_when_a_run_is_planned(folder: Path) -> None:
 
 def test_without_pillow_images_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
-    monkeypatch.setattr(checks, "is_pillow_installed", lambda: False)
+    monkeypatch.setattr(data_files, "is_pillow_installed", lambda: False)
     assert "pip install 'tvmflow[images]'" in problem(folder)
 
 
@@ -266,7 +269,81 @@ def test_an_npz_file_is_no_list_of_images(folder: Path) -> None:
     assert listed(folder, verify={"data": "data.npz"}).files == {}
     (folder / "data.npz").write_bytes(b"no arrays")
     compiled = planned(folder, verify={"data": "data.npz"})._replace(stages=("import", "build"))
-    assert list_images([compiled]).files == {}
+    assert list_images([(compiled, Signature())]).files == {}
+
+
+FLOATS = Signature((TensorSpec("data", (2, 3, 8, 8), "float32"),))
+FIT = {"data": np.zeros((5, 3, 8, 8), "float32"), "label": np.arange(5)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fields", "text"),
+    [
+        ({"date": FIT["data"]}, {}, "there is no array 'data' (there are ['date'])"),
+        ({"data": np.zeros((5, 3, 8, 9), "float32")}, {}, "'data' has shape (5, 3, 8, 9)"),
+        ({"data": np.zeros((5, 3, 8, 8), "uint8")}, {}, "'data' is uint8, the model takes float32"),
+        ({"data": FIT["data"]}, {}, "verify.min_accuracy is set and there is no array 'label'"),
+        ({"data": FIT["data"], "label": np.arange(4)}, {}, "not have the same number of samples"),
+        (FIT, {"quantize": {"samples": 6}}, "it has 5 samples, and quantize.samples asks for 6"),
+        (
+            {"data": FIT["data"]},
+            {"verify": {"data": "data.npz"}, "quantize": {"max_accuracy_drop": 1}},
+            "quantize.max_accuracy_drop is set and there is no array 'label'",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_the_model_are_found_in_planning(
+    arrays: dict[str, Any], fields: dict[str, Any], text: str, folder: Path
+) -> None:
+    """By the heads of their files: verify would say it when the library is tuned and built."""
+    np.savez(folder / "data.npz", **arrays)
+    fields = {"verify": {"data": "data.npz", "min_accuracy": 0.5}, **fields}
+    with pytest.raises(RecipeError) as caught:
+        list_images([(planned(folder, **fields), FLOATS)])
+    assert text in caught.value.problems[0]
+    np.savez(folder / "data.npz", **FIT)
+    fields.pop("quantize", None)
+    assert list_images([(planned(folder, **fields), FLOATS)]).files == {}
+
+
+def test_labels_and_images_that_do_not_fit_the_model_are_found_in_planning(folder: Path) -> None:
+    """Five scores for two names, scores that are integers, and an input beside that for images."""
+
+    def problem_of(signature: Signature) -> str:
+        with pytest.raises(RecipeError) as caught:
+            list_images([(planned(folder), signature)])
+        return "".join(caught.value.problems)
+
+    assert problem_of(Signature(scores=TensorSpec("y", (1, 5), "float32"))) == (
+        "net.yaml:labels: labels: labels.txt does not fit the model: there are 2 names, and 5 scores for a sample: "
+        "the output 'y' is float32[1, 5]"
+    )
+    assert "scores are floating-point" in problem_of(
+        Signature(scores=TensorSpec("y", (1, 2), "int64"))
+    )
+    inputs = tuple(TensorSpec(name, (1, 3, 8, 8), "float32") for name in ("data", "state"))
+    assert "the model has the further input state" in problem_of(Signature(inputs))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "scores"),
+    [
+        ((4, 3, 8, 8), ("n", 5), (1, 5)),
+        ((4, 3, 8, 8), (1, "", 5), None),
+        ((1, 3, 9, 9), (1, 5), None),
+        ((1, 3, 8, 8), None, None),
+    ],
+)
+def test_scores_are_known_where_the_inputs_are_those_of_the_file(
+    shape: tuple[int, ...], dims: tuple[int | str, ...] | None, scores: tuple[int, ...] | None
+) -> None:
+    """Another batch changes no scores; other sizes may."""
+    signature = read_signature(
+        [ModelInput("data", "float32", (1, 3, 8, 8))],
+        [ModelOutput("y", "float32", dims)],
+        [InputRequest("data", shape)],
+    )
+    assert (signature.scores and signature.scores.shape) == scores
 
 
 def test_a_table_is_read_however_it_was_written(folder: Path) -> None:

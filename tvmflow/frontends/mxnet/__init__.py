@@ -24,6 +24,7 @@ from tvmflow.frontends.base import (
     MissingFile,
     ModelFacts,
     ModelInput,
+    ModelOutput,
     NotAModel,
     ReferenceTraits,
     SourceFields,
@@ -114,7 +115,9 @@ def read_variables(path: Path) -> ModelFacts:
     variables = {node.name: read_shape(node) for node in symbol.nodes if node.op == "null"}
     return ModelFacts(
         tuple(ModelInput(name, dims=dims, is_required=False) for name, dims in variables.items()),
-        outputs=tuple(dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads)),
+        outputs=tuple(
+            map(ModelOutput, dict.fromkeys(symbol.nodes[node].name for node, _ in symbol.heads))
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.files import map_file
-from tvmflow.frontends.base import ModelFacts, ModelInput, NotAModel, unsupported_dtype
+from tvmflow.frontends.base import ModelFacts, ModelInput, ModelOutput, NotAModel, unsupported_dtype
 from tvmflow.frontends.inputs import MAX_SIGNATURE
 
 # ---------------------------------------------------------------- element types
@@ -243,23 +243,25 @@ class _Reader:
         """Give the inputs of the main graph."""
         for field in self._inputs:
             name = self._name(field, 1)
-            # ValueInfoProto.type, TypeProto.tensor_type
-            tensor = self._last(self._last(field, 2), 1)
-            yield self._input(name, tensor)
+            yield model_input(name, *self._type(field), is_required=name not in self._weights)
 
-    def outputs(self) -> Iterator[str]:
-        """Give the names of the outputs of the main graph."""
-        return (self._name(field, 1) for field in self._outputs)
+    def outputs(self) -> Iterator[ModelOutput]:
+        """Give the outputs of the main graph."""
+        for field in self._outputs:
+            element_type, dims = self._type(field)
+            yield ModelOutput(self._name(field, 1), _ELEMENT_TYPES.get(element_type or 0), dims)
 
-    def _input(self, name: str, tensor: Field | None) -> ModelInput:
-        is_required = name not in self._weights
+    def _type(self, value: Field) -> tuple[int | None, tuple[int | str, ...] | None]:
+        """Return element type and sizes of a value; None for one that is no tensor."""
+        # ValueInfoProto.type, TypeProto.tensor_type
+        tensor = self._last(self._last(value, 2), 1)
         if tensor is None:
-            return model_input(name, None, None, is_required=is_required)
+            return None, None
         parts = list(self._fields(tensor))
         types = [part.value for part in parts if part.number == 1]
         shape = next((part for part in reversed(parts) if part.number == 2), None)
         dims = None if shape is None else tuple(map(self._dim, self._fields(shape)))
-        return model_input(name, types[-1] if types else 0, dims, is_required=is_required)
+        return types[-1] if types else 0, dims
 
     def _dim(self, dim: Field) -> int | str:
         """Return a fixed size, or the name of a free dimension."""

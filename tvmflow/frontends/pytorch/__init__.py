@@ -14,7 +14,7 @@ from pydantic import Field
 from tvmflow.core import packages
 from tvmflow.core.file_kinds import PT2
 from tvmflow.frontends._reading import read_in_worker
-from tvmflow.frontends.base import LoadedModel, ModelFacts, ReferenceTraits
+from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelOutput, ReferenceTraits
 from tvmflow.frontends.frontend import (
     MODEL,
     ImportCall,
@@ -48,7 +48,8 @@ def describe(path: Path) -> ModelFacts:
         NotAModel: when it is none that can be imported.
     """
     archive = read_archive(path)
-    return ModelFacts(archive.inputs, outputs=archive.outputs)
+    outputs = zip(archive.outputs, archive.output_types, strict=True)
+    return ModelFacts(archive.inputs, outputs=tuple(ModelOutput(n, *t) for n, t in outputs))
 
 
 class PytorchFrontend(OneFileFrontend):

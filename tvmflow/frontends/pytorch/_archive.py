@@ -229,6 +229,9 @@ _SPECIALIZED_MINIMUM: Final = 2
 _INFINITY: Final = 1 << 62
 
 
+_Type = tuple[str | None, tuple[int | str, ...] | None]
+
+
 class Archive(NamedTuple):
     """Facts of a model that stand in its archive.
 
@@ -236,6 +239,7 @@ class Archive(NamedTuple):
         torch_version: The PyTorch that wrote it, such as `2.13.0+cpu`; empty if it does not say.
         inputs: Its tensors in order; constants that it was exported with are none.
         outputs: The names of its tensors in order, by `name_outputs`.
+        output_types: Dtype and sizes of each, as `ModelOutput` has them.
         containers: Types of inputs and outputs that are none of Python's own, such as
             `transformers.modeling_outputs.BaseModelOutput`; of named tuples with their fields.
     """
@@ -243,6 +247,7 @@ class Archive(NamedTuple):
     torch_version: str
     inputs: tuple[ModelInput, ...]
     outputs: tuple[str, ...]
+    output_types: tuple[_Type, ...]
     containers: Mapping[str, Sequence[str]]
 
 
@@ -346,13 +351,16 @@ def _parse(document: Mapping[str, Any]) -> Archive:
     specs = [spec["user_output"] for spec in signature["output_specs"] if "user_output" in spec]
     is_tensor = ["as_tensor" in spec["arg"] for spec in specs]
     outputs = [name for name, keep in zip(names, is_tensor, strict=True) if keep]
+    tensors = [spec["arg"]["as_tensor"]["name"] for spec in specs if "as_tensor" in spec["arg"]]
+    types = tuple(_type(graph["tensor_values"].get(name)) for name in tensors)
     specs = [json.loads(whole[kind])[1] for kind in ("in_spec", "out_spec")]
     containers = {kind: names for spec in specs for kind, names in _containers(spec, fields)}
     return Archive(
-        str(document.get("torch_version") or ""),
-        inputs,
-        _distinct(outputs, [value.name for value in inputs]),
-        containers,
+        torch_version=str(document.get("torch_version") or ""),
+        inputs=inputs,
+        outputs=_distinct(outputs, [value.name for value in inputs]),
+        output_types=types,
+        containers=containers,
     )
 
 
@@ -365,9 +373,8 @@ def _inputs(
         if "as_tensor" in argument:
             name = argument["as_tensor"]["name"]
             tensor = graph["tensor_values"][name]
-            dims = tuple(_dim(size) for size in tensor["sizes"])
+            dtype, dims = _type(tensor)
             number = tensor["dtype"]
-            dtype = _DTYPES.get(number)
             other = _OTHER_DTYPES.get(number, f"number {number} of PyTorch")
             problem = "" if dtype else unsupported_dtype(other)
             own = {dim: limits[dim] for dim in dims if isinstance(dim, str) and dim in limits}
@@ -375,6 +382,13 @@ def _inputs(
         elif any(kind.startswith("as_sym") for kind in argument):
             [value] = argument.values()
             yield ModelInput(str(value.get("as_name", "?")), problem="is not a tensor")
+
+
+def _type(tensor: Mapping[str, Any] | None) -> _Type:
+    """Return the dtype of a tensor, where NumPy has it, and its sizes."""
+    if tensor is None:
+        return None, None
+    return _DTYPES.get(tensor["dtype"]), tuple(_dim(size) for size in tensor["sizes"])
 
 
 def _dim(size: Mapping[str, Any]) -> int | str:

@@ -15,7 +15,14 @@ from tvmflow.core.file_kinds import TFLITE
 from tvmflow.core.files import map_file
 from tvmflow.core.formatting import names_text
 from tvmflow.frontends._reading import read_in_worker, read_once
-from tvmflow.frontends.base import LoadedModel, ModelFacts, ModelInput, NotAModel, ReferenceTraits
+from tvmflow.frontends.base import (
+    LoadedModel,
+    ModelFacts,
+    ModelInput,
+    ModelOutput,
+    NotAModel,
+    ReferenceTraits,
+)
 from tvmflow.frontends.frontend import (
     MODEL,
     ImportCall,
@@ -58,7 +65,7 @@ def describe(path: Path) -> ModelFacts:
     return ModelFacts(
         tuple(_read_input(name, model.tensors[n]) for n, name in model.inputs.items()),
         unsupported=_unsupported_text(model),
-        outputs=tuple(name for name, _ in model.outputs),
+        outputs=tuple(_read_output(name, model.tensors[n]) for name, n in model.outputs),
     )
 
 
@@ -67,6 +74,11 @@ def _read_input(name: str, tensor: Tensor) -> ModelInput:
     is_known = tensor.dtype in IMPORTED_DTYPES
     problem = "" if is_known else f"has dtype {tensor.dtype}, which is not supported"
     return ModelInput(name, tensor.dtype if is_known else None, dims, problem=problem)
+
+
+def _read_output(name: str, tensor: Tensor) -> ModelOutput:
+    known = _read_input(name, tensor)
+    return ModelOutput(name, known.dtype, known.dims)
 
 
 def _unsupported_text(model: Model) -> str:

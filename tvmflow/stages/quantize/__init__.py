@@ -220,14 +220,21 @@ def run(settings: QuantizeSettings, context: StageContext) -> QuantizeFacts:
 _RESERVED: Final = "tvmflow."
 
 
+def find_name_problem(name: str) -> str:
+    """Return why an input or output cannot have a name; an empty string if it can."""
+    if not name.startswith(_RESERVED):
+        return ""
+    return (
+        f"quantize cannot calibrate a model with an input or output named {quoted(name)}: export the model with a "
+        f"name that does not start with '{_RESERVED}'"
+    )
+
+
 def _check_names(signature: Signature) -> None:
-    """Check that no input or output has a name that is taken."""
+    """Check that no input or output has a name that is taken: of some models, only the import knows them."""
     for spec in (*signature.inputs, *signature.outputs):
-        if spec.name.startswith(_RESERVED):
-            raise StageError(
-                f"quantize cannot calibrate a model with an input or output named {quoted(spec.name)}",
-                fix=f"export the model with a name that does not start with '{_RESERVED}'",
-            )
+        if problem := find_name_problem(spec.name):
+            raise StageError(problem)
 
 
 def _check_limits(settings: QuantizeSettings, evaluated: Samples | None, has_error: bool) -> None:

@@ -36,6 +36,7 @@ def test_the_facts_of_an_archive(name: str) -> None:
             ModelInput("ids", "int64", ("s0", "s1"), limits={"s0": (4, 64), "s1": (None, None)}),
         ),
         outputs=("output",),
+        output_types=((None, None),),
         containers={},
     )
 
