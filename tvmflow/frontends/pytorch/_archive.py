@@ -13,9 +13,11 @@ copy with nothing else in it, so that it cannot find other files than were check
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import json
+import math
 import re
 import struct
 import zipfile
@@ -49,10 +51,14 @@ _OPERATOR: Final = re.compile(
 # It maps a file, and makes it where there is none.
 _REFUSED_OPERATOR: Final = "torch.ops.aten.from_file."
 # A formula of sizes, as sympy writes it: nothing but these functions is called, and nothing has attributes.
-_FORMULA_PART: Final = re.compile(
-    r"'[\w.+-]*'|[A-Za-z]\w*|\d+(?:\.\d*)?(?:e[+-]?\d+)?|!=|[-+*/%<>=~&|,() ]"
-)
-_CALLEE: Final = re.compile(r"(\w+|\)) *\(")
+_FORMULA: Final = re.compile(r"[\w.+\-*/%<>=~&|!,()' ]+", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?[\d.]+(?:e[+-]?\d{1,4})?")
+_MAX_FORMULA: Final = 10_000
+# What sympy may have to compute: of the values, of a product that it writes out, and by which functions.
+_MAX_BITS: Final = 4096
+_MAX_TERMS: Final = 10_000
+_MAX_PARTS: Final = 1000
+_SIZE_BITS: Final = 64
 _FUNCTIONS: Final = frozenset(
     "Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality Float FloatPow FloatTrueDiv FloorDiv FloorToInt Ge "
     "GreaterThan Gt Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator LShift Le LessThan Lt Max Min Mod "
@@ -106,8 +112,145 @@ def _check_operator(text: str) -> None:
 
 
 def _check_formula(text: str) -> None:
-    if _FORMULA_PART.sub("", text) or not _FUNCTIONS.issuperset(_CALLEE.findall(text)):
-        raise NotAModel(f"its graph has the size {quoted(text)}, which is no formula")
+    is_formula = len(text) <= _MAX_FORMULA and _FORMULA.fullmatch(text)
+    try:
+        if not is_formula:
+            raise ValueError
+        tree = ast.parse(text, mode="eval")
+        if sum(1 for _ in ast.walk(tree)) > _MAX_PARTS:
+            raise _TooLarge
+        _measure(tree.body)
+    except _TooLarge:
+        raise NotAModel(
+            f"its graph has the size {quoted(text)}, which takes too long to compute"
+        ) from None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise NotAModel(f"its graph has the size {quoted(text)}, which is no formula") from None
+
+
+class _TooLarge(Exception):
+    """A formula whose value, or whose sum of products, could be too large."""
+
+
+class _Extent(NamedTuple):
+    """How large a formula can become: the bits of its value, and its terms when products are written out."""
+
+    bits: float
+    terms: float
+    constant: float | None = None
+
+
+_SIZE: Final = _Extent(_SIZE_BITS, 1.0)
+
+
+def _measure(node: ast.expr) -> _Extent:
+    """Return how large a formula is.
+
+    Raises:
+        ValueError: when it is none.
+        _TooLarge: when a part of it is too large.
+    """
+    extent = _measure_part(node)
+    if extent.bits > _MAX_BITS or extent.terms > _MAX_TERMS:
+        raise _TooLarge
+    return extent
+
+
+def _measure_part(node: ast.expr) -> _Extent:
+    match node:
+        case ast.Constant(value=str() as text):
+            # the text of a number, or the name of a size
+            return _constant(text) if _NUMBER.fullmatch(text) else _SIZE
+        case ast.Constant(value=int() | float() as number):
+            return _constant(str(float(number) if isinstance(number, bool) else number))
+        case ast.Name():
+            return _SIZE
+        case ast.UnaryOp(op=operator, operand=operand):
+            inner = _measure(operand)
+            is_negative = isinstance(operator, ast.USub) and inner.constant is not None
+            return inner._replace(constant=-(inner.constant or 0)) if is_negative else inner
+        case ast.BinOp(left=left, op=operator, right=right):
+            combine = _OPERATORS.get(type(operator), _product)
+            return combine([_measure(left), _measure(right)])
+        case ast.Compare(left=left, comparators=others):
+            return _sum([_measure(one) for one in (left, *others)])
+        case ast.Tuple(elts=entries):
+            return _sum([_measure(one) for one in entries])
+        case ast.Call(func=ast.Name(id=name)):
+            return _measure_call(name, node)
+        case _:
+            raise ValueError
+
+
+def _measure_call(name: str, call: ast.Call) -> _Extent:
+    if name not in _FUNCTIONS:
+        raise ValueError
+    parts = [_measure(one) for one in call.args]
+    options = [_measure(option.value) for option in call.keywords]
+    # the precision of a Float
+    for digits in (*options, *(parts[1:] if name == "Float" else ())):
+        if digits.constant is not None and abs(digits.constant) > _MAX_BITS:
+            raise _TooLarge
+    if name in _ATOMS and parts:
+        return parts[0]
+    return _CALLS.get(name, _product)(parts)
+
+
+def _constant(text: str) -> _Extent:
+    mantissa, _, exponent = text.lower().partition("e")
+    bits = 4 * (len(mantissa) + abs(int(exponent or 0)))
+    return _Extent(bits, 1.0, float(text) if bits <= 2 * _SIZE_BITS else None)
+
+
+def _sum(parts: Sequence[_Extent]) -> _Extent:
+    bits = max((part.bits for part in parts), default=0) + len(parts)
+    return _Extent(bits, sum(part.terms for part in parts))
+
+
+def _product(parts: Sequence[_Extent]) -> _Extent:
+    return _Extent(
+        sum(part.bits for part in parts), math.prod(max(part.terms, 1) for part in parts)
+    )
+
+
+def _quotient(parts: Sequence[_Extent]) -> _Extent:
+    numbers = [part.constant for part in parts]
+    match numbers:
+        case [float() as above, float() as below] if below:
+            return _product(parts)._replace(constant=above / below)
+        case _:
+            return _product(parts)
+
+
+def _power(parts: Sequence[_Extent]) -> _Extent:
+    """Return how large a power or a shift is, whose exponent must be constant."""
+    if len(parts) != 2:
+        raise ValueError
+    base, exponent = parts
+    if exponent.constant is None or abs(exponent.constant) > _SIZE_BITS:
+        raise _TooLarge
+    times = max(1.0, abs(exponent.constant))
+    if base.terms > 1 and times * math.log(base.terms) > math.log(_MAX_TERMS):
+        raise _TooLarge
+    return _Extent(base.bits * times + _SIZE_BITS, base.terms**times)
+
+
+_ATOMS: Final = frozenset({"Float", "Identity", "Integer", "Symbol"})
+_OPERATORS: Final[Mapping[type[ast.operator], Callable[[Sequence[_Extent]], _Extent]]] = {
+    ast.Add: _sum,
+    ast.Div: _quotient,
+    ast.Sub: _sum,
+    ast.Pow: _power,
+    ast.LShift: _power,
+    ast.RShift: _power,
+}
+_CALLS: Final = {
+    "Rational": _quotient,
+    **dict.fromkeys(("Add", "Max", "Min", "Piecewise"), _sum),
+    **dict.fromkeys(
+        ("FloatPow", "LShift", "Pow", "PowByNatural", "RShift", "RoundDecimal"), _power
+    ),
+}
 
 
 def _check_structure(text: str) -> None:

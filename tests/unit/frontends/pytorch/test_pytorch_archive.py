@@ -17,7 +17,7 @@ from tvmflow.core.errors import ImportFailed
 from tvmflow.core.file_kinds import EXPORT_LINES, recognize
 from tvmflow.frontends.base import ModelInput, NotAModel
 from tvmflow.frontends.inputs import find_input_problems
-from tvmflow.frontends.pytorch._archive import Archive, copy_for_pytorch, read_archive
+from tvmflow.frontends.pytorch._archive import Archive, check_graph, copy_for_pytorch, read_archive
 
 TWO_INPUTS: Any = {"image": ("float32", ["s0", 3, 8]), "ids": ("int64", ["s0", "s1"])}
 
@@ -356,6 +356,10 @@ def test_a_graph_that_holds_code_is_refused(document: Any, reason: str) -> None:
         "FloatPow(ToFloat(FloorDiv(Symbol('s53'), Integer(2))), Float('0.5', precision=53))",
         "(s0//2) % 3 >= -1",
         "Max(1, s0) != u0",
+        "Pow(s0, Rational(1, 2)) + s1**(-1) + (s0 + s1 + 1)**3",
+        "Piecewise((s0, s0 > 1), (1, True)) & ~Eq(s0, 2)",
+        "-2**62 + 9223372036854775807",
+        "((((s0 - 1)//2 + 1) - 1)//2 + 1)*((s1 - 1)//2 + 1)",
     ],
 )
 def test_formulas_of_sizes_are_accepted(formula: str) -> None:
@@ -393,6 +397,42 @@ def test_other_formulas_are_refused(formula: str) -> None:
     write_archive(Path("net.pt2"), document)
     with pytest.raises(NotAModel, match="which is no formula"):
         read_archive(Path("net.pt2"))
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "9**9**9**9",
+        "Pow(10, Pow(10, 9))",
+        "Pow(Integer('10'), Integer('1000000000'))",
+        "((((2**64)**64)**64)**64)",
+        "2**s0",
+        "PowByNatural(s0, 65)",
+        "LShift(1, 1000000)",
+        "RoundDecimal(s0, 1000000)",
+        "1e999999",
+        "Float('1e9999')",
+        "Float('0.5', precision=1000000000)",
+        "Float('0.5', 1000000000)",
+        "9" * 2000,
+        "(s0 + s1 + s2 + s3)**20",
+        "(s0 + s1)*(s0 + s2)**10*(s1 + s3)**10",
+        "Mul(" + ", ".join(["2**60"] * 99) + ")",
+        "Max(" + ", ".join(f"s{n}" for n in range(2000)) + ")",
+    ],
+)
+def test_formulas_that_sympy_would_not_end_are_refused(formula: str) -> None:
+    """Exponents, results, and sums that products become are limited when a formula is read."""
+    with pytest.raises(NotAModel, match=r"which (takes too long to compute|is no formula)"):
+        check_graph({"expr_str": formula})
+
+
+@pytest.mark.parametrize("part", ["(", "-", "s0**", "[", "Abs(", "~", "9", "'", "1e", "not "])
+def test_hostile_formulas_end_reading(part: str) -> None:
+    """Nested deeply, or long."""
+    for count in (1500, 3000, 100_000):
+        with pytest.raises(NotAModel):
+            check_graph({"expr_str": part * count + "1"})
 
 
 def test_pytorch_gets_a_copy_with_tensors_alone(tmp_path: Path) -> None:
