@@ -13,15 +13,15 @@ import gc
 import importlib
 import json
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Final, TypeVar
 
 from tvmflow.core import errors, fork_server_process, termination
 from tvmflow.core.codec import from_json, to_json
+from tvmflow.core.cpu_time import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.errors import Interrupted, TvmflowError
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.core.formatting import size_text
@@ -177,7 +177,7 @@ def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
         seconds = min(_MIN_SECONDS + size // _BYTES_PER_SECOND, _MAX_SECONDS)
         # files are mapped
         limit_address_space(_MAX_MEMORY + size)
-        _limit_cpu(seconds)
+        limit_cpu_time(seconds)
         facts = to_json(reader(path))
         if len(json.dumps(facts)) > _MAX_FACTS:
             return {"problem": f"its inputs take more than {size_text(_MAX_FACTS)} to describe"}
@@ -187,26 +187,9 @@ def read_file(payload: Json, emit: fork_server_process.Emit) -> Json:
     except MemoryError:
         text = f"reading it takes more than {size_text(_MAX_MEMORY)} of memory, the limit for what is not weights"
         return {"problem": text}
-    except _TooSlow:
+    except CpuTimeExceeded:
         return {"problem": f"reading it takes more than {seconds} s, the limit for its size"}
     except OSError as error:
         if error.errno is None:
             raise
         return {"errno": error.errno}
-
-
-class _TooSlow(BaseException):
-    """Reading took too long. No reader handles it as damage of the file."""
-
-
-def _limit_cpu(seconds: int) -> None:
-    """Raise _TooSlow after a time, or end this process a little later where that has no effect."""
-    import resource
-
-    def stop(*_: object) -> NoReturn:
-        raise _TooSlow
-
-    used = sum(os.times()[:2])
-    signal.signal(signal.SIGXCPU, stop)
-    limit = int(used) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 2))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import Field
 
+from tvmflow.core import fork_server_process
 from tvmflow.core.codec import without_empty
+from tvmflow.core.cpu_time import CpuTimeExceeded, limit_cpu_time
 from tvmflow.core.dimensions import WrongSize, evaluate_shape
 from tvmflow.core.errors import ImportFailed
 from tvmflow.core.formatting import excerpt, names_text, quoted
@@ -58,6 +60,9 @@ describe = explain = no_lines
 MODEL: Final = "model.json"
 PARAMS: Final = "params.safetensors"
 SIGNATURE: Final = "signature.json"
+# Of CPU time. A file comes from anybody, and the time of a stage is for machines with other work, too.
+_MIN_CPU_S: Final = 900
+_BYTES_PER_S: Final = 1 << 20
 # Operators that move a window over data: the beginnings of their names.
 _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
 
@@ -144,6 +149,23 @@ class ImportFacts(NamedTuple):
 
 def run(settings: ImportSettings, context: StageContext) -> ImportFacts:
     """Import the model, and write it in several files, so that later stages can need only one of them."""
+    seconds = _MIN_CPU_S + sum(map(_count_bytes, context.inputs.values())) // _BYTES_PER_S
+    if fork_server_process.is_child:
+        limit_cpu_time(seconds)
+    try:
+        return _import(settings, context)
+    except CpuTimeExceeded:
+        raise ImportFailed(
+            f"importing the model takes more than {seconds} s of CPU time, the limit for its size",
+            fix="export the model again, with fewer operators and simpler shapes",
+        ) from None
+
+
+def _count_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     dimensions = _list_dimensions(settings)
     try:
         loaded, constants = _load(settings, dimensions, context.inputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -236,3 +238,25 @@ def test_no_multiple_is_advised_where_none_helps(tmp_path: Path) -> None:
     with pytest.raises(ImportFailed, match="NonZero") as caught:
         run(import_model.settings(recipe, None).to_json(), save(made, tmp_path), tmp_path)
     assert caught.value.fix == OPEN_FIX
+
+
+ENDLESS = """
+from types import SimpleNamespace
+from tvmflow.core import fork_server_process
+from tvmflow.core.errors import ImportFailed
+from tvmflow.stages import import_model
+fork_server_process.is_child, import_model._MIN_CPU_S = True, 1
+import_model._import = lambda *_: any(0 for _ in iter(int, 1))
+try:
+    import_model.run(None, SimpleNamespace(inputs={}))
+except ImportFailed as error:
+    print(error.message)
+"""
+
+
+def test_an_import_ends() -> None:
+    """A file of a stranger takes no more CPU time than its size allows, whatever its reader does."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDLESS], capture_output=True, text=True, check=True
+    )
+    assert "more than 1 s of CPU time, the limit for its size" in done.stdout
