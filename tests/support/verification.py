@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -87,6 +88,7 @@ class Verified:
         kernel: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
         *,
         is_delivered_only: bool = False,
+        replaced: Mapping[str, Path] = MappingProxyType({}),
     ) -> Verdict | VerifyFailed:
         """Build, export and verify a library.
 
@@ -94,6 +96,7 @@ class Verified:
             params: Other weights than those that were imported.
             kernel: Changes the lowered module before it is scheduled.
             is_delivered_only: The change is in the delivered library, and in no other one that `verify` builds.
+            replaced: Other files than those that were exported.
 
         Returns:
             The verdict, or the error with which it rejects the library.
@@ -106,7 +109,8 @@ class Verified:
         try:
             with _changed(kernel):
                 files |= self._run("build", files)
-            files |= self._run("export", files)
+            self.exported = self._run("export", files)
+            files |= {**self.exported, **replaced}
             if self._recipe.quantize:
                 # the reference computes with these weights
                 files |= self.imported

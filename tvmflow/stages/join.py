@@ -69,7 +69,7 @@ class JoinSettings(StageSettings):
 
 def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
     """Return what the joined files depend on, besides the exported parts."""
-    outputs = _joined_outputs(recipe)
+    outputs = list_outputs(recipe)
     return JoinSettings(
         name=recipe.name,
         version=recipe.version,
@@ -84,7 +84,7 @@ def settings(recipe: Recipe, target: PartitionedTarget) -> JoinSettings:
     )
 
 
-def _joined_outputs(recipe: Recipe) -> list[str]:
+def list_outputs(recipe: Recipe) -> list[str]:
     """Return the outputs that there are for a partitioned target as a whole."""
     return sorted(set(recipe.outputs) & set(PARTITIONED_EXPORTERS))
 
@@ -131,7 +131,7 @@ def _make_request(
 def deliveries(recipe: Recipe, target: PartitionedTarget) -> Files:
     """Return the files of every output that there is for a partitioned target as a whole."""
     request = make_request(recipe, target)
-    return export.list_files(request, _joined_outputs(recipe), PARTITIONED_EXPORTERS)
+    return export.list_files(request, list_outputs(recipe), PARTITIONED_EXPORTERS)
 
 
 Transfer = TypedDict(

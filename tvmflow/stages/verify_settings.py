@@ -99,6 +99,7 @@ class VerifySettings(StageSettings):
     untuned variant; a partitioned target has none. `tune_at` has the sizes that matter most,
     by dimension. `levels` are those that the library has code for, and `prefix` is that of its names,
     which the variable that chooses a level has. `quantized` says that the model is the recipe's float model with integers.
+    `deliveries` are the files of each output that is loaded as users do.
     """
 
     verify: CheckSettings
@@ -115,6 +116,7 @@ class VerifySettings(StageSettings):
     levels: dict[str, LevelSettings] = Field(default={})
     prefix: str = ""
     quantized: bool = False
+    deliveries: dict[str, tuple[str, ...]] = Field(default={})
 
     def add_sizes_to_tune_at(self, dimensions: Iterable[Dimension]) -> tuple[Dimension, ...]:
         """Return dimensions with the sizes that matter most."""

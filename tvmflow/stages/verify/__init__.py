@@ -14,15 +14,17 @@ from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.generated_text import identifier
 from tvmflow.core.types import Json, RunTraits
+from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
-from tvmflow.stages import choose
+from tvmflow.stages import choose, export, join
 from tvmflow.stages.base import Files, StageContext, StageTraits
 from tvmflow.stages.image_data import DATA
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
+from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
@@ -84,7 +86,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=13,
+    version=14,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -98,7 +100,7 @@ TRAITS: Final = StageTraits(
     },
     optional_needs=(choose.NAME, "extract_tasks", "pick_best"),
     needs_of_parts=("emulation_program",),
-    needs_all={"export": lambda recipe: recipe.verify.run_on == CHROMIUM},
+    needs_all={"export": lambda recipe: run_location(recipe) in (LOCAL, CHROMIUM)},
     reads=("reference", "operators", "data"),
     tools=("apache-tvm", "apache-tvm-ffi", "numpy"),
     timeout_s=4 * 3600.0,
@@ -158,7 +160,19 @@ def settings(recipe: Recipe, target: ResolvedTarget | PartitionedTarget) -> Veri
         levels=levels,
         prefix=identifier(recipe.name) if levels else "",
         quantized=recipe.quantize is not None,
+        deliveries=_list_deliveries(recipe, target) if run_on == LOCAL else {},
     )
+
+
+def _list_deliveries(
+    recipe: Recipe, target: ResolvedTarget | PartitionedTarget
+) -> dict[str, tuple[str, ...]]:
+    """Return the files of each output for a target."""
+    if isinstance(target, PartitionedTarget):
+        request, outputs = join.make_request(recipe, target), join.list_outputs(recipe)
+    else:
+        request, outputs = export.make_request(recipe, target), sorted(set(recipe.outputs))
+    return {output: EXPORTERS[output].files(request) for output in outputs}
 
 
 def _level_settings(recipe: Recipe, target: ResolvedTarget) -> dict[str, LevelSettings]:
@@ -270,6 +284,8 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
                 else _passed_level(level)
                 for name, level in verdict["levels"].items()
             }
+        if "deliveries" in verdict:
+            lasting["deliveries"] = verdict["deliveries"]
         if "fallback" in verdict:
             lasting["fallback"] = {"outputs": _passed_outputs(verdict["fallback"]["outputs"])}
         if "vm" in verdict:
@@ -351,6 +367,11 @@ def _verify(
         if library.timed is not None and reference is not None:
             add_reference_time(verdict, library, library.timed, data, reference, settings, context)
         add_compared(verdict, library, data, reference, signature, settings, context)
+        if settings.deliveries:
+            tolerance_of_files = reference.tolerance if reference else None
+            verdict["deliveries"] = check_deliveries(
+                library, data.batches[0], tolerance_of_files, settings, context
+            )
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
         if reference is not None and reference.sized:

@@ -51,6 +51,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
     failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
+    failures += _list_wrong_deliveries(verdict)
     for wrong in _list_wrong_sizes(verdict.get("vm", {}).get("sizes", ()), reference):
         failures.append(f"the library for TVM's virtual machine: {wrong}")
     if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
@@ -87,6 +88,16 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
             yield f"wrong at {where}: {mismatch}"
         if not entry.get("is_repeatable", True):
             yield f"wrong at {where}: the library computes other bits after calls with other sizes"
+
+
+def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence for every output that does not do in a new process what the verified library does."""
+    for output, delivery in verdict.get("deliveries", {}).items():
+        if delivery["passed"]:
+            continue
+        mismatches = list_mismatches(delivery.get("outputs", {}), "the verified library")
+        reason = delivery.get("failure") or "; ".join(mismatches) or "it computes other values"
+        yield f"the output '{output}', loaded in a new process as users do: {reason}"
 
 
 def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:

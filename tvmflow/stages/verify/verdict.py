@@ -257,6 +257,27 @@ class PartVerdict(TypedDict, total=False):
     sizes: list[SizeVerdict]
 
 
+class _Passed(TypedDict):
+    passed: bool
+
+
+class DeliveryVerdict(_Passed, total=False):
+    """An output that was loaded in a new process, as users load it, with one of the verified samples.
+
+    Attributes:
+        passed: It computes what the verified library does, or is not run.
+        is_equal: It computes the same bits; absent where it is not run.
+        outputs: The comparison of each output with the verified library's, where bits differ.
+        failure: Why it cannot be loaded or called.
+        not_run: Why no process of this machine loads it.
+    """
+
+    is_equal: bool
+    outputs: dict[str, OutputComparison]
+    failure: str
+    not_run: str
+
+
 class LevelVerdict(TypedDict, total=False):
     """The verdict on the code for one level of CPUs; `not_verified` says why there is none."""
 
@@ -292,7 +313,8 @@ class Verdict(_Judged, total=False):
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
     verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
-    of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run.
+    of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run. `deliveries` has the
+    verdict on each output that was loaded as users do.
     A library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is the
     root mean square of what it differs by from the `reference`, which computes the float model, relative to that.
     """
@@ -326,6 +348,7 @@ class Verdict(_Judged, total=False):
     sizes: list[SizeVerdict]
     sizes_left_out: list[str]
     levels: dict[str, LevelVerdict]
+    deliveries: dict[str, DeliveryVerdict]
     gates: dict[str, GateResult]
     failures: list[str]
     warnings: list[str]

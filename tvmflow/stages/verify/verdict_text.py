@@ -74,6 +74,7 @@ def _describe(facts: Verdict) -> list[str]:
         lines += [f"{name}: {line}" for line in _describe_outputs(part.get("outputs", {}), facts)]
     lines += [_describe_level(name, level) for name, level in facts.get("levels", {}).items()]
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
+    lines += _describe_deliveries(facts)
     if "vm" in facts:
         lines.append(
             f"the library for TVM's virtual machine agrees with {compared_with(facts)}, too"
@@ -198,6 +199,19 @@ def _describe_index_inputs(facts: Verdict) -> Iterator[str]:
             ties = output.get("ties", 0)
             tie_text = f"; {count_text(ties, 'index')} of equal scores" if ties else ""
             yield f"{name} reaches {output['reached']} of {output['classes']} classes{tie_text}"
+
+
+def _describe_deliveries(facts: Verdict) -> Iterator[str]:
+    """Give the outputs that were loaded as users do, and those that were not."""
+    texts: dict[str, list[str]] = {}
+    for output, delivery in facts.get("deliveries", {}).items():
+        if "not_run" in delivery:
+            yield f"{output} is not loaded as users do: {delivery['not_run']}"
+        elif delivery["passed"]:
+            how = "the same bits" if delivery["is_equal"] else "the same within the tolerance"
+            texts.setdefault(how, []).append(output)
+    for how, outputs in texts.items():
+        yield f"loaded in new processes as users do, with another number of threads: {', '.join(outputs)} ({how})"
 
 
 def _describe_layers(facts: Verdict) -> Iterator[str]:

@@ -1,0 +1,61 @@
+"""Deliveries as users load them: each output in a new process, compared with the verified library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from onnx import helper
+
+from tests.support.onnx_models import draw, model, save, value
+from tests.support.verification import Verified, negate_largest
+from tvmflow.core.errors import VerifyFailed
+
+OUTPUTS = ("bundle", "c-library", "c-library-weights", "wheel")
+
+
+def write_dense(folder: Path) -> dict[str, Path]:
+    nodes = [helper.make_node("MatMul", ["data", "w"], ["scores"])]
+    shapes = [value("data", [2, 8])], [value("scores", [2, 5])]
+    return save(model(nodes, *shapes, {"w": draw(8, 5)}), folder)
+
+
+def verified(folder: Path, *outputs: str) -> Verified:
+    made = Verified(
+        folder / "stages", {"onnx": "model.onnx"}, write_dense(folder), outputs=[*outputs]
+    )
+    right = made.verify()
+    assert not isinstance(right, VerifyFailed), right
+    assert right["deliveries"] == {
+        output: {"passed": True, "is_equal": True} for output in sorted(outputs)
+    }
+    return made
+
+
+def test_what_a_user_would_load_is_loaded(tmp_path: Path) -> None:
+    """A delivered file that is damaged, or computes something else, is rejected, though the library is right."""
+    made = verified(tmp_path, *OUTPUTS)
+    right = made.exported
+    wrong = made.verify(negate_largest(made.params, "w"))
+    assert isinstance(wrong, VerifyFailed)
+    others = made.exported
+    wheel = next(name for name in right if name.endswith(".whl"))
+    library = "export/net-c-library"
+    weights = f"{library}-weights/net.weights"
+    for files, count in (
+        (["export/net.tvmflow", f"{library}/libnet.a", weights, wheel], 4),
+        ([f"{library}/libnet.so"], 1),
+    ):
+        failed = made.verify(replaced={role: others[role] for role in files})
+        assert isinstance(failed, VerifyFailed)
+        assert failed.message.count("loaded in a new process as users do: ") == count
+    damaged = tmp_path / "damaged.tvmflow"
+    damaged.write_bytes(right["export/net.tvmflow"].read_bytes()[:-40])
+    failed = made.verify(replaced={"export/net.tvmflow": damaged})
+    assert isinstance(failed, VerifyFailed) and "loaded in a new process" in failed.message
+
+
+@pytest.mark.slow
+def test_libraries_for_tvm_are_loaded_by_tvm(tmp_path: Path) -> None:
+    """With and without weights inside, and as part of a program."""
+    verified(tmp_path, "params", "shared-library", "static-library", "system-library")

@@ -1,0 +1,449 @@
+"""Deliveries as users load them: each output in a new process, with one of the verified samples.
+
+The process in which `verify` compares a library has imported the compiler, and that of a user has not: what only
+an import registers is missing there. The new processes run with another number of threads, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tvmflow.core.errors import TvmflowError
+from tvmflow.core.processes import code_command
+from tvmflow.core.types import Json
+from tvmflow.exporters import wheel
+from tvmflow.exporters.base import link_or_copy
+from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
+from tvmflow.stages.verify.tolerances import Tolerance
+from tvmflow.stages.verify.verdict import DeliveryVerdict
+from tvmflow.stages.verify_settings import LOCAL, VerifySettings
+from tvmflow.targets.c_runtime import symbol_prefix
+from tvmflow.targets.linking import link_c_library, link_shared
+from tvmflow.targets.linking.base import Interface, run_zig
+from tvmflow.targets.threads import VARIABLE
+from tvmflow.targets.tvm_target import cpu_triple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Arrays = Mapping[str, Array]
+
+_TIMEOUT_S: Final = 600.0
+
+_BEFORE: Final = """
+import json, pathlib, sys
+import numpy as np
+task = json.loads(pathlib.Path(sys.argv[1]).read_text())
+file = task["file"]
+with np.load(task["samples"]) as archive:
+    feed = dict(zip(task["inputs"], (archive[name] for name in archive.files)))
+"""
+_AFTER: Final = """
+arrays = [np.ascontiguousarray(array) for array in outputs.values()]
+np.savez(task["results"], *(array.reshape(-1).view(np.uint8) for array in arrays))
+described = [[name, list(a.shape), str(a.dtype)] for name, a in zip(outputs, arrays)]
+pathlib.Path(task["described"]).write_text(json.dumps(described))
+"""
+_BUNDLE: Final = """
+import tvmflow
+outputs = tvmflow.load(file, task.get("weights")).run(feed)
+"""
+_WHEEL: Final = """
+import importlib
+outputs = importlib.import_module(task["module"]).run(feed)
+"""
+_C_LIBRARY: Final = """
+from tvmflow.core.types import TensorSpec
+from tvmflow.runtime.arrays import allocate_aligned
+from tvmflow.runtime.c_loader import NativeProgram
+from tvmflow.runtime.module import Module
+weights = None
+if "weights" in task:
+    read = np.fromfile(task["weights"], np.uint8)
+    weights = allocate_aligned(TensorSpec("weights", read.shape, "uint8"))
+    weights[...] = read
+signature, threads = task["signature"], task["threads"]
+program = NativeProgram(pathlib.Path(file), task["prefix"], threads, signature, weights)
+outputs = Module(program, signature, {}).run(feed)
+"""
+# TVM imports PyTorch where it is installed, for seconds, and uses nothing of it here.
+_TVM: Final = """
+import ctypes
+sys.modules["torch"] = None
+import tvm
+from tvm import relax
+if task.get("is_system"):
+    ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
+    library = tvm.runtime.system_lib(task["prefix"] + "_")
+else:
+    library = tvm.runtime.load_module(file)
+arguments = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in feed.values()]
+if "weights" in task:
+    loaded = tvm.runtime.load_param_dict_from_file(task["weights"])
+    arguments += [loaded[name] for name in sorted(loaded)]
+results = relax.VirtualMachine(library, tvm.cpu())["main"](*arguments)
+results = [results] if isinstance(results, tvm.runtime.Tensor) else list(results)
+outputs = {name: result.numpy() for name, result in zip(task["outputs"], results)}
+"""
+
+
+class _Task(NamedTuple):
+    """A process that loads an output.
+
+    Attributes:
+        code: What a user's program does.
+        file: The file that it loads.
+        fields: More that the code reads.
+        folders: For a process without the packages of this one: the folders that it imports from.
+    """
+
+    code: str
+    file: Path
+    fields: Mapping[str, Json] = {}
+    folders: tuple[Path, ...] = ()
+
+
+class _Unloadable(Exception):
+    """The reason why nothing on this machine loads an output as a user would."""
+
+
+def check_deliveries(
+    library: Library,
+    feed: Arrays,
+    tolerance: Tolerance | None,
+    settings: VerifySettings,
+    context: StageContext,
+) -> dict[str, DeliveryVerdict]:
+    """Load each output in a new process, and compare what it computes with what the verified library does.
+
+    Args:
+        library: The verified library.
+        feed: A verified sample.
+        tolerance: How closely outputs must agree where they are not the same bits; None: not at all.
+        settings: Those of `verify`.
+        context: That of the stage.
+
+    Returns:
+        The verdict on each output; nothing where the library runs on another machine.
+    """
+    if settings.run_on != LOCAL or not isinstance(library, LocalLibrary):
+        return {}
+    feed = {spec.name: feed[spec.name] for spec in library.inputs}
+    loader = _Deliveries(library, feed, settings, context)
+    verdicts: dict[str, DeliveryVerdict] = {}
+    tasks: dict[str, list[_Task]] = {}
+    for output, names in settings.deliveries.items():
+        try:
+            tasks[output] = list(loader.list_tasks(output, names))
+        except _Unloadable as reason:
+            verdicts[output] = {"passed": True, "not_run": str(reason)}
+        except TvmflowError as error:
+            verdicts[output] = {"passed": False, "failure": error.message}
+    with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
+        running = [
+            (name, pool.submit(loader.run, task)) for name, each in tasks.items() for task in each
+        ]
+        for name, future in running:
+            verdict = loader.judge(name, future.result(), tolerance)
+            # of an output in several forms, the first that is wrong
+            if name not in verdicts or verdicts[name]["passed"]:
+                verdicts[name] = verdict
+    return {name: verdicts[name] for name in settings.deliveries if name in verdicts}
+
+
+class _Deliveries:
+    """The outputs of a library, with a sample for them in a file.
+
+    Args:
+        library: The verified library.
+        feed: A verified sample.
+        settings: Those of `verify`.
+        context: That of the stage.
+    """
+
+    def __init__(
+        self, library: LocalLibrary, feed: Arrays, settings: VerifySettings, context: StageContext
+    ) -> None:
+        import numpy as np
+
+        self._library, self._feed = library, feed
+        self._settings, self._context = settings, context
+        self._folder = context.work / "deliveries"
+        self._folder.mkdir()
+        self._count = 0
+        self._expected: dict[str, Arrays] = {}
+        self._threads = 2 if settings.threads == 1 else 1
+        self._samples = self._folder / "samples.npz"
+        self._is_plain = all(array.dtype.kind in "biuf" for array in feed.values())
+        if self._is_plain:
+            np.savez(self._samples, *feed.values())
+
+    def list_tasks(self, output: str, names: Sequence[str]) -> Iterator[_Task]:
+        """Give the processes that load an output.
+
+        Raises:
+            _Unloadable: when no process can.
+            TvmflowError: when a linker fails.
+        """
+        if not self._is_plain:
+            raise _Unloadable("NumPy's files cannot hold its inputs")
+        list_own = _TASKS.get(output)
+        if list_own is None:
+            raise _Unloadable(
+                _NOT_LOADED.get(output, "it is not loaded by a program of this machine")
+            )
+        missing = [name for name in names if f"export/{name}" not in self._context.inputs]
+        assert not missing, missing
+        folder = self._next()
+        files = {}
+        for name in names:
+            files[name] = folder / name
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            # the store has the same files under other names
+            link_or_copy(self._context.inputs[f"export/{name}"], files[name])
+        return list_own(self, files)
+
+    def run(self, task: _Task) -> Arrays | str:
+        """Return what a new process computes by output, or the last line of its error."""
+        import numpy as np
+
+        from tvmflow.runtime.arrays import dtype_of
+
+        folder = self._next()
+        results, described, request = (
+            folder / name for name in ("out.npz", "out.json", "task.json")
+        )
+        fields = {
+            "file": str(task.file),
+            "samples": str(self._samples),
+            "inputs": [*self._feed],
+            "outputs": [spec.name for spec in self._library.outputs],
+            "results": str(results),
+            "described": str(described),
+            **task.fields,
+        }
+        request.write_text(json.dumps(fields))
+        code = f"{_BEFORE}{task.code}{_AFTER}"
+        if task.folders:
+            path = [str(path) for path in task.folders]
+            command = [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                f"import sys; sys.path += {path!r}\n{code}",
+            ]
+        else:
+            command = code_command(f"\n{code}")
+        try:
+            done = subprocess.run(
+                [*command, str(request)],
+                cwd=folder,
+                env={**os.environ, VARIABLE: str(self._threads)},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {_TIMEOUT_S:.0f} s"
+        if done.returncode != 0 or not described.exists():
+            # the lines after the error's own, such as the fix, are indented
+            lines = [line for line in done.stderr.splitlines() if line[:1].strip()]
+            return lines[-1] if lines else f"the process ended with {done.returncode}"
+        with np.load(results) as archive:
+            contents = [archive[f"arr_{index}"] for index in range(len(archive.files))]
+        return {
+            name: content.view(dtype_of(dtype)).reshape(shape)
+            for (name, shape, dtype), content in zip(
+                json.loads(described.read_text()), contents, strict=True
+            )
+        }
+
+    def judge(
+        self, output: str, found: Arrays | str, tolerance: Tolerance | None
+    ) -> DeliveryVerdict:
+        """Return the verdict on what a process computed."""
+        if isinstance(found, str):
+            return {"passed": False, "failure": found}
+        expected = self._expect(output)
+        if found.keys() != expected.keys():
+            return {"passed": False, "failure": f"its outputs are {', '.join(found)}"}
+        if all(_is_same(found[name], array) for name, array in expected.items()):
+            return {"passed": True, "is_equal": True}
+        outputs = {
+            name: comparison.compare(found[name], array, tolerance)
+            for name, array in expected.items()
+            if tolerance
+        }
+        is_passed = bool(outputs) and all(compared["passed"] for compared in outputs.values())
+        return {"passed": is_passed, "is_equal": False, "outputs": outputs}
+
+    def _expect(self, output: str) -> Arrays:
+        """Return what the verified library computes of the sample: that for TVM's virtual machine, where it is delivered."""
+        machine = self._context.inputs.get("export/vm.tvmflow")
+        runtime = "vm" if machine and _TASKS.get(output) in _OF_TVM else ""
+        if runtime not in self._expected:
+            library = load_local(machine, self._settings) if machine and runtime else self._library
+            [self._expected[runtime]] = library.run_all([dict(self._feed)])
+        return self._expected[runtime]
+
+    def _next(self) -> Path:
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        return folder
+
+    # ---------------------------------------------------------------- outputs
+
+    def load_bundle(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the process that loads a bundle."""
+        [bundle] = files.values()
+        yield _Task(_BUNDLE, bundle)
+
+    def load_wheel(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the process that imports a wheel, with what it requires and nothing else."""
+        [path] = files.values()
+        unpacked, required = path.parent / "unpacked", path.parent / "required"
+        required.mkdir()
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(unpacked)
+        [info] = unpacked.glob("*.dist-info/METADATA")
+        _link_required(metadata.PathDistribution(info.parent), required)
+        module = wheel.module_name(self._library.module.manifest["name"])
+        yield _Task(_WHEEL, path, {"module": module}, (unpacked, required))
+
+    def load_c_library(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the processes that load the shared library, and a program that the static one is linked into."""
+        fields = self._describe_c_library()
+        weights = [str(path) for name, path in files.items() if name.endswith(".weights")]
+        fields |= {"weights": weights[0]} if weights else {}
+        for name, path in files.items():
+            if name.endswith(self._shared_suffix):
+                yield _Task(_C_LIBRARY, path, fields)
+            elif name.endswith(".a"):
+                interface = Interface("linked.so", [f"{fields['prefix']}_*"])
+                linked = path.with_name("linked.so")
+                link_c_library(self._unpack(path), linked, self._triple, interface)
+                yield _Task(_C_LIBRARY, linked, fields)
+
+    def load_shared(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the process that loads a library by TVM's runtime."""
+        self._require_plain_outputs()
+        [path] = files.values()
+        yield _Task(_TVM, path)
+
+    def load_static(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the process that loads what the objects of a static library are linked to."""
+        self._require_plain_outputs()
+        [path] = (path for path in files.values() if path.suffix != ".h")
+        linked = path.with_name("linked.so")
+        link_shared(self._unpack(path), linked, self._triple)
+        is_system = len(files) > 1
+        yield _Task(_TVM, linked, {"is_system": is_system, **self._describe_c_library()})
+
+    def load_params(self, files: Mapping[str, Path]) -> Iterator[_Task]:
+        """Give the processes that load a library without weights, by tvmflow and by TVM."""
+        self._require_plain_outputs()
+        paths = {path.suffix: path for path in files.values()}
+        yield _Task(_BUNDLE, paths[".tvmflow"], {"weights": str(paths[".safetensors"])})
+        yield _Task(_TVM, paths[self._shared_suffix], {"weights": str(paths[".params"])})
+
+    def _require_plain_outputs(self) -> None:
+        if self._library.module.manifest["target"]["tvm"]["kind"] != "llvm":
+            raise _Unloadable("it runs on a GPU, by TVM's runtime")
+        if any(spec.bounded_axis is not None for spec in self._library.outputs):
+            raise _Unloadable("its outputs have sizes that TVM's runtime does not cut them to")
+
+    def _describe_c_library(self) -> dict[str, Json]:
+        module = self._library.module
+        signature = {
+            side: [spec.to_json() for spec in specs]
+            for side, specs in (("inputs", module.inputs), ("outputs", module.outputs))
+        }
+        if module.dimensions:
+            signature["dimensions"] = [dimension.to_json() for dimension in module.dimensions]
+        prefix = symbol_prefix(module.manifest["name"]).removesuffix("_")
+        return {"prefix": prefix, "threads": self._threads, "signature": signature}
+
+    def _unpack(self, archive: Path) -> list[Path]:
+        """Return the objects of a static library."""
+        folder = self._next()
+        run_zig(folder, "ar", "x", str(archive), action="unpacking a static library")
+        return sorted(folder.iterdir())
+
+    @property
+    def _triple(self) -> str:
+        return cpu_triple(self._library.module.manifest["target"]["tvm"])
+
+    @property
+    def _shared_suffix(self) -> str:
+        return {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+
+
+_OF_TVM: Final = (_Deliveries.load_shared, _Deliveries.load_static, _Deliveries.load_params)
+_TASKS: Final[Mapping[str, Callable[[_Deliveries, Mapping[str, Path]], Iterator[_Task]]]] = {
+    "bundle": _Deliveries.load_bundle,
+    "wheel": _Deliveries.load_wheel,
+    "c-library": _Deliveries.load_c_library,
+    "c-library-weights": _Deliveries.load_c_library,
+    "cpp": _Deliveries.load_c_library,
+    "shared-library": _Deliveries.load_shared,
+    "params": _Deliveries.load_params,
+    "static-library": _Deliveries.load_static,
+    "system-library": _Deliveries.load_static,
+}
+_NOT_LOADED: Final[Mapping[str, str]] = {
+    "android": "it needs a device with Android, or an emulator of one",
+    "archive": "it holds the other files",
+    "c-source": "it is compiled where it is used",
+    "objects": "TVM's loader links it, with a C++ compiler",
+    "web": "it needs a browser (verify.run_on: chromium)",
+    "xcframework": "it needs a Mac or an iPhone",
+}
+
+
+def _is_same(actual: Array, expected: Array) -> bool:
+    return (actual.shape, actual.dtype, actual.tobytes()) == (
+        expected.shape,
+        expected.dtype,
+        expected.tobytes(),
+    )
+
+
+def _link_required(distribution: metadata.Distribution, folder: Path) -> None:
+    """Link the top-level files of all that a distribution requires into a folder."""
+    from packaging.requirements import Requirement
+
+    for text in distribution.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            required = metadata.distribution(requirement.name)
+        except metadata.PackageNotFoundError as error:
+            raise _Unloadable(f"{requirement.name}, which it requires, is not installed") from error
+        if (folder / str(required.metadata["Name"])).exists():
+            continue
+        tops = {file.parts[0] for file in required.files or () if file.parts[0] not in ("..", ".")}
+        is_known = True
+        for top in sorted(tops):
+            link = folder / top
+            if not link.exists():
+                is_known = False
+                link.symlink_to(Path(str(required.locate_file(top))).resolve())
+        if not is_known:
+            _link_required(required, folder)
