@@ -50,7 +50,7 @@ class OutputOptions(Options):
 
     @property
     def quiet(self) -> bool:
-        """True if only problems and the summary are shown."""
+        """True if only problems, and a line for each delivery, are shown."""
         return self.verbosity < 0
 
 

@@ -156,7 +156,7 @@ def _add_common(group: _Group) -> None:
         dest="verbosity",
         action="store_const",
         const=-1,
-        help="print only problems, and results that were asked for",
+        help="print only problems, results that were asked for, and a line for each delivery: verdict and folder",
     )
 
 

@@ -90,8 +90,9 @@ def release(
     recording.did_more = result.is_new
     if output.json:
         print_json({"event": "released", **recording.release})
-    elif result.failed_gates or not output.quiet:
-        print_lines(*_format_release(result))
+    else:
+        lines = [*_format_release(result)]
+        print_lines(*(lines[-1:] if output.quiet and not result.failed_gates else lines))
     return EXIT_VERIFY if result.failed_gates else EXIT_OK
 
 

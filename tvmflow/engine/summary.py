@@ -58,12 +58,13 @@ def summary(
 ) -> str:
     """Return the last lines of a run.
 
-    `quiet` leaves only problems; `verbose` adds what each stage says of its result, and every delivered file.
+    `quiet` leaves problems, and a line with verdict and folder for each delivery; `verbose` adds what each stage says of its result, and every delivered file.
     """
     lines = list(_list_problems(report))
-    if quiet:
-        return printable_lines("\n".join(lines))
     builds = list_builds(report)
+    if quiet:
+        lines += map(_quiet_line, builds)
+        return printable_lines("\n".join(filter(None, lines)))
     is_stopped = any(stage.outcome == STOPPED for stage in report.stages)
     stopped = "; the same command continues from here" if is_stopped else ""
     if verbose:
@@ -76,6 +77,12 @@ def summary(
     paths = report.delivered if verbose else _list_folders(report.delivered, builds)
     lines += [f"  {path}" for path in _group_paths(paths)]
     return printable_lines("\n".join(lines))
+
+
+def _quiet_line(build: Build) -> str:
+    """Return the verdict of a build and the folder of its files; empty where nothing is known of it."""
+    parts = [verdict_text(build), f"{build.folder}/" if build.folder else ""]
+    return f"{build.name}: {', '.join(filter(None, parts))}" if any(parts) else ""
 
 
 def _list_problems(report: RunReport) -> Iterator[str]:
@@ -294,7 +301,7 @@ def _group_paths(paths: Sequence[str]) -> list[str]:
 # From here on a factor says more than a percentage.
 _LEAST_FACTOR: Final = 1.095
 _WHOLE_FACTOR: Final = 9.95
-# Limits that are so far apart stand in the headline themselves: their median says too little.
+# Limits that are so far apart stand in the headline beside the median.
 _WIDE: Final = 1.5
 _UNTUNED: Final = "the same model untuned"
 _REJECTED: Final = "rejected"
@@ -378,9 +385,8 @@ def _factor_text(
     low, high = limits
     if factor < _LEAST_FACTOR:
         return f"{percent.format(f'{factor - 1:.0%}')} {name}"
-    if high > low * _WIDE:
-        return f"{times.format(f'{_round_factor(low)} to {_round_factor(high)}')} {name}"
-    return f"{times.format(_round_factor(factor))} {name}"
+    noise = f" (noisy: {_round_factor(low)}–{_round_factor(high)})" if high > low * _WIDE else ""
+    return f"{times.format(_round_factor(factor))} {name}{noise}"
 
 
 def _round_factor(factor: float) -> str:

@@ -53,7 +53,7 @@ def test_one_build_has_one_row_its_slowest_kernels_and_a_headline() -> None:
     verbose = summary(ONE, verbose=True)
     assert "net:verify/host: speedup over untuned 3 (2.9 to 3.1, measured in turns" in verbose
     assert all(f"  {path}" in verbose.splitlines() for path in DELIVERED)
-    assert render(ONE, as_json=False, quiet=True) == ""
+    assert render(ONE, as_json=False, quiet=True) == "net/host: verified, dist/net/host/\n"
 
 
 @pytest.mark.parametrize(
