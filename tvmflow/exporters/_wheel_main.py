@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
 def _usage(model: Model) -> str:
     images = f"\n       python -m {__package__} IMAGE ..." if model.images and model.classes else ""
-    return f"usage: python -m {__package__} input.npz output.npz{images}\n{model!r}\n"
+    return f"usage: python -m {__package__} input.npz output.npz{images}\nmodel: {model}\n"
 
 
 def _run(model: Model, inputs: Path, outputs: Path) -> None:

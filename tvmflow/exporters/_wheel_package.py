@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvmflow.core.errors import BundleError, EnvironmentProblem
+from tvmflow.core.errors import TvmflowError as Error
 from tvmflow.runtime import loading
 from tvmflow.runtime.module import Module as Model
 
 if TYPE_CHECKING:
     from tvmflow.runtime.arrays import Array
 
-__all__ = ["BundleError", "EnvironmentProblem", "Model", "load", "run"]
+__all__ = ["BundleError", "EnvironmentProblem", "Error", "Model", "load", "run"]
 
 _shared: list[Model] = []
 _lock = threading.Lock()

@@ -39,6 +39,13 @@ _MAIN: Final = "exporters/_wheel_main.py"
 
 SOURCES: Final = (PACKAGE / _INIT, PACKAGE / _MAIN, *list_modules(for_vm=True))
 
+# Tracebacks name classes as programs import them, not the modules of the copied runtime.
+_PUBLIC_NAMES: Final = """
+for _name in ("BundleError", "EnvironmentProblem", "Error", "Model"):
+    _kind = globals()[_name]
+    _kind.__module__, _kind.__name__, _kind.__qualname__ = __name__, _name, _name
+"""
+
 # A system and the beginning of its C library's name -> the tag of wheels for it. The runtime's own
 # wheels need glibc 2.27.
 _TAGS: Final[Mapping[tuple[str, str], str]] = {
@@ -130,7 +137,8 @@ def _package_files(package: str, needs_tvm: bool) -> Iterator[tuple[str, bytes]]
     for name, source in (("__init__.py", _INIT), ("__main__.py", _MAIN)):
         text = (PACKAGE / source).read_text()
         text = text.replace("from tvmflow.exporters._wheel_package ", f"from {package} ")
-        yield name, rename_imports(text, package).encode()
+        text = rename_imports(text, package) + (_PUBLIC_NAMES if source == _INIT else "")
+        yield name, text.encode()
     yield from module_files(package, for_vm=needs_tvm)
 
 

@@ -177,7 +177,7 @@ def match_inputs(
     arrays, problems = _match("input", specs, feed)
     problems += [f"input '{spec.name}' is missing" for spec in specs if spec.name not in feed]
     if problems:
-        raise BundleError("; ".join(problems), fix=f"this model takes {takes!r}")
+        raise BundleError("; ".join(problems), fix=f"this model takes {takes}")
     # `ascontiguousarray` would give a scalar a dimension
     return [np.asarray(arrays[spec.name], order="C") for spec in specs]
 
@@ -217,13 +217,13 @@ def match_outputs(
         return [None] * len(specs)
     if not isinstance(out, Mapping):
         kind = type(out).__name__
-        raise BundleError(f"`out` is a {kind}, not arrays by name", fix=f"this model is {gives!r}")
+        raise BundleError(f"`out` is a {kind}, not arrays by name", fix=f"this model is {gives}")
     arrays, problems = _match("output", specs, out)
     for name, array in arrays.items():
         if not (array.flags.writeable and array.flags.c_contiguous):
             problems.append(f"the array for output '{name}' is not writable and dense in C order")
     if problems:
-        raise BundleError("; ".join(problems), fix=f"this model is {gives!r}")
+        raise BundleError("; ".join(problems), fix=f"this model is {gives}")
     return [arrays.get(spec.name) for spec in specs]
 
 

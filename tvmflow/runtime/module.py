@@ -91,15 +91,17 @@ class Module:
         """The names of the classes, in the order of the first output; empty where the model has none."""
         return self.classes.names if self.classes else ()
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         def show(specs: tuple[TensorSpec, ...]) -> str:
             return ", ".join(
                 f"{spec.name}: {spec.dtype}{shape_text(spec.to_json())}" for spec in specs
             )
 
-        package = __name__.partition(".")[0]
-        signature = f"({show(self.inputs)}) -> ({show(self.outputs)})"
-        return f"<{package}.{type(self).__name__} {self.manifest['name']} {signature}>"
+        return f"{self.manifest['name']} ({show(self.inputs)}) -> ({show(self.outputs)})"
+
+    def __repr__(self) -> str:
+        package = type(self).__module__.partition(".")[0]
+        return f"<{package}.{type(self).__name__} {self}>"
 
     def run(self, feed: Any, out: Mapping[str, Any] | None = None) -> dict[str, Array]:
         """Run the model.
@@ -274,7 +276,7 @@ class Module:
                 names = ", ".join(spec.name for spec in self.inputs)
                 raise BundleError(
                     f"one tensor is given, and the model has {len(self.inputs)} inputs: {names}",
-                    fix=f"give them by name; this model takes {self!r}",
+                    fix=f"give them by name; this model takes {self}",
                 )
             feed = {self.inputs[0].name: feed}
         arrays = match_inputs(self.inputs, feed, self)

@@ -172,7 +172,7 @@ def test_it_runs_without_tvmflow(site: Path, exported: Exported) -> None:
     done = python(site, "-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "<digits_model.Module digits (data: float32[1, 1, 8, 8]) -> (softmax_output: float32[1, 10])>"
+        "digits (data: float32[1, 1, 8, 8]) -> (softmax_output: float32[1, 10])"
         f" ['data'] (1, 10) {VERSION}",
         "input 'data' is missing",
         "[]",
@@ -232,6 +232,16 @@ def test_as_a_command_it_runs_part_of_a_batch_and_writes_an_output_called_file(
     with np.load(tmp_path / "site/y.npz") as outputs:
         np.testing.assert_array_equal(outputs["file"], x + 1)
         np.testing.assert_array_equal(outputs["twice"], x * 2)
+
+
+def test_its_errors_bear_the_name_of_the_package(site: Path) -> None:
+    """A program catches `Error`; the text says what the model takes, and no module of the copied runtime."""
+    program = "import digits_model as m\ntry: m.run({'date': 1})\nexcept m.Error as e: print(m.load())\nm.run([])"
+    done = python(site, "-c", program)
+    shown = "digits (data: float32[1, 1, 8, 8]) -> (softmax_output: float32[1, 10])"
+    assert done.stdout == f"{shown}\n"
+    [text] = re.findall(r"^digits_model\.BundleError: .*\n.*", done.stderr, re.MULTILINE)
+    assert text.endswith(f"this model takes {shown}") and "_tvmflow" not in text
 
 
 def test_nothing_in_it_imports_tvmflow(site: Path) -> None:

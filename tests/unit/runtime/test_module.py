@@ -66,8 +66,8 @@ def test_every_mismatch_is_named(any_bundle: Path) -> None:
     assert str(raised.value) == (
         "there is no input 'y'; input 'x' has shape (2, 4), not (2, 3); "
         "input 'x' has dtype float64, not float32\n"
-        "  fix: this model takes <tvmflow.Module small (x: float32[2, 3]) -> "
-        "(plus_one: float32[2, 3], twice: float32[2, 3])>"
+        "  fix: this model takes small (x: float32[2, 3]) -> "
+        "(plus_one: float32[2, 3], twice: float32[2, 3])"
     )
     with pytest.raises(BundleError, match="input 'x' is missing"):
         module.run({})
