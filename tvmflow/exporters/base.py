@@ -18,6 +18,9 @@ from tvmflow.targets.c_runtime import DescribedModel, levels
 from tvmflow.targets.linking import LINKERS
 from tvmflow.targets.platforms import Platform, parse_triple
 
+UNVERSIONED: Final = "0"
+"""The version of a delivery whose recipe names none."""
+
 _C_LIBRARY_KINDS: Final = tuple(
     kind for kind, backend in BACKENDS.items() if backend.RUNS_ON_HOST_CPU or backend.EXECUTOR
 )

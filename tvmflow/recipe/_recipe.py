@@ -32,6 +32,7 @@ from tvmflow.core.schema import (
 from tvmflow.core.text import did_you_mean, parse_size
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.exporters import PARTITIONED_EXPORTERS
+from tvmflow.exporters.base import UNVERSIONED
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import MAX_ELEMENTS, InputRequest
 from tvmflow.recipe._model import DimensionName, DimensionSpec, InputSpec, ModelSource
@@ -197,7 +198,7 @@ class Recipe(ClosedModel):
         description="Name of the folder in `dist` and of the files in it: lowercase letters, digits, `.`, `_`, `-`.",
     )
     version: ReleaseVersion = Field(
-        default="0",
+        default=UNVERSIONED,
         examples=["1.2.0"],
         description="Version of the delivered files, in the manifest and in the name of the wheel: a Python package version, "
         "in quotes.",

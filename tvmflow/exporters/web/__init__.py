@@ -22,7 +22,13 @@ from tvmflow.core.formatting import size_text
 from tvmflow.core.generated_text import comment, html_text, javascript_value, markdown_code
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import c_library
-from tvmflow.exporters.base import BuiltModel, ExportRequest, cpu_only_reason, link_or_copy
+from tvmflow.exporters.base import (
+    UNVERSIONED,
+    BuiltModel,
+    ExportRequest,
+    cpu_only_reason,
+    link_or_copy,
+)
 from tvmflow.exporters.wheel import distribution_name
 from tvmflow.runtime.images import read_preprocessing
 from tvmflow.runtime.labels import read_labels
@@ -245,7 +251,10 @@ def _describe_model(built: BuiltModel) -> dict[str, Json]:
 def write_page(built: BuiltModel) -> str:
     """Return the page that shows the model."""
     values = {"TITLE": html_text(built.name), "NAME": built.name}
-    return _render(_PAGE, values | {"VERSION": html_text(built.request.version)})
+    version = built.request.version
+    # of a recipe that names none
+    shown = "" if version == UNVERSIONED else f"Version {html_text(version)}"
+    return _render(_PAGE, values | {"VERSION": shown})
 
 
 def write_package(built: BuiltModel) -> str:
