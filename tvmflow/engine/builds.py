@@ -141,6 +141,8 @@ class Build(NamedTuple):
         size_bytes: Size of the library; of all its parts, for a partitioned target.
         weight_bytes: Size of the model's weights.
         quantization: What quantizing the model cost and won; empty for one that was not.
+        quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
+            float model's output; `error` is that of the library relative to the quantized model.
         kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
@@ -174,6 +176,7 @@ class Build(NamedTuple):
     size_bytes: int | None = None
     weight_bytes: int | None = None
     quantization: str = ""
+    quantization_error: float | None = None
     kernels: int | None = None
     tuned_kernels: int | None = None
     slowest_kernels: tuple[KernelShare, ...] = ()
@@ -260,6 +263,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         size_bytes=_add_up(library and library.library_bytes for library in exported),
         weight_bytes=imported and imported.weight_bytes,
         quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
+        quantization_error=imported.error if isinstance(imported, QuantizeFacts) else None,
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),

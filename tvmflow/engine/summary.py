@@ -33,7 +33,7 @@ _MAX_ROWS: Final = 30
 _MAX_DESCRIBED: Final = 3
 _MAX_NAME: Final = 40
 _MAX_LINE: Final = 120
-_NUMBERS: Final = ("error", "accuracy", "untuned", "latency", "library")
+_NUMBERS: Final = ("error", "error vs float", "accuracy", "untuned", "latency", "library")
 # What a narrow terminal does without, first things first; then the other runtimes.
 _EXPENDABLE: Final = ("stages", "inputs", "error", "untuned")
 _UNKNOWN: Final = "–"
@@ -209,6 +209,9 @@ def _cells(name: str, build: Build, peers: Sequence[str]) -> dict[str, str]:
         "inputs": excerpt(build.inputs, _MAX_NAME),
         "result": verdict_text(build),
         "error": "" if build.error is None else f"{build.error:.1e}",
+        "error vs float": ""
+        if build.quantization_error is None
+        else f"{build.quantization_error:.2%}",
         "accuracy": "" if build.accuracy is None else f"{build.accuracy:.2%}",
         "untuned": _latency_text(build.untuned_latency_s),
         "latency": _latency_text(build.latency_s),

@@ -172,7 +172,7 @@ def _summarize_tuning(builds: Sequence[Build]) -> Iterator[_Tile]:
 
 
 def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
-    """Yield the accuracy, or the largest error where no accuracy was measured."""
+    """Yield the accuracy, or the largest error where no accuracy was measured, and what quantizing cost."""
     accuracies = [build.accuracy for build in builds if build.accuracy is not None]
     errors = [build.error for build in builds if build.error is not None]
     if accuracies:
@@ -180,7 +180,13 @@ def _summarize_errors(builds: Sequence[Build]) -> Iterator[_Tile]:
         note = f"the reference has {_spread(before, accuracy)}" if before else ""
         yield _Tile("accuracy", _spread(accuracies, accuracy), note)
     elif errors:
-        yield _Tile("largest error", error(max(errors)), "of any output")
+        quantized = any(build.quantization_error is not None for build in builds)
+        note = "of any output, relative to the quantized model" if quantized else "of any output"
+        yield _Tile("largest error", error(max(errors)), note)
+    costs = [b.quantization_error for b in builds if b.quantization_error is not None]
+    if costs:
+        note = "root mean square, relative to the float model"
+        yield _Tile("error by quantizing", f"{max(costs):.2%}", note)
 
 
 def _sum_times(stages: Sequence[StageEntry]) -> Iterator[_Tile]:

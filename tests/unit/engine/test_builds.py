@@ -86,9 +86,12 @@ def test_a_quantized_build_says_what_that_cost_and_won() -> None:
     facts |= {"float_accuracy": 0.95, "accuracy": 0.945}
     run = report(stage("net:quantize/host", **facts), stage("net:export/host", library_bytes=7))
     assert summary(run).splitlines()[-3] == (
-        "net/host: quantized: 1 of 2 layers with integers, weights 30% of their size, "
+        "net/host: quantized: 1 of 2 layers with integers (float: 1 skip), weights 30% of their size, "
         "an estimated 60% of the layers' time saved, accuracy drop 0.50 points, error of outputs 2.00%"
     )
+    assert list_builds(run)[0].quantization_error == 0.02
+    table = summary(run).splitlines()
+    assert "error vs float" in table[0] and "2.00%" in table[1]
 
 
 def test_a_build_has_what_its_stages_say() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -119,7 +120,12 @@ def describe(facts: QuantizeFacts, inputs: KnownFacts) -> list[str]:
 def cost_text(facts: QuantizeFacts) -> str:
     """Return what quantization cost and won, in one line."""
     integers = [layer for layer in facts.layers if not layer.reason]
-    parts = [f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"]
+    layers = f"{len(integers)} of {count_text(len(facts.layers), 'layer')} with integers"
+    reasons = Counter(layer.reason for layer in facts.layers if layer.reason)
+    if reasons:
+        floats = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+        layers += f" (float: {floats})"
+    parts = [layers]
     if facts.weight_bytes and facts.float_bytes:
         parts.append(f"weights {facts.weight_bytes / facts.float_bytes:.0%} of their size")
     saved = sum(layer.gain or 0.0 for layer in integers)
