@@ -81,7 +81,9 @@ def parse_latency(text: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, float], kind: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-zµ]*)", text, re.ASCII)
+    # the micro sign and the Greek letter look alike
+    spelling = text.replace("μ", "µ")
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?) ?([A-Za-zµ]*)", spelling, re.ASCII)
     number, unit = match.groups() if match else ("", "")
     if match and unit in units:
         return float(number) * units[unit]

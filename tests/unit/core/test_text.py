@@ -17,7 +17,7 @@ from tvmflow.core.formatting import (
     quoted,
     size_text,
 )
-from tvmflow.core.text import columns, did_you_mean, nearest
+from tvmflow.core.text import columns, did_you_mean, nearest, parse_latency
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,9 @@ def test_a_suggestion_is_a_phrase_or_nothing() -> None:
 def test_a_very_long_name_is_compared_by_its_beginning() -> None:
     """The comparison takes time that grows with the square of the length."""
     assert nearest("tune" + "e" * 100_000, ["tune"]) == []
+
+
+@pytest.mark.parametrize("unit", ["us", "\u00b5s", "\u03bcs"])
+def test_microseconds_are_read_with_either_letter(unit: str) -> None:
+    """The micro sign and the Greek letter look alike."""
+    assert parse_latency(f"500 {unit}") == parse_latency(f"500{unit}") == pytest.approx(500e-6)
