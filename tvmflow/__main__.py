@@ -43,14 +43,13 @@ def main() -> int:
 
         os.environ.update(home_variables())
     argv = sys.argv[1:]
-    # The exit code of a command that ends because nobody reads its output: a run is not finished then.
-    code = 1 if argv[:1] in (["run"], ["lock"]) else 0
     try:
         code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of the output has closed it, as in `tvmflow plan … | head`.
+        # The reader of the output has closed it, as in `tvmflow plan … | head`: SIGPIPE ends other programs then.
         _discard_output()
+        code = 141
     except OSError as error:
         if error.errno in _TOO_MANY_FILES:
             # while modules are imported, which `cli` does not see

@@ -290,7 +290,7 @@ def test_a_run_ends_when_nobody_reads_its_output(project: Project) -> None:
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(60) == 1
+    assert process.wait(60) == 141
     assert process.stderr.read() == ""
     process.stderr.close()
 
@@ -303,6 +303,8 @@ def test_workers_end_with_a_killed_run(project: Project) -> None:
         folder.mkdir()
         ended = interrupt(Project(folder), STATES[name], signal.SIGKILL)
         assert (ended.code, ended.survivors) == (-signal.SIGKILL, [])
+        last = Project(folder).tvmflow("runs", "--json")
+        assert json.loads(last.out)["runs"][0]["end"] == "unfinished"
 
 
 @pytest.mark.faults

@@ -313,7 +313,8 @@ def run(
     )
     check_settings(settings)
     with record_run(store, ["python"]) as recording:
-        with Driver(planned.prepared, store, settings, _Listener(on_event)) as driver:
+        listener = _Listener(on_event)
+        with Driver(planned.prepared, store, settings, listener, recording.note_progress) as driver:
             report = driver.run(planned.prepared.plan)
         recording.report, recording.exit_code = report, report.exit_code
     return Result(report)

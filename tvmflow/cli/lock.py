@@ -107,7 +107,7 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
     prepared = prepare(request, store, settings, DownloadLine())
     # until they are pinned, garbage collection keeps the results
     with store.running():
-        with open_driver(prepared, settings, options.output, store) as driver:
+        with open_driver(prepared, settings, options.output, store, recording=recording) as driver:
             prepared = retune_recipes(prepared, request, driver, options.output)
             if options.update:
                 result = run_update(read_lock(path), prepared.plan, store, driver.run)

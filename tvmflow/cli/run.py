@@ -247,7 +247,12 @@ def _run(options: RunOptions, store: LocalStore, recording: Recording) -> int:
             # until they are pinned, garbage collection keeps the results
             leases.enter_context(store.running())
             with open_driver(
-                prepared, settings, options.output, store, command=options.argv
+                prepared,
+                settings,
+                options.output,
+                store,
+                recording=recording,
+                command=options.argv,
             ) as driver:
                 prepared = retune_recipes(prepared, request, driver, options.output)
                 report = driver.run(prepared.plan)
@@ -334,9 +339,10 @@ def open_driver(
     output: OutputOptions,
     store: LocalStore,
     *,
+    recording: Recording,
     command: Sequence[str] = (),
 ) -> Iterator[Driver]:
-    """Give the driver of a command whose runs are shown.
+    """Give the driver of a command whose runs are shown, and recorded as they proceed.
 
     `command` is the command line of `tvmflow run`, and empty for another command.
     """
@@ -365,7 +371,9 @@ def open_driver(
             logs = WorkerLogs(sys.stderr)
             stack.callback(logs.close)
             observer = _Display(printer, logs)
-        driver = stack.enter_context(Driver(prepared, store, settings, observer))
+        driver = stack.enter_context(
+            Driver(prepared, store, settings, observer, recording.note_progress)
+        )
         yield driver
 
 

@@ -27,6 +27,8 @@ SIGNAL_EXIT_BASE = 128
 """The exit code of a process that ends because of a signal is this and the number of the signal."""
 
 _NAMES = {1: "SIGHUP", 2: "SIGINT", 15: "SIGTERM"}
+# What else may end a run, without a word.
+_SILENT = {9: "SIGKILL", 13: "SIGPIPE"}
 _GRACE_S = 1.2
 _STDERR = 2
 
@@ -128,7 +130,7 @@ def signal_number() -> int:
 
 def signal_name(exit_code: int) -> str:
     """Return the name of the signal that a process ended with; empty for another exit code."""
-    return _NAMES.get(exit_code - SIGNAL_EXIT_BASE, "")
+    return (_NAMES | _SILENT).get(exit_code - SIGNAL_EXIT_BASE, "")
 
 
 def end() -> "NoReturn":

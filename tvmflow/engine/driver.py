@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from tvmflow.core import file_locks, signing, spans
@@ -153,16 +153,30 @@ def find_scheduler(option: str | None) -> str:
     return address if separator else f"tcp://{address}"
 
 
+NoteProgress = Callable[[Callable[[], RunReport]], None]
+"""Takes what gives the report of a run so far, when its stages begin and whenever one has ended."""
+
+
+def _ignore_progress(_: Callable[[], RunReport]) -> None:
+    """Keep nothing of a run before it ends."""
+
+
 class Driver:
     """Runs plans one after the other on one executor, and tells an observer."""
 
     def __init__(
-        self, prepared: PreparedRun, store: LocalStore, settings: DriverSettings, observer: Observer
+        self,
+        prepared: PreparedRun,
+        store: LocalStore,
+        settings: DriverSettings,
+        observer: Observer,
+        note_progress: NoteProgress = _ignore_progress,
     ) -> None:
         """Open the executor; it starts with the first stage that runs."""
         self._store = store
         self._settings = settings
         self._observer = observer
+        self._note_progress = note_progress
         self._forced = prepared.forced
         self._delivers_interim = prepared.is_plain and not settings.best_so_far
         self._report_wait = file_locks.report_waits(lambda text: self._tell("waiting", text))
@@ -209,16 +223,26 @@ class Driver:
         )
         client = self._open_client(self._settings.remote)
         recorder = TimelineRecording(self._observer.event)
+        jobs = options.jobs or self._executor.slots
+
+        def add_timeline(report: RunReport) -> RunReport:
+            return report._replace(timeline=to_json(recorder.finish(plan, jobs)))
+
         report_before = spans.report_spans(recorder.event)
         try:
             with Cancelling(self.cancel, self._observer.interrupted):
                 report = run_plan(
-                    plan, self._store, self._executor, recorder.event, options, client
+                    plan,
+                    self._store,
+                    self._executor,
+                    recorder.event,
+                    options,
+                    client,
+                    lambda make: self._note_progress(lambda: add_timeline(make())),
                 )
         finally:
             spans.report_spans(report_before)
-        timeline = recorder.finish(plan, options.jobs or self._executor.slots)
-        report = report._replace(timeline=to_json(timeline))
+        report = add_timeline(report)
         self._forced -= {stage.stage_id for stage in report.stages if stage.outcome == "ran"}
         return report
 

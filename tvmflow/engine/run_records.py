@@ -10,15 +10,24 @@ import contextlib
 import json
 import logging
 import platform
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tvmflow.core import packages
 from tvmflow.core.codec import Mismatch, from_json, to_json
 from tvmflow.core.documents import Unreadable, quote, read_file, read_json
-from tvmflow.core.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, TvmflowError, UsageError
+from tvmflow.core.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_KILLED,
+    EXIT_OK,
+    EXIT_UNREAD,
+    TvmflowError,
+    UsageError,
+)
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.project import shortest_path
@@ -45,6 +54,13 @@ _EPOCH_S: Final = 1_735_689_600
 _TICKS_PER_SECOND: Final = 32
 # A recipe is some kB; what is larger is recorded by its digest alone.
 _MAX_TEXT: Final = 256 << 10
+# The record of a run in progress is written again after this time, and takes at most this share of it.
+_INTERVAL_S: Final = 1.0
+_SHARE: Final = 0.02
+_UNFINISHED: Final = (
+    "the run was killed, or has not ended yet: finished stages and measured trials are kept, "
+    "and the same command continues from here"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -121,9 +137,11 @@ class RunRecord(NamedTuple):
 
     @property
     def end(self) -> str:
-        """The end of the run in one or two words: `ok`, `stopped`, or its exit code."""
+        """The end of the run in one or two words: `ok`, `stopped`, `unfinished`, or its exit code."""
         if self.exit_code == EXIT_OK:
             return "ok"
+        if self.exit_code == EXIT_KILLED:
+            return "unfinished"
         return "stopped" if signal_name(self.exit_code) else f"exit {self.exit_code}"
 
     def to_json(self) -> dict[str, Any]:
@@ -151,8 +169,11 @@ class RunRecord(NamedTuple):
 class Recording:
     """The record of a run in progress; whoever runs fills in what is known.
 
+    Whatever ends the process, the record is there: it is written again as stages end, and says that the run is
+    unfinished.
+
     Attributes:
-        report: What became of its stages; without one, nothing is recorded.
+        report: What became of its stages; without one, what is known of them so far.
         exit_code: The exit code of the command.
         release: What the release made of it.
         lock: The lock file that is enforced.
@@ -171,25 +192,46 @@ class Recording:
         self.lock: str | None = None
         self.did_more = False
         self.message = ""
+        self._id = ""
+        self._make_report: Callable[[], RunReport] | None = None
+        self._next_s = float("-inf")
+        self._lock = threading.Lock()
+
+    def note_progress(self, make_report: Callable[[], RunReport]) -> None:
+        """Write what is known of the run so far, as of a run that was killed. Called from several threads."""
+        with self._lock:
+            self._make_report = make_report
+            began_s = time.monotonic()
+            if began_s < self._next_s:
+                return
+            with contextlib.suppress(OSError, TvmflowError):
+                self._write(make_report(), EXIT_KILLED, _UNFINISHED)
+            now_s = time.monotonic()
+            self._next_s = now_s + max(_INTERVAL_S, (now_s - began_s) / _SHARE)
 
     def save(self) -> None:
         """Write the record, if the run did something; a record that cannot be written is reported."""
-        if self.report is None or not self._did_something(self.report):
-            return
+        report = self.report or (self._make_report and self._make_report())
         try:
-            name = _choose_id(self._store, self._began_s)
-            record = self._make(name, self.report)
-            content = json.dumps(record.to_json()).encode()
-            self._store.write_file(str(_path(self._store, name)), content)
+            if report is not None and self._did_something(report):
+                self._write(report, self.exit_code, self.message or _describe_stop(self.exit_code))
+            elif self._id:
+                _path(self._store, self._id).unlink()
         except (OSError, TvmflowError) as error:
             text = error.message if isinstance(error, TvmflowError) else str(error)
             _log.warning("the record of this run cannot be written: %s", text)
+
+    def _write(self, report: RunReport, exit_code: int, message: str) -> None:
+        self._id = self._id or _choose_id(self._store, self._began_s)
+        record = self._make(self._id, report, exit_code, message)
+        content = json.dumps(record.to_json()).encode()
+        self._store.write_file(str(_path(self._store, self._id)), content)
 
     def _did_something(self, report: RunReport) -> bool:
         is_failed = self.exit_code != EXIT_OK or bool(report.damage)
         return self.did_more or is_failed or any(stage.outcome != "hit" for stage in report.stages)
 
-    def _make(self, name: str, report: RunReport) -> RunRecord:
+    def _make(self, name: str, report: RunReport, exit_code: int, message: str) -> RunRecord:
         host = read_host()
         return RunRecord(
             id=name,
@@ -197,7 +239,7 @@ class Recording:
             folder=str(Path.cwd()),
             began_s=self._began_s,
             seconds=time.monotonic() - self._started,
-            exit_code=self.exit_code,
+            exit_code=exit_code,
             tvmflow=VERSION,
             machine=Machine(platform.node(), packages.host_platform(), host.model, host.cores),
             recipes=tuple(_list_recipes(report)),
@@ -207,7 +249,7 @@ class Recording:
             delivered=report.delivered,
             damage=report.damage,
             release=self.release,
-            message=self.message or _describe_stop(self.exit_code),
+            message=message,
             timeline=report.timeline,
         )
 
@@ -229,6 +271,9 @@ def record_run(store: LocalStore, argv: Sequence[str]) -> Iterator[Recording]:
         raise
     except KeyboardInterrupt:
         recording.exit_code = EXIT_INTERRUPTED
+        raise
+    except BrokenPipeError:
+        recording.exit_code = EXIT_UNREAD
         raise
     finally:
         recording.save()

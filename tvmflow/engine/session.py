@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from tvmflow.engine.report import (
 )
 from tvmflow.engine.stage_execution import RunContext
 from tvmflow.engine.stage_runs import StageRuns, choose_again
-from tvmflow.executors.base import Executor, OnEvent
+from tvmflow.executors.base import Event, Executor, OnEvent
 from tvmflow.planning.decisions import PlanState
 from tvmflow.provenance import sidecar
 from tvmflow.stages.tune import TuneFacts
@@ -71,12 +71,14 @@ def run_plan(
     on_event: OnEvent,
     options: SessionOptions,
     remote_client: RemoteCacheClient | None = None,
+    on_progress: Callable[[Callable[[], RunReport]], None] = lambda _: None,
 ) -> RunReport:
     """Bring every stage of a plan up to date and deliver what its recipes request.
 
     A stored file that turns out to be damaged is set aside, and its stage runs again.
 
     Events come from several threads. The client fetches results before a stage runs, and uploads them afterwards.
+    `on_progress` takes what gives the report so far, when stages begin and whenever one has ended.
 
     Raises:
         TvmflowError: for a problem of the whole run, such as a full disk.
@@ -85,10 +87,26 @@ def run_plan(
     started = time.monotonic()
     # Before uploads start: earlier runs may have left trials to push.
     ledger_sync = LedgerSync(remote_client) if remote_client else None
+
+    def make_report() -> RunReport:
+        return RunReport(
+            runs.list_reports(plan),
+            (),
+            tuple(store.damage),
+            time.monotonic() - started,
+            origins=plan.origins,
+        )
+
+    def pass_on(event: Event) -> None:
+        on_event(event)
+        is_news = event["event"] == "stage_finished" and event["outcome"] != "hit"
+        if is_news or event["event"] == "run_started":
+            on_progress(make_report)
+
     context = RunContext(
         store=store,
         executor=executor,
-        on_event=on_event,
+        on_event=pass_on,
         timeout_s=options.stage_timeout_s,
         remote_client=remote_client,
         ledger_sync=ledger_sync,

@@ -80,6 +80,30 @@ def test_a_run_that_was_up_to_date_leaves_nothing(store: LocalStore) -> None:
     assert [run.exit_code for run in list_runs(store).runs] == [3]
 
 
+def test_a_run_that_is_killed_leaves_what_was_known(store: LocalStore) -> None:
+    """It is written as stages end, a second apart; the end of the run replaces it, or removes it if nothing was done."""
+    with pytest.raises(BrokenPipeError), record_run(store, ["run"]) as recording:
+        recording.note_progress(lambda: report(RAN))
+        recording.note_progress(lambda: report(RAN, RAN))
+        run = read_run(store, "latest")
+        assert (run.end, run.exit_code, run.stages) == ("unfinished", 137, (RAN,))
+        assert "was killed, or has not ended yet" in run.message
+        recording.note_progress(lambda: report(RAN, HIT))
+        raise BrokenPipeError
+    [ended] = list_runs(store).runs
+    assert (ended.id, ended.end, ended.exit_code, ended.stages) == (
+        run.id,
+        "stopped",
+        141,
+        (RAN, HIT),
+    )
+    assert "SIGPIPE" in ended.message
+    with record_run(store, ["run"]) as recording:
+        recording.note_progress(lambda: report(HIT))
+        recording.report, recording.exit_code = report(HIT), 0
+    assert list_runs(store).runs == (ended,)
+
+
 def test_an_error_after_the_stages_is_recorded(store: LocalStore) -> None:
     """With its message and its exit code."""
     with pytest.raises(StoreError), record_run(store, ["run"]) as recording:
