@@ -213,7 +213,7 @@ def test_what_measures_needs_the_cpu_of_the_plan(
 def test_a_remote_that_may_not_be_written_to_is_named(two: Cluster, tmp_path: Path) -> None:
     """With the permissions that a cluster needs."""
     with cache_server() as cache:
-        cache.read_only = True
+        cache.put_status = 403
         asker = Client(tmp_path, two.address, cache.url)
         report = asker.run(plan_of())
         asker.executor.close()

@@ -74,7 +74,8 @@ class Cache:
     """Statuses of the next answers to any request."""
     die_after: int = -1
     """How many requests are answered before every connection is dropped."""
-    read_only: bool = False
+    put_status: int = 0
+    """The status of the answer to every upload; 0 for the usual one."""
 
     def list_requests(self, method: str, kind: str = "") -> list[str]:
         return [request for request in self.requests if request.startswith(f"{method} /{kind}")]
@@ -120,8 +121,8 @@ def cache_server(prefix: str = "") -> Iterator[Cache]:
                 self._answer(*self._get(matched[1], matched[2]))
 
         def _put(self, kind: str, name: str, length: str | None, body: bytes) -> tuple[int, bytes]:
-            if cache.read_only:
-                return 403, b""
+            if cache.put_status:
+                return cache.put_status, b""
             if length is None:
                 return 411, b"no Content-Length"
             if kind == "cas":

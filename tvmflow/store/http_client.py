@@ -86,7 +86,21 @@ def call_within(
 RETRYABLE: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which another attempt may succeed."""
 
+NOT_TAKEN: Final = frozenset({404, 405, 410, 501})
+"""Statuses of an address that takes no such request, whatever is sent with it."""
+
 ACCESS_DENIED: Final = (401, 403)
+_SERVER_ERROR: Final = 500
+
+
+def advise(status: int, host: str) -> str:
+    """Return what to do about a status that is no denial: whether another attempt may succeed."""
+    if status in NOT_TAKEN:
+        return f"check the address: {host} has nothing there, or takes no such requests"
+    if status in RETRYABLE or status >= _SERVER_ERROR:
+        return "run again later"
+    return f"see what {host} allows: another attempt gets the same answer"
+
 
 BROKEN_ANSWER: Final = (OSError, HTTPException, ValueError)
 """What requests and reading their answers raise: of what is no HTTP, `http.client` raises a ValueError at times."""

@@ -27,6 +27,7 @@ from tvmflow.store.http_client import (
     Answer,
     Credential,
     HttpClient,
+    advise,
     call_within,
     find_hub_credential,
     may_send_to,
@@ -207,7 +208,8 @@ def explain_status(answer: Answer, file: HubFile, credential: Credential | None)
         return HubError(
             f"the repository has no file {quoted(file.path)}", f"see {page}", is_mistake=True
         )
-    return HubError(f"the Hub answers {answer.status} {excerpt(answer.reason)}", "run again later")
+    text = f"the Hub answers {answer.status} {excerpt(answer.reason)}"
+    return HubError(text, advise(answer.status, "the Hub"))
 
 
 def gated_error(file: HubFile, credential: Credential | None) -> HubError:

@@ -34,6 +34,7 @@ from tvmflow.store.http_client import (
     Incomplete,
     TooLong,
     TooSlow,
+    advise,
     call_within,
     may_send_to,
     origin_of,
@@ -442,7 +443,7 @@ class Repository:
             first = get_field(read_json(answer.read_all(1 << 16)), "errors", of=list)[0]
             said = f"{said} ({_shown(get_field(first, 'message', of=str), secrets)})"
         if answer.status not in ACCESS_DENIED:
-            return self.error(f"{host} answers {said}", "run again later", answer.status)
+            return self.error(f"{host} answers {said}", advise(answer.status, host), answer.status)
         fix = f"log in with `docker login {host}`, or set ${token_variable(hostname(host))}"
         if logins:
             fix = f"check that the credentials in {logins[-1].origin} are valid and allow it"

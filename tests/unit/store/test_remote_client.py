@@ -16,6 +16,7 @@ from tests.support.interruption import slow_server
 from tests.support.registry import docker_registry, needs_registry
 from tests.support.small_runs import FETCHED, WRITES, RecordingExecutor, RunHost, outcomes, plan_of
 from tvmflow.engine.summary import summary
+from tvmflow.store.http_client import advise
 from tvmflow.store.local import LocalStore
 
 PLAN = plan_of(width=2)
@@ -209,9 +210,24 @@ def test_one_rejected_blob_does_not_stop_the_others(cache: Cache, tmp_path: Path
     assert len(machine.messages) == 1 and "is not uploaded: it answers 413" in machine.messages[0]
 
 
+@pytest.mark.parametrize("status", [405, 404, 501, 413, 400])
+def test_a_cache_that_takes_nothing_is_reported_once(
+    cache: Cache, tmp_path: Path, status: int
+) -> None:
+    """Not a line for each stage: what it says of all requests at once, and what it says again after three results."""
+    cache.put_status = status
+    machine = RunHost(tmp_path, cache.url, reads=False, writes=True)
+    report = machine.run(PLAN)
+    assert report.remote is not None and report.remote.waiting == 7
+    declined = [text for text in machine.messages if "is not uploaded" in text]
+    assert len(declined) == (1 if status in (413, 400) else 0)
+    assert len(machine.messages) == len(declined) + 1
+    assert "; results wait in the store to be uploaded" in machine.messages[-1]
+
+
 def test_refused_uploads_do_not_stop_reading(filled: Cache, tmp_path: Path) -> None:
     """403 for an upload stops uploads alone; the result waits, and nothing fails."""
-    filled.read_only = True
+    filled.put_status = 403
     key = next(iter(filled.ac))
     del filled.ac[key]
     two = RunHost(tmp_path / "two", filled.url, **WRITES)
@@ -369,3 +385,18 @@ def test_two_machines_may_write_at_once(cache: Cache, tmp_path: Path) -> None:
     assert "failed" not in outcomes(report).values() and report.exit_code == 0
     assert outcomes(report)["import"] == "fetched"
     assert list(Path(third.store.root, "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "advice"),
+    [
+        (404, "check the address: h has nothing there, or takes no such requests"),
+        (405, "check the address: h has nothing there, or takes no such requests"),
+        (413, "see what h allows: another attempt gets the same answer"),
+        (429, "run again later"),
+        (507, "run again later"),
+    ],
+)
+def test_only_what_may_change_is_tried_again_later(status: int, advice: str) -> None:
+    """Of a registry and the Hub."""
+    assert advise(status, "h") == advice

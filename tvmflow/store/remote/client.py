@@ -270,6 +270,8 @@ _log = logging.getLogger(__name__)
 ItemHandler = Callable[[str], object]
 
 _PARALLEL_UPLOADS: Final = 4
+# So many items in a row that are not taken, and no more are sent.
+_MAX_DECLINED: Final = 3
 _MAX_QUEUE: Final = 256
 _POLL_S: Final = 0.1
 
@@ -412,6 +414,7 @@ class Uploader:
         self._threads_lock = threading.Lock()
         self._items_lock = threading.Lock()
         self._items = self._iterate_items()
+        self._declined: list[str] = []
 
     def add_handler(self, prefix: str, handler: ItemHandler) -> None:
         """Have items `PREFIX-…` uploaded by `handler`."""
@@ -484,12 +487,23 @@ class Uploader:
             except Interrupted:
                 return
             except Declined as reason:
-                self._connection.report(f"{item[:12]} is not uploaded: {reason}")
+                self._report_declined(item, str(reason))
             except (RemoteCacheError, StoreError, OSError) as problem:
                 # the circuit breaker reports a remote cache that does not answer; the item waits
                 _log.debug("%s waits: %s", item, problem)
             if self._connection.writes.open or self.sender.stopped.is_set():
                 return
+
+    def _report_declined(self, item: str, reason: str) -> None:
+        """Report an item that is not taken; for each reason the first one alone, until no more are tried."""
+        with self._items_lock:
+            is_new = reason not in self._declined
+            self._declined.append(reason)
+            count = len(self._declined)
+        if is_new:
+            self._connection.report(f"{item[:12]} is not uploaded: {reason}")
+        if count >= _MAX_DECLINED:
+            self._connection.writes.trip(reason)
 
     def _upload(self, item: str) -> None:
         prefix = _prefix(item)
@@ -502,6 +516,8 @@ class Uploader:
         else:
             # an item of a newer version, which will upload it
             return
+        with self._items_lock:
+            self._declined.clear()
         self.spool.remove(item)
 
     def _next_item(self) -> str | None:

@@ -18,6 +18,7 @@ from tvmflow.core.errors import EnvironmentProblem, UsageError
 from tvmflow.core.formatting import excerpt
 from tvmflow.store.http_client import (
     BROKEN_ANSWER,
+    NOT_TAKEN,
     RETRYABLE,
     Answer,
     HttpClient,
@@ -103,6 +104,9 @@ class HttpCache:
     def put(self, path: str, content: bytes | Path) -> None:
         """See `_base.RemoteCache`."""
         with open_content(content) as body, self._request("PUT", path, body) as answer:
+            # not this file: no other would be taken, either
+            if answer.status in NOT_TAKEN:
+                raise Forbidden(_answer_text(answer))
             _check_status(answer, 200, 201, 204)
 
     def close(self) -> None:
@@ -140,12 +144,16 @@ def _check_status(answer: Answer, *expected: int) -> None:
     """Raise the error that an answer means, unless its status is an expected one."""
     if answer.status in expected:
         return
-    reason = f"it answers {answer.status} {excerpt(answer.reason, _MAX_REASON)}".rstrip()
+    reason = _answer_text(answer)
     if answer.status in _ACCESS_DENIED:
         raise Forbidden(reason)
     if 400 <= answer.status < 500 and answer.status not in RETRYABLE:
         raise Declined(reason)
     raise Unreachable(reason, retryable=answer.status in RETRYABLE)
+
+
+def _answer_text(answer: Answer) -> str:
+    return f"it answers {answer.status} {excerpt(answer.reason, _MAX_REASON)}".rstrip()
 
 
 # ---------------------------------------------------------------- URLs and credentials

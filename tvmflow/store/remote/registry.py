@@ -14,7 +14,7 @@ from typing import IO, Final
 from tvmflow.core.documents import Unreadable, get_field, read_json
 from tvmflow.core.errors import UsageError
 from tvmflow.store.addresses import InvalidAddress, parse_oci_reference
-from tvmflow.store.http_client import ACCESS_DENIED, BROKEN_ANSWER, RETRYABLE, Answer
+from tvmflow.store.http_client import ACCESS_DENIED, BROKEN_ANSWER, NOT_TAKEN, RETRYABLE, Answer
 from tvmflow.store.oci import EMPTY, MANIFEST, Descriptor, OciError, Repository, make_manifest
 from tvmflow.store.remote.base import (
     Corrupt,
@@ -68,8 +68,9 @@ class RegistryCache(HttpCache):
     def put(self, path: str, content: bytes | Path) -> None:
         """See `_base.RemoteCache`."""
         kind, _, name = path.partition("/")
+        is_blob = kind == "cas"
         try:
-            if kind == "cas":
+            if is_blob:
                 size = len(content) if isinstance(content, bytes) else content.stat().st_size
                 self._repository.put_blob(Descriptor(_CONTENT, f"sha256:{name}", size), content)
                 return
@@ -80,6 +81,9 @@ class RegistryCache(HttpCache):
             self._repository.put_blob(EMPTY, b"{}")
             self._repository.put_manifest(make_manifest(_KIND, layers, notes), name)
         except OciError as error:
+            # no other blob would be taken, either; a manifest may name a blob that has disappeared
+            if is_blob and error.status in NOT_TAKEN:
+                raise Forbidden(self._shorten(error)) from None
             raise self._translate(error) from None
 
     def close(self) -> None:
@@ -100,9 +104,12 @@ class RegistryCache(HttpCache):
 
     def _translate(self, error: OciError) -> RemoteCacheError:
         """Return the error of a remote cache for one of a registry."""
-        reason = error.message.removeprefix(f"{self.address}: ")
+        reason = self._shorten(error)
         if error.status in ACCESS_DENIED:
             return Forbidden(reason)
         if 400 <= error.status < 500 and error.status not in RETRYABLE:
             return Declined(reason)
         return Unreachable(reason, retryable=error.status in RETRYABLE)
+
+    def _shorten(self, error: OciError) -> str:
+        return error.message.removeprefix(f"{self.address}: ")
