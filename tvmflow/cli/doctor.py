@@ -7,11 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.cli.arguments import DistOption, StoreOption, dist_option, store_option
-from tvmflow.cli.options import Options
+from tvmflow.cli.arguments import JSON_HELP, DistOption, StoreOption, dist_option, store_option
+from tvmflow.cli.options import Options, flag
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_OK,
@@ -43,6 +44,7 @@ class DoctorOptions(Options):
 
     store: StoreOption = store_option()
     dist: DistOption = dist_option()
+    json: bool = flag(JSON_HELP)
     verbosity: int
 
 
@@ -78,19 +80,24 @@ _PROBES: Final = (
 
 
 def doctor(options: DoctorOptions) -> int:
-    from tvmflow.cli.output import print_lines
+    from tvmflow.cli.output import print_json, print_lines
 
-    findings = [
-        *_examine_project(options),
-        *examine(options.store.locate(), Path(options.dist.locate())),
-    ]
-    shown = [finding for finding in findings if options.verbosity >= 0 or finding.is_problem]
-    for finding in shown:
+    findings = list[Finding]()
+    # each is shown as soon as it is known: to try all of them takes a minute on a busy machine
+    for finding in chain(
+        _examine_project(options), examine(options.store.locate(), Path(options.dist.locate()))
+    ):
+        findings.append(finding)
+        if options.json or not (options.verbosity >= 0 or finding.is_problem):
+            continue
         mark = "ok  " if finding.good else "--  " if finding.optional else "BAD "
         print_lines(*f"{mark} {finding.subject}: {finding.detail}".split("\n"))
         if not finding.good and finding.fix:
             print_lines(f"     fix: {finding.fix}")
-    return EXIT_ENVIRONMENT if any(finding.is_problem for finding in findings) else EXIT_OK
+    is_ready = not any(finding.is_problem for finding in findings)
+    if options.json:
+        print_json({"ready": is_ready, "findings": [finding._asdict() for finding in findings]})
+    return EXIT_OK if is_ready else EXIT_ENVIRONMENT
 
 
 def _examine_project(options: DoctorOptions) -> list[Finding]:
@@ -113,25 +120,26 @@ def _examine_project(options: DoctorOptions) -> list[Finding]:
     return [Finding(name, True, f"{path} ({why})") for name, (path, why) in places.items()]
 
 
-def examine(store: LocalStore, dist: Path) -> list[Finding]:
-    """Return a finding for everything that a run depends on."""
+def examine(store: LocalStore, dist: Path) -> Iterator[Finding]:
+    """Yield a finding for everything that a run depends on, as soon as it is known."""
     from tvmflow.core.fork_server import ForkServer
     from tvmflow.frontends.peers import PEERS
 
     oldest, newest = _PYTHON_VERSIONS
-    python = Finding(
+    yield Finding(
         "Python",
         oldest <= sys.version_info[:2] <= newest,
         sys.version.split()[0],
         "use Python {}.{} to {}.{}".format(*oldest, *newest),
     )
-    required = map(_examine_package, _list_required_packages())
-    findings = [python, *required, *_examine_machine(), *examine_disks(store, dist), _examine_gpu()]
-    findings += map(_examine_peer, PEERS.values())
+    yield from map(_examine_package, _list_required_packages())
+    yield from _examine_machine()
+    yield from examine_disks(store, dist)
+    yield _examine_gpu()
+    yield from map(_examine_peer, PEERS.values())
     with ForkServer.start() as fork_server:
-        probes = (*_PROBES, *_list_reference_probes())
-        findings += [_run_probe(probe, fork_server) for probe in probes]
-    return findings
+        for probe in (*_PROBES, *_list_reference_probes()):
+            yield _run_probe(probe, fork_server)
 
 
 def _list_required_packages() -> list[str]:
@@ -353,17 +361,15 @@ class Finding(NamedTuple):
         return not (self.good or self.optional)
 
 
-def examine_disks(store: LocalStore, dist: Path) -> list[Finding]:
-    """Return a finding for each place that a run writes to, and for what is in the store."""
-    findings = [
-        _examine_space(store),
-        _examine_folder("store can be written", Path(store.root)),
-        _examine_folder("dist can be written", dist),
-        _examine_temporary_folder(),
-        _examine_runtime_folder(),
-        *_examine_device_locks(),
-    ]
-    return [*findings, *_examine_store(store)]
+def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
+    """Yield a finding for each place that a run writes to, and for what is in the store."""
+    yield _examine_space(store)
+    yield _examine_folder("store can be written", Path(store.root))
+    yield _examine_folder("dist can be written", dist)
+    yield _examine_temporary_folder()
+    yield _examine_runtime_folder()
+    yield from _examine_device_locks()
+    yield from _examine_store(store)
 
 
 def _examine_space(store: LocalStore) -> Finding:

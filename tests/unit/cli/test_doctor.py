@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,32 @@ def test_a_probe_that_crashes_is_a_finding(
     assert "BAD  a crash: crashed in native code (SIGSEGV" in out
     assert "     fix: mend it" in out
     assert "--   not needed: ImportError: no such thing" in out
+
+
+def test_each_finding_is_shown_as_soon_as_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a busy machine, all of them take a minute; with `--json` they come at the end, as one value."""
+
+    def examine(*_: object) -> Iterator[Finding]:
+        yield Finding("the first", False, "missing", "install it", optional=True)
+        shown.append("the first: missing" in capsys.readouterr().out)
+        yield Finding("the second", False, "broken", "mend it")
+
+    monkeypatch.setattr(doctor, "examine", examine)
+    shown: list[bool] = []
+    assert main.main(["doctor", "--store", str(tmp_path)]) == 4
+    assert main.main(["doctor", "--store", str(tmp_path), "--json"]) == 4
+    assert shown == [True, False]
+    result = json.loads(capsys.readouterr().out)
+    assert result["ready"] is False
+    assert result["findings"][-1] == {
+        "subject": "the second",
+        "good": False,
+        "detail": "broken",
+        "fix": "mend it",
+        "optional": False,
+    }
 
 
 def probe_crash(_: object, emit: object) -> None:
@@ -144,7 +172,7 @@ def test_every_runtime_for_comparisons_is_listed(
 ) -> None:
     monkeypatch.setattr(doctor, "_PROBES", ())
     monkeypatch.setattr(doctor, "_list_reference_probes", list)
-    findings = doctor.examine(LocalStore(str(tmp_path)), tmp_path / "dist")
+    findings = list(doctor.examine(LocalStore(str(tmp_path)), tmp_path / "dist"))
     listed = [finding for finding in findings if "verify.compare" in finding.subject]
     assert [finding.subject.partition(",")[0] for finding in listed] == [
         peer.traits.name for peer in PEERS.values()

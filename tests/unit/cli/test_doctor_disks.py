@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 def bad(store: LocalStore, dist: Path | str = "dist") -> dict[str, Finding]:
     """Return the findings that are not good, by subject."""
-    findings = examine_disks(store, Path(dist))
+    findings = list(examine_disks(store, Path(dist)))
     assert all(finding.fix for finding in findings if not finding.good)
     return {finding.subject: finding for finding in findings if not finding.good}
 
