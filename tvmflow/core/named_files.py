@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import stat
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,8 +26,10 @@ _KINDS: Final[Mapping[Callable[[int], bool], str]] = {
 _MAX_SHOWN: Final = 500
 _MAX_PATH: Final = 1024
 _MAX_PATH_PART: Final = 255
-# Letters of every alphabet are allowed, and no character with a meaning for a file system or a terminal.
-_FORBIDDEN_CHARACTERS: Final = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]')
+# Letters of every alphabet are allowed, and no character with a meaning for a file system.
+_FORBIDDEN_CHARACTERS: Final = re.compile(r'[\\:*?"<>|]')
+# Windows has devices of these names in every folder, with any ending.
+_DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\..*)?", re.I)
 
 
 def is_file(path: Path) -> bool:
@@ -104,18 +107,37 @@ def _exists(path: Path) -> bool:
 def find_invalid_name(names: Iterable[str]) -> str | None:
     """Return the first name from elsewhere that must not become a file in a folder; None for none.
 
-    Such a name leads out of the folder on some file system, is there twice, or below another file.
+    On some file system, such a name leads out of the folder, names a device, is the same as another one or is
+    below another file; or it is shown in another order than it is written.
     """
-    known = Counter(names)
-    for name, count in known.items():
+    known = list(names)
+    files = Counter(map(_as_compared, known))
+    folders: dict[str, str] = {}
+    for name in known:
         parts = name.split("/")
-        parents = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        parents = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
         if (
-            count > 1
-            or len(name) > _MAX_PATH
+            len(name) > _MAX_PATH
+            or not name.isprintable()
             or _FORBIDDEN_CHARACTERS.search(name)
-            or any(part in ("", ".", "..") or len(part) > _MAX_PATH_PART for part in parts)
-            or not parents.isdisjoint(known)
+            or any(map(_is_invalid_part, parts))
+            or files[_as_compared(name)] > 1
+            or any(
+                _as_compared(parent) in files
+                or folders.setdefault(_as_compared(parent), parent) != parent
+                for parent in parents
+            )
         ):
             return name
     return None
+
+
+def _as_compared(name: str) -> str:
+    """Return a name as file systems compare it that ignore case, and how a letter is composed."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def _is_invalid_part(part: str) -> bool:
+    # Windows drops dots and spaces at the end
+    is_cut = part != part.rstrip(". ")
+    return not part or is_cut or len(part) > _MAX_PATH_PART or bool(_DEVICE.fullmatch(part))

@@ -262,9 +262,18 @@ def _check_same(folder: Path, files: Sequence[Descriptor]) -> None:
 
 
 def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> str:
-    """Check files against their statements, and return who signed these."""
+    """Check files and their paths against statements, and return who signed these.
+
+    A content that is signed could be harmful at another path, such as that of a module that Python imports.
+    """
     findings = list(check_delivered(folder, trusted))
-    bad = [finding for finding in findings if not finding.good]
+    bad = [
+        finding._replace(message=f"its path is not in its statement: {finding.message}")
+        if finding.good
+        else finding
+        for finding in findings
+        if not finding.good or finding.is_renamed
+    ]
     # a statement that is not believed is why all of its files are not
     causes = [finding for finding in bad if finding.path.name.endswith(STATEMENT_SUFFIX)] or bad
     problems = [f"{finding.path.relative_to(folder)}: {finding.message}" for finding in causes]

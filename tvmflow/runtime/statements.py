@@ -200,12 +200,14 @@ class Finding(NamedTuple):
         good: It is what a statement says.
         message: The reason.
         source: The statement that decided it; None when there is none.
+        is_renamed: It has the content of a file that the statement names, at another path.
     """
 
     path: Path
     good: bool
     message: str
     source: SignedStatement | None = None
+    is_renamed: bool = False
 
 
 def read_statements(path: Path, trusted: Sequence[PublicKey]) -> list[SignedStatement]:
@@ -295,7 +297,9 @@ def _decide(
         and signed.statement
         and _relative_name(path, signed) in signed.statement.subjects
     ]
-    good = [finding for finding in findings if finding.good]
+    good = sorted(
+        (finding for finding in findings if finding.good), key=lambda finding: finding.is_renamed
+    )
     with_source = [finding for finding in findings if finding.source is not None]
     return (contradictions or good or with_source or findings)[0]
 
@@ -306,10 +310,11 @@ def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
     subjects = signed.statement.subjects
     known_as = signed.statement.names.get(digest, "")
     # A file that was moved has kept at most the last part of its name.
-    names = (_relative_name(path, signed), path.name)
-    name = next((candidate for candidate in names if candidate in subjects), None)
+    place = _relative_name(path, signed)
+    name = next((candidate for candidate in (place, path.name) if candidate in subjects), None)
     if name is not None and subjects[name] == digest:
-        return Finding(path, True, f"as delivered, {signed.signature}", signed)
+        message = f"as delivered, {signed.signature}"
+        return Finding(path, True, message, signed, is_renamed=name != place)
     if name is not None and known_as:
         message = f"it is {quote(known_as)} under the name of {quote(name)}"
         return Finding(path, False, message, signed)
@@ -320,7 +325,8 @@ def _compare(path: Path, digest: str, signed: SignedStatement) -> Finding:
         )
         return Finding(path, False, message, signed)
     if known_as:
-        return Finding(path, True, f"delivered as {known_as}, {signed.signature}", signed)
+        message = f"delivered as {known_as}, {signed.signature}"
+        return Finding(path, True, message, signed, is_renamed=True)
     return Finding(path, False, f"{signed.path.name} does not name it")
 
 

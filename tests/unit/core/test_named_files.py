@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.core.named_files import is_file, missing_file_text, obstacle
+from tvmflow.core.named_files import find_invalid_name, is_file, missing_file_text, obstacle
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +78,33 @@ def test_a_file_and_a_link_to_it() -> None:
     Path("link.onnx").symlink_to("model.onnx")
     assert is_file(Path("model.onnx"))
     assert is_file(Path("link.onnx"))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["../a"], ["a/../b"], ["/a"], ["a//b"], ["."], ["a/"], [""], ["a\\b"], ["a:b"], ["a\n"],
+        ["con"], ["AUX.txt"], ["x/Nul.tar.gz"], ["com1"], ["LPT9.h"], ["CON .txt"], ["com¹"], ["conin$"],
+        ["a."], ["a "], ["x./y"], ["a" * 256], ["txt.\u202eexe"], ["a\u200b"], ["a\ufeff"], ["\ud800"],
+        ["a\u2028b"], ["a\xa0b"], ["a", "A"], ["a", "a"], ["a/b", "A"], ["a/b", "A/c"], ["a/b", "a/B"],
+        ["\u00e4", "a\u0308"], ["stra\u00dfe", "STRASSE"], ["\u212a", "k"], ["a", "b/c", "B"],
+    ],
+)  # fmt: skip
+def test_names_that_no_folder_may_get(names: list[str]) -> None:
+    """They lead elsewhere, name a device, are the same on some file system, or are shown otherwise."""
+    assert find_invalid_name(names) in names
+
+
+def test_names_that_a_folder_may_get() -> None:
+    """Of every alphabet, also those that begin like a device."""
+    names = [
+        "a/b.c",
+        "a/c",
+        "console",
+        "com10",
+        "aux-1.txt",
+        "モデル.onnx",
+        "modèle v2.onnx",
+        ".hidden",
+    ]
+    assert find_invalid_name(names) is None

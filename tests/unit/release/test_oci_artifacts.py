@@ -273,6 +273,29 @@ def test_a_signature_is_added_later(site: Site, has_referrers: bool, delivered: 
     assert bool(tagged) != has_referrers
 
 
+@pytest.mark.parametrize("path", ["sitecustomize.py", "include/net.so", "lib.so.1"])
+def test_signed_content_under_another_name_is_refused(
+    site: Site, delivered: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to a registry could have Python import it; neither push nor pull takes it."""
+    ours = site.root / "ours"
+    public = signing.generate_key(ours)
+    for file in delivered.glob("*.intoto.jsonl"):
+        sign_statements(file, signing.load_private_key(ours))
+    (delivered / path).parent.mkdir(exist_ok=True)
+    shutil.copyfile(delivered / "net.so", delivered / path)
+    with pytest.raises(VerifyFailed, match="its path is not in its statement"):
+        site.push(delivered)
+    # another tool pushes it
+    monkeypatch.setattr("tvmflow.release.oci_artifacts._check", lambda *_: "")
+    site.push(delivered)
+    monkeypatch.undo()
+    monkeypatch.setenv("DOCKER_CONFIG", str(site.root / "docker"))
+    with pytest.raises((VerifyFailed, DownloadError), match=Path(path).name):
+        site.pull("got", public)
+    assert not (site.root / "got").exists()
+
+
 def test_a_changed_file_is_not_pushed(site: Site, delivered: Path) -> None:
     """What is there is not what its statement says."""
     (delivered / "net.so").write_bytes(b"other")

@@ -8,7 +8,7 @@ of all stages of a network are alike, and they do not depend on the order in whi
 from __future__ import annotations
 
 import itertools
-import re
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -31,8 +31,6 @@ from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_functions
 
 _CALL: Final = "relax.call_tir"
 _EXPRESSIONS: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max)
-# The number that TVM appends to a name that is taken.
-_NUMBER: Final = re.compile(r"\d+$")
 
 
 def order_sizes(mod: tvm.IRModule) -> tvm.IRModule:
@@ -84,7 +82,8 @@ class _KernelRewriter(MainRewriter):
         if variable not in self._made:
             kernel = self._rewrite(self._kernels[variable])
             own = _order_sizes(kernel, len(arguments.fields))
-            name = _NUMBER.sub("", str(variable.name_hint))
+            # without the number that TVM appends to a name that is taken
+            name = str(variable.name_hint).rstrip(string.digits)
             # each time, TVM would look for an equal one
             self._made[variable] = self.builder_.add_func(own.kernel, name), own.arguments
         made, positions = self._made[variable]

@@ -27,6 +27,7 @@ INSTALL: Final = "pip install 'tvmflow[remote]'"
 _CHUNK: Final = 1 << 18
 # A slower transfer of a file is continued by a further request.
 _TRANSFER_TIMEOUT_S: Final = 3600.0
+_MAX_ERROR: Final = 10_000
 _ACCESS_DENIED: Final = "access denied (check the environment variables of the service)"
 _STATUS: Final = re.compile(r"\b(?:status(?: code)?:? |error: )?([45]\d\d) ([A-Z][A-Za-z ]{2,40})")
 
@@ -221,4 +222,7 @@ def library_errors(timeout_s: float) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return re.sub(r"\S+://\S+", "…", str(error)).partition("\n")[0][:200]
+    line = str(error)[:_MAX_ERROR].partition("\n")[0]
+    # a server wrote it: an expression that begins with any characters would take a quadratic time
+    words = ("…" if "://" in word else word for word in re.split(r"(\s+)", line))
+    return "".join(words)[:200]
