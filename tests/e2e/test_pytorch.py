@@ -105,6 +105,33 @@ def test_an_archive_computes_what_pytorch_computes(
         np.testing.assert_allclose(result, array, rtol=1e-4, atol=1e-5)
 
 
+MASK = np.array([[True] * 5, [True, False, True, True, False], [False] * 5])
+
+
+@pytest.mark.pytorch
+@with_torch
+@pytest.mark.parametrize(("name", "scale"), [("masked", 1.0), ("half", 300.0), ("half", 8000.0)])
+def test_masked_rows_and_large_halves(
+    archives: Path, name: str, scale: float, tmp_path: Path
+) -> None:
+    """A query without a visible key has a result of 0 or NaN, as in PyTorch; sums of float16 are float32."""
+    files = {"model": archives / f"{name}.pt2"}
+    model = frontend.load(files, ())
+    random = np.random.default_rng(0)
+    spec = model.inputs[0]
+    feed = {spec.name: (random.standard_normal(spec.shape) * scale).astype(spec.dtype)}
+    feed |= {other.name: MASK for other in model.inputs[1:]}
+    with frontend.reference(
+        files, model.inputs, model.outputs, threads=1, scratch=tmp_path
+    ) as reference:
+        expected = reference.run(feed)
+    rtol = 1e-5 if spec.dtype == "float32" else 4e-3
+    for result, (output, array) in zip(compute(model, feed), expected.items(), strict=True):
+        assert result.dtype == array.dtype
+        largest = np.abs(array[np.isfinite(array)], dtype=np.float64).max()
+        np.testing.assert_allclose(result, array, rtol, rtol * largest, err_msg=output)
+
+
 @pytest.mark.pytorch
 @with_torch
 @pytest.mark.parametrize(

@@ -111,6 +111,47 @@ class SingularValues(nn.Module):
         return torch.linalg.svd(x)[1]
 
 
+class Masked(nn.Module):
+    """Attention with masks of both kinds, and operators that ONNX lacks."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        """Return attention, as a function and by hand, replaced rows, and a circular margin."""
+        keys = mask[:, None, None, :]
+        bias = torch.where(keys, 0.0, -torch.inf)
+        attend = nn.functional.scaled_dot_product_attention
+        scores = x @ x.transpose(-1, -2)
+        lowest = torch.finfo(x.dtype).min
+        return (
+            attend(x, x, x, attn_mask=keys.expand(-1, 1, x.shape[2], -1)),
+            attend(x, x, x, attn_mask=bias),
+            (scores + bias).softmax(-1) @ x,
+            scores.masked_fill(~keys, lowest).softmax(-1) @ x,
+            attend(x, x, x, is_causal=True),
+            x.masked_scatter(keys.transpose(-1, -2), x.flip(0)),
+            nn.functional.pad(x, (1, 2, -1, 3), mode="circular"),
+        )
+
+
+class Half(nn.Module):
+    """Reductions and norms of float16, whose squares and sums exceed it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return norms, deviations, means and attention."""
+        function = nn.functional
+        return (
+            function.normalize(x, dim=-1),
+            x.norm(dim=1),
+            x.std(-1),
+            x.mean(1),
+            x.logsumexp(-1),
+            function.layer_norm(x, (64,)),
+            function.group_norm(x, 2),
+            function.cosine_similarity(x, x.flip(0), dim=-1),
+            function.gelu(x),
+            function.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]),
+        )
+
+
 def main() -> None:
     """Write all archives into the folder on the command line."""
     folder = Path(sys.argv[1])
@@ -125,6 +166,8 @@ def main() -> None:
         "lstm": (Recurrent(nn.LSTM), (torch.randn(2, 7, 10),), None),
         "gru": (Recurrent(nn.GRU), (torch.randn(2, 7, 10),), None),
         "block": (block, (torch.randn(2, 9, 32),), None),
+        "masked": (Masked(), (torch.randn(3, 2, 5, 8), torch.ones(3, 5) > 0), None),
+        "half": (Half(), (torch.randn(2, 6, 64).half(),), None),
         "counter": (Counter(), (torch.ones(1, 3),), None),
         "svd": (SingularValues(), (torch.ones(4, 4),), None),
     }

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "import"
 TRAITS: Final = StageTraits(
-    version=17,
+    version=18,
     scope="model",
     reads=("model", "operators", UNKEYED_LABELS),
     tools=("apache-tvm", "apache-tvm-ffi"),

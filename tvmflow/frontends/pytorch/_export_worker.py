@@ -6,9 +6,11 @@ The request is a JSON document: see `export`. The answer is a JSON file, with `p
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +37,7 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
         return {"problem": "tensor", "reason": str(error.args[0])}
     try:
         with torch.no_grad():
+            program = _decompose(torch, program)
             exported = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=_OPSET)
     except Exception as error:
         return {"problem": "export", "reason": _root_cause(error)}
@@ -52,6 +55,119 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
     _rename(graph, request["inputs"], names)
     exported.save(request["onnx"], external_data=True)
     return {}
+
+
+# ---------------------------------------------------------------- decompositions
+# In operators of PyTorch, for what the exporter lacks or miscomputes.
+
+
+_WIDE: Final = """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d addcdiv addcmul avg_pool1d avg_pool2d
+    avg_pool3d batch_norm celu cdist cumprod cumsum dist elu expm1 gelu glu group_norm
+    hardsigmoid hardswish hypot instance_norm layer_norm lerp linalg_norm linalg_vector_norm log_sigmoid
+    log_softmax logaddexp logaddexp2 logcumsumexp logit logsumexp mean mish native_batch_norm
+    native_group_norm native_layer_norm nansum norm nuclear_norm prod renorm rms_norm
+    selu silu sinc softmax softplus std std_mean sum tanhshrink var var_mean xlogy _log_softmax _softmax
+""".split()
+"""Operators of several steps, which PyTorch computes in float32 also where their operands are narrower."""
+
+
+def _decompose(torch: Any, program: Any) -> Any:
+    """Return a program without the operators that the exporter cannot express in ONNX, or miscomputes."""
+    aten = torch.ops.aten
+    bound = functools.partial
+    table: dict[Any, Callable[..., Any]] = {
+        aten.scaled_dot_product_attention.default: bound(_attend, torch),
+        aten.masked_scatter.default: bound(_masked_scatter, torch),
+        aten.pad.default: bound(_pad, torch),
+    }
+    narrow = {torch.float16, torch.bfloat16}
+    values = [node.meta.get("val") for node in program.graph.nodes]
+    if any(getattr(value, "dtype", None) in narrow for value in values):
+        packets = [getattr(aten, name) for name in _WIDE if hasattr(aten, name)]
+        for operator in (getattr(p, name) for p in packets for name in p.overloads()):
+            table[operator] = bound(_compute_wide, torch, operator)
+    schemas = (getattr(node.target, "_schema", None) for node in program.graph.nodes)
+    # operators that write to their inputs become others first
+    called = {schema.name.removesuffix("_") for schema in schemas if schema is not None}
+    used = {op: function for op, function in table.items() if op._schema.name in called}
+    return program.run_decompositions(used) if used else program
+
+
+def _attend(
+    torch: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return attention whose queries without a visible key have a result of 0.
+
+    The exporter hides keys with the lowest finite value, so that all keys count for such a query.
+    """
+    if enable_gqa:
+        heads = query.size(-3)
+        key, value = (x.repeat_interleave(heads // x.size(-3), -3) for x in (key, value))
+    wide = query.dtype if query.dtype == torch.float64 else torch.float32
+    factor = query.size(-1) ** -0.5 if scale is None else scale
+    scores = (query.to(wide) * factor) @ key.to(wide).transpose(-2, -1)
+    mask = attn_mask
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None:
+        mask = torch.where(mask, 0.0, -math.inf) if mask.dtype == torch.bool else mask
+        scores = scores + mask.to(wide)
+    weights = scores.softmax(-1)
+    if attn_mask is not None:
+        weights = torch.where(weights.isnan(), 0.0, weights)
+    return (weights @ value.to(wide)).to(query.dtype)
+
+
+def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
+    """Return data with the next value of the source wherever the mask is set, in static shapes."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    places = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
+    return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+
+
+def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:
+    """Return data with a margin from its other end; ONNX has no such mode before opset 19."""
+    if mode != "circular":
+        return NotImplemented
+    for index in range(len(pad) // 2):
+        axis, (before, after) = x.dim() - 1 - index, pad[2 * index : 2 * index + 2]
+        x = x.narrow(axis, max(0, -before), x.size(axis) + min(0, before) + min(0, after))
+        parts = [x.narrow(axis, x.size(axis) - before, before)] if before > 0 else []
+        parts += [x, *([x.narrow(axis, 0, after)] if after > 0 else [])]
+        x = torch.cat(parts, axis)
+    return x
+
+
+def _compute_wide(torch: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of an operator on narrow floats, computed in float32."""
+    narrow = [
+        x.dtype
+        for x in torch.utils._pytree.tree_leaves((args, kwargs))
+        if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16)
+    ]
+    if not narrow:
+        return NotImplemented
+    has_dtype = any(isinstance(x, torch.dtype) for x in (*args, *kwargs.values()))
+
+    def convert(value: Any, source: Any, target: Any) -> Any:
+        def one(x: Any) -> Any:
+            return x.to(target) if isinstance(x, torch.Tensor) and x.dtype in source else x
+
+        return torch.utils._pytree.tree_map(one, value)
+
+    args, kwargs = convert((args, kwargs), set(narrow), torch.float32)
+    result = operator(*args, **kwargs)
+    return result if has_dtype else convert(result, {torch.float32}, narrow[0])
 
 
 def _root_cause(error: BaseException) -> str:
