@@ -14,6 +14,7 @@ from tvm import relax
 
 from tvmflow.compiler import ir
 from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
+from tvmflow.frontends.onnx._reductions import in_float32
 
 # The ranks of operands that are heads already, and of queries, keys and values in one tensor.
 _HEADS_RANK: Final = 4
@@ -307,10 +308,10 @@ def _rotary_embedding(node: NodeToConvert) -> Any:
 
 
 ATTENTION_CONVERTERS: Final[Mapping[str, Converter]] = {
-    "Attention": _attention,
-    "EmbedLayerNormalization": _embed_layer_norm,
-    "MultiHeadAttention": _multi_head_attention,
+    "Attention": in_float32(_attention),
+    "EmbedLayerNormalization": in_float32(_embed_layer_norm),
+    "MultiHeadAttention": in_float32(_multi_head_attention),
     "RotaryEmbedding": _rotary_embedding,
-    "SkipLayerNormalization": _skip_layer_norm,
+    "SkipLayerNormalization": in_float32(_skip_layer_norm),
 }
 """Operator of the domain com.microsoft -> its converter."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import tvm
 from tvm import relax
 
 from tvmflow.compiler.open_sizes import plain
@@ -40,3 +42,14 @@ Converter = Callable[[NodeToConvert], Any]
 def list_sizes(expr: Any) -> list[Any]:
     """Return the sizes of a tensor: ints where they are fixed."""
     return [plain(extent) for extent in expr.ty.shape]
+
+
+def known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
+    """Return the value of a constant operand.
+
+    Raises:
+        ValueError: when it is computed.
+    """
+    if not isinstance(expr, tvm.ir.Constant):
+        raise ValueError(f"{name} depends on the inputs, which is not supported")
+    return np.asarray(expr.value.numpy())

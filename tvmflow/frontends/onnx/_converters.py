@@ -21,8 +21,9 @@ from tvmflow.compiler.tir_kernels import resize
 from tvmflow.compiler.tir_kernels.resize import Interpolation
 from tvmflow.frontends._emission import make_cosh, make_sinh
 from tvmflow.frontends.base import MAX_ELEMENTS
+from tvmflow.frontends.onnx._activations import ACTIVATION_CONVERTERS
 from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
-from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, list_sizes
+from tvmflow.frontends.onnx._conversion import Converter, NodeToConvert, known_array, list_sizes
 from tvmflow.frontends.onnx._expressions import (
     MAX_DETERMINANT_ROWS,
     MAX_WINDOW,
@@ -38,6 +39,7 @@ from tvmflow.frontends.onnx._expressions import (
     reverse_sequences,
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
+from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
 from tvmflow.frontends.onnx.graph import attribute_text, dtype_of
 
 
@@ -99,14 +101,6 @@ def _clip_bounds(inputs: Any, attrs: Mapping[str, Any]) -> tuple[Any, Any] | Non
     return low, high
 
 
-def _elu(node: NodeToConvert) -> Any:
-    """Return `max(x, 0) − α·max(1 − exp(x), 0)` in the dtype of x; TVM's constants are float32."""
-    [x] = node.inputs
-    alpha = float(node.attributes.get("alpha", 1.0))
-    negative = relax.op.nn.relu(_constant(1.0, x) - relax.op.exp(x))
-    return _constant(-alpha, x) * negative + relax.op.nn.relu(x)
-
-
 def _pow(node: NodeToConvert) -> Any:
     """Return powers in the dtype of the base; those of integers are computed as float64."""
     base, exponent = node.inputs
@@ -130,13 +124,6 @@ def _mod(node: NodeToConvert) -> Any:
     differs = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(right, zero))
     moves = relax.op.logical_and(relax.op.not_equal(rest, zero), differs)
     return relax.op.where(moves, relax.op.add(rest, right), rest)
-
-
-def _sign(node: NodeToConvert) -> Any:
-    """Return -1, 0 and 1; TVM compares with -1, which no unsigned integer is."""
-    [x] = node.inputs
-    is_unsigned = _dtype(x).startswith("uint")
-    return relax.op.minimum(x, _constant(1, x)) if is_unsigned else node.convert_by_tvm(node.inputs)
 
 
 def _cosh(node: NodeToConvert) -> Any:
@@ -213,35 +200,6 @@ def _subtract_zero_point(node: NodeToConvert, data: Any, zero_point: Any) -> Any
 # ---------------------------------------------------------------- reductions
 
 
-def _extreme(node: NodeToConvert) -> Any:
-    """Return maxima or minima, also of booleans and of rows of nothing but infinities.
-
-    TVM's start with the lowest or highest finite number; half of any number is within it, and only
-    the double of the start itself is infinite.
-    """
-    data, *rest = node.inputs
-    if _dtype(data) == "bool":
-        narrow = node.emit(relax.op.astype(data, "uint8"))
-        return relax.op.astype(node.emit(node.convert_by_tvm([narrow, *rest])), "bool")
-    if not _is_float(data):
-        return node.convert_by_tvm(node.inputs)
-    halves = node.emit(relax.op.multiply(data, _constant(0.5, data)))
-    result = node.emit(node.convert_by_tvm([halves, *rest]))
-    return relax.op.multiply(result, _constant(2.0, data))
-
-
-def _reduce_mean(node: NodeToConvert) -> Any:
-    """Return means; of integers by way of int64.
-
-    TVM computes those of int32 as int64, which it does not say.
-    """
-    data, *rest = node.inputs
-    if _is_float(data) or _dtype(data) == "int64":
-        return node.convert_by_tvm(node.inputs)
-    wide = node.emit(relax.op.astype(data, "int64"))
-    return relax.op.astype(node.emit(node.convert_by_tvm([wide, *rest])), _dtype(data))
-
-
 def _arg_extreme(node: NodeToConvert) -> Any:
     """Return indices of maxima or minima, also in rows of nothing but the lowest or highest value.
 
@@ -258,7 +216,7 @@ def _arg_extreme(node: NodeToConvert) -> Any:
 def _cum_prod(node: NodeToConvert) -> Any:
     """Return products of all elements before another along an axis."""
     x, axis = node.inputs
-    axis = int(_known_array(axis, "axis").reshape(())) % len(list_sizes(x))
+    axis = int(known_array(axis, "axis").reshape(())) % len(list_sizes(x))
     is_reversed = bool(node.attributes.get("reverse", 0))
     data = node.emit(relax.op.flip(x, axis)) if is_reversed else x
     exclusive = bool(node.attributes.get("exclusive", 0))
@@ -369,7 +327,7 @@ def _multiply(node: NodeToConvert, x: Any, matrix: _Array) -> Any:
 
 
 def _integer(expr: Any) -> int:
-    return int(_known_array(expr, "an axis, a step or a length").reshape(()))
+    return int(known_array(expr, "an axis, a step or a length").reshape(()))
 
 
 # ---------------------------------------------------------------- resizing
@@ -478,8 +436,8 @@ def _one_hot(node: NodeToConvert) -> Any:
     No position fits an index out of range.
     """
     indices, depth, values = node.inputs
-    count = int(_known_array(depth, "depth").reshape(()))
-    known = _known_array(values, "values")
+    count = int(known_array(depth, "depth").reshape(()))
+    known = known_array(values, "values")
     off, on = (relax.const(value, str(known.dtype)) for value in known)
     rank = len(list_sizes(indices)) + 1
     axis = int(node.attributes.get("axis", -1)) % rank
@@ -717,18 +675,7 @@ def _ranks_above(node: NodeToConvert, scores: Any, threshold: Any) -> Any:
 
 def _known_or(expr: Any, name: str, default: Any) -> Any:
     """Return the value of a constant operand, or the default of a missing one, with the default's dtype."""
-    return default if expr is None else _known_array(expr, name).astype(default.dtype)
-
-
-def _known_array(expr: Any, name: str) -> np.ndarray[Any, Any]:
-    """Return the value of a constant operand.
-
-    Raises:
-        ValueError: when it is computed.
-    """
-    if not isinstance(expr, tvm.ir.Constant):
-        raise ValueError(f"{name} depends on the inputs, which is not supported")
-    return np.asarray(expr.value.numpy())
+    return default if expr is None else known_array(expr, name).astype(default.dtype)
 
 
 def _grouped_weights(node: NodeToConvert) -> Any:
@@ -740,6 +687,8 @@ def _grouped_weights(node: NodeToConvert) -> Any:
 
 CONVERTERS: Final[Mapping[str, Converter]] = {
     **ATTENTION_CONVERTERS,
+    **REDUCTION_CONVERTERS,
+    **ACTIVATION_CONVERTERS,
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,
@@ -749,7 +698,6 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "CumProd": _cum_prod,
     "DFT": _dft,
     "Det": _det,
-    "Elu": _elu,
     GROUPED_WEIGHTS: _grouped_weights,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
@@ -763,14 +711,10 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "OneHot": _one_hot,
     "PRelu": _prelu,
     "Pow": _pow,
-    "ReduceMax": _extreme,
-    "ReduceMean": _reduce_mean,
-    "ReduceMin": _extreme,
     "Resize": _resize,
     "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "STFT": _stft,
-    "Sign": _sign,
     "Sinh": _sinh,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }

@@ -186,21 +186,6 @@ def _eye_like(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     return nodes.nodes
 
 
-def _lp_normalization(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Rewrite a division by the norm along an axis; zeros stay zeros."""
-    kind, attributes = context.types.get(node.input[0]), attributes_of(node)
-    if kind is None:
-        return None
-    nodes = Replacement(node)
-    dtype = helper.tensor_dtype_to_np_dtype(kind)
-    reduction = {1: "ReduceL1", 2: "ReduceL2"}[attributes.get("p", 2)]
-    norm = nodes.reduce(reduction, node.input[0], [attributes.get("axis", -1)], context.opset)
-    is_zero = nodes.add("Equal", norm, nodes.constant(np.zeros((), dtype)))
-    divisor = nodes.add("Where", is_zero, nodes.constant(np.ones((), dtype)), norm)
-    nodes.add("Div", node.input[0], divisor, output=node.output[0])
-    return nodes.nodes
-
-
 def _tanh(node: NodeProto, context: _Context) -> list[NodeProto] | None:
     """Rewrite the hyperbolic tangent of a softplus, as in Mish."""
     producer = context.producers.get(node.input[0])
@@ -288,7 +273,6 @@ _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
     "EyeLike": _eye_like,
-    "LpNormalization": _lp_normalization,
     "LpPool": _same_padding,
     "MaxPool": _same_padding,
     "Mish": _mish,

@@ -16,8 +16,10 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, agree, draw, load, model, value
 from tvmflow.core.errors import ImportFailed
+from tvmflow.frontends.onnx._activations import ACTIVATION_CONVERTERS
 from tvmflow.frontends.onnx._attention import ATTENTION_CONVERTERS
 from tvmflow.frontends.onnx._converters import CONVERTERS
+from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
 from tvmflow.frontends.onnx._rewrites import _REWRITES
 
 F, INT, INF = np.float32, np.int64, np.inf
@@ -360,11 +362,12 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_pa
 
 
 def test_every_converter_is_tested() -> None:
-    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, as those in `test_onnx_expressions` and `test_onnx_attention`, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for."""
+    """Clip, PRelu and CastLike have tests with the models that need them, those with windows and TopK with ONNX Runtime, as those in `test_onnx_expressions` and `test_onnx_attention`, ConvInteger with the kernels of dynamic quantization, GroupedWeights with the nodes that it stands for. Reductions and activations are in `test_onnx_special_values`."""
     tested = {node.op_type for make in CASES.values() for node in make()[0].graph.node}
-    assert {*CONVERTERS, *_REWRITES} - {*ATTENTION_CONVERTERS} - tested == {
+    elsewhere = {*ATTENTION_CONVERTERS, *ACTIVATION_CONVERTERS, *REDUCTION_CONVERTERS}
+    assert {*CONVERTERS, *_REWRITES} - elsewhere - tested == {
         *("Clip", "PRelu", "CastLike", "ConvInteger", "ConvTranspose", "TopK"),
-        *("AveragePool", "Conv", "LpPool", "MaxPool", "GroupedWeights"),
+        *("AveragePool", "Conv", "MaxPool", "GroupedWeights"),
         *("Det", "MaxUnpool", "ReverseSequence"),
     }
 

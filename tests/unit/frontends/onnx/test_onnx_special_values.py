@@ -1,0 +1,156 @@
+"""Infinities, NaN, zeros, the smallest and the largest values give what ONNX Runtime does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import NodeProto, helper
+
+from tests.support.mxnet_runs import compute
+from tests.support.onnx_models import Array, load, model, open_session, value
+from tests.unit.frontends.onnx.test_onnx_converters import single
+
+INF, NAN = np.inf, np.nan
+VALUES = [
+    *(NAN, INF, -INF, -0.0, 0.0, 1e30, -1e30, 3e38, -3e38, 1e-40, -1e-40, 1e-20, 1.0, -1.0),
+    *(0.5, -0.5, 1.5, 2.5, -2.5, 3.3, -17.0, -40.0, 87.0, -88.0, -104.0, 65504.0, -1e20),
+]
+UNARY: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in "Abs Ceil Erf Exp Floor Gelu Identity IsInf IsNaN".split()),
+    *((name, {}) for name in "LeakyRelu Log Neg Reciprocal Round Sigmoid Softplus Sqrt Tanh".split()),
+    *((name, {}) for name in "Elu Selu Sign ThresholdedRelu Celu HardSwish Mish Softsign".split()),
+    ("Celu", {"alpha": 2.0}),
+    ("Elu", {"alpha": 1e4}),
+    ("Gelu", {"approximate": "tanh"}),
+    ("Selu", {"alpha": 2.0, "gamma": -1.0}),
+    ("Shrink", {"lambd": 1.0, "bias": 0.5}),
+    ("Shrink", {"lambd": -1.0, "bias": 0.5}),
+    ("ThresholdedRelu", {"alpha": -0.5}),
+]  # fmt: skip
+ROWS = np.array(
+    [[-INF] * 4, [INF, 1, 2, -INF], [3e38, 0, 0, 1], [-3e38] * 4, [0] * 4, [-INF, -1, -2, -3],
+     [88, 89, 90, -100], [1e30, 0, 2, 1], [-4, -5, -6, -7], [1e-40, 1e-30, 0, 0]], np.float32
+)  # fmt: skip
+HALF_ROWS = np.array(
+    [[300] * 4, [6e4, 6e4, -6e4, 1], [3e4] * 4, [256, 256, 256, 1], [6e-8, 0, 0, 0], [1, 2, 3, 4], [0] * 4],
+    np.float16,
+)  # fmt: skip
+REDUCTIONS = (
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
+    "ReduceSum ReduceSumSquare"
+).split()
+
+
+def agree(
+    nodes: Sequence[NodeProto], x: Array, folder: Path, opset: int = 20, **constants: Array
+) -> None:
+    """Compare nodes that read x, one by one, with ONNX Runtime."""
+    names = [name for node in nodes for name in node.output]
+    inputs = [value("x", x.shape, str(x.dtype))]
+    outputs = [helper.ValueInfoProto(name=name) for name in names]
+    made = model(nodes, inputs, outputs, constants, opset=opset)
+    made.ir_version = 10
+    actual = compute(load(made, folder, {"x": x}), {"x": x})
+    expected = open_session(made).run(None, {"x": x})
+    rtol = 2e-3 if x.dtype == np.float16 else 2e-5
+    owner = {name: node for node in nodes for name in node.output}
+    for name, a, b in zip(names, actual, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), owner[name]
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7, err_msg=str(owner[name]))
+
+
+def test_elementwise_operators(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node(name, ["x"], [f"y{n}"], **attributes)
+        for n, (name, attributes) in enumerate(UNARY)
+    ]
+    agree(nodes, np.array(VALUES, np.float32), tmp_path)
+
+
+@pytest.mark.parametrize("rows", [ROWS, HALF_ROWS], ids=["float32", "float16"])
+def test_reductions_and_norms(rows: Array, tmp_path: Path) -> None:
+    """Squares and sums of float16 are computed in float32, and begin with infinities where these are all."""
+    named = [
+        *((name, ["x", "axes"], {"keepdims": 0}) for name in REDUCTIONS),
+        *((name, ["x"], {"axis": 1}) for name in ("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin")),
+        *(("LpNormalization", ["x"], {"axis": 1, "p": p}) for p in (1, 2)),
+    ]  # fmt: skip
+    if rows.dtype == np.float32:
+        named = [entry for entry in named if entry[0] != "LpNormalization"]
+    nodes = [
+        helper.make_node(name, inputs, [f"y{n}"], **attributes)
+        for n, (name, inputs, attributes) in enumerate(named)
+    ]
+    agree(nodes, rows, tmp_path, axes=np.array([1]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize("is_empty", [False, True], ids=["absent", "empty"])
+@pytest.mark.parametrize("keeps_all", [0, 1])
+def test_reductions_without_axes(
+    dtype: str, is_empty: bool, keeps_all: int, tmp_path: Path
+) -> None:
+    """`noop_with_empty_axes` keeps all axes; the functions around the sum are applied all the same."""
+    x = np.array([[2, 1, 3], [100, 4, 1]], dtype)
+    if dtype != "int32":
+        x = x - np.array(2.5, dtype)
+    inputs = ["x", "none"] if is_empty else ["x"]
+    names = [name for name in REDUCTIONS if dtype == "float32" or "Log" not in name]
+    nodes = [
+        helper.make_node(name, inputs, [name], noop_with_empty_axes=keeps_all) for name in names
+    ]
+    agree(nodes, x, tmp_path, none=np.zeros(0, np.int64))
+
+
+WINDOW = np.array(np.arange(84).reshape(1, 2, 7, 6) % 11 - 5, np.float32)
+LARGE = (WINDOW * 100).astype(np.float16)
+FAR = np.array([[3e4, -3e4, 6e4, 1], [1, 2, 3, 4]], np.float16).reshape(1, 2, 4)
+CASES: dict[str, Any] = {
+    "scale of zeros": lambda: single("DynamicQuantizeLinear", {"x": np.zeros(6, np.float32)}, outputs=3),
+    "scale of a range": lambda: single("DynamicQuantizeLinear", {"x": WINDOW}, outputs=3),
+    "shift by all bits": lambda: single(
+        "BitShift",
+        {"x": np.array([1, 255, 7, 7], np.uint8), "n": np.array([8, 9, 255, 1], np.uint8)},
+        direction="LEFT",
+    ),
+    "shift by all 64 bits": lambda: single(
+        "BitShift", {"x": np.array([1, 2**63], np.uint64)}, {"n": np.array(64, np.uint64)}, direction="RIGHT"
+    ),
+    "swish": lambda: single("Swish", {"x": WINDOW}, opset=24, alpha=1.702),
+    "sums of powers of float16": lambda: single("GlobalLpPool", {"x": LARGE}),
+    "variances of float16": lambda: single("InstanceNormalization", {"x": FAR}, {
+        "s": np.ones(2, np.float16), "b": np.zeros(2, np.float16)}),
+    "response of float16": lambda: single("LRN", {"x": LARGE}, size=3),
+    "wider statistics": lambda: single("BatchNormalization", {"x": LARGE}, {
+        "s": np.ones(2, np.float16), "b": np.zeros(2, np.float16),
+        "m": np.ones(2, np.float32), "v": np.full(2, 9e4, np.float32)}),
+    "mean and variance of float16": lambda: single("MeanVarianceNormalization", {"x": LARGE}),
+    "variance far from zero": lambda: single("MeanVarianceNormalization", {"x": WINDOW + 3e3}),
+    **{
+        f"{n}: windows of norm {p}": lambda x=x, p=p, how=how: single("LpPool", {"x": x}, p=p, **how)
+        for n, (x, p, how) in enumerate([
+            (LARGE, 2, {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
+            (WINDOW, 3, {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 1], "ceil_mode": 1}),
+            (WINDOW, 1, {"kernel_shape": [2, 2], "strides": [2, 2], "dilations": [2, 2], "ceil_mode": 1}),
+        ])
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_corners(case: str, tmp_path: Path) -> None:
+    made, feed = CASES[case]()
+    actual = compute(load(made, tmp_path, feed), feed)
+    if case == "swish":
+        x = feed["x"]
+        expected = [x / (1 + np.exp(-1.702 * x))]
+    else:
+        expected = open_session(made).run(None, dict(feed))
+    for a, b in zip(actual, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        rtol = 3e-3 if b.dtype == np.float16 else 2e-5
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
