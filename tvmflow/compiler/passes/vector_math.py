@@ -333,10 +333,13 @@ def _rational(
 
     def function(x: Any) -> Any:
         def evaluate(v: Any) -> Any:
-            return _let(
+            value = _let(
                 v * v,
                 lambda s: v * divide(_polynomial(s, numerator), _polynomial(s, denominator)),
             )
+            # a rounding error of the quotient would be large in a product with a large number
+            value = tirx.Select(v <= _const(-limit), _const(-1.0), value)
+            return tirx.Select(v >= _const(limit), _const(1.0), value)
 
         clamped = tirx.max(tirx.min(x, _const(limit)), _const(-limit))
         return tirx.Select(_is_nan(x), x, _let(clamped, evaluate))
