@@ -117,12 +117,22 @@ def comment(text: str) -> str:
 def javascript_value(value: Json) -> str:
     r"""Return a value as an expression of JavaScript and TypeScript, in ASCII and on one line.
 
-    Its keys are not names of others: `__proto__` would be the prototype of an object.
+    Its keys are not names of others, for which there is `javascript_key`.
 
     >>> print(javascript_value({"a": "</b>\u2028"}))
     {"a": "\u003c/b>\u2028"}
     """
     return json.dumps(value).replace("<", "\\u003c")
+
+
+def javascript_key(name: str) -> str:
+    """Return a name as a key in an object of JavaScript and TypeScript.
+
+    >>> print(javascript_key("data"), javascript_key("__proto__"))
+    "data" ["__proto__"]
+    """
+    # without brackets, it would not be a key, but set the prototype of the object
+    return f"[{javascript_value(name)}]" if name == "__proto__" else javascript_value(name)
 
 
 def python_string(text: str) -> str:

@@ -158,6 +158,11 @@ console.log(JSON.stringify([names.map((name) => outputs[name][0]), errors, net.b
         ["input __proto__ must be a Float32Array of 1 elements", "the model has no input x"],
         ["wasm"],
     ]
+    example = web.write_readme(built, fetched).partition("model.run(")[2].partition(");")[0]
+    shown = node(
+        tmp_path, f"const given = {example}; console.log(JSON.stringify(Object.keys(given)));"
+    )
+    assert shown == names
     types = web.write_types(built, fetched)
     assert [json.loads(line.split(": Float")[0]) for line in types.splitlines() if ": Float" in line] == names * 2  # fmt: skip
 

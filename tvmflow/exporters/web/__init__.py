@@ -19,7 +19,13 @@ from typing import Final, NamedTuple
 from tvmflow.compiler import form_names
 from tvmflow.core.files import hash_file
 from tvmflow.core.formatting import size_text
-from tvmflow.core.generated_text import comment, html_text, javascript_value, markdown_code
+from tvmflow.core.generated_text import (
+    comment,
+    html_text,
+    javascript_key,
+    javascript_value,
+    markdown_code,
+)
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.exporters import c_library
 from tvmflow.exporters.base import (
@@ -318,7 +324,7 @@ def write_readme(
     """Return the text about the package for people; `program` is that of WebGPU."""
     tensors = (f"- {line}" for line in describe_tensors(built.signature, markdown_code))
     example = ", ".join(
-        f"{javascript_value(spec.name)}: new {_ARRAYS[spec.dtype]}({math.prod(spec.shape)})"
+        f"{javascript_key(spec.name)}: new {_ARRAYS[spec.dtype]}({math.prod(spec.shape)})"
         for spec in map(TensorSpec.from_json, built.signature["inputs"])
     )
     images = ""

@@ -5,7 +5,8 @@ const BACKENDS = { auto: "the best that this browser has", webgpu: "WebGPU", was
 const SHOWN = 24;
 const BIG = ["int64", "uint64"];
 const byId = (id) => document.getElementById(id);
-const state = { model: undefined, images: {}, texts: {}, outputs: undefined };
+// inputs may be called `constructor` or `__proto__`
+const state = { model: undefined, images: Object.create(null), texts: Object.create(null), outputs: undefined };
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
