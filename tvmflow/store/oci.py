@@ -59,6 +59,8 @@ _ATTEMPTS: Final = 3
 _PAUSE_S: Final = 0.25
 # 504 is what a proxy answers that gets no answer.
 _NO_ANSWER: Final = 504
+# A redirect that must not be followed is final, as a wrong request is.
+_WRONG_REDIRECT: Final = 421
 _MAX_MANIFEST_BYTES: Final = 4 << 20
 _MAX_LAYERS: Final = 10_000
 _MAX_BLOB_BYTES: Final = 64 << 30
@@ -326,7 +328,10 @@ class Repository:
                     return self.put_blob(blob, content)
                 if answer.status != 202:
                     raise self.explain(answer)
-                url = redirect_target(self.url, answer.headers.get("Location", ""))
+                try:
+                    url = redirect_target(self.url, answer.headers.get("Location", ""))
+                except DownloadError as error:
+                    raise self.error(error.message, error.fix, _WRONG_REDIRECT) from None
             if origin_of(url) != origin_of(self.url):
                 text = f"files are to be sent to {without_secrets(url)}, which is not on it"
                 raise self.error(text, "check the address of the registry, and its proxy")
@@ -370,7 +375,10 @@ class Repository:
         for is_last in (False, True):
             credential = _LOGINS.get(login)
             if method in ("GET", "HEAD"):
-                answer = self._client.get(url, headers, credential, method)
+                try:
+                    answer = self._client.get(url, headers, credential, method)
+                except DownloadError as error:
+                    raise self.error(error.message, error.fix, _WRONG_REDIRECT) from None
             else:
                 secret = {"Authorization": credential.header} if credential else {}
                 answer = self._client.request(method, url, {**headers, **secret}, body)

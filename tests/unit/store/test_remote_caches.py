@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -13,10 +14,24 @@ from pathlib import Path
 import pytest
 
 from tests.support.cache_server import Cache, cache_server
-from tests.support.registry import HTPASSWD, LOGIN, docker_registry, needs_registry
+from tests.support.registry import (
+    HTPASSWD,
+    LOGIN,
+    Fixed,
+    docker_registry,
+    front,
+    needs_registry,
+)
 from tvmflow.core.errors import UsageError
+from tvmflow.store import oci
 from tvmflow.store.remote import REMOTE_CACHES, open_remote_cache
-from tvmflow.store.remote.base import Corrupt, Forbidden, RemoteCache, Unreachable
+from tvmflow.store.remote.base import (
+    Corrupt,
+    Forbidden,
+    RemoteCache,
+    RemoteCacheError,
+    Unreachable,
+)
 
 ACTION = f"ac/{'a' * 64}"
 BLOB = f"cas/{'a' * 64}"
@@ -272,3 +287,56 @@ def test_a_registry_that_wants_a_login(tmp_path: Path, monkeypatch: pytest.Monke
         made.put(ACTION, b"")
         assert made.get(ACTION, 1000, ignore)
         made.close()
+
+
+LOOP = {"Location": "?again"}
+LYING_ANSWERS = [
+    Fixed(200, b"x" * 65_536, endless=True),
+    Fixed(200, b"{}", {"Content-Range": "bytes 9-1/0"}),
+    Fixed(206, b"x"),
+    Fixed(307, b"", LOOP),
+    Fixed(307, b"", {"Location": "file:///etc/passwd"}),
+    Fixed(307, b"", {"Location": "http://ann:hunter2@127.0.0.1:1/"}),
+    Fixed(307, b"", {"Location": "http://127.0.0.1:1/gone"}),
+    Fixed(401, b"", {"WWW-Authenticate": 'Bearer realm="https://auth.docker.io/token"'}),
+    Fixed(401, b"", {"WWW-Authenticate": 'Bearer realm="' + "a" * 60_000}),
+    Fixed(403, b'{"errors": [{"message": "\\u001b[2J"}]}'),
+    Fixed(200, b"[" * 100_000),
+    Fixed(200, b'{"layers": 1, "annotations": {"a": 1}}'),
+    Fixed(204),
+    Fixed(999),
+]
+
+
+@pytest.mark.parametrize("kind", ["GET", "HEAD", "POST", "PUT"])
+@pytest.mark.parametrize("answer", LYING_ANSWERS)
+def test_a_lying_registry_costs_nothing_but_its_results(
+    answer: Fixed, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it answers is an error of a remote cache, or nothing: no other error, no credential elsewhere."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(oci, "_PAUSE_S", 0.0)
+    with front("127.0.0.1:1") as server:
+        config = {"auths": {server.host: {"auth": LOGIN}}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        cache = open_remote_cache(f"oci://{server.host}/team/x", timeout_s=5)
+        if kind in ("POST", "PUT"):
+            server.uploads = [answer] * 9
+            server.answers = {"a" * 64: Fixed(404), "/upload": answer}
+            if kind == "PUT":
+                server.uploads = [Fixed(202, b"", {"Location": "/upload"})] * 9
+        else:
+            server.answers = {"a" * 64: answer}
+        got: list[bytes] = []
+        with contextlib.suppress(RemoteCacheError):
+            if kind == "GET":
+                cache.get(ACTION, 1000, got.append)
+            elif kind == "HEAD":
+                assert cache.has(BLOB, 1) in (True, False)
+            else:
+                cache.put(BLOB, b"content")
+        cache.close()
+        assert sum(map(len, got)) <= 1000
+        assert not any(one.authorization for one in server.requests)
+    oci._LOGINS.clear()
