@@ -170,7 +170,7 @@ def _measure_part(node: ast.expr) -> _Extent:
             is_negative = isinstance(operator, ast.USub) and inner.constant is not None
             return inner._replace(constant=-(inner.constant or 0)) if is_negative else inner
         case ast.BinOp(left=left, op=operator, right=right):
-            combine = _OPERATORS.get(type(operator), _product)
+            combine = _OPERATORS.get(type(operator), _opaque)
             return combine([_measure(left), _measure(right)])
         case ast.Compare(left=left, comparators=others):
             return _sum([_measure(one) for one in (left, *others)])
@@ -193,7 +193,7 @@ def _measure_call(name: str, call: ast.Call) -> _Extent:
             raise _TooLarge
     if name in _ATOMS and parts:
         return parts[0]
-    return _CALLS.get(name, _product)(parts)
+    return _CALLS.get(name, _opaque)(parts)
 
 
 def _constant(text: str) -> _Extent:
@@ -211,6 +211,11 @@ def _product(parts: Sequence[_Extent]) -> _Extent:
     return _Extent(
         sum(part.bits for part in parts), math.prod(max(part.terms, 1) for part in parts)
     )
+
+
+def _opaque(parts: Sequence[_Extent]) -> _Extent:
+    """Return how large the result of a function is, which stays one term."""
+    return _Extent(_product(parts).bits, 1.0)
 
 
 def _quotient(parts: Sequence[_Extent]) -> _Extent:
@@ -239,6 +244,7 @@ _ATOMS: Final = frozenset({"Float", "Identity", "Integer", "Symbol"})
 _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Sequence[_Extent]], _Extent]]] = {
     ast.Add: _sum,
     ast.Div: _quotient,
+    ast.Mult: _product,
     ast.Sub: _sum,
     ast.Pow: _power,
     ast.LShift: _power,
@@ -246,7 +252,8 @@ _OPERATORS: Final[Mapping[type[ast.operator], Callable[[Sequence[_Extent]], _Ext
 }
 _CALLS: Final = {
     "Rational": _quotient,
-    **dict.fromkeys(("Add", "Max", "Min", "Piecewise"), _sum),
+    "Add": _sum,
+    "Mul": _product,
     **dict.fromkeys(
         ("FloatPow", "LShift", "Pow", "PowByNatural", "RShift", "RoundDecimal"), _power
     ),
