@@ -61,6 +61,7 @@ tune:
 
 outputs: [c-library, bundle]
 runtime: auto                        # or c (needs nothing), or vm (TVM's virtual machine)
+checks: true                         # or off: inputs never hold an index out of range, nor a divisor of 0
 
 verify:
   against: reference                 # MXNet, PyTorch, LiteRT or ONNX Runtime

@@ -66,6 +66,7 @@ class LoweringOptions:
         vector_bits: The width of vectors; None to choose it by the model.
         shares_weights: Whether code for other levels of CPUs shares the weights.
         math: `vector` for vectorized exp, log, sigmoid, tanh and erf, `libm` for the C library's.
+        checks: Whether indices and integer divisors are checked when the model runs.
     """
 
     version: int = LOWERING_VERSION
@@ -77,18 +78,20 @@ class LoweringOptions:
     math: Literal["vector", "libm"] = "vector"
     vector_bits: Literal[128, 256, 512] | None = None
     shares_weights: bool = False
+    checks: bool = True
 
     def to_json(self) -> dict[str, Json]:
         """Return the options as they are part of a stage's settings; what not all have is left out."""
         options = {**vars(self), "plain": list(self.plain)}
-        if not self.shares_weights:
-            del options["shares_weights"]
+        for name, usual in (("shares_weights", False), ("checks", True)):
+            if options[name] == usual:
+                del options[name]
         return options
 
 
 def lowering_options(recipe: Any) -> LoweringOptions:
     """Return the lowering options of a recipe."""
-    options = recipe.kernels.model_dump(exclude={"schedules"})
+    options = {**recipe.kernels.model_dump(exclude={"schedules"}), "checks": recipe.checks}
     return LoweringOptions(**{**options, "plain": tuple(sorted(set(options["plain"])))})
 
 

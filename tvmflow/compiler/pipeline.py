@@ -36,6 +36,7 @@ from tvmflow.compiler.passes.move_dequantize import move_dequantize
 from tvmflow.compiler.passes.narrow_data import narrow_data
 from tvmflow.compiler.passes.narrow_integers import narrow_constants, narrow_integers
 from tvmflow.compiler.passes.open_reshapes import group_open_reshapes
+from tvmflow.compiler.passes.operand_checks import check_operands, keep_divisions_from_trapping
 from tvmflow.compiler.passes.outline_branches import outline_branches
 from tvmflow.compiler.passes.own_sizes import give_own_sizes, order_sizes
 from tvmflow.compiler.passes.pack_matmuls import pack_matmuls
@@ -107,6 +108,7 @@ GRAPH_PHASES: Final[Phases] = {
         LoweringPass("recurrent", lower_recurrent),
         LoweringPass("suppression", lower_suppression),
         LoweringPass("grouped_weights", lower_grouped_weights),
+        LoweringPass("operand_checks", check_operands),
     ),
     "inference form": (
         _pass("fold_norms", fold_norms),
@@ -206,6 +208,7 @@ KERNEL_PHASES: Final[Phases] = {
         _pass("remove_dead_code", relax.transform.DeadCodeElimination()),
     ),
     "kernels": (
+        LoweringPass("safe_divisions", keep_divisions_from_trapping),
         LoweringPass("widen_float16", _widen_float16, LoweringContext.is_cpu),
         LoweringPass("vectorize_math", _vectorize_math, LoweringContext.has_vector_math),
     ),

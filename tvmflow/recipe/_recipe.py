@@ -280,6 +280,13 @@ class Recipe(ClosedModel):
         description="`c`: the library calls its kernels itself and needs no runtime. `vm`: TVM's virtual machine runs it. "
         "`auto`: `c` if target and model allow it. See [exports.md](exports.md).",
     )
+    checks: bool = Field(
+        default=True,
+        examples=[False],
+        description="Whether a library on a CPU reports an index that is out of range, and an integer division by zero, in "
+        "place of reading or writing other memory, or ending the process. `off`: inputs are known to have neither. See "
+        "[SECURITY.md](../SECURITY.md).",
+    )
     verify: Verify = Field(
         default=Verify(),
         examples=[{"rtol": 0.001}],

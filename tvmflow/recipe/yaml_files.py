@@ -198,6 +198,8 @@ TOO_DEEP: Final = f"nested more than {MAX_DEPTH} levels deep"
 _MAX_DIGITS: Final = 100
 
 _BOOLEAN_WORDS: Final = frozenset("yes no on off".split())
+# The field that is on or off.
+_SWITCH: Final = "checks"
 
 _LONE_SURROGATE: Final = "the string contains a lone surrogate (half of a character)"
 
@@ -331,6 +333,8 @@ class ValueReader:
 
     def _read_bool(self, node: yaml.ScalarNode, loc: Loc, depth: int) -> Json:
         self.scalars[loc] = node.value
+        if loc[-1:] == (_SWITCH,) and node.value.lower() in ("on", "off"):
+            return node.value.lower() == "on"
         if node.value.lower() in _BOOLEAN_WORDS:
             text = f"YAML reads {node.value} as true or false; write true or false, or {_QUOTE}"
             return self._reject(node, loc, text)

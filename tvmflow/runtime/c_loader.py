@@ -35,7 +35,7 @@ from tvmflow.runtime.open_tensors import (
     list_codes,
     read_open_tensors,
 )
-from tvmflow.runtime.programs import Call, Observe, Record
+from tvmflow.runtime.programs import Call, Observe, Record, wrong_value_error
 
 if sys.platform == "win32":
     from _ctypes import FreeLibrary as unload
@@ -59,6 +59,8 @@ LOWER_LEVEL: Final = (
     "in one library (the preset x86-64-any or aarch64-any)"
 )
 """What to do where a CPU lacks what a library needs."""
+WRONG_VALUE: Final = 1000
+"""This code, and all above, say that a value of an input is wrong; the message says which."""
 # What to do for a code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
@@ -520,6 +522,8 @@ class _Context:
         if not status:
             return
         message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
+        if status >= WRONG_VALUE:
+            raise wrong_value_error(message)
         if status not in _MACHINE_CODES:
             raise BundleError(message, fix=fix)
         detail = self._functions["missing_feature"]()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ Call = Callable[[], object]
 
 Main = Callable[..., list[Any]]
 """The function of a part: tensors to tensors."""
+
+
+def wrong_value_error(message: str) -> BundleError:
+    """Return the error for an index out of range, or a divisor that is 0."""
+    return BundleError(message, fix="check the values of the inputs before the call")
 
 
 class Program(Protocol):

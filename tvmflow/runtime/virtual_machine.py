@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import align, allocate_aligned
-from tvmflow.runtime.programs import Call, Observe, Record
+from tvmflow.runtime.programs import Call, Observe, Record, wrong_value_error
 from tvmflow.runtime.threads import ThreadPool
 from tvmflow.targets.backends.base import Backend
 from tvmflow.targets.backends.cpu import CpuBackend
@@ -259,7 +259,7 @@ class VirtualMachine:
         """Give a call with inputs that are on the device."""
         with self._lock:
             self.pool.enter()
-            yield partial(self._main, *self._fill(inputs))
+            yield partial(_call, self._main, *self._fill(inputs))
 
     @contextlib.contextmanager
     def profiled(self, inputs: Sequence[Array], record: Record) -> Iterator[Call]:
@@ -324,7 +324,7 @@ class VirtualMachine:
     def main(self, *tensors: Any) -> list[Any]:
         """Return the outputs as the runtime's tensors, valid until the next call."""
         self.pool.enter()
-        return list_tensors(self._main(*tensors, *self._weights))
+        return list_tensors(_call(self._main, *tensors, *self._weights))
 
     def profiled_main(self, record: Record) -> Callable[..., list[Any]]:
         """Return another `main`, which is slower and reports each operator."""
@@ -357,6 +357,18 @@ class VirtualMachine:
     def fetch(self, tensor: Any) -> Array:
         """Return one of the runtime's tensors as an array that is valid until the next call."""
         return read_array(tensor)
+
+
+def _call(main: Callable[..., Any], *tensors: Any) -> Any:
+    """Call a `main`.
+
+    Raises:
+        BundleError: An input has an index out of range, or a divisor that is 0.
+    """
+    try:
+        return main(*tensors)
+    except ValueError as error:
+        raise wrong_value_error(str(error)) from error
 
 
 def list_tensors(result: Any) -> list[Any]:

@@ -366,6 +366,8 @@ def write_model(
     import tvm
     from safetensors.numpy import save_file
 
+    from tvmflow.compiler.passes.operand_checks import name_checked_nodes
+
     for kind, specs in signature.items():
         _check_names(kind.removesuffix("s"), specs)
     document = {kind: [spec.to_json() for spec in specs] for kind, specs in signature.items()}
@@ -373,7 +375,7 @@ def write_model(
         document["bound"] = list(constants)
     if dimensions:
         document["dimensions"] = [entry.to_json() for entry in dimensions]
-    (out / MODEL).write_text(tvm.ir.save_json(mod))
+    (out / MODEL).write_text(tvm.ir.save_json(name_checked_nodes(mod, nodes)))
     # it would write the memory of a transposed array as it is
     save_file({name: np.asarray(array, order="C") for name, array in params.items()}, out / PARAMS)
     (out / SIGNATURE).write_text(json.dumps(document, indent=1, sort_keys=True))

@@ -55,6 +55,7 @@ from tvmflow.compiler.code_generation import split_kernels
 from tvmflow.compiler.cpu_model import is_cpu
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.open_sizes import NoSize, list_symbols
+from tvmflow.compiler.passes.operand_checks import FAILURE
 from tvmflow.core.types import Json, Size
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.targets import c_runtime
@@ -219,8 +220,10 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
     ]
     work = estimate_parallel_work(function)
     variables = list_size_parameters(function)
+    failure = str(function.attrs.get(FAILURE, ""))
     if not variables:
-        return KernelTraits(symbol, work, sum(padded(int(size)) for size in allocated))
+        scratch = sum(padded(int(size)) for size in allocated)
+        return KernelTraits(symbol, work, scratch, failure=failure)
     names = {variable: f"n{index}" for index, variable in enumerate(variables)}
     bindings = {binding.var: binding.value for binding in ir.find_nodes(lowered.body, tirx.Bind)}
     sizes = [_read_allocation(size, names, bindings, symbol) for size in allocated]
@@ -233,6 +236,7 @@ def _read_traits(function: tirx.PrimFunc, lowered: tirx.PrimFunc) -> KernelTrait
         or 0,
         sizes=tuple(names.values()),
         open_work=estimate_open_work(function, names),
+        failure=failure,
     )
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import tvm
+import tvm_ffi
 from tvm import ir, tirx
 
 from tvmflow.compiler.c_program.shared_layouts import KernelLayouts, read_shared
@@ -141,7 +142,8 @@ def _to_c_function(function: tirx.PrimFunc, target: tvm.target.Target) -> tirx.P
         if isinstance(offset := param.ty.elem_offset, ir.Var):
             declarations.append(tirx.Bind(offset, tirx.const(0, str(offset.ty.dtype))))
         declarations.append(tirx.DeclBuffer(param, data=pointer))
-    body = function.body
+    # The C code of the program reads whether a kernel failed.
+    body = tvm_ffi.structural_map(function.body, (tirx.AssertStmt, lambda _: tirx.Evaluate(0)))
     # What LowerTVMBuiltin and the code generator expect of the code around a kernel.
     for pointer in pointers:
         body = tirx.AttrStmt(pointer, "storage_alignment", tirx.const(ALIGNMENT, "int32"), body)

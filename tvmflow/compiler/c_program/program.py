@@ -32,6 +32,7 @@ from tvmflow.core.dimensions import (
     substitute,
 )
 from tvmflow.core.errors import StageError
+from tvmflow.core.generated_text import c_string
 from tvmflow.core.types import Dimension, Size
 from tvmflow.targets.c_runtime.levels import constant_place
 from tvmflow.targets.linking import padded
@@ -533,6 +534,7 @@ class KernelTraits(NamedTuple):
         scratch: The bytes of memory that it allocates; an expression of the names below where sizes are open.
         sizes: The names of its sizes in expressions, in the order in which it takes them.
         open_work: Its work in parallel loops, where it has sizes.
+        failure: What it reports where an operand has a wrong value; empty for others.
     """
 
     symbol: str
@@ -540,6 +542,7 @@ class KernelTraits(NamedTuple):
     scratch: Size
     sizes: tuple[str, ...] = ()
     open_work: tuple[OpenWork, ...] = ()
+    failure: str = ""
 
 
 def place_constants(program: Program) -> list[int]:
@@ -586,6 +589,7 @@ class Writer:
         self._offsets = place_constants(program)
         self._numbers: dict[str, int] = {}
         self._arities: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
         self._tasks = count_useful_tasks(
             {name: kernel.work for name, kernel in kernels.items()},
             [name for name in list_kernel_calls(program.steps) if name in kernels],
@@ -610,6 +614,7 @@ class Writer:
                 *_define_sizes("OUTPUTS", list(map(self._largest_size, program.outputs))),
                 *self._write_counts(),
                 *self._write_plan(),
+                *self._write_failures(),
                 "",
                 f"extern const unsigned char {weights if has_symbol else 'TF_WEIGHTS'}[];",
                 *declarations,
@@ -672,6 +677,13 @@ class Writer:
             f"static const tf_output_count tf_output_counts[] = {{{', '.join([*rows, '{-1, 0}'])}}};",
         ]
 
+    def _write_failures(self) -> list[str]:
+        """Return the code with the messages of operands that have wrong values; none where nothing is checked."""
+        if not self._failures:
+            return []
+        messages = ", ".join(map(c_string, self._failures))
+        return [f"#define TF_FAILURES {messages}"]
+
     def _write_steps(self, steps: Sequence[Step], indent: str) -> list[str]:
         lines: list[str] = []
         for step in steps:
@@ -699,7 +711,11 @@ class Writer:
         self._arities[call.kernel] = len(call.tensors)
         arguments = [f"(void *)({self._address(tensor)})" for tensor in call.tensors]
         arguments += self._list_sizes(call)
-        return f"TF_CALL({number}, {self._count_tasks(call)}, {kernel.symbol}({', '.join(arguments)}));"
+        text = f"TF_CALL({number}, {self._count_tasks(call)}, {kernel.symbol}({', '.join(arguments)}));"
+        if not kernel.failure:
+            return text
+        failure = self._failures.setdefault(kernel.failure, len(self._failures))
+        return f"{text} TF_CHECK({failure}, {self._address(call.tensors[-1])});"
 
     def _list_sizes(self, _call: KernelCall) -> list[str]:
         """Return the code of the sizes that a call gives to its kernel."""
@@ -745,6 +761,7 @@ class _OpenWriter(Writer):
         self._offsets = place_constants(program)
         self._numbers = {}
         self._arities = {}
+        self._failures = {}
         self._values = Values(program.dimensions)
         self._calls: list[str] = []
         self._most_tasks = 1

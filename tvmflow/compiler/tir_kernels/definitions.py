@@ -78,23 +78,31 @@ def positive(size: IrSize) -> IrSize:
     return tirx.max(size, 1) if is_open(size) else size
 
 
-def with_own_sizes(function: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Any]]:
+def with_own_sizes(
+    function: tirx.PrimFunc, used: Sequence[Any] = (), results: int = 1
+) -> tuple[tirx.PrimFunc, list[Any]]:
     """Return a kernel with variables of its own in place of a model's dimensions.
 
+    Args:
+        function: The kernel.
+        used: Dimensions that it computes with, besides those in the shapes of its parameters.
+        results: The number of its last parameters that it writes.
+
     Returns:
-        The kernel, and the dimensions that it takes as arguments between its inputs and its result:
+        The kernel, and the dimensions that it takes as arguments between its inputs and its results:
         those that are no size of a tensor by themselves.
     """
     sizes = [plain(size) for param in function.params for size in param.ty.shape]
-    symbols = list(dict.fromkeys(symbol for size in sizes for symbol in list_symbols(size)))
+    symbols = [symbol for size in sizes for symbol in list_symbols(size)]
+    symbols = list(dict.fromkeys([*symbols, *used]))
     if not symbols:
         return function, []
     own = {symbol: tirx.Var(symbol.name, symbol.ty.dtype) for symbol in symbols}
     bound = {size for size in sizes if isinstance(size, tvm.ir.Var)}
     taken = [symbol for symbol in symbols if symbol not in bound]
     renamed = tvm_ffi.structural_map(function, (tvm.ir.Var, lambda var: own.get(var, var)))
-    *inputs, result = renamed.params
-    params = [*inputs, *(own[symbol] for symbol in taken), result]
+    inputs, written = renamed.params[:-results], renamed.params[-results:]
+    params = [*inputs, *(own[symbol] for symbol in taken), *written]
     return tirx.PrimFunc(params, renamed.body, renamed.ret_type, renamed.attrs), taken
 
 

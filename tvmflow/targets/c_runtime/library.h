@@ -45,7 +45,9 @@ enum {
   %(NAME)s_NO_THREADS = 9,      /* the system does not start another thread */
   %(NAME)s_MISSING_FEATURE = 10, /* the CPU lacks an instruction set that the library was built for */
   %(NAME)s_KERNEL_FAILED = 11,  /* a kernel reported an error, or parallel_for did not do every task once */
-  %(NAME)s_MISALIGNED_MEMORY = 17 /* allocate returned memory that is not aligned as it was asked to be */
+  %(NAME)s_MISALIGNED_MEMORY = 17, /* allocate returned memory that is not aligned as it was asked to be */
+  /* This, and all above: an index is out of range, or a divisor is 0. The message names the input or operator. */
+  %(NAME)s_WRONG_VALUE = 1000
 };
 %(weights_statuses)s%(dimension_statuses)s
 /* A model that is ready to run, with memory and threads of its own. The weights are shared by all. */

@@ -718,6 +718,11 @@ const char *TF(message)(int status) {
       "the options have weights in two places, or memory that does not begin at a multiple of 64 bytes",
 #endif
   };
+#ifdef TF_FAILURES
+  static const char *const failures[] = {TF_FAILURES};
+  const int failure = status - TF_STATUS(WRONG_VALUE);
+  if (failure >= 0 && (size_t)failure < sizeof failures / sizeof *failures) return failures[failure];
+#endif
   const bool is_known = status >= 0 && (size_t)status < sizeof messages / sizeof *messages && messages[status];
   return is_known ? messages[status] : "unknown error";
 }

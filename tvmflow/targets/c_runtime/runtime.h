@@ -189,6 +189,12 @@ static int tf_allocate(const tf_options *options, size_t bytes, size_t alignment
     if (tf_hooked) tf->hook(tf->hook_user, (number), tf_nanoseconds() - tf_start); \
   } while (0)
 
+/* Return with a message of its own if a kernel has found a wrong value. */
+#define TF_CHECK(failure, failed)                                                                 \
+  do {                                                                                            \
+    if (*(const int32_t *)(const void *)(failed) != 0) return TF_STATUS(WRONG_VALUE) + (failure); \
+  } while (0)
+
 #ifdef TF_DEVICE
 TF_MAYBE_UNUSED static int tf_launch_kernel(tf_context *context, size_t kernel, const tf_device_launch *launches, size_t count,
                             const uint32_t *places, size_t tensors);

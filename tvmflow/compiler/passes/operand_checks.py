@@ -1,0 +1,410 @@
+"""Check indices and divisors when a model runs, where their values are not known before.
+
+TVM's kernels read and write at any index, and a CPU traps at an integer division by zero. On CPUs a small
+kernel looks at such an operand before the kernel that uses it, and fails with a message. On GPUs, which
+report nothing, indices are clamped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import tvm
+import tvm_ffi
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvmflow.compiler import ir
+from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
+from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
+from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
+from tvmflow.core.errors import StageError
+
+FAILURE: Final = "tvmflow.failure"
+"""The attribute of a kernel that fails where an operand has a wrong value: the message."""
+NODES: Final = "tvmflow.checked_nodes"
+"""The attribute of an imported `main` with the node of each variable that a checked operator computes, as JSON."""
+
+
+class Bound(NamedTuple):
+    """The values that an operand may have.
+
+    Attributes:
+        sizes: The size of the axis that an index is of: one for all, or one for each place of the last axis,
+            None where any value is right there. None for a divisor, which is not 0.
+        from_end: Whether a negative index counts from the end.
+    """
+
+    sizes: tuple[IrSize | None, ...] | None
+    from_end: bool = False
+
+
+_Bounds = Iterator[tuple[int, Bound]]
+
+
+def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Check the indices and integer divisors that are computed of a model's inputs.
+
+    Raises:
+        StageError: A constant has a wrong value.
+    """
+    if not context.options.checks or not ir.calls_operator(mod, *_RULES):
+        return mod
+    # TVM makes another error of one that a rewriter raises
+    problems: list[str] = []
+    rewritten = rewrite_main(mod, _CheckRewriter, context, problems)
+    if problems:
+        raise StageError(f"{problems[0]}: it is a constant of the model", fix="correct the model")
+    return rewritten
+
+
+def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
+    """Return an imported module that knows the nodes whose operands are checked.
+
+    Args:
+        mod: The module.
+        nodes: The node of each binding of `main`.
+    """
+    main = mod["main"]
+    names = {
+        str(binding.var.name): node
+        for binding, node in zip(ir.list_bindings(main.body), nodes, strict=False)
+        if node and ir.operator_name(binding.value) in _RULES
+    }
+    if not names:
+        return mod
+    named = ir.copy_module(mod)
+    named.update_func(named.get_global_var("main"), main.with_attr(NODES, json.dumps(names)))
+    return named
+
+
+class _CheckRewriter(TargetRewriter):
+    """Puts a check before each operand that may have a wrong value."""
+
+    def __init__(self, mod: tvm.IRModule, context: LoweringContext, problems: list[str]) -> None:
+        super().__init__(mod, context)
+        self._problems = problems
+        main = mod["main"]
+        self._inputs = set(main.params[: int(main.attrs["num_input"])])
+        self._nodes: dict[str, str] = json.loads(str(dict(main.attrs).get(NODES, "{}")))
+        self._node = ""
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self._node = self._nodes.get(str(binding.var.name), "")
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> Any:
+        rewritten = super().visit_call_(call)
+        rule = _RULES.get(ir.operator_name(call))
+        if rule is None:
+            return rewritten
+        args = list(rewritten.args)
+        for place, bound in rule(call):
+            args[place] = self._check(call, call.args[place], args[place], bound)
+        if all(new.same_as(old) for new, old in zip(args, rewritten.args, strict=True)):
+            return rewritten
+        return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
+
+    def _check(self, call: relax.Call, original: Any, operand: Any, bound: Bound) -> Any:
+        """Return an operand whose values are within its bound when the model goes on."""
+        if isinstance(original.ty, relax.TupleType):
+            value = self.flow.values.get(original, original)
+            if not isinstance(value, relax.Tuple) or bound.sizes is None:
+                return operand
+            fields = [
+                self._check(call, field, self.visit_expr(field), Bound((size,), bound.from_end))
+                for field, size in zip(value.fields, bound.sizes, strict=False)
+            ]
+            rest = [self.visit_expr(field) for field in value.fields[len(fields) :]]
+            return relax.Tuple([*fields, *rest])
+        if sizes_of(operand) is None:
+            return operand
+        if self._is_known(original):
+            self._find_wrong(call, original, bound)
+            return operand
+        if not self._context.is_cpu():
+            return operand if bound.sizes is None else self._clamp(operand, bound)
+        message = self._describe(call, original, bound)
+        return _call_check(self, operand, bound, message)
+
+    def _is_known(self, operand: Any) -> bool:
+        """Return whether an operand depends on constants, weights and sizes alone."""
+        left, seen = [operand], set()
+        while left:
+            expr = left.pop()
+            if expr in seen or self.flow.is_weight(expr):
+                continue
+            seen.add(expr)
+            value = self.flow.values.get(expr, expr)
+            if ir.operator_name(value) == "relax.shape_of":
+                continue
+            is_call = isinstance(value, relax.Call | relax.Tuple | relax.TupleGetItem)
+            if not (is_call or (value is not expr and isinstance(value, relax.Var))):
+                return False
+            left += [var for var in ir.list_variables(value) if not ir.is_size(var)]
+        return True
+
+    def _find_wrong(self, call: relax.Call, operand: Any, bound: Bound) -> None:
+        """Note a constant that has a wrong value."""
+        value = self.flow.values.get(operand, operand)
+        if ir.operator_name(value) == "relax.where":
+            # a constant index, or the same one from the end
+            operand, bound = value.args[2], bound._replace(from_end=True)
+        if not isinstance(operand, tvm.ir.Constant):
+            return
+        values = operand.value.numpy()
+        sizes = bound.sizes
+        if sizes is None:
+            is_wrong = bool((values == 0).any())
+        elif len(sizes) == 1 and isinstance(size := plain(sizes[0]), int):
+            is_wrong = bool(((values >= size) | (values < (-size if bound.from_end else 0))).any())
+        else:
+            return
+        if is_wrong:
+            self._problems.append(self._describe(call, operand, bound))
+
+    def _describe(self, call: relax.Call, operand: Any, bound: Bound) -> str:
+        """Return the message about an operand that has a wrong value."""
+        operator = self._node or ir.operator_name(call).removeprefix("relax.")
+        inputs = self._find_inputs(operand)
+        what = f"input '{inputs[0]}'" if len(inputs) == 1 else "a computed tensor"
+        if bound.sizes is None:
+            return f"{what} has a 0 by which {operator} divides"
+        sizes = list(dict.fromkeys(str(plain(s)) for s in bound.sizes if s is not None))
+        return f"{what} has an index out of range for {operator}, whose axis has {' or '.join(sizes)} elements"
+
+    def _find_inputs(self, operand: Any) -> list[str]:
+        """Return the names of the inputs that an operand has the values of; none where it has others."""
+        found: dict[Any, None] = {}
+        left, seen = [operand], set()
+        while left:
+            expr = left.pop()
+            is_tensor = isinstance(expr, relax.Var) and not ir.is_size(expr)
+            if not is_tensor or expr in seen or self.flow.is_weight(expr):
+                continue
+            seen.add(expr)
+            if expr in self._inputs:
+                found[expr] = None
+                continue
+            value = self.flow.values.get(expr)
+            if isinstance(value, relax.Var | relax.Tuple):
+                left += list(getattr(value, "fields", [value]))
+            elif (name := ir.operator_name(value)) in _KEEP_VALUES:
+                left += ir.list_variables(value)
+            elif name == "relax.take":
+                left.append(value.args[0])
+            elif name != "relax.shape_of":
+                return []
+        return [str(var.name) for var in found]
+
+    def _clamp(self, indices: Any, bound: Bound) -> Any:
+        """Emit indices, each the nearest one that is within its axis."""
+
+        def clamp(data: Any) -> Any:
+            def element(*place: Any) -> Any:
+                value = data(*place)
+                for column, size in _list_columns(bound):
+                    limit = tirx.Cast(str(data.dtype), size) if is_open(size) else size
+                    own = value + limit if bound.from_end else value
+                    own = tirx.Select(value < 0, own, value) if bound.from_end else value
+                    own = tirx.max(tirx.min(own, tirx.Cast(str(data.dtype), size - 1)), 0)
+                    is_own = True if column is None else place[-1] == column
+                    value = own if is_own is True else tirx.Select(is_own, own, value)
+                return value
+
+            return te.compute(data.shape, element, name="clamped")
+
+        return self.kernel(clamp, "clamp_indices", indices, pattern=ELEMENTWISE)
+
+
+def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
+    """Return the sizes of axes, each with the place of its indices along the last axis; None for all places."""
+    sizes = bound.sizes or ()
+    if len(sizes) == 1 and sizes[0] is not None:
+        return [(None, sizes[0])]
+    return [(column, size) for column, size in enumerate(sizes) if size is not None]
+
+
+def _call_check(rewriter: TargetRewriter, operand: Any, bound: Bound, message: str) -> Any:
+    """Emit the call of a kernel that copies an operand, and fails where it has a wrong value."""
+    shape, dtype = sizes_of(operand), ir.dtype_of(operand)
+    assert shape is not None
+    kernel = _make_kernel(shape, dtype, bound, message)
+    used = [
+        symbol for size in bound.sizes or () if size is not None for symbol in list_symbols(size)
+    ]
+    function, sizes = with_own_sizes(kernel, used, 2)
+    variable = rewriter.builder_.add_func(function, "check_operand")
+    results = [relax.TensorType(shape, dtype), relax.TensorType([1], "int32")]
+    call = rewriter.emit(relax.call_tir(variable, [operand, *sizes], results))
+    return rewriter.emit(relax.TupleGetItem(call, 0))
+
+
+def _make_kernel(
+    shape: Sequence[IrSize], dtype: str, bound: Bound, message: str
+) -> tvm.tirx.PrimFunc:
+    """Return the kernel; its parameters are the operand, its copy, and a number that is not 0 if it fails."""
+    parameters = {
+        "operand": (shape, dtype),
+        "checked": (shape, dtype),
+        "failed": ((1,), "int32"),
+    }
+    columns = _list_columns(bound)
+    width = 1 if not columns or columns[0][0] is None else plain(shape[-1])
+    with define_flat_kernel("check_operand", parameters) as (builder, (operand, checked, failed)):
+        wrong = T.alloc_buffer((1,), "int32", scope="local")
+        T.buffer_store(wrong, tirx.const(0, "int32"), [0])
+        with T.serial(math.prod(shape) // width) as row:
+            for column in range(width):
+                place = row * width + column
+                value = tirx.BufferLoad(operand, [place])
+                size = next((size for own, size in columns if own in (None, column)), None)
+                result, is_wrong = _test(value, dtype, size, bound)
+                T.buffer_store(checked, result, [place])
+                if is_wrong is not None:
+                    found = tirx.BufferLoad(wrong, [0]) | tirx.Cast("int32", is_wrong)
+                    T.buffer_store(wrong, found, [0])
+        T.buffer_store(failed, tirx.BufferLoad(wrong, [0]), [0])
+        with T.Assert(tirx.BufferLoad(wrong, [0]) == 0, message, "ValueError"):
+            pass
+    return builder.get().with_attr(FAILURE, message)
+
+
+def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[Any, Any]:
+    """Return a value as the operator takes it, and whether it is wrong; None where any is right."""
+    if bound.sizes is None:
+        return value, value == tirx.const(0, dtype)
+    if size is None:
+        return value, None
+    limit = tirx.Cast(dtype, size) if is_open(size) else tirx.const(plain(size), dtype)
+    zero = tirx.const(0, dtype)
+    if not bound.from_end:
+        # of a number that is none, neither is true
+        return value, tirx.Not(tirx.And(value >= zero, value < limit))
+    is_wrong = tirx.Not(tirx.And(value >= zero - limit, value < limit))
+    return tirx.Select(value < zero, value + limit, value), is_wrong
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _is_integer(expr: Any) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and ir.dtype_of(expr).startswith(("int", "uint"))
+
+
+def _take(call: relax.Call) -> _Bounds:
+    sizes = sizes_of(call.args[0])
+    if sizes is None or str(call.attrs.mode) not in ("fast", ""):
+        return
+    axis = call.attrs.axis
+    yield 1, Bound((math.prod(sizes) if axis is None else sizes[int(axis)],))
+
+
+def _gather_elements(call: relax.Call) -> _Bounds:
+    if (sizes := sizes_of(call.args[0])) is not None:
+        yield 1, Bound((sizes[int(call.attrs.axis)],))
+
+
+def _scatter_elements(call: relax.Call) -> _Bounds:
+    if (sizes := sizes_of(call.args[0])) is not None:
+        yield 1, Bound((sizes[int(call.attrs.axis)],), from_end=True)
+
+
+def _gather_nd(call: relax.Call) -> _Bounds:
+    yield from _list_coordinates(call, int(call.attrs.batch_dims))
+
+
+def _scatter_nd(call: relax.Call) -> _Bounds:
+    yield from _list_coordinates(call, 0)
+
+
+def _list_coordinates(call: relax.Call, first: int) -> _Bounds:
+    sizes, shape = map(sizes_of, call.args[:2])
+    if sizes is not None and shape and not is_open(shape[-1]):
+        yield 1, Bound(tuple(sizes[first : first + int(shape[-1])]))
+
+
+def _index_tensor(call: relax.Call) -> _Bounds:
+    if (sizes := sizes_of(call.args[0])) is not None:
+        yield 1, Bound(tuple(sizes), from_end=True)
+
+
+def _roi(call: relax.Call) -> _Bounds:
+    """Each region begins with the number of its image."""
+    if (sizes := sizes_of(call.args[0])) is not None and sizes_of(call.args[1]) is not None:
+        yield 1, Bound((sizes[0], None, None, None, None))
+
+
+def _divide(call: relax.Call) -> _Bounds:
+    if _is_integer(call.args[1]):
+        yield 1, Bound(None)
+
+
+_RULES: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
+    f"relax.{name}": rule
+    for name, rule in {
+        "take": _take,
+        "gather_elements": _gather_elements,
+        "gather_nd": _gather_nd,
+        "scatter_elements": _scatter_elements,
+        "scatter_nd": _scatter_nd,
+        "index_tensor": _index_tensor,
+        "index_put": _index_tensor,
+        "vision.roi_align": _roi,
+        "vision.roi_pool": _roi,
+        **dict.fromkeys(("divide", "floor_divide", "mod", "floor_mod"), _divide),
+    }.items()
+}
+"""Operators that need certain values -> which operands, and the bounds of each."""
+_KEEP_VALUES: Final = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("astype", "reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "flatten"),
+        *("where", "less", "add", "concat", "strided_slice", "stack", "shape_to_tensor"),
+    )
+)
+"""Operators whose results have the values of their operands, or count them from the other end."""
+
+
+# ---------------------------------------------------------------- divisions in kernels
+
+
+def keep_divisions_from_trapping(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
+    """Return a module whose kernels divide integers by data without a trap.
+
+    Vectors may have lanes beyond the data, where a divisor is anything. The quotient of the smallest integer
+    and -1 does not fit its type: it is the smallest integer again, as in two's complement.
+    """
+    if not context.options.checks:
+        return mod
+    kinds = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    return ir.rewrite_kernels(
+        mod,
+        lambda body: tvm_ffi.structural_map(body, tuple((kind, _divide_safely) for kind in kinds)),
+    )
+
+
+def _divide_safely(division: Any) -> Any:
+    """Return an integer division that does not trap."""
+    dtype = str(division.ty.dtype)
+    left, right = division.a, division.b
+    if not dtype.startswith(("int", "uint")) or not ir.find_nodes(right, tvm.ir.TensorLoad):
+        return division
+    zero, one = tirx.const(0, dtype), tirx.const(1, dtype)
+    is_modulo = isinstance(division, tirx.Mod | tirx.FloorMod)
+    if dtype.startswith("uint"):
+        safe = type(division)(left, tirx.max(right, one))
+        return tirx.Select(right == zero, zero, safe)
+    # -1 and 0
+    is_special = tirx.Or(right == zero, right == tirx.const(-1, dtype))
+    safe = type(division)(left, tirx.Select(is_special, one, right))
+    if is_modulo:
+        return tirx.Select(is_special, zero, safe)
+    # in unsigned integers, whose sums wrap
+    flipped = tirx.Cast(f"u{dtype}", left ^ tirx.const(-1, dtype))
+    negated = tirx.Cast(dtype, flipped + tirx.const(1, f"u{dtype}"))
+    return tirx.Select(is_special, tirx.Select(right == zero, zero, negated), safe)
