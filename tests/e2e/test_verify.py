@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from onnx import numpy_helper
 
@@ -53,6 +53,37 @@ def test_a_wrong_weight_is_found_however_small_the_outputs_are(project: Project)
     assert output["error_of_largest"] < 1e-5
     assert output["cosine_similarity"] == pytest.approx(1)
     assert output["best_class_agreement"] == 1
+
+
+# a model, and what is wrong in the model that its library is built from: only some inputs tell
+PIECEWISE = """<ir_version: 10, opset_import: ["" : 20]> g (float[1,64] x) => (float[1,64] y) {
+  a = LeakyRelu<alpha=0.1>(x) low = Constant<value = float {-1.5}>() high = Constant<value = float {20.0}>()
+  zero = Constant<value = float {0.0}>() b = Clip(a, low, high) c = Less(x, zero) n = Neg(b) w = Where(c, b, n)
+  s = ReduceSum<keepdims=0>(x) d = Greater(s, zero)
+  y = If (d) <then_branch = t () => (float[1,64] o) { o = Exp(w) }, else_branch = e () => (float[1,64] o) { o = Abs(w) }> }"""
+MUTANTS = {
+    "the slope of negative inputs": ("alpha=0.1", "alpha=0.01"),
+    "the branches of If": ("Exp(w)", "Abs(w)"),
+    "the other branch of If": ("Abs(w)", "Exp(w)"),
+    "the branches of Where": ("Where(c, b, n)", "Where(c, n, b)"),
+    "a bound that only large inputs reach": ("{20.0}", "{30.0}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", MUTANTS)
+def test_a_wrong_branch_is_found(title: str, project: Project) -> None:
+    """A library that is wrong only for some inputs is rejected: the reference runs the right model."""
+    old, new = MUTANTS[title]
+    assert old in PIECEWISE
+    for name, text in (("tiny", PIECEWISE), ("wrong", PIECEWISE.replace(old, new))):
+        onnx.save(onnx.parser.parse_model(text), project.folder / f"{name}.onnx")
+    project.edit_recipe("inputs:\n  data: {shape: [1, 3, 8, 8], dtype: float32}\n", "")
+    project.edit_recipe(*DEFAULT_TOLERANCE)
+    inject_fault(project, "import_model", "other-model", str(project.folder / "wrong.onnx"))
+    failed = project.run()
+    report = failed.stages["verify/host"]
+    assert (failed.code, report["outcome"]) == (3, "rejected")
 
 
 @pytest.mark.slow

@@ -143,6 +143,7 @@ class Build(NamedTuple):
         quantization: What quantizing the model cost and won; empty for one that was not.
         quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
             float model's output; `error` is that of the library relative to the quantized model.
+        unexercised: A phrase for each branch of an operator that no input of `verify` reached.
         kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
@@ -177,6 +178,7 @@ class Build(NamedTuple):
     weight_bytes: int | None = None
     quantization: str = ""
     quantization_error: float | None = None
+    unexercised: tuple[str, ...] = ()
     kernels: int | None = None
     tuned_kernels: int | None = None
     slowest_kernels: tuple[KernelShare, ...] = ()
@@ -295,6 +297,7 @@ def _read_verdict(stage: StageReport | None, facts: Verdict | None) -> dict[str,
         "tuning_speedup": read_tuning_speedup(facts),
         "peers": tuple(_list_peers(facts, library)) if library else (),
         "sizes": tuple(map(_read_size, sort_sizes(facts))),
+        "unexercised": tuple(facts.get("unexercised", ())),
         "measured_at": sizes_text(facts.get("at", {})),
         "gates": tuple(CheckedLimit(*row) for row in list_rows(facts)),
     }

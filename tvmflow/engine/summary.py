@@ -116,7 +116,7 @@ def _describe_results(stages: Sequence[StageReport]) -> list[str]:
 def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]:
     """Yield the warnings of builds, their table, details of a few, and the headline.
 
-    Details are the slowest kernels, and what quantization cost and won.
+    Details are the slowest kernels, what quantization cost and won, and what was never exercised.
     """
     yield from _list_warnings(builds)
     measured = [build for build in builds if verdict_text(build) or build.size_bytes is not None]
@@ -130,6 +130,11 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
             f"{build.name}: quantized: {build.quantization}"
             for build in measured
             if build.quantization
+        )
+        yield from (
+            f"{build.name}: never exercised: {'; '.join(build.unexercised)}"
+            for build in measured
+            if build.unexercised
         )
     # Of builds that all failed, the table has said so.
     if any(build.verdict or build.size_bytes is not None for build in measured):

@@ -16,7 +16,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -27,16 +27,32 @@ Array = np.ndarray[Any, Any]
 Message = dict[str, Any]
 
 
+class ObservedNode(NamedTuple):
+    """The branches that inputs take through a node that computes piecewise.
+
+    Attributes:
+        node: Its label.
+        operator: Its operator.
+        branches: The share of elements that take each.
+    """
+
+    node: str
+    operator: str
+    branches: Mapping[str, float]
+
+
 class LoadedReference(ABC):
     """A model loaded by its framework, in the reference process.
 
     Attributes:
         name: What runs it, with its version, as reports show it.
         note: What a report must say of it besides: that it is a stand-in, and why; or nothing.
+        can_observe: Whether `observe` tells anything.
     """
 
     name: str
     note: str = ""
+    can_observe: bool = False
 
     @abstractmethod
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
@@ -49,6 +65,10 @@ class LoadedReference(ABC):
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         """Return a function that makes one inference on these inputs, to be timed."""
         return functools.partial(self.run, arrays)
+
+    def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
+        """Return the branches of operators that inputs take; nothing where the framework cannot tell."""
+        return ()
 
 
 def send(stream: IO[bytes], message: Message, arrays: Mapping[str, Array] | None = None) -> None:
@@ -135,7 +155,7 @@ def _answer(
     except Exception as error:
         send(outgoing, {"problem": "model", "reason": last_line(error)})
         return
-    send(outgoing, {"name": model.name, "note": model.note})
+    send(outgoing, {"name": model.name, "note": model.note, "can_observe": model.can_observe})
     while (call := receive(incoming)) is not None:
         message, arrays = call
         try:
@@ -143,6 +163,8 @@ def _answer(
                 results = (model.run_as_timed if message["as_timed"] else model.run)(arrays)
                 named = {str(index): np.asarray(array) for index, array in enumerate(results)}
                 send(outgoing, {}, named)
+            elif message["call"] == "observe":
+                send(outgoing, {"nodes": model.observe(arrays)})
             else:
                 infer = model.prepare(arrays)
                 seconds = _latencies(infer, message["repeat"], message["min_seconds"])

@@ -19,7 +19,7 @@ from tvmflow.core.formatting import count_text
 from tvmflow.core.processes import module_command
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec, shape_text
-from tvmflow.frontends._frames import Array, Message, receive, send
+from tvmflow.frontends._frames import Array, Message, ObservedNode, receive, send
 from tvmflow.frontends.base import ReferenceTraits
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class ReferenceProcess:
     ) -> None:
         self.name = traits.name
         self.note = ""
+        self.can_observe = False
         self._traits = traits
         self._process = process
         self._log = log
@@ -71,6 +72,11 @@ class ReferenceProcess:
                 f"imported model has {len(self._outputs)}"
             )
         return {spec.name: arrays[str(index)] for index, spec in enumerate(self._outputs)}
+
+    def observe(self, feed: Mapping[str, Array]) -> list[ObservedNode]:
+        """Return the branches of operators that one batch takes."""
+        answer, _ = self.request({"call": "observe"}, self._check_inputs(feed))
+        return [ObservedNode(*entry) for entry in answer["nodes"]]
 
     def latency(self, feed: Mapping[str, Array], *, repeat: int, min_seconds: float) -> list[float]:
         """Return the seconds per call of `repeat` repeats, after two warm-up calls."""
@@ -194,6 +200,7 @@ def start(
         with explain_wait(f"starting {traits.name}: a few seconds, more the first time"):
             answer, _ = reference.request(first)
         reference.name, reference.note = answer["name"], answer["note"]
+        reference.can_observe = answer["can_observe"]
         _log.debug("reference: %s in process %d, log %s", reference.name, process.pid, log)
         yield reference
     finally:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import tvm
 
+    from tvmflow.frontends._frames import ObservedNode
+
 MAX_ELEMENTS: Final = 1 << 31
 """The most elements of a tensor: its indices are 32-bit integers in compiled code."""
 
@@ -210,6 +212,13 @@ class Reference(Protocol):
         self, feed: Mapping[str, np.ndarray[Any, Any]]
     ) -> dict[str, np.ndarray[Any, Any]]:
         """Return the outputs of a call as `latency` times it: with rewrites of the graph."""
+        ...
+
+    can_observe: bool
+    """Whether it tells which branches of the model inputs take."""
+
+    def observe(self, feed: Mapping[str, np.ndarray[Any, Any]]) -> list[ObservedNode]:
+        """Return the branches of operators that one batch takes."""
         ...
 
     def latency(

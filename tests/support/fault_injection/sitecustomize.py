@@ -1,4 +1,4 @@
-"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, vary its output, or compute with a wrong weight or kernel."""
+"""Imported by every Python process of a run: makes one stage crash, hang, take memory, fill the disk, vary its output, or compute with a wrong weight, kernel or model."""
 
 from __future__ import annotations
 
@@ -89,6 +89,9 @@ def _inject(module: ModuleType) -> None:
             facts = run(settings, context)
             _change_weight(context.out / "params.safetensors")
             return facts
+        if FAULT == "other-model":
+            model = Path(TARGET).resolve()
+            return run(settings, context._replace(inputs={**context.inputs, "model": model}))
         if FAULT == "wrong-kernel":
             if settings.target.get("mcpu") == TARGET:
                 _spoil_kernels(module)

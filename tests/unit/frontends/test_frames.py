@@ -15,7 +15,7 @@ import atexit, sys
 from tvmflow.frontends._frames import serve
 
 class Model:
-    name, note = "a framework", ""
+    name, note, can_observe = "a framework", "", False
     def run(self, arrays):
         return list(arrays.values())
 
@@ -41,7 +41,7 @@ def test_a_reference_ends_at_once(is_cut_off: bool) -> None:
         [sys.executable, "-c", WORKER], input=requests.getvalue(), capture_output=True, check=False
     )
     answer = _frames.receive(io.BytesIO(done.stdout))
-    assert answer == ({"name": "a framework", "note": "", "arrays": []}, {})
+    assert answer == ({"name": "a framework", "note": "", "can_observe": False, "arrays": []}, {})
     first, *others = done.stderr.decode().splitlines()
     if is_cut_off:
         assert done.returncode == 1

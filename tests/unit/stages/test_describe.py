@@ -239,7 +239,7 @@ def test_a_verdict_describes_how_outputs_agree_on_the_whole() -> None:
         "scores agrees with ONNX Runtime 1.31.1 on 3 samples (largest error: absolute 7e-07, relative 2e-05, "
         "3e-06 of the largest value, cosine similarity 1.000000, same best class 66.7%; "
         "allowed: atol 0.0001, rtol 0.001)",
-        "inputs are normally distributed with standard deviation 10: others did not reach every output",
+        "inputs are normally distributed with standard deviation 10: others did not reach every output, or gave no finite numbers",
     ]
 
 

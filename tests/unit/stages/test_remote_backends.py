@@ -138,7 +138,9 @@ def test_the_reference_has_ended_before_the_library_is_loaded(
         def run(feed: dict[str, Any]) -> dict[str, Any]:
             return {outputs[0].name: feed["x"] + 1, outputs[1].name: 2 * feed["x"]}
 
-        yield cast(Reference, SimpleNamespace(name="a reference", note="", run=run))
+        yield cast(
+            Reference, SimpleNamespace(name="a reference", note="", run=run, can_observe=False)
+        )
         events.append("reference ended")
 
     def open_library(*arguments: Any) -> Any:

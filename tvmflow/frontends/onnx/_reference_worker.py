@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import excerpt
-from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, ObservedNode, serve
 from tvmflow.operators.loading import load_operators
 
 if TYPE_CHECKING:
+    from tvmflow.frontends.onnx._exercises import ObservedModel
     from tvmflow.frontends.onnx._own_references import OwnReferences, SplitModel
 
 EXACT_BYTES: Final = ("session.x64quantprecision", "1")
@@ -34,6 +35,7 @@ class _Session(LoadedReference):
         import onnxruntime
 
         self.name, self.note = f"ONNX Runtime {onnxruntime.__version__}", note
+        self.can_observe = True
         self._model, self._threads = model, threads
         self._session = _open(model, threads)
 
@@ -47,6 +49,27 @@ class _Session(LoadedReference):
 
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], object]:
         return functools.partial(self._timed.run, None, dict(arrays))
+
+    def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
+        observed, session = self._observed
+        names = observed.outputs
+        results = session.run(names, dict(arrays)) if names else []
+        return observed.read(dict(zip(names, results, strict=True)))
+
+    @functools.cached_property
+    def _observed(self) -> tuple[ObservedModel, Any]:
+        import onnx
+
+        from tvmflow.frontends.onnx._exercises import observe_model
+        from tvmflow.frontends.onnx._large_tensors import read_without_large_tensors
+
+        path = Path(self._model)
+        model = onnx.load(str(path), load_external_data=False)
+        observed = observe_model(model, read_without_large_tensors(path))
+        # beside its external data
+        copy = path.with_name(f"observed-{path.name}")
+        onnx.save(observed.model, str(copy))
+        return observed, _open(str(copy), self._threads) if observed.nodes else None
 
     @functools.cached_property
     def _timed(self) -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.core.formatting import last_line
-from tvmflow.frontends._frames import Array, LoadedReference, Message, serve
+from tvmflow.frontends._frames import Array, LoadedReference, Message, ObservedNode, serve
 from tvmflow.frontends.pytorch._archive import copy_for_pytorch, read_archive
 
 # ---------------------------------------------------------------- loading
@@ -161,7 +161,7 @@ class _Program(LoadedReference):
     """The program of an archive, run operator by operator as PyTorch does by default."""
 
     def __init__(self, torch: Any, first: Message) -> None:
-        self.name = f"PyTorch {torch.__version__}"
+        self.name, self.can_observe = f"PyTorch {torch.__version__}", True
         self._torch = torch
         torch.set_num_threads(first["threads"])
         archive = Path(first["archive"])
@@ -179,11 +179,20 @@ class _Program(LoadedReference):
         outputs = self.prepare(arrays)()
         return [output.numpy() for output in outputs]
 
+    def observe(self, arrays: Mapping[str, Array]) -> Sequence[ObservedNode]:
+        from tvmflow.frontends.pytorch._exercises import observe
+
+        with self._torch.inference_mode():
+            return observe(self._module, self._list_values(arrays))
+
+    def _list_values(self, arrays: Mapping[str, Array]) -> list[Any]:
+        tensors = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
+        return [tensors.get(name, constant) for name, constant in self._arguments]
+
     def prepare(self, arrays: Mapping[str, Array]) -> Callable[[], Sequence[Any]]:
         from torch.utils import _pytree as pytree
 
-        tensors = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
-        values = [tensors.get(name, constant) for name, constant in self._arguments]
+        values = self._list_values(arrays)
         positional, by_name = pytree.tree_unflatten(values, self._spec)
 
         def infer() -> Sequence[Any]:

@@ -25,6 +25,7 @@ from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.deliveries import check_deliveries
+from tvmflow.stages.verify.draws import compare_draws, list_unexercised
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
 from tvmflow.stages.verify.imported_model import read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
@@ -86,7 +87,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=14,
+    version=15,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -246,6 +247,18 @@ def _write_json(path: Path, verdict: Verdict) -> None:
     path.write_text(json.dumps(verdict, indent=1, sort_keys=True) + "\n")
 
 
+# What the verdict on a library that passed says as it was measured.
+_LASTING: Final = (
+    "at",
+    "draws_left_out",
+    "exercises_not_observed",
+    "index_inputs_not_compared",
+    "random_inputs",
+    "sizes_left_out",
+    "unexercised",
+)
+
+
 def verdict_without_measurements(verdict: Verdict) -> Verdict:
     """Return what a verdict says of a library that passed, without figures of this machine and this run.
 
@@ -263,20 +276,18 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             "tolerance": verdict["tolerance"],
             "outputs": _passed_outputs(verdict["outputs"]),
         }
+        facts = cast(dict[str, Json], verdict)
+        lasting |= cast(Verdict, {name: facts[name] for name in _LASTING if name in facts})
         if "index_inputs" in verdict:
             lasting["index_inputs"] = _passed_outputs(verdict["index_inputs"])
-        if "index_inputs_not_compared" in verdict:
-            lasting["index_inputs_not_compared"] = verdict["index_inputs_not_compared"]
-        if "random_inputs" in verdict:
-            lasting["random_inputs"] = verdict["random_inputs"]
-        if "at" in verdict:
-            lasting["at"] = verdict["at"]
         if "sizes" in verdict:
             lasting["sizes"] = [
                 {"sizes": entry["sizes"], "passed": entry["passed"]} for entry in verdict["sizes"]
             ]
-        if "sizes_left_out" in verdict:
-            lasting["sizes_left_out"] = verdict["sizes_left_out"]
+        if "draws" in verdict:
+            lasting["draws"] = [
+                {"inputs": draw["inputs"], "passed": draw["passed"]} for draw in verdict["draws"]
+            ]
         if "levels" in verdict:
             lasting["levels"] = {
                 name: {"not_verified": level["not_verified"]}
@@ -352,13 +363,22 @@ def _verify(
             if chosen.left_out:
                 verdict["sizes_left_out"] = list(chosen.left_out)
         reference = run_reference(
-            settings, model, indices, candidates, tolerance, combinations, context, stack
+            settings,
+            model,
+            indices,
+            candidates,
+            tolerance,
+            tolerances.widen(tolerance, verdict["tolerance"]["for"]),
+            combinations,
+            context,
+            stack,
         )
         data = reference.results.samples
         if reference.results.random_inputs:
             verdict["random_inputs"] = reference.results.random_inputs
         if reference.results.added:
             verdict["added_samples"] = reference.results.added
+        _add_exercises(verdict, reference)
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
@@ -426,6 +446,19 @@ def _add_results(
         add_latencies(verdict, library, tensors, settings, context)
 
 
+def _add_exercises(verdict: Verdict, reference: ReferenceRun) -> None:
+    """Record which branches of the model the inputs reach, and which inputs tell nothing."""
+    more = reference.more
+    if more.left_out:
+        verdict["draws_left_out"] = [*more.left_out]
+    if more.exercises is None:
+        verdict["exercises_not_observed"] = reference.name
+        return
+    verdict["exercises"] = [*more.exercises]
+    if unexercised := list_unexercised(more.exercises):
+        verdict["unexercised"] = unexercised
+
+
 def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
@@ -465,6 +498,8 @@ def _add_comparisons(
         return comparison.compare_batches(names, batches, expected, data, tolerance)
 
     verdict["outputs"] = compare(library, actual)
+    if reference.more.draws:
+        verdict["draws"] = compare_draws(library, reference.more)
     if reference.floats:
         verdict["float_error"] = comparison.relative_error(actual, reference.floats)
     if reference.indices:

@@ -50,6 +50,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     for mismatch in list_mismatches(verdict.get("vm", {}).get("outputs", {}), reference):
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
+    failures += _list_wrong_draws(verdict, reference)
     failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
     failures += _list_wrong_deliveries(verdict)
     for wrong in _list_wrong_sizes(verdict.get("vm", {}).get("sizes", ()), reference):
@@ -100,6 +101,15 @@ def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
         yield f"the output '{output}', loaded in a new process as users do: {reason}"
 
 
+def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
+    """Give a sentence for everything that is wrong for random inputs beside the usual ones."""
+    for entry in verdict.get("draws", ()):
+        if "failure" in entry:
+            yield f"fails for {entry['inputs']}: {entry['failure']}"
+        for mismatch in list_mismatches(entry.get("outputs", {}), reference):
+            yield f"wrong for {entry['inputs']}: {mismatch}"
+
+
 def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
     """Give a sentence for every layer of a quantized model that is wrong."""
     layers = verdict.get("layers", {})
@@ -123,9 +133,8 @@ def describe_fix(verdict: Verdict) -> str:
     levels += [verdict["fallback"]] if "fallback" in verdict else []
     outputs += [output for level in levels for output in level.get("outputs", {}).values()]
     outputs += verdict.get("index_inputs", {}).values()
-    outputs += [
-        output for entry in verdict.get("sizes", ()) for output in entry.get("outputs", {}).values()
-    ]
+    batches = [*verdict.get("sizes", ()), *verdict.get("draws", ())]
+    outputs += [output for entry in batches for output in entry.get("outputs", {}).values()]
     differs = any(not output["passed"] for output in outputs)
     tolerances = "set verify.rtol and verify.atol only if the difference is benign"
     figures = "verify.json among the delivered files has all that was measured"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Feed = dict[str, Array]
 
-# Networks whose biases outweigh numbers from 0 to 1, and those that have no negative ones, need others.
+# Both sides of zero, and networks whose biases outweigh that.
 _DEVIATIONS: Final = (1.0, 10.0)
 # The draws for outputs that are indices, in all and one after the other that reach nothing new.
 _MORE_DRAWS: Final = 60
@@ -69,8 +69,7 @@ def load_samples(
 ) -> Iterator[tuple[str, Samples]]:
     """Give what the library may be run on, with the distribution where that is not the usual one.
 
-    That is the file that the recipe names, or seeded random inputs of the representative sizes: uniform,
-    and then normally distributed with growing deviations where an input of floats has no range.
+    That is the file that the recipe names, or seeded random inputs of the representative sizes.
     """
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
@@ -96,16 +95,30 @@ def load_samples(
 def _draw_samples(
     inputs: Sequence[TensorSpec], settings: VerifySettings, *, batches: int, seed: int
 ) -> Iterator[tuple[str, Samples]]:
+    """Give seeded random inputs, each where those before it tell too little.
+
+    Floats without a range have both signs, unless the reference gives no numbers for negative ones. A model that
+    `quantize` made gets what it was most likely calibrated for first, numbers from 0 to 1.
+    """
     ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
-    yield "", samples.random_samples(inputs, ranges, batches=batches, seed=seed)
-    if any(spec.dtype.startswith("float") and spec.name not in ranges for spec in inputs):
-        for deviation in _DEVIATIONS:
-            yield (
-                f"normally distributed with standard deviation {deviation:g}",
-                samples.random_samples(
-                    inputs, ranges, batches=batches, seed=seed, deviation=deviation
-                ),
-            )
+
+    def draw(deviation: float) -> Samples:
+        return samples.random_samples(
+            inputs, ranges, batches=batches, seed=seed, deviation=deviation
+        )
+
+    deviations = [_DEVIATIONS[0], 0.0, *_DEVIATIONS[1:]]
+    if settings.quantized:
+        deviations.sort()
+    if not any(spec.dtype.startswith("float") and spec.name not in ranges for spec in inputs):
+        deviations = [0.0]
+    for number, deviation in enumerate(deviations):
+        text = (
+            f"normally distributed with standard deviation {deviation:g}"
+            if deviation
+            else "uniform from 0 to 1"
+        )
+        yield text if number else "", draw(deviation)
 
 
 def draw_inputs(inputs: Sequence[TensorSpec], settings: VerifySettings) -> Iterator[Feed]:
@@ -121,9 +134,9 @@ def run_reference_on(
     names: Sequence[str],
     tolerance: Tolerance,
 ) -> ReferenceOutputs:
-    """Run the reference on the first samples that leave no wrong library undetected.
+    """Run the reference on the first samples that leave no wrong library undetected, with finite outputs.
 
-    Where there are none, these are the samples for which the fewest outputs do.
+    Where there are none, outputs are finite if possible, and the fewest leave one undetected.
 
     Args:
         run: Runs the reference on one batch.
@@ -132,15 +145,16 @@ def run_reference_on(
         tolerance: How closely outputs must agree.
     """
     best: ReferenceOutputs | None = None
+    rank: tuple[bool, int] = (True, 0)
     for distribution, data in candidates:
         outputs = [run(feed) for feed in data.batches]
         undetected = find_undetected(outputs, names, tolerance)
         if not data.batches[0]:
             undetected = {name: what for name, what in undetected.items() if what != INPUTS}
-        tried = ReferenceOutputs(data, outputs, undetected, distribution)
-        if best is None or (len(undetected) < len(best.undetected) and is_finite(outputs, names)):
-            best = tried
-        if not best.undetected:
+        tried = (not is_finite(outputs, names), len(undetected))
+        if best is None or tried < rank:
+            best, rank = ReferenceOutputs(data, outputs, undetected, distribution), tried
+        if rank == (False, 0):
             break
     assert best is not None
     return best

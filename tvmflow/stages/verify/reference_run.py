@@ -14,6 +14,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify.draws import MoreDraws, draw_more
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
@@ -26,6 +27,7 @@ from tvmflow.stages.verify.inputs import (
 from tvmflow.stages.verify.sizes import SizeOutputs, Sizes
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import find_undetected
+from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class ReferenceRun(NamedTuple):
             runs on another machine.
         model: The imported model.
         indices: The tensors that go into an index; None for a model without an index.
+        more: Random inputs beside the samples, and the branches that all of them reach.
         sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
         floats: What the float model gives of the samples, for a recipe that quantizes it; empty for others.
     """
@@ -61,6 +64,7 @@ class ReferenceRun(NamedTuple):
     timed: Reference | None
     model: ImportedModel
     indices: IndexInputs | None
+    more: MoreDraws = MoreDraws()
     sized: tuple[SizeOutputs, ...] = ()
     floats: Sequence[Mapping[str, Array]] = ()
 
@@ -71,6 +75,7 @@ def run_reference(
     indices: IndexInputs | None,
     candidates: Iterator[tuple[str, Samples]],
     tolerance: Tolerance,
+    tolerance_of_draws: Tolerance,
     combinations: Sequence[Sizes],
     context: StageContext,
     stack: contextlib.ExitStack,
@@ -83,6 +88,7 @@ def run_reference(
         indices: The tensors that go into an index, which it returns besides; None for a model without an index.
         candidates: The samples that it may be run on, with their distribution.
         tolerance: How closely outputs must agree.
+        tolerance_of_draws: The same for inputs of other magnitudes.
         combinations: The sizes of dimensions at which it is also run, on random inputs.
         context: That of the stage.
         stack: Ends the process of a reference that is timed.
@@ -105,6 +111,13 @@ def run_reference(
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
             results = reach_more(run, results, clear, settings, can_settle_ties=bool(inner))
+        observe = _make_observe(reference, model)
+        compared = () if indices and indices.selects else tuple(names)
+        if indices:
+            # ties at other magnitudes would look like errors
+            returned = {spec.name for spec in model.outputs} - {*indices.outputs}
+            compared = tuple(name for name in compared if name in returned)
+        more_draws = draw_more(run, observe, results, compared, settings, tolerance_of_draws)
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         name, note, timed = reference.name, reference.note, None
         floats = []
@@ -127,8 +140,25 @@ def run_reference(
         model=model,
         indices=indices,
         sized=sized,
+        more=more_draws,
         floats=floats,
     )
+
+
+def _make_observe(
+    reference: Reference, model: ImportedModel
+) -> Callable[[Feed], list[Exercise]] | None:
+    """Return what tells which branches a batch reaches; None where the reference cannot."""
+    if not reference.can_observe:
+        return None
+
+    def observe(feed: Feed) -> list[Exercise]:
+        return [
+            {"node": node, "operator": operator, "branches": dict(branches)}
+            for node, operator, branches in reference.observe({**feed, **model.bound})
+        ]
+
+    return observe
 
 
 class QuantizedReference:
@@ -143,6 +173,7 @@ class QuantizedReference:
         self.name, self.note = framework.name, framework.note
         self.run_float, self.run_as_timed = framework.run, framework.run_as_timed
         self.latency = framework.latency
+        self.can_observe, self.observe = framework.can_observe, framework.observe
         self._module = module
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:

@@ -123,6 +123,14 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
     return tolerance
 
 
+def widen(tolerance: Tolerance, arithmetic: str) -> Tolerance:
+    """Return a tolerance for outputs of any magnitude, of which a recipe's absolute tolerance knows nothing."""
+    default = DEFAULTS[arithmetic]._replace(exact_integers=tolerance.exact_integers)
+    return default._replace(
+        rtol=max(default.rtol, tolerance.rtol), atol=max(default.atol, tolerance.atol)
+    )
+
+
 _OF_PRECISIONS: Final = {"float16": FLOAT16_SUMS, "bfloat16": BFLOAT16}
 
 

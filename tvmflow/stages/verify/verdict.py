@@ -195,6 +195,36 @@ class SizeVerdict(TypedDict, total=False):
     fixed_speedup: Speedup
 
 
+class DrawVerdict(TypedDict, total=False):
+    """The verdict on a library for a batch of random inputs beside the usual ones.
+
+    Attributes:
+        inputs: What inputs it has.
+        passed: All outputs agree with the reference's.
+        outputs: The outputs.
+        failure: Why the library cannot be called; no outputs are there then.
+    """
+
+    inputs: str
+    passed: bool
+    outputs: dict[str, OutputComparison]
+    failure: str
+
+
+class Exercise(TypedDict):
+    """The branches of a node that computes piecewise, as the reference takes them.
+
+    Attributes:
+        node: Its label.
+        operator: Its operator.
+        branches: The share of elements that take each branch, over all inputs; 0 where none does.
+    """
+
+    node: str
+    operator: str
+    branches: dict[str, float]
+
+
 class _Named(TypedDict):
     name: str
 
@@ -315,6 +345,9 @@ class Verdict(_Judged, total=False):
     verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
     of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run. `deliveries` has the
     verdict on each output that was loaded as users do.
+    `draws` has the verdict on random inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has
+    the branches of operators that all inputs reach, `unexercised` a phrase for each that none does, and
+    `exercises_not_observed` the reference that cannot tell.
     A library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is the
     root mean square of what it differs by from the `reference`, which computes the float model, relative to that.
     """
@@ -349,6 +382,11 @@ class Verdict(_Judged, total=False):
     sizes_left_out: list[str]
     levels: dict[str, LevelVerdict]
     deliveries: dict[str, DeliveryVerdict]
+    draws: list[DrawVerdict]
+    draws_left_out: list[str]
+    exercises: list[Exercise]
+    exercises_not_observed: str
+    unexercised: list[str]
     gates: dict[str, GateResult]
     failures: list[str]
     warnings: list[str]
@@ -365,7 +403,8 @@ def find_largest_error(verdict: Verdict) -> float | None:
     others = [*verdict.get("levels", {}).values()]
     others += [verdict["fallback"]] if "fallback" in verdict else []
     levels = map(list_compared, others)
-    outputs = [*list_compared(verdict), *itertools.chain.from_iterable((*sizes, *levels))]
+    more = itertools.chain.from_iterable((*sizes, *levels))
+    outputs = [*list_compared(verdict), *more]
     return largest(output.get("max_abs_error", math.nan) for output in outputs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Final
 
 from tvmflow.core.codec import Mismatch
@@ -80,7 +80,10 @@ def _describe(facts: Verdict) -> list[str]:
             f"the library for TVM's virtual machine agrees with {compared_with(facts)}, too"
         )
     if "random_inputs" in facts:
-        lines.append(f"inputs are {facts['random_inputs']}: others did not reach every output")
+        lines.append(
+            f"inputs are {facts['random_inputs']}: others did not reach every output, or gave no finite numbers"
+        )
+    lines += _describe_draws(facts)
     if "reference_note" in facts:
         lines.append(facts["reference_note"])
     if "float_error" in facts:
@@ -167,6 +170,32 @@ def _describe_beside_fixed(sizes: Sequence[SizeVerdict]) -> str:
         f"latency beside libraries of one size: {geometric_mean(ratios.values()):.2f} times as long "
         f"(geometric mean; most at {slowest}: {ratios[slowest]:.2f})"
     )
+
+
+def _describe_draws(facts: Verdict) -> Iterator[str]:
+    """Give the further inputs on which a library was verified, and what no input reached."""
+    if draws := [draw["inputs"] for draw in facts.get("draws", ()) if draw["passed"]]:
+        yield f"agrees with {compared_with(facts)} for {', '.join(draws)}, too"
+    if "unexercised" in facts:
+        yield f"never exercised: {'; '.join(facts['unexercised'])}"
+
+
+def _explain_exercises(facts: Verdict) -> Iterator[str]:
+    """Give the share of each branch of a piecewise operator, and which inputs were not compared."""
+    yield from facts.get("draws_left_out", ())
+    if "exercises_not_observed" in facts:
+        yield f"{facts['exercises_not_observed']} does not tell which branches of the model the inputs reach"
+    if exercises := facts.get("exercises"):
+        yield "branches that the inputs reach, by the mean share of elements"
+        for operator in sorted({entry["operator"] for entry in exercises}):
+            nodes = [entry["branches"] for entry in exercises if entry["operator"] == operator]
+            names = dict.fromkeys(name for branches in nodes for name in branches)
+            shares = {name: [b[name] for b in nodes if name in b] for name in names}
+            text = ", ".join(
+                f"{name} {fmean(each):.1%} ({min(each):.1%} to {max(each):.1%})"
+                for name, each in shares.items()
+            )
+            yield f"  {count_text(len(nodes), operator, operator)}: {text}"
 
 
 def _size_error(entry: SizeVerdict) -> str:
@@ -360,6 +389,7 @@ def _describe_profile(profile: Profile | None) -> list[str]:
 def explain(facts: Verdict) -> list[str]:
     """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
     lines = list(_explain_tolerance(facts["tolerance"])) if "tolerance" in facts else []
+    lines += _explain_exercises(facts)
     profile = facts.get("profile")
     if not profile:
         return lines

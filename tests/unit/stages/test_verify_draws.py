@@ -1,0 +1,135 @@
+"""Random inputs beside the usual ones: magnitudes, branches, and what they tell of a wrong library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.stages.test_verify_inputs import settings
+from tvmflow.stages.verify import draws
+from tvmflow.stages.verify.draws import MoreDraws, list_unexercised
+from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.tolerances import DEFAULTS
+from tvmflow.stages.verify.verdict import Exercise
+from tvmflow.stages.verify_settings import VerifySettings
+
+TOLERANCE = DEFAULTS["float32"]
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Array], Array]
+
+
+def draw_more(
+    function: Function,
+    made: VerifySettings | None = None,
+    *,
+    condition: Function | None = None,
+    dtype: str = "float32",
+) -> MoreDraws:
+    """Return the further draws for a model of one input, which takes a branch by a condition."""
+    made = made or settings()
+    made = made.model_copy(update={"precision": "model", "quantized": False})
+    signature = {"inputs": [{"name": "x", "shape": [400], "dtype": dtype}]}
+
+    def run(feed: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return {"y": function(feed["x"])}
+
+    def observe(feed: Any) -> list[Exercise]:
+        assert condition is not None
+        share = float(condition(feed["x"]).mean())
+        return [{"node": "n", "operator": "Where", "branches": {"true": share, "false": 1 - share}}]
+
+    results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
+    return draws.draw_more(run, observe if condition else None, results, ["y"], made, TOLERANCE)
+
+
+def list_failed(more: MoreDraws, wrong: Function) -> list[str]:
+    """Return the draws for which a library is rejected."""
+    library: Any = SimpleNamespace(
+        run_all=lambda feeds: [{"y": wrong(feed["x"])} for feed in feeds]
+    )
+    return [entry["inputs"] for entry in draws.compare_draws(library, more) if not entry["passed"]]
+
+
+def test_magnitudes_find_what_overflows_and_what_vanishes() -> None:
+    """Each is compared by itself, so that small outputs are not judged by the tolerance of large ones."""
+    more = draw_more(lambda x: x * 2)
+    assert [draw.inputs for draw in more.draws] == [
+        "inputs of magnitude 0.001",
+        "inputs of magnitude 100",
+    ]
+    assert more.exercises is None
+    assert list_failed(more, lambda x: x * 2) == []
+    assert list_failed(more, lambda x: np.clip(x, -100, 100) * 2) == ["inputs of magnitude 100"]
+    assert list_failed(more, lambda x: x * 2 + np.float32(1e-5)) == ["inputs of magnitude 0.001"]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: np.exp(x), "the reference gives NaN or infinities"),
+        (
+            lambda x: np.sin(x * 1e6),
+            "roundings of the inputs change its outputs by more than the tolerance",
+        ),
+    ],
+)
+def test_draws_that_tell_nothing_are_left_out(function: Function, reason: str) -> None:
+    more = draw_more(function)
+    assert f"inputs of magnitude 100 are not compared: {reason}" in more.left_out
+    assert "inputs of magnitude 100" not in [draw.inputs for draw in more.draws]
+
+
+def test_positive_inputs_stay_positive() -> None:
+    """Where the reference gives no numbers for negative ones."""
+    more = draw_more(np.sqrt)
+    assert len(more.draws) == 2
+    assert all((draw.feed["x"] >= 0).all() for draw in more.draws)
+
+
+@pytest.mark.parametrize(
+    ("condition", "inputs"),
+    [
+        (lambda x: np.full(1, x.sum() < -100), "low inputs"),
+        (lambda x: np.full(1, np.abs(x).max() > 1e6), ""),
+    ],
+)
+def test_inputs_are_drawn_for_branches(condition: Function, inputs: str) -> None:
+    """Until one reaches the branch; else it is said that none does."""
+    made = settings({"x": (-1.0, 1.0)})
+    more = draw_more(lambda x: x, made, condition=condition)
+    assert [draw.inputs for draw in more.draws] == [inputs] * bool(inputs)
+    assert more.exercises is not None
+    missing = list_unexercised(more.exercises)
+    assert missing == ([] if inputs else ["true of 1 of 1 Where (n)"])
+    assert all(np.abs(draw.feed["x"]).max() <= 1 for draw in more.draws)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_integers_and_ranges_have_no_magnitudes(dtype: str) -> None:
+    """They may be indices; both of their ends are reached."""
+    more = draw_more(lambda x: x, dtype=dtype, condition=lambda x: np.full(1, x.all()))
+    assert [draw.inputs for draw in more.draws] == ["high inputs"]
+    assert {int(n) for draw in more.draws for n in draw.feed["x"]} == {1}
+    ranged = draw_more(lambda x: x, settings({"x": (2.0, 3.0)}))
+    assert ranged.draws == ()
+
+
+def test_unexercised_branches_are_named() -> None:
+    def entry(node: str, operator: str, **branches: float) -> Exercise:
+        return {"node": node, "operator": operator, "branches": branches}
+
+    entries = [
+        entry("w", "Where", true=0.0, false=1.0),
+        *(entry(f"r{n}", "Relu", negative=0.0, positive=1.0) for n in range(4)),
+        entry("r4", "Relu", negative=0.5, positive=0.5),
+    ]
+    assert list_unexercised(entries) == [
+        "negative of 4 of 5 Relu (r0, r1, r2, …)",
+        "true of 1 of 1 Where (w)",
+    ]
