@@ -43,7 +43,8 @@ class CompareOptions(Options):
     """
 
     before: str = argument(
-        "A", "a run (its id, `latest~1`), the folder of a release, a lock file, or a folder in dist"
+        "A",
+        "a run (its id, `latest~1`), the folder of a release, a lock file, a recipe (what it delivered last), or a folder in dist",
     )
     after: str = argument("B", "the same, later")
     fail_on_regression: float | None = option(
@@ -65,7 +66,7 @@ def compare(options: CompareOptions) -> int:
     sides = [load_side(name, store) for name in (options.before, options.after)]
     comparison = compare_sides(sides[0], sides[1], store)
     limit = options.fail_on_regression
-    if limit is not None and not comparison.figures:
+    if limit is not None and not sides[0].builds.keys() & sides[1].builds.keys():
         raise UsageError(
             "nothing can become worse: no build of A is in B",
             fix="compare two runs of the same recipes",

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from tvmflow.core.documents import Unreadable, read_file, read_json
 from tvmflow.core.errors import UsageError
+from tvmflow.core.file_kinds import RECIPE, recognize
 from tvmflow.core.formatting import excerpt, latency_text, size_text
 from tvmflow.core.keys import list_changes
 from tvmflow.core.project import shortest_path
@@ -21,8 +22,9 @@ from tvmflow.core.statistics import NOISE_TEXTS, Judgement, judge_ratio
 from tvmflow.core.types import Json
 from tvmflow.engine.builds import Build, list_builds, read_kernel_times
 from tvmflow.engine.report import INCOMPLETE, RunReport, StageReport
-from tvmflow.engine.run_records import RunRecord, may_name_run, read_run
+from tvmflow.engine.run_records import RunRecord, list_runs, may_name_run, read_run
 from tvmflow.engine.summary import verdict_text
+from tvmflow.planning.recipes import load_recipe
 from tvmflow.recipe.lock_file import LockFile
 from tvmflow.release.gates import LOCK, MEASUREMENTS, read_lock_with_measurements, read_measurements
 from tvmflow.release.lock import Change, diff_locks
@@ -67,7 +69,9 @@ class Side(NamedTuple):
 
 
 def load_side(name: str, store: LocalStore) -> Side:
-    """Return what a command line names: a release's folder, a lock file, a folder of deliveries, or a run.
+    """Return what a command line names: a release's folder, a lock file, a recipe, a folder of deliveries, or a run.
+
+    Of a recipe, that is what it delivered last.
 
     Raises:
         UsageError: There is nothing of this name.
@@ -77,6 +81,9 @@ def load_side(name: str, store: LocalStore) -> Side:
     if (path / LOCK).is_file():
         return _read_release(f"release {name}", path)
     if path.is_file():
+        kind = recognize(path)
+        if kind is not None and kind.group == RECIPE:
+            return _read_last_delivery(path, store)
         return _read_lock(f"lock file {name}", path)
     if path.is_dir():
         return _read_delivery(name, path)
@@ -87,6 +94,23 @@ def load_side(name: str, store: LocalStore) -> Side:
             "a lock file, or a folder in dist; `--store DIR` names another store",
         )
     return make_side(read_run(store, name))
+
+
+def _read_last_delivery(path: Path, store: LocalStore) -> Side:
+    """Return what the last run that delivered libraries of a recipe has of it."""
+    recipe = load_recipe(path).recipe
+    names = {recipe.name, *(f"{recipe.name}-{variant}" for variant in recipe.variants)}
+    for run in list_runs(store).runs:
+        builds = [build for build in run.builds if build.recipe in names and build.folder]
+        if builds:
+            name = f"{path} (run {run.id})"
+            own = {build.name: build for build in builds}
+            # settings of two recipes differ in everything
+            return make_side(run)._replace(name=name, builds=own, run=None)
+    raise UsageError(
+        f"{path}: no run in {shortest_path(store.root)} has delivered anything of this recipe",
+        fix=f"run it with `tvmflow run {path}`; `--store DIR` names another store",
+    )
 
 
 def make_side(run: RunRecord) -> Side:
@@ -292,15 +316,16 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
 
     The store has what the stages of runs depended on.
     """
-    common = [name for name in after.builds if name in before.builds]
+    common = _pair_builds(before, after)
     figures = [
         figure
-        for name in common
-        for figure in _list_figures(before.builds[name], after.builds[name])
+        for name, other in common.items()
+        for figure in _list_figures(before.builds[other], after.builds[name])
     ]
     figures = [_measured_in_turns(figure, before, after) for figure in figures]
     changes = [Change(name, "build", "added") for name in after.builds if name not in common]
-    changes += [Change(name, "build", "removed") for name in before.builds if name not in common]
+    paired = set(common.values())
+    changes += [Change(name, "build", "removed") for name in before.builds if name not in paired]
     if before.lock and after.lock:
         figures += _list_file_sizes(before, after)
         differences = diff_locks(before.lock, after.lock)
@@ -308,6 +333,28 @@ def compare_sides(before: Side, after: Side, store: LocalStore) -> Comparison:
     if before.run and after.run:
         changes += _compare_runs(before.run, after.run, store)
     return Comparison(before.name, after.name, tuple(figures), tuple(changes))
+
+
+def _pair_builds(before: Side, after: Side) -> dict[str, str]:
+    """Return the names of builds of the second side, each with that of the first side to compare it with.
+
+    Where no name is on both sides, as of a float and an int8 recipe, builds for the same target are compared.
+    """
+    common = {name: name for name in after.builds if name in before.builds}
+    if common:
+        return common
+    targets = [
+        {
+            target: [name for name, build in side.builds.items() if build.target == target]
+            for target in {build.target for build in side.builds.values()}
+        }
+        for side in (before, after)
+    ]
+    return {
+        names[0]: targets[0][target][0]
+        for target, names in sorted(targets[1].items())
+        if len(names) == len(targets[0].get(target, ())) == 1
+    }
 
 
 def _is_said(change: Change) -> bool:
@@ -324,6 +371,7 @@ def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
         ("untuned", lambda build: build.untuned_latency_s, latency_text),
         ("library", lambda build: build.size_bytes, size_text),
         ("error", lambda build: build.error, "{:.1e}".format),
+        ("error vs float", lambda build: build.quantization_error, "{:.2%}".format),
         ("accuracy", lambda build: build.accuracy, "{:.2%}".format),
         ("tuned kernels", lambda build: build.tuned_kernels, str),
     )
@@ -334,9 +382,8 @@ def _list_figures(before: Build, after: Build) -> Iterator[Figure]:
         judgement = None
         if what in _LATENCIES and not isinstance(old, str) and not isinstance(new, str):
             judgement = judge_change(old, new, _find_deviation(before, after))
-        figure = Figure(
-            build=after.name, what=what, before=old, after=new, text="", judgement=judgement
-        )
+        name = after.name if before.name == after.name else f"{before.name} -> {after.name}"
+        figure = Figure(build=name, what=what, before=old, after=new, text="", judgement=judgement)
         yield figure._replace(text=_figure_text(figure, show))
 
 

@@ -105,6 +105,40 @@ def test_builds_of_one_side_are_named(store: LocalStore) -> None:
     )
 
 
+def test_builds_of_two_recipes_are_compared_by_target(store: LocalStore) -> None:
+    """As of a float and an int8 recipe: side by side, not as one that came and one that went."""
+    before = side(NET, NET._replace(target="edge"))
+    small = NET._replace(recipe="net-int8", size_bytes=300, quantization_error=0.0155)
+    comparison = compare_sides(before, side(small), store)
+    assert {figure.build for figure in comparison.figures} == {"net/host -> net-int8/host"}
+    texts = {figure.what: figure.text for figure in comparison.figures}
+    assert texts["library"] == "1.0 kB -> 300 B (-70.0%)"
+    assert texts["error vs float"] == "unknown -> 1.55%"
+    assert comparison.changes == (Change("net/edge", "build", "removed"),)
+
+
+def test_two_recipes_stand_for_what_they_delivered_last(store: LocalStore, tmp_path: Path) -> None:
+    """Another run of the recipe that delivered nothing is passed over; one that never did is an error."""
+    for name in ("net", "other", "new"):
+        text = f"recipe: 1\nname: {name}\nmodel: {{onnx: m.onnx}}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    (tmp_path / "m.onnx").touch()
+    stages = {
+        name: StageReport(f"{name}:verify/host", "ran", "", 1.0, VERDICT, "")
+        for name in ("net", "other")
+    }
+    for name, stage in stages.items():
+        with record_run(store, ["run", f"{name}.yaml"]) as recording:
+            paths = (f"dist/{name}/host/{name}.tvmflow",)
+            recording.report, recording.exit_code = RunReport((stage,), paths, (), 1.0), 0
+    record(store, error=1.0)
+    sides = [load_side(str(tmp_path / f"{name}.yaml"), store) for name in stages]
+    figures = compare_sides(sides[0], sides[1], store).figures
+    assert {figure.build for figure in figures} == {"net/host -> other/host"}
+    with pytest.raises(UsageError, match=r"no run in .* has delivered anything of this recipe"):
+        load_side(str(tmp_path / "new.yaml"), store)
+
+
 def test_a_delivery_is_compared_with_a_run(store: LocalStore, tmp_path: Path) -> None:
     """The folder of a target, of a recipe, or all of `dist`."""
     folder = tmp_path / "dist" / "net" / "host"
