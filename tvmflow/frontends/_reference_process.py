@@ -146,6 +146,11 @@ class ReferenceProcess:
             return EnvironmentProblem(
                 f"{name} cannot be imported: {reason}", fix=self._traits.install
             )
+        if "by zero" in reason:
+            return StageError(
+                f"{name} cannot run the model on the generated inputs: {reason}",
+                fix="keep 0 out of the integers that the model divides by: `inputs: {NAME: {range: [1, 9]}}`",
+            )
         return StageError(
             f"{name} cannot run the model: {reason}",
             fix=f"check that {name} alone can run it, or disable the comparison with "

@@ -580,3 +580,13 @@ def test_any_text_is_a_recipe_or_a_list_of_problems(digits: Path, content: bytes
             assert 1 <= int(line) <= lines
             assert int(column) >= 1
             assert problem.isprintable()
+
+
+def test_checks_are_on_or_off(tmp_path: Path) -> None:
+    """In the words of people, which YAML reads as true or false; other fields take true or false alone."""
+    words = {"off": False, "on": True, "false": False, "true": True}
+    for word, value in words.items():
+        path = write(tmp_path / "r.yaml", f"{RECIPE}checks: {word}\n")
+        lay_out(tmp_path)
+        assert load_recipe(path).recipe.checks is value
+    assert Recipe.model_fields["checks"].default is True

@@ -195,7 +195,7 @@ class _CheckRewriter(TargetRewriter):
                 left += list(getattr(value, "fields", [value]))
             elif (name := ir.operator_name(value)) in _KEEP_VALUES:
                 left += ir.list_variables(value)
-            elif name == "relax.take":
+            elif value is not None and name == "relax.take":
                 left.append(value.args[0])
             elif name != "relax.shape_of":
                 return []
