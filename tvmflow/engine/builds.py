@@ -17,6 +17,7 @@ from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
 from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
 from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
+from tvmflow.stages.tune import TuneFacts, describe_end
 from tvmflow.stages.verify.gates import list_rows
 from tvmflow.stages.verify.verdict import (
     Latency,
@@ -144,6 +145,7 @@ class Build(NamedTuple):
         quantization_error: Largest root mean square of the error of an output that quantizing cost, relative to the
             float model's output; `error` is that of the library relative to the quantized model.
         unexercised: A phrase for each branch of an operator that no input of `verify` reached.
+        search: Why the search of this run ended before its budget, and what is left to gain; empty for others.
         kernels: Number of kernels.
         tuned_kernels: Number of those whose schedule was found by a search.
         slowest_kernels: The kernels that take most of the time, the slowest first.
@@ -179,6 +181,7 @@ class Build(NamedTuple):
     quantization: str = ""
     quantization_error: float | None = None
     unexercised: tuple[str, ...] = ()
+    search: str = ""
     kernels: int | None = None
     tuned_kernels: int | None = None
     slowest_kernels: tuple[KernelShare, ...] = ()
@@ -254,6 +257,8 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
     imported = find_built_model(known)
     exported = facts.list_of(ExportFacts, stages.values())
     built = facts.list_of(BuildFacts, stages.values())
+    fresh = [stage for stage in stages.values() if stage.outcome == "ran"]
+    searches = filter(None, facts.list_of(TuneFacts, fresh))
     stopped = [stage.outcome == STOPPED for stage in stages.values()]
     problems = (stage.message for stage in stages.values() if stage.outcome != STOPPED)
     incomplete = (facts.problems.get(stage.stage_id, "") for stage in stages.values())
@@ -266,6 +271,7 @@ def _make_build(build: Build, stages: Mapping[str, StageReport], facts: Reported
         weight_bytes=imported and imported.weight_bytes,
         quantization=cost_text(imported) if isinstance(imported, QuantizeFacts) else "",
         quantization_error=imported.error if isinstance(imported, QuantizeFacts) else None,
+        search="; ".join(dict.fromkeys(filter(None, map(describe_end, searches)))),
         slowest_kernels=tuple(list_kernel_shares(known)[:_SHOWN_KERNELS]),
         reused=all(stage.outcome in ("hit", "fetched") for stage in stages.values()),
         is_skipped=any(stage.outcome == SKIPPED for stage in stages.values()),

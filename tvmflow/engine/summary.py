@@ -136,6 +136,7 @@ def describe_builds(builds: Sequence[Build], width: int | None) -> Iterator[str]
             for build in measured
             if build.unexercised
         )
+        yield from (f"{build.name}: {build.search}" for build in measured if build.search)
     # Of builds that all failed, the table has said so.
     if any(build.verdict or build.size_bytes is not None for build in measured):
         yield make_headline(measured)

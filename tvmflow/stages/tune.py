@@ -384,6 +384,18 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
     return lines
 
 
+def describe_end(facts: TuneFacts) -> str:
+    """Return why a search that measured trials ended before its budget, and what is left; empty for any other."""
+    reason = _STOPPED_TEXTS.get(facts.stopped, "")
+    if not facts.measured or facts.stopped == "time" or not reason:
+        return ""
+    text = f"the search {reason}"
+    if not facts.gain:
+        return f"{text}; it took {duration_text(facts.seconds)}"
+    share = facts.gain["found"] / facts.gain["possible"]
+    return f"{text}; it took {duration_text(facts.seconds)}, and kernels reach {share:.0%} of the roofline"
+
+
 def _list_single(facts: TuneFacts) -> list[str]:
     """Return the workloads with open sizes for which the rules have a single schedule."""
     return [

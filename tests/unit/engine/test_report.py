@@ -151,6 +151,25 @@ def test_a_tuning_that_ended_early_says_why() -> None:
     assert "every search space was exhausted" in ended
 
 
+def test_the_last_lines_say_why_a_search_of_this_run_ended_early() -> None:
+    """And what is left to gain; nothing of one that spent its budget, was limited by time, or was up to date."""
+
+    def last_lines(outcome: str = "ran", **changes: object) -> str:
+        search = {**TUNED, "gain": {"found": 1.2, "possible": 1.5}, **changes}
+        verified = verify_facts(not_run="no such machine", against="none")
+        stages = stage("tune/host", outcome, facts=search), stage("verify/host", facts=verified)
+        return summary(report(*stages))
+
+    assert (
+        "net/host: the search stopped before the budget was spent: nothing worth a trial is left to gain "
+        "(with tune.patience it goes on); it took 30.0 s, and kernels reach 80% of the roofline\n"
+    ) in last_lines(stopped="converged")
+    unknown = last_lines(stopped="exhausted", gain={})
+    assert "every search space was exhausted; it took 30.0 s\n" in unknown
+    assert "the search" not in last_lines(stopped="budget") + last_lines(stopped="time")
+    assert "the search" not in last_lines("hit", stopped="converged")
+
+
 def test_the_gain_of_tuning_is_described() -> None:
     """Coverage, end to end, and the kernels that take longest."""
     kernels = [
