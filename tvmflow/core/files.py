@@ -112,9 +112,9 @@ UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def flush_file(descriptor: int) -> bool:
-    """Have the operating system bring an open file to the disk; return False if its file system cannot be asked to.
+    """Have the operating system bring an open file to the disk; return whether it can be asked to.
 
-    It then writes when it likes: after a power failure, a file may be damaged, which its readers notice.
+    If not, it writes when it likes: after a power failure, a file may be damaged, which its readers notice.
 
     Raises:
         OSError: when the disk is full or fails.
@@ -144,7 +144,7 @@ def sync(path: str) -> bool:
 
 
 def protect(path: str) -> bool:
-    """Make a file read-only, which keeps a user from changing it by mistake; return False where that is impossible.
+    """Make a file read-only, so that nobody changes it by mistake; return whether that is possible.
 
     Some file systems have no such modes, and on some, only another user may set them.
     """
@@ -172,7 +172,7 @@ def symlink_or_copy(source: str | os.PathLike[str], link: str | os.PathLike[str]
 
 
 def map_file(stream: BinaryIO | FileIO) -> mmap.mmap:
-    """Return the content of an open file that is not empty, mapped to memory; or copied, where it cannot be mapped.
+    """Return the content of an open file, mapped to memory, or copied where it cannot be mapped.
 
     Raises:
         OSError: when it cannot be read.

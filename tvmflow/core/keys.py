@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tvmflow.core.canonical_json import digest_of
@@ -75,10 +76,17 @@ def stage_key(
     return StageKey(digest_of(preimage), preimage)
 
 
-def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[str]:
+def list_changes(
+    before: Mapping[str, Json],
+    after: Mapping[str, Json],
+    described: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """Return why a stage's key changed: one short phrase for each cause, in the words of the recipe.
 
-    The arguments are the pre-images of both keys.
+    Args:
+        before: The pre-image of the earlier key.
+        after: That of the later one.
+        described: What changed in the files of stages, by stage, where more is known than their names.
     """
     causes: list[str] = []
     if before["version"] != after["version"]:
@@ -91,7 +99,7 @@ def list_changes(before: Mapping[str, Json], after: Mapping[str, Json]) -> list[
         settings = [change for change in settings if change.path not in _BUDGET]
     edited = [change for change in settings if not change.is_one_sided]
     causes += [_describe_setting(after, change) for change in edited]
-    causes += _describe_inputs(_find_changes(before["inputs"], after["inputs"], depth=1))
+    causes += _describe_inputs(_find_changes(before["inputs"], after["inputs"], depth=1), described)
     for (name,), old, new in _find_changes(before["tools"], after["tools"], depth=1):
         causes.append(f"{name} {_format(old)} -> {_format(new)}")
     if before["machine"] != after["machine"]:
@@ -174,7 +182,7 @@ def _describe_budget(tune: Mapping[str, Json]) -> str:
     return " in at most ".join(limits) or "no limit"
 
 
-def _describe_inputs(changes: list[_Change]) -> list[str]:
+def _describe_inputs(changes: list[_Change], described: Mapping[str, str]) -> list[str]:
     """Return one phrase for each file from outside, and one for each stage whose files changed."""
     external: list[str] = []
     stages: dict[str, list[str]] = {}
@@ -188,7 +196,10 @@ def _describe_inputs(changes: list[_Change]) -> list[str]:
             external.append(f"file '{name}' is no longer used")
         else:
             external.append(f"the content of file '{name}' changed ({old[:8]} -> {new[:8]})")
-    return external + [f"{_join(files)} of {stage} changed" for stage, files in stages.items()]
+    return external + [
+        described.get(stage) or f"{_join(files)} of {stage} changed"
+        for stage, files in stages.items()
+    ]
 
 
 def _join(names: list[str]) -> str:

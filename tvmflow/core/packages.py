@@ -591,6 +591,6 @@ def install_command(*distributions: str, again: bool = False) -> str:
 
 
 def _find_requirement(distribution: str) -> str:
-    """Return what pip is given for a distribution: the extra that it belongs to, or the distribution itself."""
+    """Return what pip is given for a distribution: its extra of tvmflow, or the distribution itself."""
     extras = (extra for prefix, extra in _EXTRAS.items() if distribution.startswith(prefix))
     return next(extras, REQUIREMENTS.get(distribution, distribution))

@@ -3,14 +3,22 @@
 They are the one truth for plan, explain and run.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tvmflow.core import packages
 from tvmflow.core.disk_errors import unreadable
-from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError
+from tvmflow.core.errors import EnvironmentProblem, LockMismatch, RecipeError, TvmflowError
+from tvmflow.core.files import read_regular
+from tvmflow.core.formatting import count_text
 from tvmflow.core.keys import group_files, list_changes, stage_key
 from tvmflow.core.slow_steps import IDENTITY_WAIT, explain_wait
 from tvmflow.core.types import Artifact, Decision, InputFile, Plan, StageKey, StageSpec
+from tvmflow.runtime.weights import read_safetensors
+from tvmflow.stages import extract_tasks, import_model
+from tvmflow.stages.base import find_facts, name_some
+from tvmflow.stages.import_model import ImportFacts
 from tvmflow.store.failures import find_failure
 from tvmflow.store.file_digests import FileDigests
 from tvmflow.store.local import LocalStore
@@ -18,6 +26,8 @@ from tvmflow.store.local import LocalStore
 # One line has room for so many; `tvmflow explain` shows them all.
 _SHOWN_CAUSES = 3
 _MAX_CAUSE = 80
+_MODEL = f"{import_model.NAME}/model.json"
+_KERNELS = f"{extract_tasks.NAME}/tasks.json"
 FORCED = "forced by --force"
 """The reason of a stage that runs although its result is in the store."""
 
@@ -40,6 +50,7 @@ class PlanState:
         self.keys: dict[str, StageKey] = {}
         self.artifacts: dict[str, Artifact] = {}
         self.decisions: dict[str, Decision] = {}
+        self._earlier: dict[str, str] = {}
 
     def decide_all(self, plan: Plan) -> None:
         """Decide about every stage, as far as that is possible before anything runs.
@@ -148,7 +159,74 @@ class PlanState:
         before = self.store.preimage(last)
         if before is None:
             return ("its last result is no longer in the store",)
-        return tuple(list_changes(before, key.preimage)) or ("changed",)
+        self._earlier[spec.id] = last
+        described = self._describe_inputs(spec, before, key.preimage)
+        return tuple(list_changes(before, key.preimage, described)) or ("changed",)
+
+    def _describe_inputs(
+        self, spec: StageSpec, before: Mapping[str, Any], after: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return which layers and kernels changed, by the stage that found them, as far as that is known."""
+        described = {}
+        if before["inputs"].get(_MODEL) != after["inputs"].get(_MODEL):
+            described[import_model.NAME] = self._describe_layers(spec)
+        files = [inputs.get(_KERNELS) for inputs in (before["inputs"], after["inputs"])]
+        if all(files) and files[0] != files[1]:
+            described[extract_tasks.NAME] = _describe_kernels(*map(self._read_kernels, files))
+        return described
+
+    def _describe_layers(self, spec: StageSpec) -> str:
+        """Return which nodes are new or gone, or which weights have other shapes; empty if unknown."""
+        for need in spec.needs:
+            last, new = self._earlier.get(need.stage_id), self.artifacts.get(need.stage_id)
+            old = self.store.find(last) if last else None
+            if old is None or new is None:
+                continue
+            facts = [find_facts(ImportFacts, artifact.facts) for artifact in (old, new)]
+            if facts[0] and facts[1]:
+                text = _describe_nodes(facts[0].nodes, facts[1].nodes)
+                return text or _describe_shapes(self._read_shapes(old), self._read_shapes(new))
+        return ""
+
+    def _read_shapes(self, imported: Artifact) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a model's weights, by name; none where they are not known."""
+        files = {file.name: file.digest for file in imported.files}
+        try:
+            weights = read_safetensors(self.store.blobs.path(files[import_model.PARAMS]))
+        except (KeyError, OSError, TvmflowError):
+            return {}
+        return {name: array.shape for name, array in weights.items()}
+
+    def _read_kernels(self, digest: str) -> dict[str, str]:
+        """Return the names of the kernels of a model by their keys; none where they are not known."""
+        try:
+            tasks = json.loads(read_regular(self.store.blobs.path(digest)))
+            return {task["key"]: task["names"][0] for task in tasks}
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+
+
+def _describe_nodes(old: Iterable[str], new: Iterable[str]) -> str:
+    before, after = (dict.fromkeys(filter(None, nodes)) for nodes in (old, new))
+    added = name_some([node for node in after if node not in before])
+    removed = name_some([node for node in before if node not in after])
+    if added and removed:
+        return f"the model has {added} in place of {removed}"
+    return f"the model also has {added}" if added else removed and f"the model lacks {removed}"
+
+
+def _describe_shapes(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    changed = [name for name in new if name in old and old[name] != new[name]]
+    verb = "has another shape" if len(changed) == 1 else "have other shapes"
+    return f"{name_some(changed)} {verb}" if changed else ""
+
+
+def _describe_kernels(old: Mapping[str, str], new: Mapping[str, str]) -> str:
+    added = [name for key, name in new.items() if key not in old]
+    if not old or not new:
+        return ""
+    verb = f"new ({name_some(added)})" if added else "new"
+    return f"{count_text(len(added), 'kernel')} {verb}, {len(new) - len(added)} reused"
 
 
 def identify_tool(name: str, spec: StageSpec) -> str:

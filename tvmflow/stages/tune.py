@@ -385,7 +385,7 @@ def describe(facts: TuneFacts, inputs: KnownFacts) -> list[str]:
 
 
 def describe_end(facts: TuneFacts) -> str:
-    """Return why a search that measured trials ended before its budget, and what is left; empty for any other."""
+    """Return why a search ended before its budget, and what is left to gain; empty for any other."""
     reason = _STOPPED_TEXTS.get(facts.stopped, "")
     if not facts.measured or facts.stopped == "time" or not reason:
         return ""

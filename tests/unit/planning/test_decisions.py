@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.support.engine import COMPILE, plan_of, planned, recipe
 from tvmflow.core import packages
 from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Plan, StageSpec
-from tvmflow.planning.decisions import PlanState
+from tvmflow.planning.decisions import PlanState, _describe_kernels
 from tvmflow.store.local import LocalStore
 
 
@@ -24,6 +27,8 @@ class FakeRuns:
         self.store.create()
         (folder / "net.onnx").write_bytes(b"one")
         self.fields: dict[str, Any] = {}
+        self.nodes: list[str] = []
+        self.shape = (4,)
 
     def plan(self) -> Plan:
         made = recipe(**self.fields)
@@ -54,10 +59,16 @@ class FakeRuns:
                 "verify": ("verdict.json",),
             }[spec.stage]
             content = (self.folder / "net.onnx").read_bytes().strip()
+            facts: dict[str, Any] = {}
+            if spec.stage == "import":
+                counts = {"weights": 1, "weight_bytes": 4, "operators": {}}
+                facts = {**counts, "nodes": self.nodes, "inputs": [], "outputs": []}
             for name in names:
                 # The output of a stage depends on the model's meaning and on its settings.
                 Path(claim.out, name).write_bytes(content + repr(spec.settings).encode())
-            state.artifacts[spec.id] = self.store.publish(claim, key, {}, 0.1)
+            if spec.stage == "import":
+                save_file({"w": np.zeros(self.shape)}, Path(claim.out, names[1]))
+            state.artifacts[spec.id] = self.store.publish(claim, key, facts, 0.1)
 
     def reasons(self) -> dict[str, str]:
         state = self.new_state()
@@ -144,3 +155,41 @@ def test_a_missing_file_is_reported_with_its_position(runs: FakeRuns) -> None:
     (runs.folder / "net.onnx").unlink()
     with pytest.raises(RecipeError, match=r"net\.yaml:model\.onnx: .*net\.onnx: No such file"):
         runs.reasons()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "reason"),
+    [
+        (["Conv (a)", "Gelu (b)"], (4,), "the model has Gelu (b) in place of Relu (b)"),
+        (["Conv (a)"], (4,), "the model lacks Relu (b)"),
+        (["Conv (a)", "Relu (b)", "Add (c)"], (8,), "the model also has Add (c)"),
+        (["Conv (a)", "Relu (b)"], (8,), "w has another shape"),
+        (["Conv (a)", "Relu (b)"], (4,), "model.json of import changed"),
+    ],
+)
+def test_a_changed_layer_is_named(
+    runs: FakeRuns, nodes: list[str], shape: tuple[int, ...], reason: str
+) -> None:
+    """Nodes that are new or gone, else weights with another shape; a file where neither changed."""
+    runs.nodes = ["Conv (a)", "Relu (b)"]
+    runs.run()
+    (runs.folder / "net.onnx").write_bytes(b"two")
+    runs.nodes, runs.shape = nodes, shape
+    state = runs.new_state()
+    first, lower, *_ = runs.plan().stages
+    state.decide(first)
+    runs._make(state, first)
+    assert state.decide(lower).reason == reason
+
+
+def test_changed_kernels_are_counted(tmp_path: Path) -> None:
+    """The names of those that are new, and how many are as before; nothing where the earlier ones are gone."""
+    state = PlanState(LocalStore(str(tmp_path)))
+    digests = []
+    for keys in ("abc", "bcd"):
+        tasks = [{"key": key, "names": [f"conv_{key}"]} for key in keys]
+        (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+        digests.append(state.store.blobs.add(str(tmp_path / "tasks.json")))
+    described = _describe_kernels(*map(state._read_kernels, digests))
+    assert described == "1 kernel new (conv_d), 2 reused"
+    assert _describe_kernels(state._read_kernels("0" * 64), {"a": "conv"}) == ""
