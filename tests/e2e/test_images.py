@@ -42,6 +42,8 @@ def test_digits_as_png_are_named_by_every_program(project: Project) -> None:
     done = project.tvmflow("run", "r.yaml", "--json")
     assert done.code == 0, done.out + done.err
     dist = project.folder / "dist/digits-images/host"
+    readme = (dist / "README.md").read_text()
+    assert readme.count('classes = model.classify("image.png")') == 2 and "np." not in readme
     facts = done.stages["verify/host"]["facts"]
     assert facts["accuracy"] == 0.9 and facts["samples"] == 20
     assert facts["images"]["data"]["max_level_error"] == 0

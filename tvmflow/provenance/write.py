@@ -44,6 +44,7 @@ from tvmflow.provenance.statement import (
 )
 from tvmflow.runtime.statements import MEASUREMENTS_TYPE, PAYLOAD_TYPE, parse_statement
 from tvmflow.stages import import_model
+from tvmflow.stages.images import LABELS
 from tvmflow.store.local import LocalStore
 
 RELEASE_STATEMENT: Final = f"release{STATEMENT_SUFFIX}"
@@ -483,20 +484,22 @@ def _list_examples(
     names: Sequence[str], lineage: Lineage, signature: Mapping[str, Json]
 ) -> Iterator[str]:
     recipe = lineage.recipe
+    call = _image_call(lineage)
+    numpy = "" if call else "numpy as np, "
+    call = call or f"outputs = model.run({_feed(signature)})"
     if f"{recipe}.tvmflow" in names:
         code = [
-            "import numpy as np, tvmflow",
+            f"import {numpy}tvmflow",
             "",
             f'model = tvmflow.load("{recipe}.tvmflow")',
-            f"outputs = model.run({_feed(signature)})",
+            call,
         ]
         yield _example("Python", "python", code)
     for name in names:
         if name.endswith(".whl"):
             module = name.partition("-")[0]
             yield _example("As a Python package", "sh", [f"pip install {shell_word(name)}"])
-            code = ["import numpy as np", f"import {module}", ""]
-            code += [f"model = {module}.load()", f"outputs = model.run({_feed(signature)})"]
+            code = [f"import {numpy}{module}", "", f"model = {module}.load()", call]
             yield markdown_block("python", code)
     if f"{recipe}-cpp" in names:
         code = [
@@ -524,6 +527,20 @@ def _list_examples(
 def _example(title: str, language: str, code: Sequence[str], text: str = "") -> str:
     lines = [f"## {title}", "", *([text] if text else []), markdown_block(language, code)]
     return "\n".join(lines)
+
+
+def _image_call(lineage: Lineage) -> str:
+    """Return the call of a model on the file of an image; empty for one that takes other inputs."""
+    exported = next(iter(lineage.exports), None)
+    if exported is None or len(lineage.signature()["inputs"]) != 1:
+        return ""
+    if not exported.settings.get("inputs"):
+        return ""
+    if any(file.role == LABELS for file in exported.spec.files):
+        return (
+            'classes = model.classify("image.png")  # needs Pillow; an array of uint8 will do, too'
+        )
+    return 'outputs = model.run(model.preprocess("image.png"))  # needs Pillow; an array of uint8 will do, too'
 
 
 def _feed(signature: Mapping[str, Json]) -> str:

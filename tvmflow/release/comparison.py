@@ -69,7 +69,7 @@ class Side(NamedTuple):
 
 
 def load_side(name: str, store: LocalStore) -> Side:
-    """Return what a command line names: a release's folder, a lock file, a recipe, a folder of deliveries, or a run.
+    """Return the release, lock file, recipe, delivery or run that a command line names.
 
     Of a recipe, that is what it delivered last.
 
