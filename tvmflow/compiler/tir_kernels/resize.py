@@ -59,10 +59,10 @@ _COORDINATES: Final[Mapping[str, Callable[[_Array, int, float], _Array]]] = {
         + np.float32(source / 2 * (1 - len(x) / length))
     ),
     "pytorch_half_pixel": lambda x, source, length: (
-        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5) if length > 1 else x * 0
+        (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5) if len(x) > 1 else x * 0
     ),
     "align_corners": lambda x, source, length: (
-        x * np.float32(source - 1) / np.float32(length - 1) if length > 1 else x * 0
+        x * np.float32(source - 1) / np.float32(len(x) - 1) if len(x) > 1 else x * 0
     ),
     "asymmetric": lambda x, source, length: x / _scale(source, length),
     "tf_half_pixel_for_nn": lambda x, source, length: (
@@ -175,13 +175,16 @@ _TAPS: Final = {"nearest_neighbor": _nearest, "linear": _linear, "cubic": _cubic
 # ---------------------------------------------------------------- open sizes
 
 
-def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]:
+def compute_taps(
+    source: Any, size: Any, mode: Interpolation, scale: float | None = None
+) -> tuple[Any, Any]:
     """Return the tables that `find_taps` computes, for sizes that a model's dimensions decide.
 
     Args:
         source: The number of pixels of the source.
         size: The number of pixels of the result.
         mode: A mode that `is_computed`.
+        scale: The factor that `size` was rounded from; None for the quotient of the sizes.
 
     Returns:
         The positions and the weights, each (pixels of the result, taps).
@@ -192,10 +195,11 @@ def compute_taps(source: Any, size: Any, mode: Interpolation) -> tuple[Any, Any]
 
     def coordinate(i: Any) -> Any:
         x, wide, long = (value.astype("float32") for value in (i, source, size))
-        moved = _COMPUTED_COORDINATES[mode.coordinates](x, wide, long, _float(0.5))
+        ratio = long / wide if scale is None else _float(scale)
+        moved = _COMPUTED_COORDINATES[mode.coordinates](x, wide, long, ratio)
         if mode.coordinates in ("align_corners", "pytorch_half_pixel"):
             moved = tirx.Select(long > _float(1), moved, _float(0))
-        return tirx.Select(tirx.EQ(source, size), x, moved)
+        return moved if scale is not None else tirx.Select(tirx.EQ(source, size), x, moved)
 
     def position(i: Any, tap: Any) -> Any:
         x, last = coordinate(i), source - 1
@@ -230,18 +234,38 @@ def is_computed(mode: Interpolation) -> bool:
     return rounds and mode.method in _COMPUTED_TAPS and mode.coordinates in _COMPUTED_COORDINATES
 
 
+def resize_image(
+    x: Any, height: Any, width: Any, *, mode: Interpolation, scales: Sequence[float | None]
+) -> Any:
+    """Return float32 images (N, C, H, W) in another size, which a model's dimensions decide.
+
+    Args:
+        x: The images.
+        height: The height of the result.
+        width: The width of the result.
+        mode: A mode that `is_computed`.
+        scales: The factors that height and width were rounded from; None for the quotient of the sizes.
+    """
+    tables = [
+        table
+        for axis, (size, scale) in enumerate(zip((height, width), scales, strict=True), 2)
+        for table in compute_taps(x.shape[axis], size, mode, scale)
+    ]
+    return resize(x, *tables, axes=(2, 3), steps={})
+
+
 def _float(value: float) -> Any:
     return tirx.const(value, "float32")
 
 
 _COMPUTED_TAPS: Final = {"nearest_neighbor": 1, "linear": 2}
-# As `_COORDINATES`, with the number 0.5.
+# As `_COORDINATES`; the last number is the ratio of the sizes.
 _COMPUTED_COORDINATES: Final[Mapping[str, Callable[..., Any]]] = {
-    "half_pixel": lambda x, source, size, half: (x + half) / (size / source) - half,
-    "pytorch_half_pixel": lambda x, source, size, half: (x + half) / (size / source) - half,
+    "half_pixel": lambda x, _, __, ratio: (x + _float(0.5)) / ratio - _float(0.5),
+    "pytorch_half_pixel": lambda x, _, __, ratio: (x + _float(0.5)) / ratio - _float(0.5),
     "align_corners": lambda x, source, size, _: x * (source - _float(1)) / (size - _float(1)),
-    "asymmetric": lambda x, source, size, _: x / (size / source),
-    "tf_half_pixel_for_nn": lambda x, source, size, half: (x + half) / (size / source),
+    "asymmetric": lambda x, _, __, ratio: x / ratio,
+    "tf_half_pixel_for_nn": lambda x, _, __, ratio: (x + _float(0.5)) / ratio,
 }
 _COMPUTED_ROUNDING: Final[Mapping[str, Callable[[Any], Any]]] = {
     "floor": tirx.floor,

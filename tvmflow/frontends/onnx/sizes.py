@@ -6,6 +6,7 @@ numbers and expressions of the dimensions, so that what they shape keeps its siz
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -17,6 +18,7 @@ from onnx import NodeProto, helper, numpy_helper
 from tvm import relax, te, tirx, topi
 
 from tvmflow.compiler.open_sizes import NoSize, same_size, same_sizes
+from tvmflow.compiler.tir_kernels.resize import Interpolation, is_computed, resize_image
 from tvmflow.core.formatting import names_text
 from tvmflow.core.types import Dimension
 from tvmflow.frontends._open_sizes import NO_END, OpenSizeProblem, SizeRanges, shape_text
@@ -299,7 +301,8 @@ class Sizes(SizeRanges):
 
     def kernel(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Emit a kernel of TE."""
-        return self._builder.emit_te(function, *arguments)
+        name = str(getattr(function, "func", function).__name__)
+        return self._builder.emit_te(function, *arguments, primfunc_name_hint=name)
 
     def is_open(self, expr: Any) -> bool:
         """Return whether a tensor has sizes that depend on dimensions."""
@@ -906,11 +909,16 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     data = sizes.data(node.input[0])
     shape = sizes.shape_of(data)
     lengths = sizes.operand(node, 3)
+    scales: list[float | None] = [None] * len(shape)
     if lengths is None:
         value = sizes.find(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if value is None:
             raise OpenSizeProblem("its scales depend on values, and not on the dimensions alone")
         factors = value.values.ravel().tolist()
+        scales = [
+            float(factor.factor) if isinstance(factor, _Quotient) and _is(factor.expr, 1) else None
+            for factor in factors
+        ]
         lengths = [
             _floor(
                 sizes, _joined(sizes, sizes.simplify(_split(factor)[0] * extent), _split(factor)[1])
@@ -927,6 +935,15 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
     if not is_image or odd or coordinates not in _COORDINATES:
         raise OpenSizeProblem("only height and width of images can be resized where sizes are open")
     method = _METHODS[attribute_text(attributes, "mode", "nearest")]
+    if any(scales[2:]) and coordinates != "align_corners":
+        mode = Interpolation(
+            method=method,
+            coordinates=coordinates,
+            rounding=attribute_text(attributes, "nearest_mode", "round_prefer_floor"),
+            cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
+            excludes_outside=bool(attributes.get("exclude_outside", 0)),
+        )
+        return _resize_by_fractions(sizes, data, lengths[2:], scales[2:], mode)
     return relax.op.image.resize2d(
         data,
         _shape_expr(lengths[2:]),
@@ -939,6 +956,20 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
         cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
         cubic_exclude=int(attributes.get("exclude_outside", 0)),
     )
+
+
+def _resize_by_fractions(
+    sizes: Sizes, data: Any, lengths: Any, scales: Sequence[float | None], mode: Interpolation
+) -> Any:
+    """Return images resized by factors that are no whole numbers: pixels follow from these, not from the rounded sizes."""
+    dtype = str(data.ty.dtype.dtype)
+    if not is_computed(mode) or dtype == "float64":
+        text = f"mode {mode.method} by a scale that is no whole number needs a fixed size"
+        raise OpenSizeProblem(f"{text}; `sizes` in place of `scales`, or mode linear, can follow")
+    wide = sizes.emit(relax.op.astype(data, "float32")) if dtype != "float32" else data
+    function = functools.partial(resize_image, mode=mode, scales=scales)
+    resized = sizes.emit(sizes.kernel(function, wide, *_exprs(lengths)))
+    return relax.op.astype(resized, dtype) if dtype != "float32" else resized
 
 
 _CONVERTERS: Final[Mapping[str, Callable[[Sizes, NodeProto], Any]]] = {

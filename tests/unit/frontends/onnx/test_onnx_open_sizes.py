@@ -14,7 +14,7 @@ from onnx import helper
 from tvm import relax
 
 from tests.support.kernels import host_level
-from tests.support.onnx_models import draw, frontend, model, open_session, save, value
+from tests.support.onnx_models import agree, draw, frontend, model, open_session, save, value
 from tvmflow.compiler import lowering
 from tvmflow.compiler.open_sizes import OPEN_SIZES, with_dimensions
 from tvmflow.compiler.options import LoweringOptions
@@ -715,3 +715,18 @@ def test_reductions_of_no_elements(tmp_path: Path) -> None:
     made = g.made(TEXT, {"y": g.add("MatMul", columns, rows)})
     run = compile_open(load_open(made, tmp_path, (BATCH, SEQ)))
     assert not run(draw(2, 1, 8)).numpy().any()
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "align_corners"])
+def test_pixels_follow_from_a_fractional_scale(mode: str, coordinates: str, tmp_path: Path) -> None:
+    """And not from the rounded size, but for align_corners; with fixed sizes alike."""
+    how = {"mode": mode, "coordinate_transformation_mode": coordinates}
+    scales = np.array([1, 1, 0.6, 1.7], np.float32)
+    g = Graph()
+    made = g.made(
+        {"x": ([1, 2, "h", "w"], "float32")}, {"y": g.add("Resize", "x", "", scales, **how)}
+    )
+    dimensions = [Dimension("h", 3, 12), Dimension("w", 3, 12)]
+    agree_at(made, tmp_path, dimensions, [{"h": 11, "w": 8}, {"h": 3, "w": 12}])
+    agree(made, tmp_path, {"x": draw(1, 2, 11, 8)})
