@@ -1134,10 +1134,37 @@ def _without_vectors_of_lets(loop: tirx.For) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, serial, loop.body)
 
 
+_MAXIMA: Final = "pool_max"
+_PADDING: Final = "pad_temp"
+
+
+@kernel_pass
+def _start_pools_at_infinity(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let maxima of windows begin with -∞, and their padding be that; TVM's are the lowest finite value."""
+    names = {str(block.name_hint) for block in find_nodes(function.body, SBlock)}
+    if not any(name.startswith(_MAXIMA) for name in names):
+        return function
+
+    def replace(limit: tirx.FloatImm) -> tirx.FloatImm:
+        dtype = str(limit.ty.dtype)
+        # that of float16 also in float32, in which it is computed
+        lowest = {float(tirx.min_value(kind).value) for kind in (dtype, "float16")}
+        return tirx.FloatImm(dtype, -math.inf) if float(limit.value) in lowest else limit
+
+    def change(block: SBlock) -> SBlock:
+        name = str(block.name_hint)
+        if not name.startswith((_MAXIMA, _PADDING)):
+            return block
+        return tvm_ffi.structural_map(block, (tirx.FloatImm, replace))
+
+    return rewrite_nodes(function, SBlock, change)
+
+
 CPU_PASSES: Final = (
     # Copies of an expression with a let bind one variable twice, which vectorization refuses.
     tirx.transform.ConvertSSA,
     s_tir.transform.CanonicalizeLoop,
+    _start_pools_at_infinity,
     start_empty_reductions,
     start_open_reductions,
     s_tir.transform.LowerInitBlock,

@@ -58,7 +58,7 @@ def dump_ir(payload: dict[str, Json], _: Emit) -> None:
 
 
 TRAITS: Final = StageTraits(
-    version=16,
+    version=17,
     scope="level",
     needs={
         "import": ("params.safetensors",),

@@ -196,7 +196,7 @@ class _PoolEmitter:
         self._pool, self._cpu, self._buffers = pool, cpu, buffers
         is_average = pool.kind == "avg"
         self._combine = tirx.Add if is_average else tirx.max
-        self._initial = T.float32(0) if is_average else tirx.min_value(_FLOAT)
+        self._initial = T.float32(0 if is_average else -math.inf)
 
     def emit(self) -> None:
         """Emit a loop over strips of rows."""

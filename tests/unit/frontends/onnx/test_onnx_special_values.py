@@ -154,3 +154,18 @@ def test_corners(case: str, tmp_path: Path) -> None:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         rtol = 3e-3 if b.dtype == np.float16 else 2e-5
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("sizes", [(9,), (6, 6), (5, 4, 3)], ids=str)
+def test_windows_of_infinities(dtype: str, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    """Their maximum is -inf, as in PyTorch; ONNX Runtime has the lowest finite value with padding."""
+    x = np.full((1, 20, *sizes), -INF, dtype)
+    x[0, 1] = np.arange(x[0, 1].size).reshape(sizes)
+    feed = {"x": x}
+    windows = {"kernel_shape": [2] * len(sizes), "pads": [1] * 2 * len(sizes)}
+    made, _ = single("MaxPool", feed, **windows)
+    (actual,) = compute(load(made, tmp_path, feed), feed)
+    assert np.isneginf(actual[0, np.arange(20) != 1]).all()
+    expected = open_session(made).run(None, feed)[0]
+    np.testing.assert_array_equal(actual[0, 1], expected[0, 1])
