@@ -137,7 +137,12 @@ def _text(size: Any) -> str:
         return negated.format("//") if is_quotient else f"(0 - {negated.format('%')})"
     form = _OPERATORS.get(type(size))
     if form is None:
-        raise NoSize(f"{size} is no size that depends on dimensions alone")
+        names = ", ".join(sorted({str(var.name) for var in list_symbols(size)}))
+        is_conditional = isinstance(size, tvm.ir.Call | tirx.Select)
+        how = "by a condition, as a window that may begin in the padding (`ceil_mode`)"
+        raise NoSize(
+            f"it depends on {names} {how if is_conditional else 'in no form that is known'}"
+        )
     return form.format(_text(size.a), _text(size.b))
 
 

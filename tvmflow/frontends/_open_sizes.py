@@ -236,7 +236,7 @@ def tensor_spec(
         shape = None
     if texts is None or shape is None:
         raise ImportFailed(
-            f"{quoted(name)} has no fixed shape after import",
-            fix="set all input shapes in the recipe; shapes that depend on values are not supported",
+            f"{quoted(name)} has a size that depends on the values of inputs",
+            fix="return a mask or scores in place of selected elements, or end the model before it selects",
         ) from None
     return TensorSpec(name, shape, str(kind.dtype), sizes=() if texts == shape else texts)

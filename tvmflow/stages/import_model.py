@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ _WINDOWS: Final = ("relax.nn.conv", "relax.nn.avg_pool", "relax.nn.max_pool")
 
 # How much the images of networks are shrunk before what is enlarged again joins what it came from.
 _MULTIPLES: Final = (2, 4, 8, 16, 32, 64)
+_MAX_MINIMA: Final = 4
 
 NODES: Final = "nodes.json"
 """The node of the user's model that each binding of `main` came from: names for people, which shape nothing."""
@@ -172,7 +174,7 @@ def _import(settings: ImportSettings, context: StageContext) -> ImportFacts:
     except ImportFailed as error:
         if OPEN_FIX not in error.fix:
             raise
-        advice = _advise_multiples(settings, dimensions, context.inputs)
+        advice = _advise_sizes(settings, dimensions, context.inputs, error.message)
         raise ImportFailed(error.message, fix=advice + error.fix) from error
     if LABELS in context.inputs:
         # export would find it out, after the search
@@ -203,10 +205,20 @@ def _load(
     return loaded, [{**spec.to_json(), "value": values[spec.name]} for spec in bound]
 
 
-def _advise_multiples(
-    settings: ImportSettings, dimensions: Sequence[Dimension], files: Mapping[str, Path]
+def _advise_sizes(
+    settings: ImportSettings,
+    dimensions: Sequence[Dimension],
+    files: Mapping[str, Path],
+    message: str,
 ) -> str:
-    """Return the `multiple_of` with which a model can be imported that cannot follow all sizes."""
+    """Return the `min` or `multiple_of` with which a model can be imported that cannot follow all sizes.
+
+    Args:
+        settings: The settings of the stage.
+        dimensions: The dimensions.
+        files: The files of the model.
+        message: Why the model cannot be imported.
+    """
 
     def is_possible(tried: Sequence[Dimension]) -> bool:
         try:
@@ -215,6 +227,18 @@ def _advise_multiples(
             return False
         return True
 
+    # a size such as min(n, 5) is a number from there on
+    numbers = sorted({int(number) for number in re.findall(r"\b\d{1,6}\b", message)})
+    for least in numbers[:_MAX_MINIMA]:
+        for place, entry in enumerate(dimensions):
+            raised = -(-least // entry.multiple_of) * entry.multiple_of
+            if entry.min < raised < entry.max:
+                changed = entry._replace(min=raised)
+                if is_possible([*dimensions[:place], changed, *dimensions[place + 1 :]]):
+                    return (
+                        f"set `min: {raised}` for {entry.name} under `dimensions`, "
+                        "with which it can be imported; or "
+                    )
     for step in _MULTIPLES:
         entries = list(filter(None, (_by_multiples(entry, step) for entry in dimensions)))
         if len(entries) < len(dimensions) or not is_possible(entries):
@@ -232,10 +256,10 @@ def _advise_multiples(
 
 
 def _by_multiples(dimension: Dimension, step: int) -> Dimension | None:
-    """Return a dimension without the sizes that are no multiples; None if there are none."""
+    """Return a dimension without the sizes that are no multiples; None if less than two are left."""
     step = math.lcm(step, dimension.multiple_of)
     least, largest = -(-dimension.min // step) * step, dimension.max // step * step
-    return Dimension(dimension.name, least, largest, step) if least <= largest else None
+    return Dimension(dimension.name, least, largest, step) if least < largest else None
 
 
 def _list_dimensions(settings: ImportSettings) -> tuple[Dimension, ...]:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -218,6 +219,31 @@ def test_the_multiple_with_which_a_model_can_be_imported_is_advised(tmp_path: Pa
         run(settings, save(made, tmp_path), tmp_path)
     assert caught.value.fix.startswith("add `multiple_of: 2` to h under `dimensions`")
     settings["dimensions"]["h"] = {"min": 4, "max": 8, "multiple_of": 2}
+    run(settings, save(made, tmp_path), tmp_path)
+
+
+def test_the_least_size_with_which_a_model_can_be_imported_is_advised(tmp_path: Path) -> None:
+    """K is the smaller one of n and 5: a multiple would leave one size of all."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"], start=-1),
+        helper.make_node("Min", ["sizes", "most"], ["k"]),
+        helper.make_node("TopK", ["x", "k"], ["y", "places"]),
+    ]
+    made = model(
+        nodes, [value("x", [1, "n"])], [value("y", None)], {"most": np.array([5], np.int64)}
+    )
+    recipe = Recipe(
+        recipe=1,
+        name="net",
+        model=ModelSource(onnx="m.onnx"),
+        inputs={"x": InputSpec(shape=(1, "n"))},
+        dimensions={"n": DimensionSpec(min=2, max=12)},
+    )
+    settings = import_model.settings(recipe, None).to_json()
+    with pytest.raises(ImportFailed, match="TopK") as caught:
+        run(settings, save(made, tmp_path), tmp_path)
+    assert caught.value.fix.startswith("set `min: 5` for n under `dimensions`")
+    settings["dimensions"]["n"] = {"min": 5, "max": 12}
     run(settings, save(made, tmp_path), tmp_path)
 
 
