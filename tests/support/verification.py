@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -150,15 +150,22 @@ class Verified:
         written = (path for path in out.rglob("*") if path.is_file())
         return {f"{name}/{path.relative_to(out)}": path for path in written}
 
-    def list_kernels(self) -> list[str]:
-        """Return the names of the kernels that can be made wrong: those that store into results of a known shape."""
+    def list_kernels(self, *, with_dynamic: bool = False) -> list[str]:
+        """Return the names of the kernels that can be made wrong: those that store into results of a known shape.
+
+        Args:
+            with_dynamic: Those with results of a dynamic shape, too.
+        """
         mod = LoweredModel.read(self._lowered[LOWERED_ROLE]).mod
         return sorted(
             str(var.name_hint)
             for var, function in mod.functions_items()
             if isinstance(function, tirx.PrimFunc)
             and find_result(function, _count_results(mod, var)) is not None
-            and all(isinstance(size, tirx.IntImm) for size in function.params[-1].ty.shape)
+            and (
+                with_dynamic
+                or all(isinstance(size, tirx.IntImm) for size in function.params[-1].ty.shape)
+            )
         )
 
 
@@ -226,6 +233,44 @@ def find_result(function: tirx.PrimFunc, results: int) -> Any:
     stored = [store.buffer for store in ir.find_nodes(function.body, tirx.BufferStore)]
     params = function.params[-results:]
     return next((p for p in params if any(buffer.same_as(p) for buffer in stored)), None)
+
+
+def change_result(
+    name: str, change: Callable[[Any, Sequence[Any], Sequence[Any]], Any]
+) -> Callable[[tvm.IRModule], tvm.IRModule]:
+    """Return what changes each value that a kernel stores into its result.
+
+    Args:
+        name: The kernel.
+        change: Returns a value in place of one, from that, its indices and the shape of the result.
+    """
+
+    def apply(mod: tvm.IRModule) -> tvm.IRModule:
+        changed = ir.copy_module(mod)
+        for var, function in mod.functions_items():
+            if var.name_hint == name:
+                result = find_result(function, _count_results(mod, var))
+                assert result is not None
+                changed[var] = _change_stores(function, result, change)
+        return changed
+
+    return apply
+
+
+def _change_stores(
+    function: tirx.PrimFunc,
+    result: Any,
+    change: Callable[[Any, Sequence[Any], Sequence[Any]], Any],
+) -> tirx.PrimFunc:
+    def rewrite(store: Any) -> Any:
+        if not store.buffer.same_as(result):
+            return store
+        value = change(store.value, store.indices, result.ty.shape)
+        return tirx.BufferStore(store.buffer, value, store.indices)
+
+    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, rewrite))
+    assert not body.same_as(function.body)
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
 
 
 def _spoil(function: tirx.PrimFunc, results: int) -> tirx.PrimFunc:

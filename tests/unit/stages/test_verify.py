@@ -165,7 +165,9 @@ def test_a_tolerance_that_the_recipe_gives_is_the_one_that_counts() -> None:
         default = tolerance_for(arithmetic, rtol=None, atol=None)
         assert default.rms and default.exact_integers
         relative = tolerance_for(arithmetic, rtol=0.5, atol=None)
-        assert relative == default._replace(rtol=0.5, rms=None, scale=None, exact_integers=False)
+        assert relative == default._replace(
+            rtol=0.5, rms=None, scale=None, exact_integers=False, slice_scale=None
+        )
         assert tolerance_for(arithmetic, rtol=0.5, atol=1e-4) == Tolerance(0.5, 1e-4)
 
 

@@ -265,7 +265,7 @@ def test_what_the_calls_before_leave_must_not_change_the_outputs() -> None:
     [small, large] = compare_with(double, SMALL, LARGE)
     assert not small["passed"] and large["passed"]
     assert failures_of([small, large]) == [
-        "wrong at batch=3, seq=37: the library computes other bits after calls with other sizes"
+        "wrong at batch=3, seq=37: the library computes other bits after calls with other sizes, or with another number of threads"
     ]
 
 

@@ -13,7 +13,7 @@ from tvmflow.compiler.options import lowering_options, lowest_precision, schedul
 from tvmflow.core.errors import VerifyFailed
 from tvmflow.core.fork_server import Emit
 from tvmflow.core.generated_text import identifier
-from tvmflow.core.types import Json, RunTraits
+from tvmflow.core.types import Dimension, Json, RunTraits
 from tvmflow.exporters import EXPORTERS
 from tvmflow.recipe import Recipe
 from tvmflow.runtime import samples
@@ -27,21 +27,29 @@ from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.draws import compare_draws, list_unexercised
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
-from tvmflow.stages.verify.imported_model import read_imported_model
+from tvmflow.stages.verify.imported_model import ImportedModel, read_imported_model
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
-from tvmflow.stages.verify.index_inputs import find_index_inputs
+from tvmflow.stages.verify.index_inputs import IndexInputs, find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.levels import verify_levels
-from tvmflow.stages.verify.libraries import UNTIMED_REASONS, Library, load_local, open_library
+from tvmflow.stages.verify.libraries import (
+    UNTIMED_REASONS,
+    Library,
+    load_local,
+    load_with_other_threads,
+    open_library,
+)
 from tvmflow.stages.verify.peer_times import add_compared, add_reference_time, compare_settings
-from tvmflow.stages.verify.size_check import compare_sizes, time_sizes
+from tvmflow.stages.verify.size_check import compare_sizes, sweep, time_sizes
 from tvmflow.stages.verify.sizes import (
     Sizes,
+    SweptSizes,
     choose_sizes,
     find_sizes,
     make_element_count,
     read_dimensions,
+    sweep_sizes,
 )
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import (
@@ -288,6 +296,8 @@ def verdict_without_measurements(verdict: Verdict) -> Verdict:
             lasting["draws"] = [
                 {"inputs": draw["inputs"], "passed": draw["passed"]} for draw in verdict["draws"]
             ]
+        if "swept" in verdict:
+            lasting["swept"] = verdict["swept"]
         if "levels" in verdict:
             lasting["levels"] = {
                 name: {"not_verified": level["not_verified"]}
@@ -344,6 +354,7 @@ def _verify(
     dimensions = read_dimensions(signature, settings)
     candidates = load_samples(signature, settings, context.inputs.get(DATA))
     verdict: Verdict = {"passed": True, "against": checks.against}
+    coverage: Sequence[str] = ()
     if any(spec.image for spec in settings.inputs.values()):
         images = load_images(settings, context)
         candidates = with_images(images, candidates, has_data=checks.data)
@@ -356,12 +367,12 @@ def _verify(
         tolerance = _add_tolerance(verdict, mod, settings)
         model = read_imported_model(signature, context.inputs)
         indices = find_index_inputs(mod, model, settings, context.inputs)
-        combinations: Sequence[Sizes] = ()
+        swept, combinations = SweptSizes((), ()), tuple[Sizes, ...]()
         if dimensions:
-            chosen = choose_sizes(dimensions, make_element_count(mod), checks.seed)
-            combinations = chosen.combinations
-            if chosen.left_out:
-                verdict["sizes_left_out"] = list(chosen.left_out)
+            combinations = _choose_combinations(verdict, dimensions, mod, settings)
+            if _can_sweep(verdict, model, indices, settings):
+                swept = sweep_sizes(dimensions, make_element_count(mod))
+                coverage = swept.coverage
         reference = run_reference(
             settings,
             model,
@@ -372,6 +383,7 @@ def _verify(
             combinations,
             context,
             stack,
+            swept.combinations,
         )
         data = reference.results.samples
         if reference.results.random_inputs:
@@ -395,8 +407,7 @@ def _verify(
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
         if reference is not None and reference.sized:
-            verdict["sizes"] = compare_sizes(library, reference)
-            time_sizes(verdict["sizes"], library, reference, settings, context)
+            _add_sizes(verdict, library, reference, coverage, settings, context)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
         if gates := check_gates(verdict, library, tensors, settings, context):
             verdict["gates"] = gates
@@ -414,6 +425,50 @@ def _verify(
     if warnings:
         verdict["warnings"] = warnings
     return verdict
+
+
+def _choose_combinations(
+    verdict: Verdict,
+    dimensions: Sequence[Dimension],
+    mod: tvm.IRModule,
+    settings: VerifySettings,
+) -> tuple[Sizes, ...]:
+    chosen = choose_sizes(dimensions, make_element_count(mod), settings.verify.seed)
+    if chosen.left_out:
+        verdict["sizes_left_out"] = list(chosen.left_out)
+    return chosen.combinations
+
+
+def _add_sizes(
+    verdict: Verdict,
+    library: Library,
+    reference: ReferenceRun,
+    coverage: Sequence[str],
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Compare and time a library with dimensions at the sizes that were chosen."""
+    other_threads = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
+    verdict["sizes"] = compare_sizes(library, reference, other_threads)
+    if reference.swept:
+        verdict["swept"] = sweep(library, reference, coverage, settings)
+    time_sizes(verdict["sizes"], library, reference, settings, context)
+
+
+def _can_sweep(
+    verdict: Verdict, model: ImportedModel, indices: IndexInputs | None, settings: VerifySettings
+) -> bool:
+    """Return whether many sizes can be compared without a tie or a rounding that looks like an error."""
+    return (
+        settings.run_on == LOCAL
+        and verdict["tolerance"]["for"] == tolerances.FLOAT32
+        and settings.verify.has_default_tolerance
+        and indices is None
+        and all(machine.tvm["kind"] == "llvm" for machine in settings.machines.values())
+        and all(
+            spec.bounded_axis is None and spec.dtype.startswith("float") for spec in model.outputs
+        )
+    )
 
 
 def _add_results(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from tvmflow.runtime.samples import Samples, join_outputs
 from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import OutputComparison
+from tvmflow.stages.verify.verdict import OutputComparison, ScaledSlice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _LEAST: Final = 2.0**-1022
+# float32 rounds sums to 0.00003 of the largest value.
+_SCALED_OF_LARGEST: Final = 6e-5
 # Figures of an output whose worst one is that of all batches: the largest or the smallest.
 _LARGEST: Final = (
     "rtol",
@@ -99,6 +101,8 @@ def _merge(comparisons: Sequence[OutputComparison]) -> OutputComparison:
     for entry in comparisons:
         if "exceeded" in entry:
             merged["exceeded"] = {**merged.get("exceeded", {}), **entry["exceeded"]}
+        if "scaled_slice" in entry:
+            merged.setdefault("scaled_slice", entry["scaled_slice"])
         if "worst" in entry:
             merged.setdefault("worst", entry["worst"])
     return cast(OutputComparison, merged)
@@ -140,8 +144,10 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
         "elements": int(matches.size),
         "mismatched": int(matches.size - np.count_nonzero(matches)),
     }
+    if scaled := find_scaled_slice(a, b, tolerance):
+        comparison["scaled_slice"] = scaled
     exceeded = _find_exceeded(comparison, tolerance)
-    comparison["passed"] = not exceeded and not comparison["mismatched"]
+    comparison["passed"] = not (exceeded or comparison["mismatched"] or scaled)
     if exceeded:
         comparison["exceeded"] = exceeded
     if comparison["mismatched"]:
@@ -152,6 +158,48 @@ def compare(actual: Array, expected: Array, tolerance: Tolerance) -> OutputCompa
             "expected": _json_number(b[worst]),
         }
     return comparison
+
+
+# Of fewer elements, a factor and noise look alike.
+_MIN_SCALED: Final = 16
+# The share of a slice's error that one factor explains: of noise in 16 elements, 0.8 is out of reach.
+_EXPLAINED: Final = 0.8
+
+
+def find_scaled_slice(actual: Array, expected: Array, tolerance: Tolerance) -> ScaledSlice | None:
+    """Return the slice along an axis, such as a channel, whose values are the reference's times a factor.
+
+    The error of a wrong factor follows the values, and that of rounding does not: a regression of each slice tells
+    them apart where each element by itself is within the tolerance.
+
+    Args:
+        actual: The library's output, in float64.
+        expected: The reference's.
+        tolerance: How far a slice may be scaled.
+    """
+    import numpy as np
+
+    if tolerance.slice_scale is None or not np.isfinite(expected).all():
+        return None
+    if not np.isfinite(actual).all():
+        return None
+    error = actual - expected
+    for axis, length in enumerate(expected.shape):
+        if length < 2 or expected.size // length < _MIN_SCALED:
+            continue
+        others = tuple(other for other in range(expected.ndim) if other != axis)
+        squares = np.square(expected).sum(others)
+        products = (error * expected).sum(others)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factor = np.nan_to_num(products / squares)
+            explained = np.nan_to_num(products**2 / (squares * np.square(error).sum(others)))
+        is_scaled = (np.abs(factor) > tolerance.slice_scale) & (explained > _EXPLAINED)
+        # rounding of values that are all small beside those of other slices
+        is_scaled &= np.abs(error).max(others) > _SCALED_OF_LARGEST * np.abs(expected).max()
+        if is_scaled.any():
+            index = int(np.argmax(np.where(is_scaled, np.abs(factor), 0)))
+            return {"axis": axis, "index": index, "scale": float(1 + factor[index])}
+    return None
 
 
 def compare_inner(actual: Array, expected: Array, tolerance: Tolerance) -> OutputComparison:

@@ -14,6 +14,7 @@ from tvmflow.stages.verify.verdict import (
     ImageComparison,
     LevelVerdict,
     OutputComparison,
+    ScaledSlice,
     SizeVerdict,
     Verdict,
     compared_with,
@@ -29,6 +30,8 @@ _SUBNORMAL_TEXT: Final = (
     f"is 0 or below {SMALLEST_NORMAL:.2g} everywhere, the smallest normal number of float32, "
     "so that zeros would pass for it (larger weights and constants may help)"
 )
+# A wrong tail is wrong at many sizes.
+_MAX_SWEPT: Final = 3
 _INPUTS_ADVICE: Final = "give inputs that the model is made for (inputs.NAME.range, verify.data)"
 
 
@@ -52,6 +55,11 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
     failures += _list_wrong_layers(verdict, reference)
     failures += _list_wrong_draws(verdict, reference)
     failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
+    if "swept" in verdict:
+        swept = [*_list_wrong_sizes(verdict["swept"]["failed"], reference)]
+        more = len(swept) - _MAX_SWEPT
+        failures += swept[:_MAX_SWEPT]
+        failures += [f"wrong at {count_text(more, 'other size')}"] if more > 0 else []
     failures += _list_wrong_deliveries(verdict)
     for wrong in _list_wrong_sizes(verdict.get("vm", {}).get("sizes", ()), reference):
         failures.append(f"the library for TVM's virtual machine: {wrong}")
@@ -60,6 +68,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
             f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
         )
     failures += _list_image_mismatches(verdict.get("images", {}))
+    failures += _list_zero_indices(verdict)
     if not failures and _is_nothing_compared(verdict, checks):
         failures.append(
             "; ".join([*_list_undetected(verdict), f"nothing is compared: {_advice(checks)}"])
@@ -88,7 +97,17 @@ def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[
         for mismatch in list_mismatches(entry.get("outputs", {}), reference):
             yield f"wrong at {where}: {mismatch}"
         if not entry.get("is_repeatable", True):
-            yield f"wrong at {where}: the library computes other bits after calls with other sizes"
+            yield f"wrong at {where}: the library computes other bits after calls with other sizes, or with another number of threads"
+
+
+def _list_zero_indices(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence for every index that is 0 for all inputs: one that is never computed would be, too."""
+    for name, output in verdict.get("outputs", {}).items():
+        if "reached" in output and output.get("undetected") == ZEROS and output["elements"]:
+            yield (
+                f"the index '{name}' is 0 for all inputs, so that a library that never computes it would pass: "
+                f"{_INPUTS_ADVICE}"
+            )
 
 
 def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
@@ -120,9 +139,15 @@ def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Itera
             f"'{name}' is up to {count_text(wrong['steps'], 'step')} off in {count_text(wrong['elements'], 'element')} where it is computed "
             f"from the tensors that {reference} gives, more than {layers['allowed_steps']}"
         )
+    for name, scaled in layers.get("scaled", {}).items():
+        yield f"'{name}': {_describe_scaled(scaled)} {reference} gives for the same tensors before it"
     for name, output in layers.get("outputs", {}).items():
         subject = f"output '{name}', computed from the tensors that {reference} gives"
         yield from list_mismatches({name: output}, reference, subject)
+
+
+def _describe_scaled(scaled: ScaledSlice) -> str:
+    return f"all of index {scaled['index']} along axis {scaled['axis']} is {scaled['scale']:.5g} times what"
 
 
 def describe_fix(verdict: Verdict) -> str:
@@ -268,6 +293,8 @@ def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str
             f"(rtol {comparison['rtol']:g}, atol {comparison['atol']:.3g}); the worst, at {worst['index']}, "
             f"is {worst['actual']} where {reference} gives {worst['expected']}"
         )
+    if scaled := comparison.get("scaled_slice"):
+        yield f"{_describe_scaled(scaled)} {reference} gives"
     if "rms" in limits:
         yield (
             f"the root mean square of its errors is {float(comparison['rms_error']):.2%} of that of {reference}, "

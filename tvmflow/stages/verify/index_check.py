@@ -10,6 +10,7 @@ from tvmflow.stages.verify.comparison import compare_inner_batches
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index, settle_ties
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.undetected import ZEROS
 from tvmflow.stages.verify.verdict import OutputComparison
 from tvmflow.stages.verify_settings import VerifySettings
 
@@ -125,6 +126,8 @@ def count_values(
     for name in indices:
         values = {int(n) for batch in expected for n in batch[name].flat}
         verdict[name]["reached"] = len(values)
+        if values == {0}:
+            verdict[name]["undetected"] = ZEROS
 
 
 def _is_telling(array: Array) -> bool:

@@ -202,6 +202,20 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
     return LocalLibrary(loading.load(bundle, threads=settings.threads))
 
 
+def load_with_other_threads(bundle: Path, settings: VerifySettings) -> LocalLibrary | None:
+    """Return the library of a bundle with one thread where `settings` have several, else with two.
+
+    None for one on TVM's virtual machine, whose threads all libraries of a process share.
+    """
+    from tvmflow.runtime import loading
+    from tvmflow.runtime.bundles import C_RUNTIME, read_bundle, runtime_of
+
+    bundled = read_bundle(bundle, with_libraries=False)
+    if settings.run_on != LOCAL or bundled.parts or runtime_of(bundled.manifest) != C_RUNTIME:
+        return None
+    return LocalLibrary(loading.load(bundle, threads=2 if settings.threads == 1 else 1))
+
+
 @contextlib.contextmanager
 def open_library(settings: VerifySettings, context: StageContext) -> Iterator[Library]:
     """Give the exported library, ready to run where the settings say.

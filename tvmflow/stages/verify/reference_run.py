@@ -54,6 +54,7 @@ class ReferenceRun(NamedTuple):
         indices: The tensors that go into an index; None for a model without an index.
         more: Random inputs beside the samples, and the branches that all of them reach.
         sized: What it computed at each combination of sizes; empty for a model of fixed sizes.
+        swept: What it computed at more sizes, at which outputs alone are compared.
         floats: What the float model gives of the samples, for a recipe that quantizes it; empty for others.
     """
 
@@ -66,6 +67,7 @@ class ReferenceRun(NamedTuple):
     indices: IndexInputs | None
     more: MoreDraws = MoreDraws()
     sized: tuple[SizeOutputs, ...] = ()
+    swept: tuple[SizeOutputs, ...] = ()
     floats: Sequence[Mapping[str, Array]] = ()
 
 
@@ -79,6 +81,7 @@ def run_reference(
     combinations: Sequence[Sizes],
     context: StageContext,
     stack: contextlib.ExitStack,
+    swept_sizes: Sequence[Sizes] = (),
 ) -> ReferenceRun:
     """Run the reference in a process of its own, which then ends where it is not timed.
 
@@ -92,6 +95,7 @@ def run_reference(
         combinations: The sizes of dimensions at which it is also run, on random inputs.
         context: That of the stage.
         stack: Ends the process of a reference that is timed.
+        swept_sizes: More sizes, at which outputs alone are compared.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
@@ -119,6 +123,7 @@ def run_reference(
             compared = tuple(name for name in compared if name in returned)
         more_draws = draw_more(run, observe, results, compared, settings, tolerance_of_draws)
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
+        swept = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in swept_sizes)
         name, note, timed = reference.name, reference.note, None
         floats = []
         if isinstance(reference, QuantizedReference):
@@ -141,6 +146,7 @@ def run_reference(
         indices=indices,
         sized=sized,
         more=more_draws,
+        swept=swept,
         floats=floats,
     )
 

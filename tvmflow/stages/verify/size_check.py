@@ -16,10 +16,10 @@ from tvmflow.stages.verify.latency import (
     schedule_each,
 )
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed
-from tvmflow.stages.verify.reference_run import ReferenceRun
+from tvmflow.stages.verify.reference_run import ReferenceRun, run_at
 from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import SizeVerdict
+from tvmflow.stages.verify.verdict import SizeVerdict, SweepVerdict
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
@@ -30,10 +30,67 @@ if TYPE_CHECKING:
 _SECONDS_BESIDE_FIXED: Final = 5.0
 
 
-def compare_sizes(library: Library, reference: ReferenceRun) -> list[SizeVerdict]:
+# Of outputs at many sizes, some are small by chance; what a wrong tail computes is further off.
+_SWEPT_TOLERANCE: Final = Tolerance(1e-2, 1e-30, of_largest=1e-3)
+_MORE_DRAWS: Final = 2
+
+
+def sweep(
+    library: Library,
+    reference: ReferenceRun,
+    coverage: Sequence[str],
+    settings: VerifySettings,
+) -> SweepVerdict:
+    """Run a library at many sizes, and compare its outputs with the reference's.
+
+    A size fails if the library is wrong for other random inputs of it, too.
+
+    Args:
+        library: The library.
+        reference: What the reference has computed.
+        coverage: Which sizes these are.
+        settings: Those of `verify`.
+    """
+    failed = []
+    for sized in reference.swept:
+        verdict, _ = _compare_at(library, sized, _SWEPT_TOLERANCE)
+        if not verdict["passed"] and _fails_again(library, sized, reference, settings):
+            failed.append(verdict)
+    return {"coverage": [*coverage], "failed": failed}
+
+
+def _fails_again(
+    library: Library, sized: SizeOutputs, reference: ReferenceRun, settings: VerifySettings
+) -> bool:
+    if reference.timed is None:
+        return True
+    run = reference.timed.run
+    for number in range(1, _MORE_DRAWS + 1):
+        checks = settings.verify.model_copy(update={"seed": settings.verify.seed + number})
+        again = run_at(
+            lambda feed: run({**feed, **reference.model.bound}),
+            sized.sizes,
+            reference.model,
+            settings.model_copy(update={"verify": checks}),
+            reference.tolerance,
+        )
+        if _compare_at(library, again, _SWEPT_TOLERANCE)[0]["passed"]:
+            return False
+    return True
+
+
+def compare_sizes(
+    library: Library, reference: ReferenceRun, other_threads: Library | None = None
+) -> list[SizeVerdict]:
     """Run a library at all sizes, and compare it with the reference.
 
-    It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls.
+    It runs them forwards, and then backwards: what it computes must not depend on the sizes of earlier calls, nor
+    on the number of threads.
+
+    Args:
+        library: The library.
+        reference: What the reference has computed.
+        other_threads: The library with another number of threads, which then runs them backwards.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -44,7 +101,7 @@ def compare_sizes(library: Library, reference: ReferenceRun) -> list[SizeVerdict
     for verdict, sized, outputs in reversed([*zip(verdicts, reference.sized, first, strict=True)]):
         if outputs is None:
             continue
-        [again] = library.run_all([sized.feed])
+        [again] = (other_threads or library).run_all([sized.feed])
         if any(again[name].tobytes() != array.tobytes() for name, array in outputs.items()):
             verdict["is_repeatable"] = verdict["passed"] = False
     return verdicts

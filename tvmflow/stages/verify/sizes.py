@@ -32,6 +32,10 @@ Sizes = dict[str, int]
 # Random ones fill up to so many combinations; sizes to tune at may be more.
 _COMBINATIONS: Final = 8
 _DRAWS: Final = 64
+# Sizes beside these combinations, over all dimensions, and the elements of all tensors at all of them.
+_SWEPT: Final = 512
+_SWEPT_ELEMENTS: Final = 2**26
+_LARGEST_REMAINDERS: Final = 64
 # All tensors of a model together: 4 GB of float32, if all were in memory at once.
 _MAX_ELEMENTS: Final = 2**30
 
@@ -131,6 +135,78 @@ def choose_sizes(
             break
         add({dimension.name: _draw(dimension, rng) for dimension in dimensions})
     return ChosenSizes(tuple(chosen), tuple(left_out))
+
+
+class SweptSizes(NamedTuple):
+    """Sizes at which only outputs are compared, one dimension after the other.
+
+    Attributes:
+        combinations: The combinations, in the order in which a library runs them.
+        coverage: Which of the sizes of each dimension they are.
+    """
+
+    combinations: tuple[Sizes, ...]
+    coverage: tuple[str, ...]
+
+
+def sweep_sizes(
+    dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]
+) -> SweptSizes:
+    """Return sizes that take a library through the tails of its tiles: every size, or all remainders of some.
+
+    The other dimensions have their least size, or the one after it.
+
+    Args:
+        dimensions: The dimensions.
+        count_elements: Returns the number of elements of all tensors of the model.
+    """
+    swept: list[Sizes] = []
+    coverage = []
+    for dimension in dimensions:
+        elements = 0
+        chosen: list[int] = []
+        for size in _order_sizes(dimension):
+            others = {
+                other.name: min(other.min + other.multiple_of * (len(chosen) % 2), other.max)
+                for other in dimensions
+            }
+            sizes = {**others, dimension.name: size}
+            elements += count_elements(sizes)
+            is_affordable = elements <= _SWEPT_ELEMENTS // len(dimensions)
+            if not is_affordable or len(chosen) >= _SWEPT // len(dimensions):
+                break
+            chosen.append(size)
+            swept.append(sizes)
+        coverage.append(_describe_coverage(dimension, chosen))
+    return SweptSizes(tuple(swept), tuple(coverage))
+
+
+def _order_sizes(dimension: Dimension) -> list[int]:
+    """Return the sizes of a dimension: consecutive ones first, those around powers of two, the last, then the others."""
+    low, high = (-(-dimension.min // dimension.multiple_of), dimension.max // dimension.multiple_of)
+    powers = (2**n + offset for n in range(high.bit_length() + 1) for offset in (-1, 0, 1))
+    factors = [
+        *range(low, low + _LARGEST_REMAINDERS),
+        *powers,
+        *range(high, high - _LARGEST_REMAINDERS, -1),
+        # those between them, far apart first
+        *range(low, high + 1, max(1, (high - low) // _SWEPT)),
+        *(range(low, high + 1) if high - low < _SWEPT else ()),
+    ]
+    known = dict.fromkeys(factor for factor in factors if low <= factor <= high)
+    return [factor * dimension.multiple_of for factor in known]
+
+
+def _describe_coverage(dimension: Dimension, chosen: Sequence[int]) -> str:
+    step = dimension.multiple_of
+    count = dimension.max // step - -(-dimension.min // step) + 1
+    if len(chosen) == count:
+        return f"all {count} sizes of '{dimension.name}'"
+    divisor = _LARGEST_REMAINDERS
+    while len({size // step % divisor for size in chosen}) < divisor:
+        divisor //= 2
+    tails = f", with all tails of tiles of up to {divisor * step}" if divisor > 1 else ""
+    return f"{len(chosen)} of {count} sizes of '{dimension.name}'{tails}"
 
 
 def _describe_left_out(

@@ -42,6 +42,7 @@ class Tolerance(NamedTuple):
         rms: The root mean square of all errors, relative to that of the output; None: any.
         scale: How far the output as a whole may be scaled; None: any.
         exact_integers: Integers and booleans must be equal.
+        slice_scale: How far each slice of the output along an axis (a channel) may be scaled; None: any.
     """
 
     rtol: float
@@ -52,6 +53,7 @@ class Tolerance(NamedTuple):
     rms: float | None = None
     scale: float | None = None
     exact_integers: bool = False
+    slice_scale: float | None = None
 
     def for_output(self, dtype: np.dtype[Any], elements: int) -> Tolerance:
         """Return the tolerance of an output with this dtype and so many elements."""
@@ -96,7 +98,7 @@ def _largest_of_slices(magnitudes: Array, largest: float) -> Array:
 # Networks with random weights are within 0.00003 of the largest value of an output in float32; their errors have a root
 # mean square of 0.1 % in float16, up to 1.3 % where float16 is added up, 0.7 % in bfloat16 and 1.6 % in integers, and scale an output by up to 0.3 %.
 DEFAULTS: Final[Mapping[str, Tolerance]] = {
-    FLOAT32: Tolerance(1e-3, SMALLEST_NORMAL, 4e-6, of_slice=1e-4, rms=1e-4),
+    FLOAT32: Tolerance(1e-3, SMALLEST_NORMAL, 4e-6, of_slice=1e-4, rms=1e-4, slice_scale=5e-4),
     FLOAT16: Tolerance(1e-2, 10 / 2**24, 10 / 2**11, rms=10 / 2**11),
     FLOAT16_SUMS: Tolerance(1e-2, 10 / 2**24, 10 / 2**8, rms=5 / 2**8, scale=7.5e-3),
     BFLOAT16: Tolerance(1e-2, SMALLEST_NORMAL, 10 / 2**8, rms=5 / 2**8, scale=7.5e-3),
@@ -115,7 +117,7 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
     tolerance = DEFAULTS[arithmetic]
     if rtol is None and atol is None:
         return tolerance._replace(exact_integers=True)
-    tolerance = tolerance._replace(rms=None, scale=None)
+    tolerance = tolerance._replace(rms=None, scale=None, slice_scale=None)
     if rtol is not None:
         tolerance = tolerance._replace(rtol=rtol)
     if atol is not None:
@@ -127,7 +129,9 @@ def widen(tolerance: Tolerance, arithmetic: str) -> Tolerance:
     """Return a tolerance for outputs of any magnitude, of which a recipe's absolute tolerance knows nothing."""
     default = DEFAULTS[arithmetic]._replace(exact_integers=tolerance.exact_integers)
     return default._replace(
-        rtol=max(default.rtol, tolerance.rtol), atol=max(default.atol, tolerance.atol)
+        rtol=max(default.rtol, tolerance.rtol),
+        atol=max(default.atol, tolerance.atol),
+        slice_scale=None,
     )
 
 

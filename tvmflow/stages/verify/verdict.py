@@ -80,6 +80,14 @@ class AllowedDifference(_Limits, total=False):
     exact_integers: bool
 
 
+class ScaledSlice(TypedDict):
+    """A slice of a tensor along an axis whose values are those of the reference times `scale`."""
+
+    axis: int
+    index: int
+    scale: float
+
+
 class OutputComparison(TypedDict, total=False):
     """An output compared with the reference's: errors, and the tolerance in numbers.
 
@@ -103,6 +111,7 @@ class OutputComparison(TypedDict, total=False):
         elements: The number of elements.
         mismatched: The number of elements out of tolerance.
         exceeded: The limits for all elements together that are exceeded: `rms`, `scale`.
+        scaled_slice: A slice along an axis, such as a channel, that is scaled.
         worst: The index of the element with the largest error that is out of tolerance, and both values.
         undetected: What a wrong library could do undetected: return `zeros`, ignore its `inputs`, or
             `anything`.
@@ -130,6 +139,7 @@ class OutputComparison(TypedDict, total=False):
     elements: int
     mismatched: int
     exceeded: dict[str, float]
+    scaled_slice: ScaledSlice
     worst: dict[str, Json]
     undetected: str
     classes: int
@@ -155,6 +165,7 @@ class LayersComparison(TypedDict, total=False):
         differing: The share of elements that are off.
         allowed_steps: The steps that an element may be off.
         wrong: Those that are further off, by name: the steps, and the number of elements.
+        scaled: Those with a channel that is scaled, by name.
         outputs: The outputs, computed from the last of these tensors.
         is_reproduced: The library computes, bit for bit, what the same kernels do that are compiled once more.
         not_compared: Why they are not compared; nothing else is there then.
@@ -166,6 +177,7 @@ class LayersComparison(TypedDict, total=False):
     differing: float
     allowed_steps: int
     wrong: dict[str, dict[str, int]]
+    scaled: dict[str, ScaledSlice]
     outputs: dict[str, OutputComparison]
     is_reproduced: bool
     not_compared: str
@@ -223,6 +235,18 @@ class Exercise(TypedDict):
     node: str
     operator: str
     branches: dict[str, float]
+
+
+class SweepVerdict(TypedDict):
+    """The verdict on a library at many sizes, of which only outputs are compared.
+
+    Attributes:
+        coverage: Which of the sizes of each dimension these are.
+        failed: The verdict at each size where it is wrong.
+    """
+
+    coverage: list[str]
+    failed: list[SizeVerdict]
 
 
 class _Named(TypedDict):
@@ -342,7 +366,7 @@ class Verdict(_Judged, total=False):
     `random_inputs` describes random inputs that are not the usual ones, and `warnings` says of which
     outputs a wrong library could go undetected, and which other runtimes do not agree with the reference.
     A library with dimensions is verified `at` some sizes, where its latency is also measured; `sizes` has the
-    verdict at others, and `sizes_left_out` says which are too large. `levels` has the verdict on each level
+    verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels` has the verdict on each level
     of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run. `deliveries` has the
     verdict on each output that was loaded as users do.
     `draws` has the verdict on random inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has
@@ -380,6 +404,7 @@ class Verdict(_Judged, total=False):
     at: dict[str, int]
     sizes: list[SizeVerdict]
     sizes_left_out: list[str]
+    swept: SweepVerdict
     levels: dict[str, LevelVerdict]
     deliveries: dict[str, DeliveryVerdict]
     draws: list[DrawVerdict]

@@ -152,6 +152,8 @@ def _describe_sizes(facts: Verdict) -> Iterator[str]:
         )
         if has_fixed:
             yield _describe_beside_fixed(sizes)
+    if "swept" in facts:
+        yield f"outputs agree at {'; '.join(facts['swept']['coverage'])}"
     for sentence in facts.get("sizes_left_out", ()):
         yield f"WARNING: {sentence}"
     if "at" in facts:

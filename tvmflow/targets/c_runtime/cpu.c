@@ -61,7 +61,6 @@ static unsigned tf_saved_states(void) {
 }
 
 static bool tf_has_feature(const char *name) {
-  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
       {"sse", 1, 0, 3, 25},          {"sse2", 1, 0, 3, 26},        {"pni", 1, 0, 2, 0},
       {"pclmulqdq", 1, 0, 2, 1},     {"ssse3", 1, 0, 2, 9},        {"fma", 1, 0, 2, 12},
@@ -83,6 +82,7 @@ static bool tf_has_feature(const char *name) {
   for (size_t i = 0; i < sizeof features / sizeof *features; ++i) {
     const tf_feature *feature = &features[i];
     if (strcmp(feature->name, name) != 0) continue;
+    if (!tf_is_allowed(name)) return false;
     unsigned words[4];
     if (!__get_cpuid_count(feature->leaf, feature->subleaf, &words[0], &words[1], &words[2], &words[3])) return false;
     const bool is_amx = strncmp(name, "amx", 3) == 0, is_wide = strncmp(name, "avx512", 6) == 0;
@@ -105,7 +105,6 @@ typedef struct {
 } tf_feature;
 
 static bool tf_has_feature(const char *name) {
-  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
 #ifdef __aarch64__
       {"fp", 16, 0},      {"asimd", 16, 1},     {"atomics", 16, 8},  {"fphp", 16, 9},     {"asimdhp", 16, 10},
@@ -119,7 +118,8 @@ static bool tf_has_feature(const char *name) {
 #endif
   };
   for (size_t i = 0; i < sizeof features / sizeof *features; ++i)
-    if (strcmp(features[i].name, name) == 0) return (uint64_t)getauxval(features[i].type) >> features[i].bit & 1;
+    if (strcmp(features[i].name, name) == 0)
+      return tf_is_allowed(name) && ((uint64_t)getauxval(features[i].type) >> features[i].bit & 1);
   return true;
 }
 
@@ -132,7 +132,6 @@ typedef struct {
 } tf_feature;
 
 static bool tf_has_feature(const char *name) {
-  if (!tf_is_allowed(name)) return false;
   static const tf_feature features[] = {
       {"fphp", "hw.optional.arm.FEAT_FP16"}, {"asimdhp", "hw.optional.arm.FEAT_FP16"},
       {"asimdfhm", "hw.optional.arm.FEAT_FHM"}, {"asimddp", "hw.optional.arm.FEAT_DotProd"},
@@ -145,6 +144,7 @@ static bool tf_has_feature(const char *name) {
   };
   for (size_t i = 0; i < sizeof features / sizeof *features; ++i) {
     if (strcmp(features[i].name, name) != 0) continue;
+    if (!tf_is_allowed(name)) return false;
     int value = 0;
     size_t size = sizeof value;
     return sysctlbyname(features[i].key, &value, &size, NULL, 0) != 0 || value != 0;
