@@ -29,6 +29,7 @@ from tvmflow.frontends.onnx._operators import MISCOMPUTED, unsupported_reason
 from tvmflow.frontends.onnx.graph import (
     KnownValues,
     all_graphs,
+    all_nodes,
     attributes_of,
     captured_names,
     is_standard,
@@ -53,6 +54,8 @@ _PREFERRED_OPSETS: Final = (13, 21)
 _OLDEST_OPSET: Final = 7
 # Scan has another form before, which ONNX's converter takes for this one.
 _SCAN_OPSET: Final = 9
+# Resize has no modes before, and samples at scaled places, rounded down.
+_RESIZE_MODES_OPSET: Final = 11
 # The attributes of Constant that hold plain numbers.
 _CONSTANT_DTYPES: Final = {
     "value_float": "float32",
@@ -75,7 +78,7 @@ def convert_opset(model: ModelProto) -> ModelProto:
     if opset_of(model) == opset or _would_lose_attributes(model, opset):
         return model
     try:
-        return version_converter.convert_version(model, opset)
+        converted = version_converter.convert_version(model, opset)
     except Exception as error:
         # The converter raises many kinds of errors.
         if opset_of(model) >= _OLDEST_OPSET:
@@ -85,6 +88,17 @@ def convert_opset(model: ModelProto) -> ModelProto:
             f"the model uses opset {opset_of(model)}, which cannot be converted: {error}",
             fix=f"export it with opset {_OLDEST_OPSET} or newer",
         ) from error
+    if opset_of(model) < _RESIZE_MODES_OPSET:
+        _keep_places_of_resize(converted)
+    return converted
+
+
+def _keep_places_of_resize(model: ModelProto) -> None:
+    """Let Resize, and Upsample as one, sample as before opset 11: ONNX's converter leaves them the new defaults."""
+    for node in all_nodes(model):
+        if node.op_type == "Resize" and "coordinate_transformation_mode" not in attributes_of(node):
+            modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            node.attribute.extend(helper.make_attribute(*mode) for mode in modes.items())
 
 
 def _would_lose_attributes(model: ModelProto, opset: int) -> bool:
