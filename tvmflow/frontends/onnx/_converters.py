@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax, te, tirx
 
 from tvmflow.compiler.ir_operators import (
@@ -213,6 +215,33 @@ def _arg_extreme(node: NodeToConvert) -> Any:
     return relax.op.minimum(result, _constant(last, result))
 
 
+def _affine_grid(node: NodeToConvert) -> Any:
+    """Return grids in the dtype of their matrices; TVM's are float32."""
+    theta, size = node.inputs
+    wide = node.emit(relax.op.astype(theta, "float32"))
+    return relax.op.astype(node.emit(node.convert_by_tvm([wide, size])), _dtype(theta))
+
+
+def _top_k(node: NodeToConvert) -> Any:
+    """Return the largest or smallest values, and their indices; TVM sorts integers of 32 and 64 bits."""
+    data, count = node.inputs
+    dtype = _dtype(data)
+    if _is_float(data) or dtype in ("int32", "int64"):
+        return node.convert_by_tvm(node.inputs)
+    if dtype == "uint64":
+        raise ValueError("uint64 cannot be sorted")
+    wide = node.emit(relax.op.astype(data, "int64" if dtype == "uint32" else "int32"))
+    found = node.emit(node.convert_by_tvm([wide, count]))
+    values = node.emit(relax.op.astype(relax.TupleGetItem(found, 0), dtype))
+    return relax.Tuple([values, node.emit(relax.TupleGetItem(found, 1))])
+
+
+def _cum_sum(node: NodeToConvert) -> Any:
+    """Return sums up to each element along an axis, which TVM has to know."""
+    known_array(node.inputs[1], "axis")
+    return node.convert_by_tvm(node.inputs)
+
+
 def _cum_prod(node: NodeToConvert) -> Any:
     """Return products of all elements before another along an axis."""
     x, axis = node.inputs
@@ -238,6 +267,43 @@ def _layer_norm(node: NodeToConvert) -> Any:
     deviation = node.emit(relax.op.sqrt(node.emit(relax.op.add(variance, epsilon))))
     scaled = node.emit(relax.op.multiply(relax.op.divide(centred, deviation), scale))
     return relax.op.add(scaled, shift[0]) if shift and shift[0] is not None else scaled
+
+
+# ---------------------------------------------------------------- sequences
+
+
+def _split_to_sequence(node: NodeToConvert) -> Any:
+    """Return a tuple of parts: of given sizes, or all of one size except the last.
+
+    TVM divides the axis evenly instead, and returns a call, of which there is no end of parts.
+    """
+    data, *sizes = node.inputs
+    rank = len(list_sizes(data))
+    axis = int(node.attributes.get("axis", 0)) % max(rank, 1)
+    extent = list_sizes(data)[axis]
+    if not isinstance(extent, int):
+        raise ValueError("the axis that it splits needs a fixed size")
+    lengths = np.array(1) if not sizes or sizes[0] is None else known_array(sizes[0], "split")
+    if lengths.ndim:
+        cuts = [0, *np.cumsum(lengths).tolist()]
+    else:
+        cuts = [*range(0, extent, int(lengths)), extent]
+    parts = [
+        node.builder.emit(relax.op.strided_slice(data, [axis], [start], [end]))
+        for start, end in itertools.pairwise(cuts)
+    ]
+    if len(node.inputs) == 1 and not node.attributes.get("keepdims", 1):
+        parts = [node.builder.emit(relax.op.squeeze(part, [axis])) for part in parts]
+    return relax.Tuple(parts)
+
+
+def _concat_from_sequence(node: NodeToConvert) -> Any:
+    """Return the parts of a sequence in a row, without those that have no elements, or stacked."""
+    [parts], axis = node.inputs, int(node.attributes["axis"])
+    if node.attributes.get("new_axis", 0):
+        return relax.op.stack(list(parts), axis)
+    kept = [part for part in parts if 0 not in list_sizes(part)] or list(parts)[:1]
+    return relax.op.concat(kept, axis)
 
 
 # ---------------------------------------------------------------- Fourier transforms
@@ -585,7 +651,7 @@ def _max_unpool(node: NodeToConvert) -> Any:
     """
     maxima, places, *_ = node.inputs
     windows, pooled = _windows(node), list_sizes(maxima)
-    if len(list_sizes(places)) != len(pooled) or any(map(_differ, list_sizes(places), pooled)):
+    if not tvm_ffi.structural_equal(places.ty.shape, maxima.ty.shape):
         raise ValueError(
             f"places of shape {list_sizes(places)} do not fit maxima of shape {pooled}"
         )
@@ -689,13 +755,16 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     **ATTENTION_CONVERTERS,
     **REDUCTION_CONVERTERS,
     **ACTIVATION_CONVERTERS,
+    "AffineGrid": _affine_grid,
     "ArgMax": _arg_extreme,
     "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,
     "Clip": _clip,
+    "ConcatFromSequence": _concat_from_sequence,
     "ConvInteger": _conv_integer,
     "Cosh": _cosh,
     "CumProd": _cum_prod,
+    "CumSum": _cum_sum,
     "DFT": _dft,
     "Det": _det,
     GROUPED_WEIGHTS: _grouped_weights,
@@ -716,6 +785,8 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "RoiAlign": _roi_align,
     "STFT": _stft,
     "Sinh": _sinh,
+    "SplitToSequence": _split_to_sequence,
+    "TopK": _top_k,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),
 }
 """Operator -> its converter; all others are converted as TVM does."""

@@ -98,6 +98,12 @@ def _space_to_depth(node: NodeProto, _: KnownValues) -> str:
     return "with mode CRD" if attributes_of(node).get("mode", "DCR") != "DCR" else ""
 
 
+def _top_k(node: NodeProto, known: KnownValues) -> str:
+    """TVM takes 0 for all."""
+    count = known.constants.get(node.input[1]) if len(node.input) > 1 else None
+    return "with K = 0" if count is not None and not count.any() else ""
+
+
 MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
@@ -109,6 +115,7 @@ MISCOMPUTED: Final[Mapping[str, Callable[[NodeProto, KnownValues], str]]] = {
     "SequenceErase": _sequence_erase,
     "SequenceInsert": _sequence_insert,
     "SpaceToDepth": _space_to_depth,
+    "TopK": _top_k,
 }
 """Operators that TVM 0.27's importer can miscompute; each function returns in which case, or an empty string."""
 
