@@ -1,0 +1,77 @@
+"""Random small ONNX graphs of every operator agree with ONNX Runtime and the ONNX reference, or are refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import pytest
+
+from tests.conftest import Count
+from tests.support.random_graphs import campaign, judging
+from tests.support.random_graphs.operators import RULES
+from tvmflow.frontends.onnx._fused_operators import FUSED_OPERATORS
+from tvmflow.frontends.onnx._operators import QOPERATORS, supported_operators
+from tvmflow.frontends.onnx._rewrites import _REWRITES
+
+NOT_DRAWN: Final = {
+    "If": "is drawn around others",
+    "GroupedWeights": "is written by the import, for MatMulNBits",
+    "AllClassNMS": "is an operator of TVM's own that ONNX Runtime lacks",
+    "MatMulInteger16": "has no kernel in ONNX Runtime",
+    "Scatter": "is the old name of ScatterElements",
+}
+NIGHTLY: Final = 2_000
+CHUNK: Final = 250
+
+
+def test_every_imported_operator_is_drawn() -> None:
+    """An operator that is added to the import gets a rule."""
+    imported = {*supported_operators(), *_REWRITES, *QOPERATORS, *FUSED_OPERATORS}
+    drawn = {name.removeprefix("ms.") for name in RULES}
+    assert sorted(imported - drawn - NOT_DRAWN.keys()) == []
+
+
+@pytest.mark.slow
+def test_every_attribute_is_drawn() -> None:
+    """Attributes, bodies and dynamic shapes of all operators occur in some thousand graphs."""
+    seen: dict[str, set[str]] = {}
+    features: set[str] = set()
+    for seed in range(len(RULES) * 60):
+        case, _ = judging.make_case(seed)
+        seen.setdefault(case.operator, set()).update(case.attributes)
+        features.update(case.features)
+    assert {"If", "Loop", "Scan", "function", "dynamic", "computed input"} <= features
+    missing = {
+        f"{name}.{attribute}"
+        for name in sorted({n for n in RULES if not n.startswith("ms.")} & seen.keys())
+        if name in judging.SCHEMAS
+        for attribute in judging.SCHEMAS[name].attributes
+        if attribute not in seen[name]
+    }
+    assert sorted(missing - judging.UNDRAWN_ATTRIBUTES) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0])
+def test_graphs_agree_or_are_refused(seed: int, count: Count) -> None:
+    check(range(seed, seed + 64), count)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("chunk", range(0, NIGHTLY, CHUNK))
+def test_many_graphs_agree_or_are_refused(chunk: int, count: Count) -> None:
+    """Other graphs each night, from the number of the day; the seeds are printed."""
+    first = int(os.environ.get("TVMFLOW_FUZZ_SEED", int(time.time()) // 86400 * NIGHTLY)) + chunk
+    print(f"seeds {first} to {first + CHUNK - 1}")
+    check(range(first, first + CHUNK), count)
+
+
+def check(seeds: range, count: Count) -> None:
+    """Judge graphs; none may fail, and hardly any may be left unjudged."""
+    report = campaign.run(seeds)
+    for outcome, number in report.outcomes.items():
+        count(f"random graphs: {outcome}", number)
+    assert not report.findings, f"seeds {seeds.start} to {seeds.stop - 1}\n{report}"
+    assert report.outcomes["right"] > len(seeds) / 2
