@@ -163,7 +163,7 @@ def test_windows_of_infinities(dtype: str, sizes: tuple[int, ...], tmp_path: Pat
     x = np.full((1, 20, *sizes), -INF, dtype)
     x[0, 1] = np.arange(x[0, 1].size).reshape(sizes)
     feed = {"x": x}
-    windows = {"kernel_shape": [2] * len(sizes), "pads": [1] * 2 * len(sizes)}
+    windows: dict[str, Any] = {"kernel_shape": [2] * len(sizes), "pads": [1] * 2 * len(sizes)}
     made, _ = single("MaxPool", feed, **windows)
     (actual,) = compute(load(made, tmp_path, feed), feed)
     assert np.isneginf(actual[0, np.arange(20) != 1]).all()
