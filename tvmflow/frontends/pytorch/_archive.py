@@ -527,7 +527,7 @@ def _inputs(
             number = tensor["dtype"]
             other = _OTHER_DTYPES.get(number, f"number {number} of PyTorch")
             problem = "" if dtype else unsupported_dtype(other)
-            own = {dim: limits[dim] for dim in dims if isinstance(dim, str) and dim in limits}
+            own = {dim: limits[dim] for dim in dims or () if isinstance(dim, str) and dim in limits}
             yield ModelInput(str(name), dtype, dims, problem=problem, limits=own)
         elif any(kind.startswith("as_sym") for kind in argument):
             [value] = argument.values()
