@@ -103,9 +103,9 @@ def test_miscomputed_operators_are_rejected(tmp_path: Path, operator: str) -> No
 
 
 def test_every_miscomputed_operator_is_tested() -> None:
-    """Some are expanded into other operators."""
-    expanded = {"LayerNormalization", "RMSNormalization", "SpaceToDepth"}
-    assert {*CASES} | expanded == set(MISCOMPUTED)
+    """Some are expanded into other operators, and TopK has a test with its converter."""
+    others = {"LayerNormalization", "RMSNormalization", "SpaceToDepth", "TopK"}
+    assert {*CASES} | others == set(MISCOMPUTED)
 
 
 @pytest.mark.skipif(onnx.defs.onnx_opset_version() < 28, reason="this onnx has no mode CRD yet")
