@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,47 +119,6 @@ def test_no_text_has_an_old_term() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if OLD_TERMS.search(line)
     ] == []
-
-
-# ---------------------------------------------------------------- public names
-
-PLAIN_WORDS: Final = Path(__file__).with_name("plain_words.txt")
-"""Words of public names that mean what they mean in Python, in mathematics or in English."""
-
-
-@functools.cache
-def public_names() -> list[Occurrence]:
-    """List the public classes and functions of the package with their places."""
-    return [
-        Occurrence(place(path, node.lineno), node.name)
-        for path in sorted((ROOT / "tvmflow").rglob("*.py"))
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
-    ]
-
-
-def known_words() -> set[str]:
-    """Read the words of the glossary and the plain ones, each as singular and plural."""
-    words = set(re.findall(r"[a-z0-9]+", GLOSSARY.read_text().lower()))
-    words |= set(PLAIN_WORDS.read_text().split())
-    return words | {f"{word}s" for word in words} | {word.removesuffix("s") for word in words}
-
-
-def test_every_public_name_is_in_the_glossary_or_plain() -> None:
-    """A new word goes into docs/glossary.md, or into plain_words.txt if everybody knows it."""
-    known = known_words()
-    assert [
-        Occurrence(where, f"{word!r} in {name}")
-        for where, name in public_names()
-        for word in words_in(name)
-        if word not in known
-    ] == []
-
-
-def test_plain_words_are_used() -> None:
-    """The list of plain words has no leftovers."""
-    used = {word for _, name in public_names() for word in words_in(name)}
-    assert [word for word in PLAIN_WORDS.read_text().split() if word not in used] == []
 
 
 QUESTION_WORDS: Final = frozenset("What Whether How Why Those Who Where When Which".split())
