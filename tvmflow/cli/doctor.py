@@ -410,15 +410,21 @@ def _examine_folder(subject: str, folder: Path) -> Finding:
             probe.unlink()
     file_system = find_file_system(place)
     remarks = [
-        shortest_path(str(folder)),
-        file_system.is_network
-        and f"a {file_system.kind} file system on the network: files can be locked there",
-        not is_flushed
-        and "no file can be flushed to the disk there (fsync): after a power failure, damaged results are made again",
-        not is_protected
-        and "no file can be made read-only there (chmod): take care not to change results",
+        (True, shortest_path(str(folder))),
+        (
+            file_system.is_network,
+            f"a {file_system.kind} file system on the network: files can be locked there",
+        ),
+        (
+            not is_flushed,
+            "no file can be flushed to the disk there (fsync): after a power failure, damaged results are made again",
+        ),
+        (
+            not is_protected,
+            "no file can be made read-only there (chmod): take care not to change results",
+        ),
     ]
-    return Finding(subject, True, ", ".join(filter(None, remarks)))
+    return Finding(subject, True, ", ".join(text for is_true, text in remarks if is_true))
 
 
 def _examine_temporary_folder() -> Finding:

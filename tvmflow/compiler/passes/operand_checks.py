@@ -190,7 +190,7 @@ class _CheckRewriter(TargetRewriter):
             if expr in self._inputs:
                 found[expr] = None
                 continue
-            value = self.flow.values.get(expr)
+            value: Any = self.flow.values.get(expr)
             if isinstance(value, relax.Var | relax.Tuple):
                 left += list(getattr(value, "fields", [value]))
             elif (name := ir.operator_name(value)) in _KEEP_VALUES:
