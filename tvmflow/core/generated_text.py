@@ -24,7 +24,7 @@ from tvmflow.core.types import Json
 _COMMENT_MARKS: Final = re.compile(r"(?<=\*)/|(?<=/)\*|(?<=\?\?)/|\\\Z")
 # YAML 1.1 reads some words as other values than text.
 _PLAIN_IN_YAML: Final = re.compile(
-    r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I | re.ASCII
+    r"(?!(?:yes|no|on|off|true|false|null)$)[a-z_][\w.-]*", re.I | re.ASCII
 )
 _HTML: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 _MARKDOWN: Final = str.maketrans(

@@ -374,11 +374,13 @@ def suggest_dimensions(inputs: Sequence[ModelInput], requests: Sequence[InputReq
             # of unknown sizes, the first is a batch, and somebody knows the others
             dims = ("", SIZE) if value.dims is None else value.dims
             shape = [
-                names.add(value, axis, size) if size != SIZE and _is_free(size) else str(size)
+                yaml_key(names.add(value, axis, size))
+                if size != SIZE and _is_free(size)
+                else str(size)
                 for axis, size in enumerate(dims)
             ]
         lines.append(f"  {_yaml_line(value, request, shape)}")
-    ranges = [f"  {name}: {{{limits}}}" for name, limits in names.ranges.items()]
+    ranges = [f"  {yaml_key(name)}: {{{limits}}}" for name, limits in names.ranges.items()]
     return ["dimensions:", *ranges, "inputs:", *lines] if ranges else []
 
 
@@ -432,7 +434,7 @@ def _yaml_line(
     if open_shape is not None:
         fields["shape"] = f"[{', '.join(open_shape)}]"
     elif shape is not None:
-        fields["shape"] = f"[{', '.join(map(str, shape))}]"
+        fields["shape"] = f"[{', '.join(map(_yaml_size, shape))}]"
     elif request.value is None:
         fields["shape"] = f"[{', '.join(suggest_shape(value))}]"
     for key in ("dtype", "value", "range", "image"):
@@ -448,6 +450,11 @@ def _yaml_line(
         facts.append(f"[{comment(names_text(names, 32))}]")
     text = ", ".join(f"{key}: {field}" for key, field in fields.items())
     return f"{yaml_key(value.name)}: {{{text}}}  # {', '.join(facts)}"
+
+
+def _yaml_size(size: Size) -> str:
+    is_name = isinstance(size, str) and is_dimension_name(size)
+    return yaml_key(str(size)) if is_name else str(size)
 
 
 def _suggest(index: int, size: int | str) -> str:

@@ -103,11 +103,11 @@ def test_open_dimensions_are_one_problem_with_the_section_to_write() -> None:
 
 
 def test_dimensions_are_named_like_the_sizes_of_the_model() -> None:
-    """As identifiers, each once in whatever case; a size without a name has that of its place."""
+    """As identifiers, each once in whatever case and text in YAML; a size without a name has that of its place."""
     inputs = [
         value("ids", ["batch", "past-seq 1"], "int64"),
         value("mask", ["batch", "PAST_seq_1"], "int64"),
-        value("x", ["for", None, "2n"], "int64"),
+        value("x", ["for", None, "2n", "null"], "int64"),
     ]
     made = model([add("ids", "mask")], inputs, [value("out", None)])
     [problem] = problems(RECIPE, made)
@@ -119,10 +119,11 @@ def test_dimensions_are_named_like_the_sizes_of_the_model() -> None:
         "  for_: {max: SIZE}",
         "  x_1: {max: SIZE}",
         "  size_2n: {max: SIZE}",
+        '  "null": {max: SIZE}',
         "inputs:",
         "  ids: {shape: [batch, past_seq_1]}  # int64, [batch, past-seq 1]",
         "  mask: {shape: [batch, PAST_seq_1_2]}  # int64, [batch, PAST_seq_1]",
-        "  x: {shape: [for_, x_1, size_2n]}  # int64, [for, ?, 2n]",
+        '  x: {shape: [for_, x_1, size_2n, "null"]}  # int64, [for, ?, 2n, null]',
     ]
 
 
@@ -173,7 +174,7 @@ def test_the_section_to_write_has_all_inputs_and_what_the_recipe_says() -> None:
     assert section.splitlines() == [
         "inputs:",
         "  ids: {shape: [1, SIZE]}  # int64, [batch, sequence]",
-        '  "y": {shape: [1, 3, SIZE, SIZE], range: [0.0, 9.0], image: {"resize": [8, 8]}}  # float32, [batch, 3, height, width]',
+        '  y: {shape: [1, 3, SIZE, SIZE], range: [0.0, 9.0], image: {"resize": [8, 8]}}  # float32, [batch, 3, height, width]',
         '  "a:b": {shape: [4]}  # float32',
         '  "rank?": {shape: [SIZE]}  # float32, the model does not tell the number of dimensions',
         "  sr: {value: 16000}  # int64",
