@@ -355,12 +355,12 @@ def judge(case: Case, actual: Sequence[Sequence[Array]], expected: Sequence[Expe
         if not why:
             continue
         if peer is run_reference and "Scan" not in case.features:
-            wanted = _peer_outputs(case.model, feed, run_evaluator)
-            if wanted is not None and not _explain(case, feed, outputs, run_evaluator, wanted):
+            defined = _peer_outputs(case.model, feed, run_evaluator)
+            if defined is not None and not _explain(case, feed, outputs, run_evaluator, defined):
                 return Verdict("deviation", f"ONNX Runtime differs from the ONNX reference: {why}")
             if (
-                wanted is not None
-                and _explain(case, feed, expected[0].outputs, run_evaluator, wanted)
+                defined is not None
+                and _explain(case, feed, expected[0].outputs, run_evaluator, defined)
                 and feed is case.feeds[0]
             ):
                 why += "; the peers differ, too"

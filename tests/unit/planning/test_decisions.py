@@ -28,7 +28,7 @@ class FakeRuns:
         (folder / "net.onnx").write_bytes(b"one")
         self.fields: dict[str, Any] = {}
         self.nodes: list[str] = []
-        self.shape = (4,)
+        self.shape: tuple[int, ...] = (4,)
 
     def plan(self) -> Plan:
         made = recipe(**self.fields)
