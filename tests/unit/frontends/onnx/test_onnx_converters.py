@@ -98,6 +98,11 @@ CASES: dict[str, Any] = {
     "hyperbolic sine of small and large numbers": lambda: single(
         "Sinh", {"x": np.array([1e-6, -0.3, 0.999, 1.001, -5.0], F)}
     ),
+    "positive infinity": lambda: single("IsInf", {"x": SIGNS}, detect_negative=0),
+    "negative infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0),
+    "no infinity": lambda: single("IsInf", {"x": SIGNS}, detect_positive=0, detect_negative=0),
+    "larger of infinities": lambda: single("Max", {"x": ROWS, "y": ROWS[::-1], "z": ROWS[:1]}),
+    "smaller of infinities": lambda: single("Min", {"x": -ROWS, "y": -ROWS[:1]}),
     "remainder by infinity": lambda: single("Mod", {"x": SIGNS[[0, 1]], "y": SIGNS[[3, 2]]}),
     "negative one-hot indices": lambda: single(
         "OneHot",
