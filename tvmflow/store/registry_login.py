@@ -71,7 +71,7 @@ class LoginError(Exception):
 
 
 class Challenge(NamedTuple):
-    """How a server wants requests to be authenticated: a scheme in lowercase, and its parameters."""
+    """A challenge of a server: the authentication scheme in lowercase, and its parameters."""
 
     scheme: str
     values: Mapping[str, str]
@@ -220,7 +220,7 @@ def _fetch_token(
     own: Credential | None,
     client: HttpClient,
 ) -> Credential | None:
-    """Return the token that a token server gives, with or without credentials; None for no anonymous token."""
+    """Return a token from a token server; None if it gives no anonymous one."""
     query = [
         (name, value)
         for name, value in urllib.parse.parse_qsl(server.query, keep_blank_values=True)

@@ -54,15 +54,15 @@ LEVELS: Final[Mapping[str, Level]] = {
         "aarch64",
         "generic",
         _ARMV8_2,
-        "Armv8.2 with products of int8",
-        "asimddp asimdhp asimdrdm atomics fphp",
+        description="Armv8.2 with products of int8",
+        flags="asimddp asimdhp asimdrdm atomics fphp",
     ),
     "i8mm": Level(
         "aarch64",
         "generic",
         (*_ARMV8_2, "+i8mm", "+bf16"),
-        "with products of matrices of int8",
-        "bf16 i8mm",
+        description="with products of matrices of int8",
+        flags="bf16 i8mm",
     ),
 }
 """By name; those of one architecture in order, each with all instructions of those before it."""

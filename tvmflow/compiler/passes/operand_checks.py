@@ -222,7 +222,7 @@ class _CheckRewriter(TargetRewriter):
 
 
 def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
-    """Return the sizes of axes, each with the place of its indices along the last axis; None for all places."""
+    """Return the sizes of axes, each with its position in the last axis of the indices; None for all."""
     sizes = bound.sizes or ()
     if len(sizes) == 1 and sizes[0] is not None:
         return [(None, sizes[0])]

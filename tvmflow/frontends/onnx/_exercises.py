@@ -1,4 +1,4 @@
-"""Tells which branches of a model's piecewise operators inputs take: sides of an activation, of Where, of If.
+"""Observes which branches inputs take: sides of activations, branches of Where and If.
 
 A model gets one number more for each branch, the share of elements that take it, so that ONNX Runtime keeps
 no tensor for longer.

@@ -72,7 +72,7 @@ def inline_functions(model: ModelProto) -> ModelProto:
 
 
 def mixes_opsets(model: ModelProto) -> bool:
-    """Return whether an operator means something else in a function that the model calls than in the model."""
+    """Return whether an operator of a called function has other semantics in the model's opset."""
     functions = {function_id(function): function for function in model.functions}
     opset = opset_of(model)
     return any(

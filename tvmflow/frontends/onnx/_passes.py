@@ -94,7 +94,7 @@ def convert_opset(model: ModelProto) -> ModelProto:
 
 
 def _keep_places_of_resize(model: ModelProto) -> None:
-    """Let Resize, and Upsample as one, sample as before opset 11: ONNX's converter leaves them the new defaults."""
+    """Set the modes that Resize and Upsample had before opset 11, which ONNX's converter drops."""
     for node in all_nodes(model):
         if node.op_type == "Resize" and "coordinate_transformation_mode" not in attributes_of(node):
             modes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

@@ -206,7 +206,7 @@ def _global_lp_pool(node: NodeToConvert) -> Any:
 
 
 def _lp_pool(node: NodeToConvert) -> Any:
-    """Return the norms of windows: as many times the mean of their powers as they have pixels in the padded data.
+    """Return the norms of windows, from the means of their powers in the padded data.
 
     TVM counts all pixels of a window that ends beyond the padded data.
     """

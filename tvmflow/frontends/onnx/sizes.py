@@ -961,7 +961,7 @@ def _convert_resize(sizes: Sizes, node: NodeProto) -> Any:
 def _resize_by_fractions(
     sizes: Sizes, data: Any, lengths: Any, scales: Sequence[float | None], mode: Interpolation
 ) -> Any:
-    """Return images resized by factors that are no whole numbers: pixels follow from these, not from the rounded sizes."""
+    """Return images resized by fractional scales, which define the pixels, not the rounded sizes."""
     dtype = str(data.ty.dtype.dtype)
     if not is_computed(mode) or dtype == "float64":
         text = f"mode {mode.method} by a scale that is no whole number needs a fixed size"

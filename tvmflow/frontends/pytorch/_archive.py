@@ -133,7 +133,7 @@ class _TooLarge(Exception):
 
 
 class _Extent(NamedTuple):
-    """How large a formula can become: the bits of its value, and its terms when products are written out."""
+    """Upper bounds of a formula: the bits of its value, and its terms when products are expanded."""
 
     bits: float
     terms: float

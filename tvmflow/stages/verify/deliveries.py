@@ -293,7 +293,7 @@ class _Deliveries:
         return {"passed": is_passed, "is_equal": False, "outputs": outputs}
 
     def _expect(self, output: str) -> Arrays:
-        """Return what the verified library computes of the sample: that for TVM's virtual machine, where it is delivered."""
+        """Return the outputs of the verified library for the sample, by TVM's virtual machine if delivered."""
         machine = self._context.inputs.get("export/vm.tvmflow")
         runtime = "vm" if machine and _TASKS.get(output) in _OF_TVM else ""
         if runtime not in self._expected:

@@ -1,4 +1,4 @@
-"""Random inputs beside the usual ones: other magnitudes, and those that reach branches which no others did."""
+"""Further random inputs: other magnitudes, and inputs that reach branches not yet taken."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Draw(NamedTuple):
 
 
 class MoreDraws(NamedTuple):
-    """What random inputs beside the usual ones tell.
+    """Results of the further random inputs.
 
     Attributes:
         draws: The batches.

@@ -152,7 +152,7 @@ class SweptSizes(NamedTuple):
 def sweep_sizes(
     dimensions: Sequence[Dimension], count_elements: Callable[[Sizes], int]
 ) -> SweptSizes:
-    """Return sizes that take a library through the tails of its tiles: every size, or all remainders of some.
+    """Return sizes that reach each tail of a library's tiles: every size, or all remainders of some.
 
     The other dimensions have their least size, or the one after it.
 
@@ -182,7 +182,7 @@ def sweep_sizes(
 
 
 def _order_sizes(dimension: Dimension) -> list[int]:
-    """Return the sizes of a dimension: consecutive ones first, those around powers of two, the last, then the others."""
+    """Return the sizes of a dimension: consecutive ones, then those near powers of two, then the rest."""
     low, high = (-(-dimension.min // dimension.multiple_of), dimension.max // dimension.multiple_of)
     powers = (2**n + offset for n in range(high.bit_length() + 1) for offset in (-1, 0, 1))
     factors = [

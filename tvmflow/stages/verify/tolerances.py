@@ -126,7 +126,7 @@ def tolerance_for(arithmetic: str, *, rtol: float | None, atol: float | None) ->
 
 
 def widen(tolerance: Tolerance, arithmetic: str) -> Tolerance:
-    """Return a tolerance for outputs of any magnitude, of which a recipe's absolute tolerance knows nothing."""
+    """Return a tolerance for outputs of any magnitude, independent of a recipe's absolute tolerance."""
     default = DEFAULTS[arithmetic]._replace(exact_integers=tolerance.exact_integers)
     return default._replace(
         rtol=max(default.rtol, tolerance.rtol),

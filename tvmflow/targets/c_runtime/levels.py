@@ -138,7 +138,7 @@ def header_values(values: Mapping[str, str], levels: Sequence[LevelCode]) -> dic
 
 
 def write_features(features: Iterable[str], triple: str) -> list[str]:
-    """Return the lines of C with the features that kernels need, and with those that each level of CPUs has.
+    """Return lines of C: the features that kernels need, and those of each ISA level.
 
     Args:
         features: The features that the kernels need.
