@@ -26,7 +26,7 @@ from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport
 from tvmflow.engine.stage_graph import GraphNode, PlanGraph, to_dot, to_mermaid, to_svg
-from tvmflow.exporters import cpp, tvm_libraries, web, wheel
+from tvmflow.exporters import c_images, cpp, tvm_libraries, web, wheel
 from tvmflow.exporters.base import BuiltModel, ExportRequest
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
@@ -345,6 +345,7 @@ def test_headers_of_cpp_compile(seed: int, size: int, tmp_path: Path, count: Cou
             "net.hpp": _header.write_header(model, [Library(model)]),
         }
         if folder == "images":
+            headers["net-images.h"] = c_images.write_header(model, manifest)
             headers["net-images.hpp"] = _images.write_header(model, manifest)
         for name, text in headers.items():
             (tmp_path / folder / name).write_text(text, encoding="utf-8")

@@ -508,12 +508,13 @@ def _list_examples(
         ]
         text = f"`{recipe}-cpp/README.md` has a program.\n"
         yield _example("C++", "cmake", code, text)
-    headers = [name for name, _ in lineage.files if fnmatchcase(name, "*-c-library/*.h")]
-    for header in headers:
-        folder = header.partition("/")[0]
+    for folder in (name for name in names if name.endswith("-c-library")):
         paths = [name for name, _ in lineage.files if name.startswith(f"{folder}/")]
         static = next((path for path in paths if path.endswith((".a", "_static.lib"))), "")
-        text = f"`{header}` says how the model is called."
+        header = f"{folder}/{folder.removesuffix('-c-library')}"
+        text = f"`{header}.h` says how the model is called."
+        if f"{header}-images.h" in paths:
+            text += f" `{header}-images.h` makes its inputs of pixels, and names its classes."
         if static and any(path.endswith((".so", ".dylib")) for path in paths):
             code = [f"cc -I{folder} program.c {static} -lpthread -lm -o program"]
             yield _example("C", "sh", code, f"{text}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from PIL import Image
 import tvmflow
 from tests.support import exports
 from tests.support.exports import MODELS, Exported
+from tests.unit.exporters.test_c_images import INPUTS
 from tests.unit.exporters.test_cpp_project import PROGRAMS, project_of, run
-from tvmflow.core.types import TensorSpec
+from tvmflow.exporters import c_images
 from tvmflow.exporters.cpp import _header, _images
 from tvmflow.exporters.cpp._header import Library
 from tvmflow.runtime.image_files import read_pixels
@@ -25,21 +25,6 @@ from tvmflow.targets.c_runtime import DescribedModel
 
 # compiling the program with all of its inputs takes a minute
 pytestmark = pytest.mark.slow
-
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-INPUTS: Final[dict[str, tuple[TensorSpec, dict[str, Any]]]] = {
-    "bgr": (TensorSpec("data", (1, 20, 33, 3), "int8"), {"colour": "BGR", "mean": 128}),
-    "classifier": (
-        TensorSpec("data", (2, 3, 28, 28), "float32"),
-        {"resize": 32, "crop": 28, "mean": MEAN, "std": STD},
-    ),
-    "cropped": (TensorSpec("data", (1, 1, 40, 25), "float64"), {"crop": [40, 25]}),
-    "half": (
-        TensorSpec("data", (1, 3, 17, 90), "float16"),
-        {"interpolation": "bicubic", "mean": 0.5, "std": 0.5},
-    ),
-    "letterbox": (TensorSpec("data", (1, 3, 64, 48), "float32"), {"pad": 114, "scale": 1}),
-}
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +39,12 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Path:
         output = {"name": "scores", "shape": [1, 2], "dtype": "float32"}
         signature = {"inputs": [spec.to_json()], "outputs": [output]}
         model = DescribedModel(name, signature, (), "x86_64-linux-gnu")
+        manifest = {"images": {"data": fields}}
         headers = {
             f"{name}.h": c_runtime.write_header(model),
             f"{name}.hpp": _header.write_header(model, [Library(model)]),
-            f"{name}-images.hpp": _images.write_header(model, {"images": {"data": fields}}),
+            f"{name}-images.h": c_images.write_header(model, manifest),
+            f"{name}-images.hpp": _images.write_header(model, manifest),
         }
         for file, text in headers.items():
             (folder / "include" / file).write_text(text)
@@ -194,7 +181,7 @@ def test_a_project_without_images_has_no_files_for_them(exported: Exported) -> N
 
     request = ExportRequest("net", "0", "host", "llvm", "x86_64-linux-gnu")
     added = set(cpp.files(request._replace(has_images=True))) - set(cpp.files(request))
-    names = ("image.cpp", "image_file.hpp", "include/net-images.hpp")
+    names = ("image.cpp", "image_file.hpp", "include/net-images.h", "include/net-images.hpp")
     assert added == {f"net-cpp/{name}" for name in names}
     assert (
         "add_executable(digits_image image.cpp)"

@@ -46,6 +46,7 @@ def test_it_names_files_tensors_and_how_to_use_and_check_them(world: World) -> N
         (["libnet.a", "libnet.so"], "cc -Inet-c-library program.c net-c-library/libnet.a -lpthread -lm -o program"),
         (["libnet.a"], "says how the model is called. Link `net-c-library/libnet.a` into the program.\n"),
         (["libnet.a", "net.js", "net.wasm"], "into the program. `net-c-library/net.js` loads it in JavaScript.\n"),
+        (["libnet.a", "net-images.h"], " `net-c-library/net-images.h` makes its inputs of pixels, and names its classes. Link"),
         (["net.dll", "net.lib", "net_static.lib"], "Link `net-c-library/net_static.lib` into the program.\n"),
     ],
 )  # fmt: skip
@@ -62,7 +63,7 @@ def test_the_command_for_c_is_that_of_systems_that_have_it(
     others = [one for one in world.plan.deliveries if one is not exported]
     world.plan = world.plan._replace(deliveries=(more, *others))
     written = readme(world)
-    assert text in written
+    assert text in written and written.count("## C\n") == 1
     assert ("-lpthread" in written) == ("libnet.so" in libraries)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from tvmflow.core.dimensions import choose_representative
 from tvmflow.core.errors import StageError
 from tvmflow.core.generated_text import c_string, comment, markdown_code
+from tvmflow.exporters import c_images
 from tvmflow.exporters import c_library as c_library_exporter
 from tvmflow.exporters.base import BuiltModel, ExportRequest, PartitionedModel
 from tvmflow.exporters.cpp import _header, _images
@@ -31,7 +32,7 @@ _TEMPLATES: Final = ("CMakeLists.txt", "README.md", "main.cpp")
 _COPIED: Final = "npz.hpp"
 _CMAKE: Final[Mapping[str, str]] = {"config": "config.cmake", "config-version": "version.cmake"}
 SOURCES: Final = (
-    *c_runtime.SOURCES,
+    *c_library_exporter.SOURCES,
     *(
         _header.FOLDER / name
         for name in (
@@ -62,7 +63,8 @@ def files(request: ExportRequest) -> tuple[str, ...]:
     name = request.name
     cmake = [f"lib/cmake/{name}/{name}-{kind}.cmake" for kind in _CMAKE]
     headers = [f"include/{name}.hpp"]
-    headers += [f"include/{name}-{_images.HEADER}"] if request.has_images else []
+    if request.has_images:
+        headers += [f"include/{name}-{_images.HEADER}", f"include/{c_images.header_name(name)}"]
     libraries = []
     for part in request.parts:
         part_name = f"{name}-{part.name}"
@@ -105,6 +107,8 @@ def export(built: BuiltModel | PartitionedModel, folder: Path) -> None:
         libraries = list(_write_parts(built, project))
     _write(project / f"include/{model.name}.hpp", _header.write_header(model, libraries))
     if request.has_images:
+        in_c = c_images.write_header(model, built.manifest)
+        _write(project / f"include/{c_images.header_name(model.name)}", in_c)
         images = _images.write_header(model, built.manifest)
         _write(project / f"include/{model.name}-{_images.HEADER}", images)
     for name in _copied(request):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from tvmflow.core.generated_text import c_string
-from tvmflow.core.types import Json, TensorSpec
+from tvmflow.core.types import Json
+from tvmflow.exporters import c_images
 from tvmflow.exporters.cpp import _header
-from tvmflow.runtime.images import LEVELS, Preprocessing, read_preprocessing
 from tvmflow.runtime.labels import read_labels
 from tvmflow.targets.c_runtime import DescribedModel
 
@@ -19,7 +19,7 @@ HEADER: Final = "images.hpp"
 _README: Final = """
 ## Images
 
-`include/{title}-images.hpp` makes inputs of pixels of 8 bits, with the sizes, colours and numbers that the recipe describes: the bits are those of `tvmflow.load`. It also has the names of the classes.
+`include/{title}-images.hpp` makes inputs of pixels of 8 bits, with the sizes, colours and numbers that the recipe describes: the bits are those of `tvmflow.load`. It also has the names of the classes, and calls `{title}-images.h`, which does the same for C.
 
 ```cpp
 #include <{title}-images.hpp>
@@ -37,19 +37,13 @@ _CMAKE: Final = """
 
 
 def write_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
-    """Return the header of the images of a model, by the manifest of its bundle."""
+    """Return the header of C++ over that in C, by the manifest of the bundle."""
     labels = read_labels(manifest)
-    names = labels.names if labels else ()
-    entries = _read(model, manifest)
     values = {
         "TITLE": model.name,
+        "PREFIX": model.prefix,
         "NAME": model.prefix.upper(),
         "NAMESPACE": _header.namespace(model.prefix),
-        "TABLES": "\n".join(_write_table(i, entry) for i, entry in enumerate(entries)),
-        "COUNT": str(len(entries)),
-        "PREPROCESSINGS": ", ".join(_write_entry(i, entry) for i, entry in enumerate(entries)),
-        "LABEL_COUNT": str(len(names)),
-        "LABELS": "{" + ", ".join(map(c_string, names)) + "}",
         "ARE_PROBABILITIES": "true" if labels and labels.activation else "false",
     }
     return _header.render_template(HEADER, values, has_dimensions=bool(model.dimensions))
@@ -57,10 +51,10 @@ def write_header(model: DescribedModel, manifest: Mapping[str, Json]) -> str:
 
 def describe(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, str]:
     """Return the values of a project's templates that are about images; empty texts where there are none."""
-    entries = _read(model, manifest)
+    entries = c_images.read_images(model, manifest)
     if not entries:
         return {"IMAGES_README": "", "IMAGES_CMAKE": ""}
-    spec = entries[0].input
+    spec = next(iter(entries.values())).input
     fields = {
         "title": model.name,
         "prefix": model.prefix,
@@ -69,41 +63,3 @@ def describe(model: DescribedModel, manifest: Mapping[str, Json]) -> dict[str, s
         "kind": _header.type_of(spec.dtype),
     }
     return {"IMAGES_README": _README.format(**fields), "IMAGES_CMAKE": _CMAKE.format(**fields)}
-
-
-def _read(model: DescribedModel, manifest: Mapping[str, Json]) -> list[Preprocessing]:
-    inputs = [TensorSpec.from_json(tensor) for tensor in model.signature["inputs"]]
-    return list(read_preprocessing(manifest, inputs).values())
-
-
-def _write_table(place: int, entry: Preprocessing) -> str:
-    table = entry.table()
-    kind = _header.type_of(entry.input.dtype)
-    values = table.view("uint16") if entry.input.dtype == "float16" else table
-    rows = ",\n".join("  {" + ", ".join(map(_literal, row)) + "}" for row in values)
-    return f"inline constexpr {kind} levels{place}[{len(values)}][{LEVELS}] = {{\n{rows}}};"
-
-
-def _literal(value: Any) -> str:
-    """Return a number of NumPy as one of C++ with exactly this value."""
-    kind = value.dtype.kind
-    if kind == "f":
-        return float(value).hex() + ("f" if value.dtype.itemsize == 4 else "")
-    return f"{value}{'u' if kind == 'u' else ''}"
-
-
-def _write_entry(place: int, entry: Preprocessing) -> str:
-    height, width = entry.resize if isinstance(entry.resize, tuple) else (entry.resize or 0, 0)
-    flags = (
-        entry.interpolation == "bicubic",
-        entry.colour == "BGR",
-        entry.layout == "NHWC",
-    )
-    fields = [
-        c_string(entry.input.name),
-        *map(str, (*entry.size, entry.channels, height, width)),
-        str(-1 if entry.pad is None else entry.pad),
-        *("true" if flag else "false" for flag in flags),
-        f"levels{place}",
-    ]
-    return "{" + ", ".join(fields) + "}"
