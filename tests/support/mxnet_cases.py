@@ -595,7 +595,7 @@ CASES: dict[str, Case] = {
     "batch_take": _two(
         lambda S, x, y: S.batch_take(y, x), _integers(-1, 6, 4, dtype="int32"), (4, 5)
     ),
-    "gather_nd": _two(lambda S, x, y: S.gather_nd(y, x), _integers(0, 3, 2, 5), (3, 4, 2)),
+    "gather_nd": _two(lambda S, x, y: S.gather_nd(y, x), _integers(-3, 3, 2, 5), (3, 4, 2)),
     "one_hot": Case(
         lambda S: (
             lambda x: S.Group([S.one_hot(x, 4), S.one_hot(x, 4, on_value=2, off_value=-1)])

@@ -390,7 +390,7 @@ def _crop(op: Op) -> Expr:
 def _gather(op: Op, data: Expr, axis: int, index: int, mode: str) -> Expr:
     """Return entries of `data` along `axis`; the dimensions of the positions replace the axis."""
     shape = op.sizes(index)
-    flat = R.reshape(R.astype(op[index], "int32"), (math.prod(shape),))
+    flat = R.reshape(R.astype(op[index], "int64"), (math.prod(shape),))
     data_shape = known_sizes(data)
     taken = R.take(data, flat, axis=axis, mode=mode)
     return R.reshape(taken, (*data_shape[:axis], *shape, *data_shape[axis + 1 :]))
@@ -433,6 +433,11 @@ def _pick(op: Op) -> Expr:
 def _gather_nd(op: Op) -> Expr:
     """`gather_nd`: MXNet's indices have the coordinates on the first axis, those of Relax on the last."""
     indices = R.permute_dims(R.astype(op[1], "int64"), [*range(1, op.rank(1)), 0])
+    count, zero = op.sizes(1)[0], relax.const(0, "int64")
+    sizes = op.sizes()[:count]
+    if all(isinstance(size, int) for size in sizes):
+        ends = R.add(indices, relax.const(np.array(sizes), "int64"))
+        indices = R.where(R.less(indices, zero), ends, indices)
     return R.gather_nd(op[0], indices)
 
 
