@@ -42,7 +42,7 @@ from tvmflow.frontends.onnx._expressions import (
 )
 from tvmflow.frontends.onnx._grouped_weights import OPERATOR as GROUPED_WEIGHTS
 from tvmflow.frontends.onnx._reductions import REDUCTION_CONVERTERS
-from tvmflow.frontends.onnx.graph import attribute_text, dtype_of
+from tvmflow.frontends.onnx.graph import FROM_START, attribute_text, dtype_of
 
 
 def _dtype(expr: Any) -> str:
@@ -57,7 +57,37 @@ def _constant(value: float, like: Any) -> Any:
     return relax.const(value, _dtype(like))
 
 
+# ---------------------------------------------------------------- indices
+
+
+def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
+    """Return what indices select, or scatter; negative ones count from the end where the model says nothing else."""
+    data, indices, *rest = node.inputs
+    is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
+    if FROM_START not in node.attributes or not is_tensor:
+        return node.convert_by_tvm(node.inputs)
+    if operator is not relax.op.scatter_elements:
+        place = int(
+            node.attributes.get("batch_dims" if operator is relax.op.gather_nd else "axis", 0)
+        )
+        return operator(data, indices, place)
+    beyond = _constant(np.iinfo(_dtype(indices)).min, indices)
+    is_negative = node.emit(relax.op.less(indices, _constant(0, indices)))
+    return node.convert_by_tvm(
+        [data, node.emit(relax.op.where(is_negative, beyond, indices)), *rest]
+    )
+
+
 # ---------------------------------------------------------------- arithmetic
+
+
+def _equal(node: NodeToConvert) -> Any:
+    """Return where operands are equal; TVM generates no code that compares bools."""
+    left, right = node.inputs
+    is_tensor = all(isinstance(x.ty, relax.TensorType) for x in node.inputs)
+    if not is_tensor or _dtype(left) != "bool":
+        return node.convert_by_tvm(node.inputs)
+    return relax.op.logical_not(node.emit(relax.op.logical_xor(left, right)))
 
 
 def _prelu(node: NodeToConvert) -> Any:
@@ -766,6 +796,11 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "CumProd": _cum_prod,
     "CumSum": _cum_sum,
     "DFT": _dft,
+    "Equal": _equal,
+    "Gather": functools.partial(_index, operator=relax.op.take),
+    "GatherElements": functools.partial(_index, operator=relax.op.gather_elements),
+    "GatherND": functools.partial(_index, operator=relax.op.gather_nd),
+    "ScatterElements": functools.partial(_index, operator=relax.op.scatter_elements),
     "Det": _det,
     GROUPED_WEIGHTS: _grouped_weights,
     "IsInf": _is_inf,

@@ -31,6 +31,8 @@ _MAX_KNOWN_ELEMENTS: Final = 64
 _PYTORCH_SCOPES: Final = "pkg.torch.onnx.name_scopes"
 """The property in which PyTorch's exporter lists the modules around a node, and then the operator."""
 _QUOTED_WORD: Final = re.compile(r"'([^']*)'")
+FROM_START: Final = "tvmflow.from_start"
+"""The property of a node that refuses negative indices, which count from the end in ONNX."""
 
 
 class KnownValues(NamedTuple):

@@ -35,6 +35,7 @@ from tvmflow.frontends.onnx._loops import list_inputs_of
 from tvmflow.frontends.onnx._operators import QOPERATORS, parameter_operands, unsupported_reason
 from tvmflow.frontends.onnx._own_operators import NO_OPERATORS, OwnNodes
 from tvmflow.frontends.onnx.graph import (
+    FROM_START,
     OWN_DOMAIN,
     all_graphs,
     attributes_of,
@@ -267,6 +268,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 else:
                     single = onnx.GraphProto()
                     single.node.append(node)
+                    if any(entry.key == FROM_START for entry in node.metadata_props):
+                        single.node[0].attribute.append(onnx.helper.make_attribute(FROM_START, 1))
                     super()._construct_nodes(single)
                 if self._sizes:
                     self._sizes.check_results(node)

@@ -9,17 +9,23 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tvmflow.core.formatting import excerpt
+from tvmflow.frontends.onnx.graph import FROM_START
 from tvmflow.frontends.pytorch._reference_worker import CannotLoad, import_torch, open_program
 
 # The default differs between versions of PyTorch, and all of them have this one.
 _OPSET: Final = 18
 _MAX_REASON: Final = 400
+_REFUSES_NEGATIVE: Final = re.compile(
+    r"\baten\.(embedding|gather|index_(add|copy|fill|reduce|select)|scatter)(\.|_add|_reduce)"
+)
+"""Operators of PyTorch that take no index from the end."""
 
 
 def _export(request: dict[str, Any]) -> dict[str, str]:
@@ -52,6 +58,9 @@ def _export(request: dict[str, Any]) -> dict[str, str]:
         counts = f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
         expected = f"{len(request['inputs'])} and {len(names)}"
         return {"problem": "signature", "reason": f"{counts} in place of {expected}"}
+    for node in graph.all_nodes():
+        if _REFUSES_NEGATIVE.search(node.metadata_props.get("pkg.torch.onnx.fx_node", "")):
+            node.metadata_props[FROM_START] = ""
     _rename(graph, request["inputs"], names)
     exported.save(request["onnx"], external_data=True)
     return {}
@@ -80,6 +89,7 @@ def _decompose(torch: Any, program: Any) -> Any:
         aten.scaled_dot_product_attention.default: bound(_attend, torch),
         aten.masked_scatter.default: bound(_masked_scatter, torch),
         aten.pad.default: bound(_pad, torch),
+        aten.div.Tensor_mode: bound(_divide, torch),
     }
     narrow = {torch.float16, torch.bfloat16}
     values = [node.meta.get("val") for node in program.graph.nodes]
@@ -133,6 +143,16 @@ def _masked_scatter(torch: Any, x: Any, mask: Any, source: Any) -> Any:
     x, mask = torch.broadcast_tensors(x, mask)
     places = (mask.reshape(-1).to(torch.int64).cumsum(0) - 1).clamp(min=0)
     return torch.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+
+
+def _divide(torch: Any, x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    """Return quotients of integers, rounded; the exporter divides them as float32."""
+    tensors = all(isinstance(value, torch.Tensor) for value in (x, y))
+    if not rounding_mode or not tensors or torch.result_type(x, y).is_floating_point:
+        return NotImplemented
+    if rounding_mode == "trunc":
+        x = x - torch.fmod(x, y)
+    return torch.floor_divide(x, y)
 
 
 def _pad(torch: Any, x: Any, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Any:

@@ -20,7 +20,7 @@ from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, shape_text
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX
-from tvmflow.frontends.onnx.graph import attributes_of, dtype_of
+from tvmflow.frontends.onnx.graph import FROM_START, attributes_of, dtype_of
 from tvmflow.frontends.onnx.sizes import SizeValue, compute_sizes
 from tvmflow.frontends.tflite._model import (
     FIX,
@@ -143,6 +143,8 @@ class Graph:
         names = [self._new_name() for _ in range(count)]
         inputs = [v.name for v in operands]
         node = helper.make_node(operator, inputs, names, doc_string=self.prefix, **attributes)
+        if operator.startswith("Gather"):
+            node.metadata_props.add(key=FROM_START)
         is_constant = all(v.array is not None for v in operands if v.name)
         if any(value.is_open for value in operands):
             if is_constant and (computed := self._compute(node, operands)):

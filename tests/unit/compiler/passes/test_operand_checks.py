@@ -12,10 +12,12 @@ import pytest
 
 from tests.support.kernels import FAST, host_level, outputs
 from tests.support.onnx_models import load, open_session
+from tests.support.tflite_models import TfliteBuilder
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.errors import BundleError, StageError
+from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 
 Feed = Mapping[str, Any]
@@ -74,6 +76,68 @@ def test_indices_beyond_their_axis_are_reported(
             run(feed)
     with pytest.raises(ValueError, match="input 'i' has an index out of range for "):
         outputs(model, feed)
+
+
+@pytest.mark.tflite
+@pytest.mark.parametrize(
+    ("operator", "rank"), [("GATHER", 2), ("GATHER_ND", 1), ("EMBEDDING_LOOKUP", 2)]
+)
+def test_tflite_has_no_indices_from_the_end(operator: str, rank: int, tmp_path: Path) -> None:
+    """LiteRT fails for them, too."""
+    model = TfliteBuilder()
+    shape = (1, 2) if rank == 1 else (2,)
+    indices = model.input("i", shape, "int32")
+    operands = [indices, model.constant(X)] if rank == 2 else [model.constant(X), indices]
+    if operator == "GATHER":
+        result = model.result(operator, operands[::-1], rank, "Gather", Axis=0, BatchDims=0)
+    else:
+        result = model.result(operator, operands, rank)
+    run = compile_c(FRONTENDS["tflite"].load({"model": model.save(tmp_path, result)}, ()))
+    expected = X[[4, 3]] if rank == 2 else X[4, 3:]
+    np.testing.assert_array_equal(run({"i": np.reshape(np.int32([4, 3]), shape)})[0], expected)
+    for wrong in ([-1, 0], [5, 0], [0, -(2**31)]):
+        with pytest.raises(BundleError, match="input 'i' has an index out of range for "):
+            run({"i": np.reshape(np.int32(wrong), shape)})
+
+
+@pytest.mark.pytorch
+def test_indices_and_divisors_of_pytorch(tmp_path: Path) -> None:
+    """Indexing alone takes indices from the end; integers are divided exactly, and never by 0."""
+    import torch
+
+    class Model(torch.nn.Module):  # type: ignore[misc]  # PyTorch may be missing
+        def forward(
+            self, x: Any, e: Any, s: Any, g: Any, t: Any, p: Any, i: Any, a: Any, b: Any
+        ) -> Any:
+            return (
+                *(torch.nn.functional.embedding(e, x), x.index_select(0, s), x.gather(1, g)),
+                *(x.scatter(1, t, 2.0), x.index_put((p,), x[:3]), x[i], a % b, a // b),
+                *(torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc")),
+            )
+
+    model = Model()
+    feed = {name: np.array([0, 1, 2]) for name in "espi"}
+    feed |= {name: np.zeros((5, 2), np.int64) for name in "gt"}
+    feed = {"x": X, **feed, "a": np.array([7, -7, 2**53 + 1]), "b": np.array([-2, 2, -1])}
+    feed = {name: feed[name] for name in "xesgtpiab"}
+    path = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(model, tuple(map(torch.tensor, feed.values()))), path)
+    run = compile_c(FRONTENDS["pytorch"].load({"model": path}, ()))
+
+    def check(**changes: Any) -> None:
+        changed = feed | {n: np.resize(v, feed[n].shape) for n, v in changes.items()}
+        expected = model(*map(torch.tensor, changed.values()))
+        for result, values in zip(run(changed), expected, strict=True):
+            np.testing.assert_array_equal(result, values.numpy())
+
+    check()
+    check(p=[-1, 0, -5], i=[-1, 4, -5], a=[-1, 0, -(2**53) - 1], b=[2, -3, 3])
+    for name in "esgtpi":
+        for index in (-6, 5, 10**12) if name in "pi" else (-1, 5, -(2**63)):
+            with pytest.raises(BundleError, match=f"input '{name}' has an index out of range for "):
+                run(feed | {name: np.resize([0, index, 1], feed[name].shape)})
+    with pytest.raises(BundleError, match="input 'b' has a 0 by which "):
+        run(feed | {"b": np.array([1, 0, 1])})
 
 
 def test_computed_indices_and_random_ones(tmp_path: Path) -> None:
