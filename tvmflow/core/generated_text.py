@@ -33,8 +33,14 @@ _MARKDOWN: Final = str.maketrans(
         **{char: f"&{name};" for char, name in (("&", "amp"), ("<", "lt"), (">", "gt"))},
     }
 )
-# A list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or read as code.
-_MARKDOWN_BEGIN: Final = re.compile(r"\d*(?:([.)])(?=\s|$)|([-+])(?=[\s-]|$)|(=))")
+# What GitHub and GitLab take for the name of a user, an issue, a label and the like, and tell those of. They read the
+# text that is shown, so that no escape helps but a character of no width.
+_REFERENCE: Final = re.compile(
+    r"""@(?=\w)|~(?=[\w"])|[#!&%$](?=\d)|\bGH-(?=\d)|/(?:issues|pull|discussions|commit|(?:-/)?merge_requests)/(?=\w)""",
+)
+_NO_WIDTH: Final = "\u200b"
+# A command of GitLab, a list, a heading or a rule at the beginning of a line, and spaces that Markdown would drop or read as code.
+_MARKDOWN_BEGIN: Final = re.compile(r"\d*(?:([.)])(?=\s|$)|([-+])(?=[\s-]|$)|(=)|(/)(?=\w))")
 _MERMAID: Final = str.maketrans({char: f"#{ord(char)};" for char in "#&<>\"'`\\"})
 _DOT: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "&": "&amp;"})
 
@@ -192,10 +198,13 @@ def html_text(text: str) -> str:
 def markdown_text(text: str) -> str:
     r"""Return a text that Markdown shows as it is: in a line, a list, a heading or a cell of a table.
 
-    >>> print(markdown_text("a_b|c"), markdown_text("1. <b>"))
-    a\_b\|c 1\. &lt;b&gt;
+    In a comment, it names no user and no issue.
+
+    >>> print(markdown_text("a_b|c"), markdown_text("1. <b>"), markdown_text("@me"))
+    a\_b\|c 1\. &lt;b&gt; @&#8203;me
     """
-    escaped = printable(text).translate(_MARKDOWN)
+    unlinked = _REFERENCE.sub(rf"\g<0>{_NO_WIDTH}", printable(text))
+    escaped = unlinked.translate(_MARKDOWN).replace(_NO_WIDTH, "&#8203;")
     stripped = escaped.strip(" ")
     begin = len(escaped) - len(escaped.lstrip(" "))
     end = len(escaped) - len(stripped) - begin

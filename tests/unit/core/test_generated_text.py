@@ -231,14 +231,31 @@ def _inline(document: str, kind: str) -> str:
 @_FEW
 @given(text=TEXTS)
 def test_markdown_shows_the_text(text: str) -> None:
-    """In a paragraph, a list, a heading and a table."""
+    """In a paragraph, a list, a heading and a table; but for characters of no width that break references."""
     written, shown = generated_text.markdown_text(text), printable(text)
     if not text:
         return
+    written = written.replace("&#8203;", "")
     assert _inline(written, "paragraph_open") == shown
     assert _inline(f"- {written}", "bullet_list_open") == shown
     assert _inline(f"# {written}", "heading_open") == shown
     assert _inline(f"|x|\n|---|\n| {written} |", "table_open") == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    """@user|a (@org/team)|#123|org/repo#1|GH-12|x!7|~bug|~"a b"|%3|$4|&5|https://github.com/o/r/issues/1|o/r/pull/2
+    https://gitlab.com/o/r/-/merge_requests/3|/close|**@user**|`@user`|\\@user|&#64;user""".replace(
+        "\n    ", "|"
+    ).split("|"),
+)
+def test_markdown_tells_no_user_and_closes_nothing(text: str) -> None:
+    """GitHub and GitLab read the text that is shown; GitLab's commands are lines as they are written."""
+    written = generated_text.markdown_text(text)
+    shown = _inline(written, "paragraph_open")
+    assert shown.replace("\u200b", "") == text
+    reference = r"@\w|[#!&%$]\d|~[\w\"]|GH-\d|/(issues|pull|merge_requests)/\d"
+    assert not re.search(reference, shown) and not written.startswith("/")
 
 
 @_FEW
