@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -20,8 +20,10 @@ from onnx import (
 )
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import count_text, excerpt, quoted
+from tvmflow.core.formatting import count_text, excerpt, quoted, size_text
+from tvmflow.frontends.onnx._header import MAX_NODES
 from tvmflow.frontends.onnx.graph import (
+    graphs_in,
     is_standard,
     node_name,
     opset_of,
@@ -35,6 +37,9 @@ _Id = tuple[str, str, str]
 # Hides operators from ONNX's converter.
 _LATER_DOMAIN: Final = "tvmflow.later"
 _GRAPHS: Final = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+# What calls may become. Protobuf reads messages in 100 others, of which each graph in a node is three.
+_MAX_BYTES: Final = 1 << 28
+_MAX_DEPTH: Final = 30
 
 
 def inline_functions(model: ModelProto) -> ModelProto:
@@ -122,6 +127,9 @@ class _Inliner:
             for graph in subgraphs(node):
                 self._taken.update(value.name for value in (*graph.input, *graph.initializer))
         self._types: Mapping[str, ValueInfoProto] = {}
+        self._numbers: Counter[str] = Counter()
+        self._nodes = len(list(with_inner_nodes(model.graph.node)))
+        self._bytes = 0
 
     def inline_calls(self) -> bool:
         """Replace all calls that are in the graph; return whether there were any."""
@@ -132,17 +140,50 @@ class _Inliner:
         self._inline(self._model.graph)
         return bool(called)
 
-    def _inline(self, graph: GraphProto) -> None:
+    def _inline(self, graph: GraphProto, depth: int = 0) -> None:
         """Replace the calls in a graph and in its subgraphs, but not those that this adds."""
         nodes: list[NodeProto] = []
         for node in graph.node:
             for inner in subgraphs(node):
-                self._inline(inner)
+                self._inline(inner, depth + 1)
             function = self._functions.get(function_id(node))
-            nodes += [node] if function is None else self._expand(node, function)
+            if function is None:
+                nodes.append(node)
+            else:
+                self._check_growth(node, function, depth)
+                nodes += self._expand(node, function)
         copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(copies)
+
+    def _check_growth(self, call: NodeProto, function: FunctionProto, depth: int) -> None:
+        """Count what a call becomes, before it does.
+
+        Raises:
+            ImportFailed: when the model would be too large, or nested too deep.
+        """
+        given = {a.name: a for a in (*function.attribute_proto, *call.attribute)}
+        body = list(with_inner_nodes(function.node))
+        used = [
+            given[a.ref_attr_name] for n in body for a in n.attribute if a.ref_attr_name in given
+        ]
+        copied = [n for graph in graphs_in(used) for n in with_inner_nodes(graph.node)]
+        self._nodes += len(body) + len(copied) - len(list(with_inner_nodes([call])))
+        names = sum(len(node.input) + len(node.output) for node in (*body, *copied))
+        self._bytes += function.ByteSize() + sum(a.ByteSize() for a in used)
+        self._bytes += len(_prefix(call, function)) * names
+        start = f"the call of the function {quoted(function.name)} by node {node_name(call)} makes the model"
+        if self._nodes > MAX_NODES:
+            problem = f"one of {self._nodes:,} nodes, and the limit is {MAX_NODES:,}"
+        elif self._bytes > _MAX_BYTES:
+            problem = (
+                f"hold copies of {size_text(self._bytes)}, and the limit is {size_text(_MAX_BYTES)}"
+            )
+        elif depth + _depth(function.node) + _depth([call]) > _MAX_DEPTH:
+            problem = f"one of graphs nested more than {_MAX_DEPTH} levels deep"
+        else:
+            return
+        raise ImportFailed(f"{start} {problem}", fix="export the model without functions")
 
     def _needs_conversion(self, function: FunctionProto) -> bool:
         version = versions_of(function.opset_import).get("", self._opset)
@@ -161,14 +202,12 @@ class _Inliner:
         scope = dict(zip(function.input, actual, strict=True))
         returned = dict(zip(function.output, call.output, strict=False))
         scope |= {name: to for name, to in returned.items() if to and name not in function.input}
-        prefix = call.name or next(filter(None, call.output), function.name)
-        self._rename(nodes, scope, f"{prefix}/")
+        prefix = _prefix(call, function)
+        self._rename(nodes, scope, prefix)
         for node in nodes:
             node.name = f"{call.name}/{node.name}" if call.name and node.name else node.name
         # graphs that the caller gives are in the scope of the caller
-        self._bind_graphs(
-            nodes, {k: a for k, a in attributes.items() if a.type in _GRAPHS}, f"{prefix}/"
-        )
+        self._bind_graphs(nodes, {k: a for k, a in attributes.items() if a.type in _GRAPHS}, prefix)
         for name, to in returned.items():
             if to and name in function.input:
                 nodes.append(helper.make_node("Identity", [scope[name]], [to]))
@@ -207,8 +246,10 @@ class _Inliner:
             value.type.tensor_type.ClearField("shape")
 
     def _new_name(self, name: str) -> str:
-        candidates = itertools.chain([name], (f"{name}.{n}" for n in itertools.count(1)))
-        free = next(candidate for candidate in candidates if candidate not in self._taken)
+        free = name
+        while free in self._taken:
+            self._numbers[name] += 1
+            free = f"{name}.{self._numbers[name]}"
         self._taken.add(free)
         return free
 
@@ -250,6 +291,16 @@ class _Inliner:
             *(helper.make_node("Constant", [], [c.name], value=c) for c in constants),
             *converted.node,
         ]
+
+
+def _prefix(call: NodeProto, function: FunctionProto) -> str:
+    """Return the beginning of the names of values that a call makes."""
+    return f"{call.name or next(filter(None, call.output), function.name)}/"
+
+
+def _depth(nodes: Iterable[NodeProto]) -> int:
+    """Return how deep graphs are nested in nodes."""
+    return max((1 + _depth(g.node) for node in nodes for g in subgraphs(node)), default=0)
 
 
 def _check_call(call: NodeProto, function: FunctionProto) -> None:

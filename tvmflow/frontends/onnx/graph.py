@@ -95,10 +95,11 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """Give the graphs in the attributes of a node, without those inside them."""
-    return _graphs_in(node.attribute)
+    return graphs_in(node.attribute)
 
 
-def _graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
+def graphs_in(attributes: Iterable[AttributeProto]) -> Iterator[GraphProto]:
+    """Give the graphs that attributes are, without those inside them."""
     for attribute in attributes:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -111,7 +112,7 @@ def all_nodes(model: ModelProto) -> Iterator[NodeProto]:
     yield from with_inner_nodes(model.graph.node)
     for function in model.functions:
         yield from with_inner_nodes(function.node)
-        for graph in _graphs_in(function.attribute_proto):
+        for graph in graphs_in(function.attribute_proto):
             yield from with_inner_nodes(graph.node)
 
 

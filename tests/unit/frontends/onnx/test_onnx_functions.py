@@ -14,6 +14,7 @@ from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import agree, draw, load, open_session, save
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import FRONTENDS
+from tvmflow.frontends.onnx import _functions
 
 # each is called on x of 3 rows and 4 columns, some of them negative
 MODELS = {
@@ -229,3 +230,59 @@ def test_functions_that_cannot_be_inlined(title: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ImportFailed, match=re.escape(message)):
         load(made, tmp_path)
+
+
+def nest(levels: int, call: str) -> str:
+    """Return a call whose body is a call, and so on; `call` has OF for what is inside."""
+    inner = "o = Neg(x)"
+    for _ in range(levels):
+        inner = call.replace("OF", inner)
+    return inner.replace("o = ", "y = ", 1)
+
+
+_BRANCHES = "c = Constant<value = bool {{1}}>() y = If (c) <then_branch{}, else_branch{}>"
+_NEG = " = e () => (float[3,4] o) { o = Neg(x) }"
+BOMBS = {
+    "calls": (
+        "y = my.f0(x)",
+        [f"f{n} (x) => (y) {{ a = my.f{n + 1}(x) y = my.f{n + 1}(a) }}" for n in range(40)]
+        + ["f40 (x) => (y) { y = Neg(x) }"],
+        "makes the model one of 1,001 nodes, and the limit is 1,000",
+    ),
+    "graphs that are attributes": (
+        nest(25, "o = my.f <body = b () => (float[3,4] o) { OF }> (x)"),
+        [f"f <body> (x) => (y) {{ {_BRANCHES.format(*[': graph = @body'] * 2)} }}"],
+        "nodes, and the limit is 1,000",
+    ),
+    "constants": (
+        " ".join(f"t{n} = my.f(x)" for n in range(200)) + " y = Neg(x)",
+        [f"f (x) => (y) {{ y = Constant<value = int8[900] {{{'1,' * 899}1}}>() }}"],
+        "makes the model hold copies of 100.",
+    ),
+    "branches": (
+        "y = my.f0(x)",
+        [
+            f"f{n} (x) => (y) {{ {_BRANCHES.format(_NEG.replace('Neg', f'my.f{n + 1}'), _NEG)} }}"
+            for n in range(60)
+        ]
+        + ["f60 (x) => (y) { y = Neg(x) }"],
+        "makes the model one of graphs nested more than 30 levels deep",
+    ),
+}
+
+
+@pytest.mark.parametrize("title", BOMBS)
+def test_functions_that_grow_without_end_are_not_inlined(
+    title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a call becomes is counted before it does; lower limits keep the test short."""
+    monkeypatch.setattr(_functions, "MAX_NODES", 1000)
+    monkeypatch.setattr(_functions, "_MAX_BYTES", 100_000 if title == "constants" else 1 << 28)
+    nodes, bodies, message = BOMBS[title]
+    head = '<domain: "my", opset_import: ["" : 20, "my" : 1]> '
+    made = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 20, "my" : 1]> g (float[3,4] x) => (float[3,4] y) '
+        f"{{ {nodes} }} " + " ".join(head + body for body in bodies)
+    )
+    with pytest.raises(ImportFailed, match=re.escape(message)):
+        _functions.inline_functions(made)
