@@ -11,17 +11,22 @@ from onnx import helper
 
 from tests.support.kernels import level
 from tests.support.onnx_models import frontend, model, save, value
+from tests.support.verification import Verified
 from tvmflow.compiler import lowering
 from tvmflow.compiler.lowering import ScheduledModel
 from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules import schedule_untuned
+from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import findings
+from tvmflow.stages.verify.draws import vary_indices
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inner_tensors import InnerLibrary
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages.verify.tolerances import DEFAULTS, FLOAT32
+from tvmflow.stages.verify.undetected import ZEROS
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 
@@ -115,6 +120,65 @@ def test_large_inputs_are_not_drawn_where_ties_cannot_be_told_from_errors() -> N
         reach_more(run, results, ["i"], made, can_settle_ties=can_settle_ties)
         largest[can_settle_ties] = max(drawn)
     assert largest[True] > 10 > largest[False] > 1
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "chooses", "is_reached"),
+    [
+        (False, None, lambda x: x.mean() > 5, True),
+        (False, None, lambda x: x.mean() < -5, True),
+        (False, (0.0, 1.0), lambda x: x.min() > 0.6, True),
+        (False, (0.0, 1.0), lambda x: x.max() > 1, False),
+        (False, None, lambda _: False, False),
+        (True, None, lambda x: x.mean() > 5, False),
+    ],
+    ids=["high", "low", "within a range", "outside of it", "never", "data"],
+)
+def test_an_index_that_is_0_gets_inputs_that_change_it(
+    data: bool, limits: Any, chooses: Any, is_reached: bool
+) -> None:
+    """Of both signs and other magnitudes, within the recipe's ranges; data stay as they are."""
+
+    def run(feed: Any) -> Any:
+        return {"i": np.array([int(chooses(feed["x"]))])}
+
+    inputs = {"x": InputSettings(range=limits)} if limits else {}
+    checks = CHECKS.model_copy(update={"data": data})
+    made = VerifySettings.model_construct(
+        verify=checks, inputs=inputs, quantized=False, precision="model"
+    )
+    signature = {"inputs": [{"name": "x", "shape": [16], "dtype": "float32"}]}
+    _, drawn = next(load_samples(signature, made, None))
+    results = ReferenceOutputs(drawn, [run(feed) for feed in drawn.batches], {})
+    varied = vary_indices(run, results, ["i"], ["i"], made, DEFAULTS[FLOAT32])
+    assert varied.added == int(is_reached)
+    assert len(varied.samples.batches) == varied.samples.total == len(varied.outputs)
+    assert [int(batch["i"][0]) for batch in varied.outputs[len(results.outputs) :]] == (
+        [1] if is_reached else []
+    )
+
+
+def test_an_index_that_is_0_for_all_inputs_is_delivered_with_a_warning(tmp_path: Path) -> None:
+    """A right classifier may choose the first class alone."""
+    nodes = [
+        helper.make_node("Add", ["x", "bias"], ["scores"]),
+        helper.make_node("ArgMax", ["scores"], ["best"], axis=1, keepdims=0),
+    ]
+    outputs = [value("best", [1], "int64")]
+    bias = {"bias": np.array([[3e3, 0, 0, 0]], np.float32)}
+    files = save(model(nodes, [value("x", [1, 4])], outputs, bias), tmp_path)
+    made = Verified(tmp_path / "stages", {"onnx": "model.onnx"}, files).verify()
+    assert not isinstance(made, VerifyFailed), made
+    assert made["passed"] and made["warnings"] == [
+        "output 'best' is an index that is 0 for all inputs, so that a library that never computes it would pass: "
+        "give inputs that the model is made for (inputs.NAME.range, verify.data)"
+    ]
+    alone = verdict(
+        outputs={"best": {**GOOD, "reached": 1, "undetected": ZEROS, "elements": 1}},
+        index_inputs_not_compared="the model is in parts",
+    )
+    assert findings.list_failures(alone, CHECKS) == []
+    assert len(findings.list_warnings(alone, CHECKS)) == 2
 
 
 GOOD: Any = {

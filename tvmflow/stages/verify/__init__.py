@@ -95,7 +95,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=15,
+    version=16,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),

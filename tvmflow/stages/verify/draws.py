@@ -87,7 +87,7 @@ def draw_more(
         tolerance: How closely outputs must agree.
     """
     feeds = results.samples.batches
-    is_random = not settings.verify.data and not any(s.image for s in settings.inputs.values())
+    is_random = _is_random(settings)
     drawer = _Drawer(run, names, tolerance)
     can_draw = is_random and bool(names) and bool(feeds[0])
     inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feeds[0].items()]
@@ -117,6 +117,53 @@ def draw_more(
         left_out=tuple(drawer.left_out),
         exercises=None if observe is None else tuple(_merge(observed)),
     )
+
+
+def vary_indices(
+    run: Run,
+    results: ReferenceOutputs,
+    indices: Sequence[str],
+    names: Sequence[str],
+    settings: VerifySettings,
+    tolerance: Tolerance,
+) -> ReferenceOutputs:
+    """Draw other inputs where an index is 0 for all samples, and add the first that change it.
+
+    A library that never computes the index would pass otherwise.
+
+    Args:
+        run: Runs the reference on one batch.
+        results: What it computed before; samples of the recipe, and images, stay as they are.
+        indices: The outputs that are indices.
+        names: All outputs that are compared.
+        settings: Those of `verify`.
+        tolerance: How closely outputs must agree.
+    """
+    data = results.samples
+    if not _is_random(settings) or not data.batches[0]:
+        return results
+    constant = {name for name in indices if not any(batch[name].any() for batch in results.outputs)}
+    # roundings of the inputs must not change an index: the library may choose the other of two equal scores
+    drawer = _Drawer(run, [*dict.fromkeys((*indices, *names))], tolerance)
+    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in data.batches[0].items()]
+    for text, feed in _draw_for_branches(inputs, settings):
+        if not constant:
+            break
+        outputs = run(feed)
+        varied = {name for name in constant if outputs[name].any()}
+        if varied and drawer.add(text, feed, is_needed=False):
+            constant -= varied
+    added = len(drawer.draws)
+    batches = [*data.batches, *(draw.feed for draw in drawer.draws)]
+    return results._replace(
+        samples=data._replace(batches=batches, total=data.total + added),
+        outputs=[*results.outputs, *(draw.outputs for draw in drawer.draws)],
+        added=results.added + added,
+    )
+
+
+def _is_random(settings: VerifySettings) -> bool:
+    return not settings.verify.data and not any(s.image for s in settings.inputs.values())
 
 
 def _takes_magnitudes(settings: VerifySettings) -> bool:
@@ -238,6 +285,8 @@ def _draw_for_branches(
         ("high inputs of magnitude 10", 10.0, 1),
         ("other inputs", 1.0, None),
         ("inputs of magnitude 0.1", 0.1, None),
+        ("low inputs of magnitude 100", 100.0, -1),
+        ("high inputs of magnitude 100", 100.0, 1),
     )
     for number, (text, deviation, sign) in enumerate(kinds):
         yield text, _draw(inputs, settings, len(_MAGNITUDES) + 1 + number, deviation, sign)

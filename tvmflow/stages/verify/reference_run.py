@@ -14,7 +14,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify.draws import MoreDraws, draw_more
+from tvmflow.stages.verify.draws import MoreDraws, draw_more, vary_indices
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
@@ -115,6 +115,8 @@ def run_reference(
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
             results = reach_more(run, results, clear, settings, can_settle_ties=bool(inner))
+        if indices:
+            results = vary_indices(run, results, indices.outputs, names, settings, tolerance)
         observe = _make_observe(reference, model)
         compared = () if indices and indices.selects else tuple(names)
         if indices:
