@@ -28,7 +28,7 @@ from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import DeliveryVerdict
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
-from tvmflow.targets.c_runtime import symbol_prefix
+from tvmflow.targets.c_runtime import LibraryFiles, symbol_prefix
 from tvmflow.targets.linking import link_c_library, link_shared
 from tvmflow.targets.linking.base import Interface, run_zig
 from tvmflow.targets.threads import VARIABLE
@@ -36,6 +36,8 @@ from tvmflow.targets.tvm_target import cpu_triple
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from tvmflow.runtime.module import Module
 
     Array = np.ndarray[Any, Any]
     Arrays = Mapping[str, Array]
@@ -74,9 +76,13 @@ if "weights" in task:
     read = np.fromfile(task["weights"], np.uint8)
     weights = allocate_aligned(TensorSpec("weights", read.shape, "uint8"))
     weights[...] = read
-signature, threads = task["signature"], task["threads"]
-program = NativeProgram(pathlib.Path(file), task["prefix"], threads, signature, weights)
-outputs = Module(program, signature, {}).run(feed)
+tensors = dict(feed)
+for each in task["libraries"]:
+    path, signature = pathlib.Path(each["file"]), each["signature"]
+    program = NativeProgram(path, each["prefix"], task["threads"], signature, weights)
+    module = Module(program, signature, {})
+    tensors |= module.run({spec.name: tensors[spec.name] for spec in module.inputs})
+outputs = {name: tensors[name] for name in task["outputs"]}
 """
 # TVM imports PyTorch where it is installed, for seconds, and uses nothing of it here.
 _TVM: Final = """
@@ -327,18 +333,30 @@ class _Deliveries:
         yield _Task(_WHEEL, path, {"module": module}, (unpacked, required))
 
     def load_c_library(self, files: Mapping[str, Path]) -> Iterator[_Task]:
-        """Give the processes that load the shared library, and a program that the static one is linked into."""
-        fields = self._describe_c_library()
+        """Give the processes that load the shared library, and a program that the static one is linked into.
+
+        The parts of a model are shared libraries, which run one after the other.
+        """
+        module = self._library.module
         weights = [str(path) for name, path in files.items() if name.endswith(".weights")]
+        fields: dict[str, Json] = {"threads": self._threads}
         fields |= {"weights": weights[0]} if weights else {}
+        paths = {path.name: path for path in files.values()}
+        shared = [
+            (each, path)
+            for each in (module.parts.values() or [module])
+            if (path := paths.get(_list_names(each).shared))
+        ]
+        if shared:
+            libraries = [self._describe_c_library(*each) for each in shared]
+            yield _Task(_C_LIBRARY, shared[0][1], {**fields, "libraries": libraries})
         for name, path in files.items():
-            if name.endswith(self._shared_suffix):
-                yield _Task(_C_LIBRARY, path, fields)
-            elif name.endswith(".a"):
-                interface = Interface("linked.so", [f"{fields['prefix']}_*"])
+            if name.endswith(".a"):
                 linked = path.with_name("linked.so")
+                described = self._describe_c_library(module, linked)
+                interface = Interface("linked.so", [f"{described['prefix']}_*"])
                 link_c_library(self._unpack(path), linked, self._triple, interface)
-                yield _Task(_C_LIBRARY, linked, fields)
+                yield _Task(_C_LIBRARY, linked, {**fields, "libraries": [described]})
 
     def load_shared(self, files: Mapping[str, Path]) -> Iterator[_Task]:
         """Give the process that loads a library by TVM's runtime."""
@@ -353,7 +371,9 @@ class _Deliveries:
         linked = path.with_name("linked.so")
         link_shared(self._unpack(path), linked, self._triple)
         is_system = len(files) > 1
-        yield _Task(_TVM, linked, {"is_system": is_system, **self._describe_c_library()})
+        yield _Task(
+            _TVM, linked, {"is_system": is_system, "prefix": _prefix_of(self._library.module)}
+        )
 
     def load_params(self, files: Mapping[str, Path]) -> Iterator[_Task]:
         """Give the processes that load a library without weights, by tvmflow and by TVM."""
@@ -368,16 +388,14 @@ class _Deliveries:
         if any(spec.bounded_axis is not None for spec in self._library.outputs):
             raise _Unloadable("its outputs have sizes that TVM's runtime does not cut them to")
 
-    def _describe_c_library(self) -> dict[str, Json]:
-        module = self._library.module
+    def _describe_c_library(self, module: Module, path: Path) -> dict[str, Json]:
         signature = {
             side: [spec.to_json() for spec in specs]
             for side, specs in (("inputs", module.inputs), ("outputs", module.outputs))
         }
         if module.dimensions:
             signature["dimensions"] = [dimension.to_json() for dimension in module.dimensions]
-        prefix = symbol_prefix(module.manifest["name"]).removesuffix("_")
-        return {"prefix": prefix, "threads": self._threads, "signature": signature}
+        return {"file": str(path), "prefix": _prefix_of(module), "signature": signature}
 
     def _unpack(self, archive: Path) -> list[Path]:
         """Return the objects of a static library."""
@@ -414,6 +432,14 @@ _NOT_LOADED: Final[Mapping[str, str]] = {
     "web": "it needs a browser (verify.run_on: chromium)",
     "xcframework": "it needs a Mac or an iPhone",
 }
+
+
+def _prefix_of(module: Module) -> str:
+    return symbol_prefix(module.manifest["name"]).removesuffix("_")
+
+
+def _list_names(module: Module) -> LibraryFiles:
+    return LibraryFiles.of(module.manifest["name"], cpu_triple(module.manifest["target"]["tvm"]))
 
 
 def _is_same(actual: Array, expected: Array) -> bool:
