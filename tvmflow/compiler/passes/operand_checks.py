@@ -37,10 +37,12 @@ class Bound(NamedTuple):
         sizes: The size of the axis that an index is of: one for all, or one for each place of the last axis,
             None where any value is right there. None for a divisor, which is not 0.
         from_end: Whether a negative index counts from the end.
+        is_length: Whether any value is right where the axis has elements.
     """
 
     sizes: tuple[IrSize | None, ...] | None
     from_end: bool = False
+    is_length: bool = False
 
 
 _Bounds = Iterator[tuple[int, Bound]]
@@ -52,7 +54,7 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     Raises:
         StageError: A constant has a wrong value.
     """
-    if not context.options.checks or not ir.calls_operator(mod, *_RULES):
+    if not context.options.checks or not ir.calls_operator(mod, *_RULES, *_EXTREMES):
         return mod
     # TVM makes another error of one that a rewriter raises
     problems: list[str] = []
@@ -99,6 +101,8 @@ class _CheckRewriter(TargetRewriter):
 
     def visit_call_(self, call: relax.Call) -> Any:
         rewritten = super().visit_call_(call)
+        if ir.operator_name(call) in _EXTREMES:
+            return self._check_extremes(call, rewritten)
         rule = _RULES.get(ir.operator_name(call))
         if rule is None:
             return rewritten
@@ -108,6 +112,21 @@ class _CheckRewriter(TargetRewriter):
         if all(new.same_as(old) for new, old in zip(args, rewritten.args, strict=True)):
             return rewritten
         return relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
+
+    def _check_extremes(self, call: relax.Call, rewritten: Any) -> Any:
+        """Return the places of extremes, which fail along an axis that has no element when the model runs."""
+        sizes, axis = sizes_of(call.args[0]), call.attrs.axis
+        if sizes is None or not self._context.is_cpu():
+            return rewritten
+        size = math.prod(sizes) if axis is None else sizes[int(axis)]
+        if not is_open(size):
+            return rewritten
+        operator = ir.operator_name(call).removeprefix("relax.")
+        message = (
+            f"{operator} looks for an extreme among 0 elements, along an axis of {plain(size)}"
+        )
+        places = self.emit(rewritten)
+        return _call_check(self, places, Bound((size,), is_length=True), message)
 
     def _check(self, call: relax.Call, original: Any, operand: Any, bound: Bound) -> Any:
         """Return an operand whose values are within its bound when the model goes on."""
@@ -191,7 +210,10 @@ class _CheckRewriter(TargetRewriter):
                 found[expr] = None
                 continue
             value: Any = self.flow.values.get(expr)
-            if isinstance(value, relax.Var | relax.Tuple):
+            if ir.operator_name(value) == "relax.where":
+                # a negative index counts from the end: the sum has the values of no other tensor
+                left += [v for v in value.args[1:] if not self._counts_from(v, value.args[2])]
+            elif isinstance(value, relax.Var | relax.Tuple):
                 left += list(getattr(value, "fields", [value]))
             elif (name := ir.operator_name(value)) in _KEEP_VALUES:
                 left += ir.list_variables(value)
@@ -200,6 +222,11 @@ class _CheckRewriter(TargetRewriter):
             elif name != "relax.shape_of":
                 return []
         return [str(var.name) for var in found]
+
+    def _counts_from(self, value: Any, index: Any) -> bool:
+        """Return whether a value is the sum of an index and a size."""
+        total = self.flow.values.get(value, value)
+        return ir.operator_name(total) == "relax.add" and total.args[0].same_as(index)
 
     def _clamp(self, indices: Any, bound: Bound) -> Any:
         """Emit indices, each the nearest one that is within its axis."""
@@ -282,6 +309,8 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
         return value, None
     limit = tirx.Cast(dtype, size) if is_open(size) else tirx.const(plain(size), dtype)
     zero = tirx.const(0, dtype)
+    if bound.is_length:
+        return value, limit == zero
     if not bound.from_end:
         # of a number that is none, neither is true
         return value, tirx.Not(tirx.And(value >= zero, value < limit))
@@ -360,14 +389,15 @@ _RULES: Final[Mapping[str, Callable[[relax.Call], _Bounds]]] = {
     }.items()
 }
 """Operators that need certain values -> which operands, and the bounds of each."""
+_EXTREMES: Final = ("relax.argmax", "relax.argmin")
 _KEEP_VALUES: Final = frozenset(
     f"relax.{name}"
     for name in (
         *("astype", "reshape", "expand_dims", "squeeze", "permute_dims", "broadcast_to", "flatten"),
-        *("where", "less", "add", "concat", "strided_slice", "stack", "shape_to_tensor"),
+        *("concat", "strided_slice", "stack", "shape_to_tensor"),
     )
 )
-"""Operators whose results have the values of their operands, or count them from the other end."""
+"""Operators whose results have the values of their operands."""
 
 
 # ---------------------------------------------------------------- divisions in kernels

@@ -13,10 +13,12 @@ import pytest
 from tests.support.kernels import FAST, host_level, outputs
 from tests.support.onnx_models import load, open_session
 from tests.support.tflite_models import TfliteBuilder
+from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.core.errors import BundleError, StageError
+from tvmflow.core.types import Dimension
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
 
@@ -159,6 +161,25 @@ def test_computed_indices_and_random_ones(tmp_path: Path) -> None:
             with pytest.raises(BundleError, match="a computed tensor has an index out of range"):
                 run({"x": X, "i": i})
     assert taken
+
+
+def test_a_sum_is_not_blamed_on_an_input(tmp_path: Path) -> None:
+    """Extremes of no elements are reported, too."""
+    text = (
+        "g (float[5,4] x, int64[3] i) => (float[3,4] y) <int64 two={2}>"
+        "{ j = Add(i, two) y = Gather(x, j) }"
+    )
+    _, model = import_text(text, tmp_path)
+    with pytest.raises(BundleError, match="a computed tensor has an index out of range"):
+        compile_c(model)({"x": X, "i": np.array([0, 3, 1])})
+    text = "g (float[n,3] x) => (int64[3] y) { y = ArgMax<axis=0, keepdims=0>(x) }"
+    made = onnx.parser.parse_model(HEAD + text)
+    model = load_open(made, tmp_path, (Dimension("n", 0, 8),))
+    np.testing.assert_array_equal(outputs(model, {"x": X[:, :3]})[0], [4, 4, 4])
+    with pytest.raises(
+        ValueError, match="looks for an extreme among 0 elements, along an axis of n"
+    ):
+        outputs(model, {"x": X[:0, :3]})
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint8"])
