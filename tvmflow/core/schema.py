@@ -13,13 +13,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from tvmflow.core.formatting import quoted
+from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.version import schema_url
 
 _VERSION: Final = 1
 
 NAME_PATTERN: Final = r"^[a-z0-9][a-z0-9._-]*$"
-"""Valid names of recipes, targets and pipelines."""
+"""Names of recipes, targets, variants and pipelines, but for those that no folder may have: see FolderName."""
 
 SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -47,6 +48,19 @@ def field_error(text: str, *path: str | int) -> PydanticCustomError:
     The text is without file, position and field name; the path leads from the validated value to the wrong field.
     """
     return PydanticCustomError("field", "{text}", {"text": text, "path": path})
+
+
+def check_folder_name(name: str) -> str:
+    """Check that every file system has folders with a name."""
+    if find_invalid_name([name]) is not None:
+        raise field_error(
+            f"no folder can have the name {quoted(name)} on Windows; choose another one"
+        )
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(check_folder_name)]
+"""A name that becomes one of a folder."""
 
 
 def first_field_error(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:

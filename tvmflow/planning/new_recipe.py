@@ -13,7 +13,7 @@ from tvmflow.core.errors import ImportFailed, RecipeError, UsageError
 from tvmflow.core.file_kinds import MODEL, check_kind, recognize
 from tvmflow.core.formatting import names_text
 from tvmflow.core.generated_text import shell_word
-from tvmflow.core.named_files import is_file, missing_file_text
+from tvmflow.core.named_files import find_invalid_name, is_file, missing_file_text
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import InputFile, Json
 from tvmflow.core.version import page_url, schema_url
@@ -227,11 +227,17 @@ def _path_from(folder: Path, path: str) -> str:
 
 
 def name_of(model: str) -> str:
-    """Return the name of the recipe of a model at a path or an address."""
+    """Return the name of the recipe of a model at a path or an address.
+
+    >>> name_of("ResNet 50.onnx"), name_of("con.onnx")
+    ('resnet-50', 'model-con')
+    """
     name = file_name(model) if is_address(model) else Path(model).name
     name = next((name.removesuffix(end) for end in _FIELDS if name.endswith(end)), Path(name).stem)
-    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")
-    return name[:_MAX_NAME] or "model"
+    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower())[:_MAX_NAME].strip("-._")
+    if find_invalid_name([name]) is not None:
+        name = f"model-{name}"
+    return name[:_MAX_NAME].strip("-._")
 
 
 # ---------------------------------------------------------------- the recipe

@@ -17,6 +17,7 @@ from tvmflow.core.project import find_project, list_packaged_paths, shortest_pat
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
+    FolderName,
     FormatVersion,
     field_error,
     one_of,
@@ -66,7 +67,7 @@ class PipelineFile(ClosedModel):
     """The stages of a run, in order."""
 
     pipeline: FormatVersion = Field(examples=[1], description="Version of the format: 1.")
-    name: str = Field(
+    name: FolderName = Field(
         pattern=NAME_PATTERN,
         max_length=100,
         examples=["nightly"],

@@ -23,7 +23,9 @@ from tvmflow.core.formatting import quoted
 from tvmflow.core.schema import (
     NAME_PATTERN,
     ClosedModel,
+    FolderName,
     FormatVersion,
+    check_folder_name,
     field_error,
     first_field_error,
     published_schema,
@@ -61,7 +63,7 @@ def _check_variant_name(name: str) -> str:
             "must start with a lowercase letter or digit, contain only lowercase letters, digits "
             f"and . _ -, and have at most {_MAX_VARIANT_NAME} characters"
         )
-    return name
+    return check_folder_name(name)
 
 
 _VariantName = Annotated[str, AfterValidator(_check_variant_name)]
@@ -191,7 +193,7 @@ class Recipe(ClosedModel):
     """One model: its source, inputs, targets, tuning budget, outputs and checks."""
 
     recipe: FormatVersion = Field(examples=[1], description="Version of the format: 1.")
-    name: str = Field(
+    name: FolderName = Field(
         pattern=NAME_PATTERN,
         max_length=100,
         examples=["resnet50"],

@@ -14,6 +14,7 @@ from tvmflow.core.schema import (
     MAX_PATH_LENGTH,
     NAME_PATTERN,
     ClosedModel,
+    FolderName,
     check_choice,
     field_error,
     one_of,
@@ -149,7 +150,7 @@ class BuildTarget(ClosedModel):
     It is a target, or a part of a model with a target of its own.
     """
 
-    name: str = Field(
+    name: FolderName = Field(
         pattern=NAME_PATTERN,
         max_length=100,
         examples=["edge"],

@@ -193,6 +193,19 @@ WRONG = [
         ("name: net", "name: .."),
         "2:7: name: must start with a lowercase letter or digit and contain only lowercase letters, digits and . _ -, not the string '..'",
     ),
+    *(
+        wrong(
+            f"name {name!r}, which Windows lacks",
+            ("name: net", f"name: {name}"),
+            f"2:7: name: no folder can have the name '{name}' on Windows; choose another one",
+        )
+        for name in ("con", "nul.txt", "com1", "net.")
+    ),
+    wrong(
+        "target name of a device",
+        ("- host", "- {name: aux, preset: host}"),
+        "8:12: targets.0.name: no folder can have the name 'aux' on Windows; choose another one",
+    ),
     wrong(
         "name too long",
         ("name: net", "name: " + "a" * 101),

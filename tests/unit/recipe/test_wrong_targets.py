@@ -66,6 +66,7 @@ VARIANTS = {
     "{b1: [1, 3]}": "7:16: variants.b1: must be a mapping, such as {inputs: {data: {shape: [8, 3, 224, 224]}}}, not a list",
     "{b1: }": "7:15: variants.b1: must be a mapping, such as {inputs: {data: {shape: [8, 3, 224, 224]}}}, but is empty",
     "{B1: {}}": "7:16: variants.B1: must start with a lowercase letter or digit, contain only lowercase letters, digits and . _ -, and have at most 50 characters",
+    "{aux: {}}": "7:17: variants.aux: no folder can have the name 'aux' on Windows; choose another one",
     "{../b: {}}": "7:18: variants.../b: must start with a lowercase letter or digit, contain only lowercase letters, digits and . _ -, and have at most 50 characters",
     "{b8: {input: {}}}": "7:17: variants.b8.input: unknown field; did you mean 'inputs'?",
     "{b8: {inputs: {data: [8, 3, 8, 8]}}}": "7:32: variants.b8.inputs.data: must be a mapping, such as {shape: [8, 3, 224, 224]}, not a list",
