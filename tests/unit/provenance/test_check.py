@@ -17,6 +17,7 @@ from tests.support.provenance import LIBRARY, World, bundle_with
 from tvmflow.core import signing
 from tvmflow.core.files import hash_file
 from tvmflow.provenance.check import check_delivered
+from tvmflow.provenance.write import sign_statements
 from tvmflow.runtime import statements
 from tvmflow.runtime.statements import Finding
 
@@ -315,3 +316,25 @@ def test_an_empty_folder_is_not_good(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (findings,) = check_delivered(tmp_path / "empty", ())
     assert not findings.good
+
+
+@pytest.mark.parametrize("older", [("net.so",), ("verify.json",), ("net.so", "verify.json")])
+def test_files_of_an_older_signed_delivery_are_refused_beside_newer_ones(
+    delivered: Delivered, older: tuple[str, ...]
+) -> None:
+    """Although a trusted key signed both, and both statements are there."""
+    newer = delivered.statement.read_bytes()
+    for name in older:
+        (delivered.folder / name).write_bytes(b"older")
+
+    def change(body: dict[str, Any]) -> None:
+        for subject in body["subject"]:
+            subject["digest"]["sha256"] = hash_file(str(delivered.folder / subject["name"]))
+
+    delivered.edit(change)
+    sign_statements(delivered.statement, delivered.key)
+    delivered.statement.rename(delivered.statement.with_name("old.intoto.jsonl"))
+    delivered.statement.write_bytes(newer)
+    bad = delivered.bad()
+    assert {*older} <= {*bad}
+    assert all(bad[name].startswith("it is not the file that was delivered") for name in older)
