@@ -18,7 +18,7 @@ from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.documents import get_field
 from tvmflow.core.errors import DownloadError, UsageError, VerifyFailed
 from tvmflow.core.files import hash_file
-from tvmflow.core.formatting import quoted
+from tvmflow.core.formatting import names_text, quoted
 from tvmflow.core.named_files import find_invalid_name
 from tvmflow.core.signing import PublicKey
 from tvmflow.core.types import STATEMENT_SUFFIX
@@ -281,4 +281,8 @@ def _check(folder: Path, trusted: Sequence[PublicKey], about: str, fix: str) -> 
         hidden = len(problems) - _SHOWN_PROBLEMS
         more = [f"and {hidden} more"] if hidden > 0 else []
         raise VerifyFailed(f"{about}: {'; '.join([*problems[:_SHOWN_PROBLEMS], *more])}", fix=fix)
-    return ", ".join(sorted({finding.source.signature for finding in findings if finding.source}))
+    signed = [finding.source for finding in findings if finding.source]
+    # whoever pushed it chose the folders of whole deliveries, which no statement names
+    folders = sorted({entry.path.parent.relative_to(folder).as_posix() for entry in signed} - {"."})
+    where = f", in {names_text(folders)}" if folders else ""
+    return ", ".join(sorted({entry.signature for entry in signed})) + where

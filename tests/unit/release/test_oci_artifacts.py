@@ -271,6 +271,9 @@ def test_a_signature_is_added_later(site: Site, has_referrers: bool, delivered: 
         "PUT", f"/manifests/{unsigned.address.partition('@')[2].replace(':', '-')}"
     )
     assert bool(tagged) != has_referrers
+    shutil.copytree(delivered, site.root / "outer" / "inner")
+    site.push(site.root / "outer")
+    assert site.pull("moved", public[0]).signature == f"{pulled.signature}, in inner"
 
 
 @pytest.mark.parametrize("path", ["sitecustomize.py", "include/net.so", "lib.so.1"])
