@@ -133,3 +133,36 @@ def test_unexercised_branches_are_named() -> None:
         "negative of 4 of 5 Relu (r0, r1, r2, …)",
         "true of 1 of 1 Where (w)",
     ]
+
+
+def test_a_class_that_is_scaled_is_found_over_many_batches() -> None:
+    """Three batches of (1, 10) have three values of each class; rounding and a step of the model are no factor."""
+    weights = np.random.default_rng(0).normal(size=(20, 10)).astype(np.float32)
+    factors = np.ones(10, np.float32)
+    factors[3] = 1.001
+
+    def run(feed: Any) -> Any:
+        return {"y": feed["x"] @ weights}
+
+    made = settings()
+    signature = {"inputs": [{"name": "x", "shape": [1, 20], "dtype": "float32"}]}
+    results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
+    few = MoreDraws(names=("y",))
+    more = draws.draw_repeats(run, few, results, 230, made, TOLERANCE)
+    noise = np.random.default_rng(1).normal(1, 1e-6, 10).astype(np.float32)
+
+    def judge(wrong: Function) -> Any:
+        library: Any = SimpleNamespace(
+            run_all=lambda feeds: [{"y": wrong(run(feed)["y"])} for feed in feeds]
+        )
+        [verdict] = draws.compare_draws(library, more)
+        return verdict
+
+    for right in (lambda y: y * noise, lambda y: np.where(np.abs(y) > 9, y + 1, y)):
+        assert judge(right) == {"inputs": "64 more random inputs", "passed": True, "scaled": {}}
+    found = judge(lambda y: y * factors)
+    assert not found["passed"]
+    assert (found["scaled"]["y"]["axis"], found["scaled"]["y"]["index"]) == (1, 3)
+    assert found["scaled"]["y"]["scale"] == pytest.approx(1.001, abs=1e-5)
+    for large in (0, 2**21):
+        assert draws.draw_repeats(run, few, results, large, made, TOLERANCE) is few

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.verify.comparison import compare, find_scaled_slice
 from tvmflow.stages.verify.inputs import ReferenceOutputs, is_finite
 from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import DrawVerdict, Exercise
+from tvmflow.stages.verify.verdict import DrawVerdict, Exercise, ScaledSlice
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 _MAGNITUDES: Final = (1e-3, 100.0)
 # The batches of a recipe's samples of which branches are observed.
 _MAX_OBSERVED: Final = 8
+# So many further batches have enough values of each class to tell a scaled one.
+_REPEATS: Final = 64
+# The elements of all tensors of a model, up to which these batches take about a second.
+_MAX_REPEATED_ELEMENTS: Final = 2**20
+# The numbers of their random inputs: others are below.
+_FIRST_REPEAT: Final = 100
 # Inputs are changed by so many roundings of their dtype: outputs that change more tell nothing.
 _NUDGE: Final = 2.0
 
@@ -57,6 +63,8 @@ class MoreDraws(NamedTuple):
         tolerance: How closely these must agree.
         left_out: A sentence for each that tells nothing, and why.
         exercises: The branches that all inputs reach; None where the reference cannot tell.
+        repeats: Batches of the usual distribution, in whose outputs channels are looked for that are scaled.
+        slices: How far these may be scaled.
     """
 
     draws: tuple[Draw, ...] = ()
@@ -64,6 +72,39 @@ class MoreDraws(NamedTuple):
     tolerance: Tolerance = Tolerance(0.0, 0.0)
     left_out: tuple[str, ...] = ()
     exercises: tuple[Exercise, ...] | None = None
+    repeats: tuple[Draw, ...] = ()
+    slices: Tolerance = Tolerance(0.0, 0.0)
+
+
+def draw_repeats(
+    run: Run,
+    more: MoreDraws,
+    results: ReferenceOutputs,
+    elements: int,
+    settings: VerifySettings,
+    tolerance: Tolerance,
+) -> MoreDraws:
+    """Add batches of the usual distribution for a small model: of few samples, each class has too few values.
+
+    Args:
+        run: Runs the reference on one batch.
+        more: The other draws.
+        results: What the reference computed of the usual inputs.
+        elements: The elements of all tensors of the model.
+        settings: Those of `verify`.
+        tolerance: How closely outputs must agree.
+    """
+    feeds = results.samples.batches
+    if tolerance.slice_scale is None or not more.names or not _is_random(settings) or not feeds[0]:
+        return more
+    if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
+        return more
+    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feeds[0].items()]
+    repeats = []
+    for number in range(_REPEATS):
+        feed = _draw(inputs, settings, _FIRST_REPEAT + number, 1.0, None)
+        repeats.append(Draw("", feed, run(feed)))
+    return more._replace(repeats=tuple(repeats), slices=tolerance)
 
 
 def draw_more(
@@ -351,4 +392,31 @@ def compare_draws(library: Library, more: MoreDraws) -> list[DrawVerdict]:
         }
         is_passed = all(output["passed"] for output in compared.values())
         verdicts.append({"inputs": draw.inputs, "passed": is_passed, "outputs": compared})
+    if more.repeats:
+        verdicts.append(_compare_repeats(library, more))
     return verdicts
+
+
+def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
+    """Look for scaled channels in all batches together: rounding and steps of the model are no factor."""
+    import numpy as np
+
+    text = f"{len(more.repeats)} more random inputs"
+    try:
+        outputs = library.run_all([draw.feed for draw in more.repeats])
+    except (BundleError, StageError) as error:
+        return {"inputs": text, "passed": False, "failure": error.message}
+    scaled: dict[str, ScaledSlice] = {}
+    for name in more.names:
+        actual, expected = (
+            [batch[name] for batch in outputs],
+            [d.outputs[name] for d in more.repeats],
+        )
+        if len({array.shape for array in (*actual, *expected)}) > 1:
+            continue
+        # the last axis is that of the batches, so that the others keep their numbers
+        own, right = (np.stack(side, axis=-1).astype(np.float64) for side in (actual, expected))
+        found = find_scaled_slice(own, right, more.slices)
+        if found and found["axis"] < expected[0].ndim:
+            scaled[name] = found
+    return {"inputs": text, "passed": not scaled, "scaled": scaled}

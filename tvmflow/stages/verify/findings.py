@@ -119,6 +119,8 @@ def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
             yield f"fails for {entry['inputs']}: {entry['failure']}"
         for mismatch in list_mismatches(entry.get("outputs", {}), reference):
             yield f"wrong for {entry['inputs']}: {mismatch}"
+        for name, scaled in entry.get("scaled", {}).items():
+            yield f"wrong for {entry['inputs']}: output '{name}': {_describe_scaled(scaled)} {reference} gives"
 
 
 def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify.draws import MoreDraws, draw_more, vary_indices
+from tvmflow.stages.verify.draws import MoreDraws, draw_more, draw_repeats, vary_indices
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
@@ -82,6 +82,7 @@ def run_reference(
     context: StageContext,
     stack: contextlib.ExitStack,
     swept_sizes: Sequence[Sizes] = (),
+    elements: int = 0,
 ) -> ReferenceRun:
     """Run the reference in a process of its own, which then ends where it is not timed.
 
@@ -96,6 +97,7 @@ def run_reference(
         context: That of the stage.
         stack: Ends the process of a reference that is timed.
         swept_sizes: More sizes, at which outputs alone are compared.
+        elements: The elements of all tensors of a model of fixed sizes; 0 for others.
     """
     names = [spec.name for spec in model.outputs]
     inner = indices.tensors if indices else ()
@@ -124,6 +126,8 @@ def run_reference(
             returned = {spec.name for spec in model.outputs} - {*indices.outputs}
             compared = tuple(name for name in compared if name in returned)
         more_draws = draw_more(run, observe, results, compared, settings, tolerance_of_draws)
+        if is_timed:
+            more_draws = draw_repeats(run, more_draws, results, elements, settings, tolerance)
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         swept = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in swept_sizes)
         name, note, timed = reference.name, reference.note, None

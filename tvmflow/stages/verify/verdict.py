@@ -214,12 +214,14 @@ class DrawVerdict(TypedDict, total=False):
         inputs: What inputs it has.
         passed: All outputs agree with the reference's.
         outputs: The outputs.
+        scaled: The outputs of which a channel is scaled, over many batches together.
         failure: Why the library cannot be called; no outputs are there then.
     """
 
     inputs: str
     passed: bool
     outputs: dict[str, OutputComparison]
+    scaled: dict[str, ScaledSlice]
     failure: str
 
 
