@@ -401,7 +401,34 @@ def _evaluate(
         return None
     if not arrays or any(np.asarray(array).size > _MAX_FOLDED_ELEMENTS for array in arrays):
         return None
-    return {name: np.asarray(array) for name, array in zip(outputs, arrays, strict=True)}
+    dtypes = _declared_dtypes(node, model, constants)
+    return {
+        name: np.asarray(array).astype(dtypes.get(name, np.asarray(array).dtype), copy=False)
+        for name, array in zip(outputs, arrays, strict=True)
+    }
+
+
+def _declared_dtypes(
+    node: NodeProto, model: ModelProto, constants: Mapping[str, TensorProto]
+) -> dict[str, np.dtype[Any]]:
+    """Return the dtypes that ONNX declares for the outputs; the reference evaluator has wider ones for some."""
+    [opset] = [e.version for e in model.opset_import if e.domain == node.domain] or [1]
+    types = {
+        name: helper.make_tensor_type_proto(constants[name].data_type, constants[name].dims)
+        for name in node.input
+        if name
+    }
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        found = onnx.shape_inference.infer_node_outputs(schema, node, types)
+    except Exception:
+        # an operator of another domain, or one that has no inference of types
+        return {}
+    return {
+        name: helper.tensor_dtype_to_np_dtype(declared.tensor_type.elem_type)
+        for name, declared in found.items()
+        if declared.tensor_type.elem_type
+    }
 
 
 def _is_scalar_integer(tensor: TensorProto) -> bool:

@@ -112,6 +112,20 @@ def test_an_operator_of_another_domain_is_unsupported() -> None:
     assert reason == "TVM has no operator mine.Relu"
 
 
+def test_folded_constants_have_the_dtype_that_onnx_declares() -> None:
+    """The reference evaluator computes grids in float32."""
+    made = model(
+        [node("AffineGrid", ["theta", "size"], ["grid"]), node("Add", ["x", "grid"], ["y"])],
+        [value("x", [1, 2, 2, 2], "float16")],
+        [value("y", None, "float16")],
+        {"theta": np.ones((1, 2, 3), np.float16), "size": np.array([1, 1, 2, 2])},
+        opset=20,
+    )
+    folded = fold_constants(made)
+    assert operators(folded) == ["Add"]
+    assert [t.data_type for t in folded.graph.initializer if t.name == "grid"] == [10]
+
+
 def test_shapes_and_sizes_become_numbers() -> None:
     """`Shape` may select dimensions; a tensor without a known shape is left alone."""
     made = model(
