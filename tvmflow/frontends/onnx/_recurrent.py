@@ -42,6 +42,10 @@ def convert(
     size = sizes[2] if sizes and len(sizes) == 3 else None
     if size != expected:
         raise ValueError(f"its input has {size} values a step, and its weights are for {expected}")
+    directions, rows, _ = ir.known_shape(operands.recurrent)
+    bias = sizes_of(operands.bias)
+    if bias is not None and bias != (directions, 2 * rows):
+        raise ValueError(f"its bias has the shape {list(bias)}, not {[directions, 2 * rows]}")
     layer = Recurrent(
         kind=kind,
         is_reversed=_DIRECTIONS[_text(attributes.get("direction", "forward"))],

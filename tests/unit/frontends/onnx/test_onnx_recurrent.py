@@ -256,6 +256,16 @@ def test_an_input_that_does_not_fit_the_weights_is_refused(tmp_path: Path) -> No
         load(made, tmp_path, feed)
 
 
+def test_a_bias_that_does_not_fit_the_weights_is_refused(tmp_path: Path) -> None:
+    """Its kernel would read past its end; a dynamic size is not known to fit."""
+    made, feed = layer("LSTM", bias=False)
+    made.graph.node[0].input[3] = "bias"
+    made.graph.input.append(value("bias", [1, 8]))
+    feed["bias"] = np.zeros((1, 8), np.float32)
+    with pytest.raises(ImportFailed, match=r"its bias has the shape \[1, 8\], not \[1, 56\]"):
+        load(made, tmp_path, feed)
+
+
 def test_a_layer_can_be_written_as_c(tmp_path: Path) -> None:
     """Without vectors, which C lacks."""
     made, feed = layer("GRU", hidden=16, batch=2)
