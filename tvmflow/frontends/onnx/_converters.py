@@ -248,6 +248,7 @@ def _arg_extreme(node: NodeToConvert) -> Any:
 def _affine_grid(node: NodeToConvert) -> Any:
     """Return grids in the dtype of their matrices; TVM's are float32."""
     theta, size = node.inputs
+    known_array(size, "size")
     wide = node.emit(relax.op.astype(theta, "float32"))
     return relax.op.astype(node.emit(node.convert_by_tvm([wide, size])), _dtype(theta))
 

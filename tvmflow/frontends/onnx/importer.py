@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -19,6 +20,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
+from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
 from tvmflow.core.formatting import excerpt, last_line, quoted
 from tvmflow.core.types import Dimension, TensorSpec
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
+_INTERNALS: Final = re.compile(r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError")
+"""What only the text of TVM's own errors has."""
 _FIX: Final = "replace the operator in the model, or end the model before it"
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
@@ -277,7 +281,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                 raise
             except Exception as error:
                 name = f"{excerpt(node.op_type)} (node {node_name(node)})"
-                reason = last_line(error)
+                reason = self._explain(node, error)
                 if self._sizes and not isinstance(error, OpenSizeProblem):
                     reason = self._sizes.fixed_text(node) or reason
                 text = f"{name} cannot be imported: {reason}"
@@ -285,6 +289,19 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._name_results(node)
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])
+
+    def _explain(self, node: NodeProto, error: Exception) -> str:
+        """Return an error's text, or in place of TVM's internals the dtypes and shapes of the operands."""
+        reason = last_line(error)
+        if not _INTERNALS.search(reason):
+            return reason
+        types = [self._nodes[name].ty for name in node.input if name in self._nodes]
+        operands = [
+            f"{ty.dtype}{list(map(plain, ty.shape.values))}"
+            for ty in types
+            if isinstance(getattr(ty, "shape", None), relax.ShapeExpr)
+        ]
+        return f"TVM has no conversion of it for the operands {', '.join(operands) or 'it has'}"
 
     def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
         """Convert a node that computes sizes, or takes them; return whether that is done."""

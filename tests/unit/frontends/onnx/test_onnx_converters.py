@@ -302,6 +302,19 @@ def test_boxes_are_suppressed_as_onnx_runtime_does(overlap: float | None, tmp_pa
     assert np.array_equal(actual, expected)
 
 
+def test_texts_of_tvm_do_not_reach_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operands of the node stand in their place."""
+    import tvm.relax.frontend.onnx.onnx_frontend as tvm_frontend
+
+    def fail(*_: Any) -> Any:
+        raise TypeError("Binary operators must have the same datatype, got R.Tensor and T.int64(1)")
+
+    monkeypatch.setattr(tvm_frontend.Where, "_impl_v16", fail)
+    made, feed = single("Where", {"c": SIGNS > 0, "x": SIGNS, "y": SIGNS})
+    with pytest.raises(ImportFailed, match=r"operands bool\[6\], float32\[6\], float32\[6\]"):
+        load(made, tmp_path, feed)
+
+
 def test_computed_axes_are_refused_by_name(tmp_path: Path) -> None:
     """The message names the operator and the operand."""
     made, feed = single("CumProd", {"x": draw(3), "axis": np.array(0, INT)}, opset=26)
