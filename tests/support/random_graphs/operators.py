@@ -843,6 +843,10 @@ def suppression(g: Graph) -> None:
 # ---------------------------------------------------------------- recurrent layers, attention
 
 
+ACTIVATIONS: Final = {"Sigmoid": (), "Tanh": (), "Relu": (), "HardSigmoid": (0.3, 0.4), "Softsign": (), "LeakyRelu": (0.1,), "Affine": (0.5, 0.2), "Elu": (0.7,), "ThresholdedRelu": (0.6,), "ScaledTanh": (0.9, 0.8)}
+"""Activations of recurrent layers: alpha and beta that are not the defaults."""
+
+
 def recurrent(g: Graph) -> None:
     g.wildness = 0
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[g.operator]
@@ -850,7 +854,8 @@ def recurrent(g: Graph) -> None:
     ways = 2 if direction == "bidirectional" else 1
     layout = g.maybe(1, 15) if "layout" in g.schema.attributes else None
     steps, batch, width, hidden = (g.draw.between(1, 4) for _ in range(4))
-    dtype = g.dtype("T", among="float32 float64 float16")
+    # ONNX Runtime has no other dtype, and the reference evaluator ignores attributes
+    dtype = g.dtype("T", among="float32" if g.draw.chance(70) else FLOATS)
     shape = [batch, steps, width] if layout else [steps, batch, width]
     first = [batch, ways, hidden] if layout else [ways, batch, hidden]
     operands = [
@@ -860,6 +865,8 @@ def recurrent(g: Graph) -> None:
         g.tensor([ways, 2 * gates * hidden], dtype) if g.draw.chance(60) else NO_VALUE,
         g.tensor([batch], "int32", values=g.rng.integers(1, steps + 1, batch)) if g.draw.chance(20) else NO_VALUE,
     ]
+    if operands[-1].name:
+        g.attributes.add("sequence_lens")
     states = 2 if g.operator == "LSTM" else 1
     operands += [g.tensor(first, dtype) if g.draw.chance(30) else NO_VALUE for _ in range(states)]
     attributes: dict[str, Any] = {"direction": direction, "layout": layout, "hidden_size": hidden}
@@ -870,9 +877,13 @@ def recurrent(g: Graph) -> None:
         attributes["linear_before_reset"] = g.maybe(1)
     attributes["clip"] = g.maybe(0.7, 15)
     if g.draw.chance(25):
-        count = {"LSTM": 3, "GRU": 2, "RNN": 1}[g.operator]
-        names = [g.draw.choice(("Sigmoid", "Tanh", "Relu", "HardSigmoid", "Softsign")) for _ in range(count)]
-        attributes["activations"] = names * ways
+        count = ways * {"LSTM": 3, "GRU": 2, "RNN": 1}[g.operator]
+        names = [g.draw.choice(tuple(ACTIVATIONS)) for _ in range(count)]
+        attributes["activations"] = names
+        # only functions that have a parameter take one
+        for place, parameter in enumerate(("activation_alpha", "activation_beta")):
+            values = [ACTIVATIONS[name][place] for name in names if len(ACTIVATIONS[name]) > place]
+            attributes[parameter] = values or None
     g.node(*operands, outputs=1 + states, **attributes)
 
 
