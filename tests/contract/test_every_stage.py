@@ -16,8 +16,8 @@ from tvmflow.stages.base import Scope, parse_settings
 
 HEAVY = ("tvm", "numpy", "onnx", "onnxruntime", "mxnet", "torch", "doit", "safetensors", "xgboost")
 each_stage = pytest.mark.parametrize("name", STAGES)
-# exported files contain names
-NAMED = ("emulation_program", "export", "join")
+# their files contain names, or are found by them
+NAMED = ("emulation_program", "export", "join", "verify")
 # stages that run once for a partitioned target
 WHOLE = ("import", "join", "verify")
 each_subject = pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def recipe(kernels: Kernels = PLAIN, **tune: Any) -> Any:
         **tune,
     }
     return SimpleNamespace(
+        checks=True,
         list_dimensions=tuple,
         tune=Tune(**values),
         kernels=kernels,
