@@ -119,7 +119,7 @@ def test_a_page_is_compared_with_what_is_named(
     [
         ("last", "--against last: nothing before run {run} has one of its builds"),
         ("nothing", "there is no file or folder nothing, and no run of this name in "),
-        ("net.yaml", "net.yaml is a recipe; a lock file is expected here"),
+        ("net.yaml", "net.yaml:1:1: model: is missing"),
         ("{run}", "the page is about run {run}: it cannot be compared with itself"),
         ("latest", "run {latest} and run {run} have no build in common: other/host; net/host"),
     ],
