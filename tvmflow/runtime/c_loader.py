@@ -60,7 +60,8 @@ LOWER_LEVEL: Final = (
 )
 """What to do where a CPU lacks what a library needs."""
 WRONG_VALUE: Final = 1000
-"""This code, and all above, say that a value of an input is wrong; the message says which."""
+"""This code, and all above up to the next, say that a value of an input is wrong; the message says which."""
+_WRONG_SIZE: Final = 65536
 # What to do for a code of the header.
 _REMEDIES: Final[Mapping[int, str]] = {
     2: "load it with the tvmflow that made it",
@@ -522,7 +523,7 @@ class _Context:
         if not status:
             return
         message, fix = self._functions["message"](status).decode(), _REMEDIES.get(status, "")
-        if status >= WRONG_VALUE:
+        if WRONG_VALUE <= status < _WRONG_SIZE:
             raise wrong_value_error(message)
         if status not in _MACHINE_CODES:
             raise BundleError(message, fix=fix)

@@ -23,7 +23,8 @@ from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime
 
 # The numbers in the header.
-NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT, WRONG_SIZE, OVERLAP, BUSY = range(1, 8)
+NULL_ARGUMENT, WRONG_VERSION, WRONG_OPTION, WRONG_COUNT = range(1, 5)
+OVERLAP, BUSY, WRONG_SIZE = 6, 7, 65536
 NO_MEMORY, KERNEL_FAILED, MISALIGNED_MEMORY = 8, 11, 17
 
 
@@ -123,7 +124,15 @@ def test_every_misuse_has_its_status(exported: Exported) -> None:
     huge = ctypes.c_size_t(2**64 - 1)
     assert library.function("run")(library.context, None, huge, None, huge) == WRONG_COUNT
     assert run([Buffer(source.data, 255)], [target]) == WRONG_SIZE
-    assert run([source], [Buffer(target.data, 44)]) == WRONG_SIZE
+    assert run([source], [Buffer(target.data, 44)]) == WRONG_SIZE + 1
+    message = library.function("message")
+    texts = [message(WRONG_SIZE + place).decode() for place in range(3)]
+    assert texts == [
+        "input 'data' has another size than float32 [1, 1, 8, 8], 256 bytes",
+        "output 'softmax_output' has another size than float32 [1, 10], 40 bytes",
+        "unknown error",
+    ]
+    assert message(5) == message(-(2**31)) == message(2**31 - 1) == b"unknown error"
     assert run([Buffer(None, 256)], [target]) == NULL_ARGUMENT
     assert run([source], [Buffer(source.data, 40)]) == OVERLAP
     assert library.function("run")(None, None, 0, None, 0) == NULL_ARGUMENT

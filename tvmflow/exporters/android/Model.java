@@ -191,6 +191,7 @@ public final class %(class)s implements AutoCloseable {
   private static void check(int status) {
     if (status == %(OK)s) return;
     String text = new String(message(status), StandardCharsets.UTF_8);
+    if (status >= %(WRONG_VALUE)s) throw new IllegalArgumentException(text);
     switch (status) {
       case %(MISSING_FEATURE)s:
         String feature = new String(missingFeature(), StandardCharsets.UTF_8);

@@ -34,9 +34,10 @@ _ABIS: Final[Mapping[str, str]] = {
 }
 # What a caller did wrong, as the header numbers it.
 _ARGUMENTS: Final = (
-    *("NULL_ARGUMENT", "WRONG_OPTION", "WRONG_COUNT", "WRONG_SIZE", "OVERLAP", "WRONG_DIMENSION"),
+    *("NULL_ARGUMENT", "WRONG_OPTION", "WRONG_COUNT", "OVERLAP", "WRONG_DIMENSION"),
 )
-_OTHERS: Final = ("OK", "NO_MEMORY", "MISSING_FEATURE")
+# The last is the least code for a wrong value or size.
+_OTHERS: Final = ("OK", "NO_MEMORY", "MISSING_FEATURE", "WRONG_VALUE")
 _GRADLE: Final = """\
 plugins { id 'com.android.library' }
 

@@ -11,13 +11,13 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tvmflow.core.files import symlink_or_copy
 from tvmflow.core.generated_text import c_string, comment, identifier
-from tvmflow.core.types import Dimension, Json, shape_text
+from tvmflow.core.types import Dimension, Json, TensorSpec, shape_text
 from tvmflow.targets.c_runtime import devices, dimensions, levels, weights
 from tvmflow.targets.c_runtime.levels import LevelCode
 from tvmflow.targets.linking import (
@@ -464,6 +464,7 @@ def _write_model(model: DescribedModel) -> str:
         *(["#define TF_DEVICE"] if model.executor else []),
         *(weights.write_code(head, model.maps_files) if head else []),
         *dimensions.write_code(model.dimensions),
+        f"#define TF_WRONG_SIZES {', '.join(map(c_string, _describe_sizes(model.signature)))}",
         f'#include "{_HEADER}"',
         '#include "runtime.h"',
         f'#include "{PROGRAM}"',
@@ -476,6 +477,15 @@ def _write_model(model: DescribedModel) -> str:
     for direction in ("inputs", "outputs"):
         lines += _write_tensors(direction, model.signature[direction])
     return "\n".join(lines) + "\n"
+
+
+def _describe_sizes(signature: Mapping[str, Json]) -> Iterator[str]:
+    """Yield the message for each input and output that a caller gives another size."""
+    for word, direction in (("input", "inputs"), ("output", "outputs")):
+        for tensor in signature[direction]:
+            spec = TensorSpec.from_json(tensor)
+            size = ", by the sizes that were chosen" if spec.sizes else f", {spec.bytes} bytes"
+            yield f"{word} '{spec.name}' has another size than {spec.dtype} {shape_text(tensor)}{size}"
 
 
 def _write_tensors(direction: str, tensors: Sequence[Mapping[str, Json]]) -> list[str]:

@@ -89,11 +89,11 @@ static int tf_derive(const tf_context *context, size_t input, const int64_t *sha
   for (size_t axis = 0; axis < rank; ++axis) {
     const int dimension = axes[axis];
     if (dimension < 0) {
-      if (shape[axis] != fixed[axis]) return TF_STATUS(WRONG_SIZE);
+      if (shape[axis] != fixed[axis]) return TF_STATUS(WRONG_SIZE) + (int)input;
       continue;
     }
     if (!tf_is_size((size_t)dimension, shape[axis])) return TF_STATUS(WRONG_DIMENSION);
-    if (is_there[dimension] && sizes[dimension] != shape[axis]) return TF_STATUS(WRONG_SIZE);
+    if (is_there[dimension] && sizes[dimension] != shape[axis]) return TF_STATUS(WRONG_SIZE) + (int)input;
     is_there[dimension] = true;
     sizes[dimension] = shape[axis];
   }
@@ -104,7 +104,7 @@ int TF(set_input_shape)(tf_context *context, size_t input, const int64_t *shape,
   int64_t sizes[TF_DIMENSIONS];
   if (!context || (!shape && rank)) return TF_STATUS(NULL_ARGUMENT);
   if (input >= TF_STATUS(INPUTS)) return TF_STATUS(WRONG_COUNT);
-  if (rank != TF(inputs)()[input].rank) return TF_STATUS(WRONG_SIZE);
+  if (rank != TF(inputs)()[input].rank) return TF_STATUS(WRONG_SIZE) + (int)input;
   if (atomic_flag_test_and_set_explicit(&context->is_busy, memory_order_acquire)) return TF_STATUS(BUSY);
   const int status = tf_derive(context, input, shape, sizes);
   for (size_t i = 0; i < TF_DIMENSIONS && status == TF_STATUS(OK); ++i) tf_set(context, i, sizes[i]);

@@ -38,7 +38,6 @@ enum {
   %(NAME)s_WRONG_VERSION = 2,   /* the options are those of another version of this header */
   %(NAME)s_WRONG_OPTION = 3,    /* an option has a value that it cannot have */
   %(NAME)s_WRONG_COUNT = 4,     /* too few or too many inputs or outputs, or there is no such output */
-  %(NAME)s_WRONG_SIZE = 5,      /* an input or output has another size than the model's */
   %(NAME)s_OVERLAP = 6,         /* an output shares memory with an input or another output */
   %(NAME)s_BUSY = 7,            /* the context is in use: one call at a time; make one context a thread */
   %(NAME)s_NO_MEMORY = 8,       /* there is not enough memory */
@@ -46,8 +45,12 @@ enum {
   %(NAME)s_MISSING_FEATURE = 10, /* the CPU lacks an instruction set that the library was built for */
   %(NAME)s_KERNEL_FAILED = 11,  /* a kernel reported an error, or parallel_for did not do every task once */
   %(NAME)s_MISALIGNED_MEMORY = 17, /* allocate returned memory that is not aligned as it was asked to be */
-  /* This, and all above: an index is out of range, or a divisor is 0. The message names the input or operator. */
-  %(NAME)s_WRONG_VALUE = 1000
+  /* This, and all above up to the next: an index is out of range, or a divisor is 0. The message names the input or
+   * operator. */
+  %(NAME)s_WRONG_VALUE = 1000,
+  /* This, and all above: a tensor has another size than the model's, by its place among the inputs, then the outputs. The
+   * message names it. */
+  %(NAME)s_WRONG_SIZE = 65536
 };
 %(weights_statuses)s%(dimension_statuses)s
 /* A model that is ready to run, with memory and threads of its own. The weights are shared by all. */

@@ -544,11 +544,11 @@ typedef tf_tensor tf_described;
 #define TF_WITH_CONTEXT(type)
 #endif
 
-static int tf_check(const tf_buffer *buffers, size_t count, const tf_described *tensors, size_t expected) {
+static int tf_check(const tf_buffer *buffers, size_t count, const tf_described *tensors, size_t expected, int wrong_size) {
   if (count != expected) return TF_STATUS(WRONG_COUNT);
   if (!buffers && expected) return TF_STATUS(NULL_ARGUMENT);
   for (size_t i = 0; i < count; ++i) {
-    if (buffers[i].bytes != TF_BYTES(tensors[i])) return TF_STATUS(WRONG_SIZE);
+    if (buffers[i].bytes != TF_BYTES(tensors[i])) return wrong_size + (int)i;
     if (!buffers[i].data && buffers[i].bytes) return TF_STATUS(NULL_ARGUMENT);
   }
   return TF_STATUS(OK);
@@ -556,8 +556,10 @@ static int tf_check(const tf_buffer *buffers, size_t count, const tf_described *
 
 static int tf_check_call(TF_WITH_CONTEXT(const tf_context *) const tf_buffer *inputs, size_t input_count,
                          const tf_buffer *outputs, size_t output_count) {
-  int status = tf_check(inputs, input_count, TF_EXPECTED(inputs), TF_STATUS(INPUTS));
-  if (status == TF_STATUS(OK)) status = tf_check(outputs, output_count, TF_EXPECTED(outputs), TF_STATUS(OUTPUTS));
+  int status = tf_check(inputs, input_count, TF_EXPECTED(inputs), TF_STATUS(INPUTS), TF_STATUS(WRONG_SIZE));
+  const int of_outputs = TF_STATUS(WRONG_SIZE) + TF_STATUS(INPUTS);
+  if (status == TF_STATUS(OK))
+    status = tf_check(outputs, output_count, TF_EXPECTED(outputs), TF_STATUS(OUTPUTS), of_outputs);
   if (status != TF_STATUS(OK)) return status;
   for (size_t i = 0; i < output_count; ++i) {
     for (size_t j = 0; j < input_count; ++j)
@@ -703,8 +705,7 @@ const char *TF(message)(int status) {
       "the options have another version than the library: compile the program with the library's own header",
       "an option has a value that it cannot have: more threads than the library allows, or allocate without release",
       "the number of inputs or outputs is not the model's, or it has no such output",
-      "an input or output has another size than the model's",
-      "an output shares memory with an input or another output",
+      [TF_STATUS(OVERLAP)] = "an output shares memory with an input or another output",
       "the context is in use by another thread: make a context for each thread",
       "there is not enough memory",
       "the system does not start another thread",
@@ -718,10 +719,13 @@ const char *TF(message)(int status) {
       "the options have weights in two places, or memory that does not begin at a multiple of 64 bytes",
 #endif
   };
+  static const char *const wrong_sizes[] = {TF_WRONG_SIZES};
+  const size_t tensor = status >= TF_STATUS(WRONG_SIZE) ? (size_t)(status - TF_STATUS(WRONG_SIZE)) : SIZE_MAX;
+  if (tensor < sizeof wrong_sizes / sizeof *wrong_sizes) return wrong_sizes[tensor];
 #ifdef TF_FAILURES
   static const char *const failures[] = {TF_FAILURES};
-  const int failure = status - TF_STATUS(WRONG_VALUE);
-  if (failure >= 0 && (size_t)failure < sizeof failures / sizeof *failures) return failures[failure];
+  const size_t failure = status >= TF_STATUS(WRONG_VALUE) ? (size_t)(status - TF_STATUS(WRONG_VALUE)) : SIZE_MAX;
+  if (failure < sizeof failures / sizeof *failures) return failures[failure];
 #endif
   const bool is_known = status >= 0 && (size_t)status < sizeof messages / sizeof *messages && messages[status];
   return is_known ? messages[status] : "unknown error";

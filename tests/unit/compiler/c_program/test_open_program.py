@@ -43,7 +43,7 @@ from tvmflow.core.types import Dimension
 from tvmflow.runtime.c_loader import Buffer, Options
 from tvmflow.targets import c_runtime, linking
 
-WRONG_COUNT, WRONG_SIZE, NO_MEMORY, WRONG_DIMENSION = 4, 5, 8, 18
+WRONG_COUNT, WRONG_SIZE, NO_MEMORY, WRONG_DIMENSION = 4, 65536, 8, 18
 BATCH, SEQ = 0, 1
 ORDER = (16, 96, 4, 32, 2, 94)
 
@@ -223,6 +223,11 @@ def test_wrong_sizes_have_a_status_and_change_nothing(built: Built) -> None:
     assert library.run_buffers([shorter, buffers[0][1]], buffers[1]) == WRONG_SIZE
     assert library.set_dimension(SEQ, 18) == 0
     assert library.run_buffers(*buffers) == WRONG_SIZE
+    text = library.function("message")(WRONG_SIZE).decode()
+    assert (
+        text
+        == "input 'x' has another size than float32 [batch, seq, 24], by the sizes that were chosen"
+    )
 
 
 def test_the_description_has_open_sizes(built: Built) -> None:
