@@ -214,6 +214,7 @@ class Printer:
             self._show |= {
                 "progress": self._show_progress,
                 "download": self._show_download,
+                "step": self._show_step,
                 "waiting": self._show_waiting,
                 "delivered": self._show_delivered,
             }
@@ -308,6 +309,13 @@ class Printer:
             stage.note = text
         if not self._region and self._is_due(event):
             self._print_line(f"{self._stage_name(event)}: {text}")
+
+    def _show_step(self, event: Event) -> None:
+        stage = self._find_stage(event)
+        if stage is not None:
+            stage.note = event["message"]
+        if not self._region and (event["is_long"] or self._is_due(event)):
+            self._print_line(f"{self._stage_name(event)}: {event['message']}")
 
     def _find_stage(self, event: Event) -> StageProgress | None:
         return self._progress.stages.get(event.get("stage_id", ""))

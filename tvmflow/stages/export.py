@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
@@ -14,7 +15,7 @@ from pydantic import Field
 
 from tvmflow.compiler import form_names
 from tvmflow.compiler.form_names import C_LIBRARY
-from tvmflow.core import version
+from tvmflow.core import spans, version
 from tvmflow.core.files import digest_files, hash_file, symlink_or_copy
 from tvmflow.core.types import Json
 from tvmflow.exporters import EXPORTERS
@@ -208,15 +209,26 @@ def run(settings: ExportSettings, context: StageContext) -> ExportFacts:
         bundle=context.out / BUNDLE,
         exported_files={},
     )
-    built = _link_libraries(built, settings, context.work)
+    with _step(context, "linking", is_long=request.platform.system == "wasi"):
+        built = _link_libraries(built, settings, context.work)
     bundle.write(built, built.bundle)
     if built.vm_library not in (None, built.library):
         bundle.write(_for_vm(built), context.out / VM_BUNDLE)
-    built = export_outputs(built, settings.outputs, EXPORTERS, context.out)
+    built = export_outputs(built, settings.outputs, EXPORTERS, context)
     return ExportFacts(
         files={name: path.stat().st_size for name, path in sorted(built.exported_files.items())},
         library_bytes=built.library.stat().st_size,
     )
+
+
+@contextlib.contextmanager
+def _step(context: StageContext, text: str, *, is_long: bool = False) -> Iterator[None]:
+    """Say what the stage does now, and record how long it takes."""
+    # zig compiles the system's C library from its source
+    message = f"{text} with the C library of WASI, which takes up to a minute" if is_long else text
+    context.emit({"event": "step", "message": message, "is_long": is_long})
+    with spans.span(text):
+        yield
 
 
 def _link_libraries(built: BuiltModel, settings: ExportSettings, folder: Path) -> BuiltModel:
@@ -276,13 +288,14 @@ def tool_versions() -> dict[str, str]:
 
 
 def export_outputs(
-    built: AnyModel, outputs: Collection[str], exporters: Mapping[str, Any], folder: Path
+    built: AnyModel, outputs: Collection[str], exporters: Mapping[str, Any], context: StageContext
 ) -> AnyModel:
     """Write the outputs asked for, in the order of `exporters`; return `built` with their files."""
     for output, exporter in exporters.items():
         if output in outputs:
-            exporter.export(built, folder)
-            written = {name: folder / name for name in exporter.files(built.request)}
+            with _step(context, f"writing {output}"):
+                exporter.export(built, context.out)
+            written = {name: context.out / name for name in exporter.files(built.request)}
             built = built._replace(exported_files={**built.exported_files, **written})
     return built
 

@@ -182,7 +182,7 @@ def run(settings: JoinSettings, context: StageContext) -> JoinFacts:
         bundle=joined_bundle,
         exported_files=files_of_parts,
     )
-    export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context.out)
+    export.export_outputs(joined, settings.outputs, PARTITIONED_EXPORTERS, context)
     signatures = {name: read_bundle(path).signature for name, path in parts.items()}
     return JoinFacts(tuple(_list_transfers(request, signatures)))
 

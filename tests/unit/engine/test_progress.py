@@ -150,6 +150,19 @@ def test_a_stage_says_once_for_whom_it_waits() -> None:
     assert stream.getvalue() == "tune/host: waiting for x\n"
 
 
+def test_a_step_that_takes_long_is_a_line() -> None:
+    """Others are lines when the stage has been silent for long; a terminal shows each."""
+    stream = io.StringIO()
+    printer = Printer(stream, as_json=False, many=False)
+    printer.event(started("export/host"))
+    for message, is_long in (("linking", False), ("linking long", True), ("writing web", False)):
+        stage = "net:export/host"
+        step = {"event": "step", "stage_id": stage, "message": message, "is_long": is_long}
+        printer.event(step)
+        assert printer._progress.stages[stage].note == message
+    assert stream.getvalue() == "export/host: linking long\n"
+
+
 def test_a_terminal_shows_the_run_below_the_finished_stages() -> None:
     """The display goes away at the end, and the lines of the stages are left."""
     stream = Terminal()

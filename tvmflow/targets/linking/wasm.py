@@ -22,7 +22,7 @@ def link(
 
     The arguments are those of `Linker.link`.
 
-    zig compiles WASI's C library for it, which takes some ten seconds.
+    zig compiles WASI's C library for it, which takes most of a minute of one CPU.
     """
     del platform
     functions = (*interface.functions, *_MEMORY) if interface else ()
