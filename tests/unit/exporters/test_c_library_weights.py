@@ -319,7 +319,7 @@ def test_every_system_has_the_same_weights(tmp_path: Path, triple: str) -> None:
     request = export.make_request(exports.recipe("net"), exports.target(triple))
     exporter = EXPORTERS["c-library-weights"]
     names = {Path(name).name for name in exporter.files(request)}
-    assert names == {"net.h", "net.weights", *SYSTEMS[triple]}
+    assert names == {"net.h", "net-images.h", "net.weights", *SYSTEMS[triple]}
     files = c_runtime.LibraryFiles.of("net", triple)
     files = c_runtime.LibraryFiles(*(file if file in names else "" for file in files))
     compiled = {c_runtime.PROGRAM: tmp_path / c_runtime.PROGRAM}
