@@ -12,6 +12,7 @@ int strcmp(const char *left, const char *right);
 int strncmp(const char *left, const char *right, size_t bytes);
 int memcmp(const void *left, const void *right, size_t bytes);
 size_t strlen(const char *text);
+char *strstr(const char *text, const char *part);
 char *getenv(const char *name);
 int posix_memalign(void **memory, size_t alignment, size_t bytes);
 void *calloc(size_t count, size_t bytes);
