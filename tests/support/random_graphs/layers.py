@@ -125,6 +125,9 @@ def _spatial(g: Graph, kernel: list[int], *, ceil: bool = False, dilates: bool =
         attributes["pads"] = [g.draw.between(0, k - 1) for k in kernel * 2]
     elif padding != "none":
         attributes["auto_pad"] = padding
+    if strides and padding.startswith("SAME"):
+        # peers differ where the padding would be negative
+        attributes["strides"] = [min(pair) for pair in zip(strides, reach, strict=True)]
     if ceil and "ceil_mode" in g.schema.attributes and "auto_pad" not in attributes:
         attributes["ceil_mode"] = g.maybe(1, 30)
     return [n + g.draw.between(0, 6) for n in reach], attributes
