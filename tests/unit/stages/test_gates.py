@@ -18,6 +18,7 @@ from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts, StageContext
 from tvmflow.stages.verify import findings, gates
 from tvmflow.stages.verify.gates import check_gates
+from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify.verdict import GateResult, Verdict
 
@@ -99,7 +100,7 @@ def test_what_is_said_of_gates(tmp_path: Path) -> None:
         "which passes"
     )
     assert findings.describe_fix(verdict).startswith("a longer search finds faster kernels")
-    assert verify.verdict_without_measurements(verdict)["gates"]["max_latency"] == {"limit": 0.008}
+    assert verdict_without_measurements(verdict)["gates"]["max_latency"] == {"limit": 0.008}
 
 
 def test_what_was_not_measured_fails(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tvmflow.stages.verify.draws import vary_indices
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inner_tensors import InnerLibrary
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.tolerances import DEFAULTS, FLOAT32
 from tvmflow.stages.verify.undetected import ZEROS
 from tvmflow.stages.verify.verdict import Verdict
@@ -216,7 +217,7 @@ def test_an_index_of_which_only_itself_is_compared_has_a_warning() -> None:
         "what goes into the index 'best' (3 different values in the samples) is not compared, so that a wrong library "
         "could go undetected: the library runs on another machine"
     ]
-    lasting = verify.verdict_without_measurements(made)
+    lasting = verdict_without_measurements(made)
     assert lasting["index_inputs_not_compared"] == "the library runs on another machine"
 
 

@@ -18,6 +18,7 @@ from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.latency import (
     make_latency,
     make_profile,
@@ -442,7 +443,7 @@ def test_the_verdict_on_a_library_that_passed_has_no_figure_of_this_machine() ->
         "latency": {"library": make_latency([1e-3])},
         "failures": [],
     }
-    assert verify.verdict_without_measurements(measured) == {
+    assert verdict_without_measurements(measured) == {
         "passed": True,
         "against": "reference",
         "reference": "ONNX Runtime 1.0",
@@ -458,5 +459,5 @@ def test_a_library_without_a_reference_has_the_same_verdict_on_machines_that_can
 ):
     ran: Verdict = {"passed": True, "against": "none", "samples": 3, "failures": []}
     not_run: Verdict = {"passed": True, "against": "none", "not_run": "no such CPU"}
-    assert verify.verdict_without_measurements(ran) == {"passed": True, "against": "none"}
-    assert verify.verdict_without_measurements(not_run) == {"passed": True, "against": "none"}
+    assert verdict_without_measurements(ran) == {"passed": True, "against": "none"}
+    assert verdict_without_measurements(not_run) == {"passed": True, "against": "none"}

@@ -96,10 +96,12 @@ def test_tflite_has_no_indices_from_the_end(operator: str, rank: int, tmp_path: 
         result = model.result(operator, operands, rank)
     run = compile_c(FRONTENDS["tflite"].load({"model": model.save(tmp_path, result)}, ()))
     expected = X[[4, 3]] if rank == 2 else X[4, 3:]
-    np.testing.assert_array_equal(run({"i": np.reshape(np.int32([4, 3]), shape)})[0], expected)
+    np.testing.assert_array_equal(
+        run({"i": np.reshape(np.array([4, 3], "int32"), shape)})[0], expected
+    )
     for wrong in ([-1, 0], [5, 0], [0, -(2**31)]):
         with pytest.raises(BundleError, match="input 'i' has an index out of range for "):
-            run({"i": np.reshape(np.int32(wrong), shape)})
+            run({"i": np.reshape(np.array(wrong, "int32"), shape)})
 
 
 @pytest.mark.pytorch
