@@ -61,7 +61,7 @@ def _constant(value: float, like: Any) -> Any:
 
 
 def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
-    """Return what indices select, or scatter; negative ones count from the end where the model says nothing else."""
+    """Return what indices select or scatter; negative ones count from the end unless marked otherwise."""
     data, indices, *rest = node.inputs
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
     if FROM_START not in node.attributes or not is_tensor:

@@ -411,7 +411,7 @@ def _evaluate(
 def _declared_dtypes(
     node: NodeProto, model: ModelProto, constants: Mapping[str, TensorProto]
 ) -> dict[str, np.dtype[Any]]:
-    """Return the dtypes that ONNX declares for the outputs; the reference evaluator has wider ones for some."""
+    """Return the dtypes that ONNX declares for outputs; the reference evaluator widens some."""
     [opset] = [e.version for e in model.opset_import if e.domain == node.domain] or [1]
     types = {
         name: helper.make_tensor_type_proto(constants[name].data_type, constants[name].dims)

@@ -84,7 +84,7 @@ def draw_repeats(
     settings: VerifySettings,
     tolerance: Tolerance,
 ) -> MoreDraws:
-    """Add batches of the usual distribution for a small model: of few samples, each class has too few values.
+    """Add batches for a small model, whose classes have too few values in few samples.
 
     Args:
         run: Runs the reference on one batch.
