@@ -37,7 +37,9 @@ def test_a_kernel_has_a_share_by_the_numbers_that_it_computes(
     moved = rows * rows + rows * updates
     products = rows * rows * 64 / 16
     expected = moved / (moved + products)
-    assert shares(rows, updates, tmp_path) == {"scatter_elements": pytest.approx(expected)}
+    assert shares(rows, updates, tmp_path) == {
+        "scatter_elements": pytest.approx(expected, rel=0.03)
+    }
 
 
 def test_a_kernel_that_computes_few_numbers_has_no_share(tmp_path: Path) -> None:

@@ -110,4 +110,5 @@ def test_sums_of_float16_are_rounded_once(tmp_path: Path) -> None:
         [value("y", None)],
     )
     loaded = load(made, tmp_path)
-    assert sum("mean" in name for name in kernels_of(loaded.mod, host_level())) == 1
+    # partial sums are float32, so they may be split
+    assert sum("mean" in name for name in kernels_of(loaded.mod, host_level())) == 2
