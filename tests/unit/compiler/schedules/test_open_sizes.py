@@ -158,7 +158,7 @@ def test_the_last_numbers_of_a_row_are_one_vector_under_a_mask(mcpu: str) -> Non
     lanes = {"x86-64-v2": 4, "x86-64-v3": 8, "x86-64-v4": 16}[mcpu]
     # the lanes of sums and maximums are added up without a loop; first values of an empty row are set in one
     branches = find_nodes(body, tirx.IfThenElse)
-    fills = [branch for branch in branches if isinstance(branch.condition, tirx.LE)]
+    fills = [branch for branch in branches if isinstance(branch.condition, tirx.EQ)]
     of_fills = [loop for fill in fills for loop in find_nodes(fill, tirx.For)]
     loops = [
         loop
