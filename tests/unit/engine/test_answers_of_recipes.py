@@ -80,7 +80,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         Path("current").symlink_to("releases/1")
         for name in "abcd":
             Image.new("RGB", (8, 8)).save(f"images/cat/{name}.png")
-        Path("labels.txt").write_text("cat\n")
+        Path("labels.txt").write_text("cat\ndog\nfox\nowl\n")
         Path("net.yaml").write_text(RECIPE)
         Path("pipelines/mine.yaml").write_text(PIPELINE)
         Path("late/linker").write_text("#!/bin/sh\necho 1\n")

@@ -168,12 +168,12 @@ MISUSES: Final = [
     "-1 net: there is no dimension 'length' (there is 'batch', 'seq')",
     "4 net: there is no dimension 2 (there are 2, counted from 0)",
     "18 net: the dimension seq is 7, and its sizes are 2 to 96, multiples of 2",
-    "5 net: the dimension batch has two sizes: size 0 of input 'y' is 3, and size 0 of input 'x' is 2",
-    "5 net: size 2 of input 'x' is 25, and the model's is 24",
-    "5 net: input 'y' is float32 [batch, 24]: a shape of 2 sizes, not 3",
+    "65536 net: the dimension batch has two sizes: size 0 of input 'y' is 3, and size 0 of input 'x' is 2",
+    "65536 net: size 2 of input 'x' is 25, and the model's is 24",
+    "65536 net: input 'y' is float32 [batch, 24]: a shape of 2 sizes, not 3",
     "-1 net: there is no input 'z' (there is 'x', 'y')",
-    "5 net: input 'x' is float32 [1, 34, 24]: 816 values, not 768",
-    "5 net: output 'out0' is float32 [1, 64, 24]: 1536 values, not 1537",
+    "65536 net: input 'x' is float32 [1, 34, 24]: 816 values, not 768",
+    "65536 net: output 'out0' is float32 [1, 64, 24]: 1536 values, not 1537",
     "7 net: the model is in use by another thread: make one for each thread",
     "1 net: this model was moved to another variable",
     "1 net: this model was moved to another variable",
@@ -323,5 +323,5 @@ def test_the_tool_for_images_takes_a_batch_of_open_size(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "4 net: a batch has 3 images, counted from 0",
-        "5 net: input 'x' is float32 [2, 1, 8, 8]: 128 values, not 191",
+        "65536 net: input 'x' is float32 [2, 1, 8, 8]: 128 values, not 191",
     ]

@@ -37,8 +37,11 @@ shift 2
 exec "$@"
 """
 # Computes `x -> (x + 1, 2 x)`, as the model does.
+# The shell starts Python, as the path of a program after `#!` has no space.
 PROGRAM = f"""\
-#!{sys.executable}
+#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+'''
 import sys
 from pathlib import Path
 from tvmflow.targets.tensor_file import read_tensors, write_tensors
