@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from tvmflow.core.errors import EnvironmentProblem, StageError
-from tvmflow.core.formatting import count_text
+from tvmflow.core.formatting import count_text, names_text
+from tvmflow.core.generated_text import yaml_key
 from tvmflow.core.processes import module_command
 from tvmflow.core.slow_steps import explain_wait
 from tvmflow.core.types import TensorSpec, shape_text
@@ -25,6 +27,8 @@ from tvmflow.frontends.base import ReferenceTraits
 _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 5.0
+# What the frameworks say of a divisor or an index that no operator takes.
+_WRONG_OPERAND: Final = re.compile("by zero|out of (?:data )?(?:range|bounds)", re.I)
 
 
 class ReferenceProcess:
@@ -103,9 +107,12 @@ class ReferenceProcess:
         except BrokenPipeError:
             answer = None
         if answer is None:
+            text = self._exit_text()
+            range_fix = self._suggest_range() if signal.SIGFPE.name in text else ""
             raise StageError(
-                f"the process of {self._traits.name} {self._exit_text()}{self._last_log_line()}",
-                fix=f"see {self._log}, or disable the comparison with `verify: {{against: none}}`",
+                f"the process of {self._traits.name} {text}{self._last_log_line()}",
+                fix=range_fix
+                or f"see {self._log}, or disable the comparison with `verify: {{against: none}}`",
             )
         if "problem" in answer[0]:
             raise self._error(answer[0])
@@ -146,16 +153,22 @@ class ReferenceProcess:
             return EnvironmentProblem(
                 f"{name} cannot be imported: {reason}", fix=self._traits.install
             )
-        if "by zero" in reason:
-            return StageError(
-                f"{name} cannot run the model on the generated inputs: {reason}",
-                fix="keep 0 out of the integers that the model divides by: `inputs: {NAME: {range: [1, 9]}}`",
-            )
+        if _WRONG_OPERAND.search(reason) and (fix := self._suggest_range()):
+            return StageError(f"{name} cannot run the model on these inputs: {reason}", fix=fix)
         return StageError(
             f"{name} cannot run the model: {reason}",
             fix=f"check that {name} alone can run it, or disable the comparison with "
             "`verify: {against: none}`",
         )
+
+    def _suggest_range(self) -> str:
+        """Return what to do about an integer that no operator takes; empty where no input has integers."""
+        integers = [spec.name for spec in self._inputs if spec.dtype.startswith(("int", "uint"))]
+        if not integers:
+            return ""
+        example = f"`inputs: {{{yaml_key(integers[0])}: {{range: [1, 9]}}}}`"
+        which = f" (its inputs with integers are {names_text(integers)})" if integers[1:] else ""
+        return f"give integers that the model is made for{which}, such as {example}, or set verify.data"
 
 
 def _fits(shape: tuple[int, ...], spec: TensorSpec) -> bool:

@@ -331,7 +331,7 @@ class InputSpec(ClosedModel):
     range: Annotated[tuple[float, float] | None, BeforeValidator(to_tuple)] = Field(
         default=None,
         examples=[[-1.0, 1.0]],
-        description="Minimum and maximum of random inputs. Default: normally distributed with standard deviation 1, and other magnitudes (see [precision.md](precision.md)); integers are 0 or 1.",
+        description="Minimum and maximum of random inputs. Default: normally distributed with standard deviation 1, and other magnitudes (see [precision.md](precision.md)); integers are 0 or 1, indices any of their axis, and divisors from -9 to 9 without 0.",
     )
     value: Annotated[Any, BeforeValidator(_to_tuples), WithJsonSchema(_VALUE_SCHEMA)] = Field(
         default=None,

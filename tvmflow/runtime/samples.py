@@ -5,7 +5,7 @@ The inputs are arrays or images of the user, or random.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from tvmflow.core.dimensions import WrongSize, derive_sizes
@@ -61,6 +61,7 @@ def random_samples(
     batches: int,
     seed: int,
     deviation: float = 0.0,
+    nonzero: Collection[str] = (),
 ) -> Samples:
     """Return seeded random inputs, uniform in each input's range.
 
@@ -70,6 +71,7 @@ def random_samples(
         batches: How many batches.
         seed: The same seed gives the same inputs.
         deviation: Floats without a range are normally distributed with this standard deviation, unless it is 0.
+        nonzero: The inputs that have 1 in place of 0.
     """
     import numpy as np
 
@@ -78,14 +80,35 @@ def random_samples(
     def draw(spec: TensorSpec) -> Array:
         low, high = ranges.get(spec.name, (0, 1))
         if np.dtype(spec.dtype).kind in "iub":
-            values = rng.integers(int(low), int(high), spec.shape, endpoint=True)
-            return values.astype(spec.dtype)
+            return draw_integers(rng, spec, low, high, nonzero=spec.name in nonzero)
         if deviation and spec.name not in ranges:
             return rng.normal(0.0, deviation, spec.shape).astype(spec.dtype)
         return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
     feeds = [{spec.name: draw(spec) for spec in inputs} for _ in range(batches)]
     return Samples(feeds, batches, None, 0)
+
+
+def draw_integers(
+    rng: np.random.Generator, spec: TensorSpec, low: float, high: float, *, nonzero: bool
+) -> Array:
+    """Return random integers of a range, as far as the dtype has it.
+
+    Args:
+        rng: What draws them.
+        spec: The input.
+        low: The least integer.
+        high: The largest one.
+        nonzero: Whether it has 1 in place of 0.
+    """
+    import numpy as np
+
+    if (kind := np.dtype(spec.dtype).kind) in "iu":
+        limits = np.iinfo(spec.dtype)
+        low = max(low, 1 if nonzero and kind == "u" else limits.min)
+        high = max(low, min(high, limits.max))
+    values: Array = rng.integers(int(low), int(high), spec.shape, endpoint=True)
+    return np.where(nonzero & (values == 0), 1, values).astype(spec.dtype)
 
 
 def constant_samples(inputs: Sequence[TensorSpec], value: float) -> Samples:

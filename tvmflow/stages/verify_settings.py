@@ -42,9 +42,10 @@ class CheckSettings(Settings):
 
 
 class InputSettings(Settings):
-    """The range of random inputs, and whether an input takes images."""
+    """The range of random inputs, whether these have no 0, and whether an input takes images."""
 
     range: tuple[float, float] | None = None
+    nonzero: bool = False
     image: bool = False
 
 
@@ -122,6 +123,16 @@ class VerifySettings(StageSettings):
         """Return dimensions with the sizes that matter most."""
         tune_at = self.tune_at or {}
         return tuple(d._replace(tune_at=tune_at.get(d.name, ())) for d in dimensions)
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The ranges of random inputs."""
+        return {name: spec.range for name, spec in self.inputs.items() if spec.range}
+
+    @property
+    def divisors(self) -> frozenset[str]:
+        """The inputs whose random values are not 0."""
+        return frozenset(name for name, spec in self.inputs.items() if spec.nonzero)
 
     @property
     def machines(self) -> dict[str, MachineSettings]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 
+from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
+from tvmflow.core.dimensions import specs_at
+from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages.verify import findings
-from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.imported_model import Operand, find_operands, limit_draws
+from tvmflow.stages.verify.inputs import draw_inputs, load_samples, run_reference_on
 from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
 from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify.verdict import Verdict
@@ -161,3 +167,54 @@ def test_a_warning_says_what_would_pass_and_what_to_do() -> None:
     assert warning.endswith(
         "or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
     )
+
+
+# ---------------------------------------------------------------- indices and divisors
+
+OPERANDS = """<ir_version: 8, opset_import: ["" : 17]>
+g (float[n,3] x, int64[4] i, float[1] z, int64[n] j, int8[9] a, uint8[9] b, int8[9] c, int32[1,9] d)
+=> (y, w, q, r, s)
+{
+  y = Gather(x, i)
+  w = Gather(z, j)
+  q = Mod(b, b)
+  r = Div(a, c)
+  k = Cast<to=1>(d)
+  t = ReduceSum(k)
+  u = Cast<to=7>(t)
+  s = Div(u, u)
+}
+"""
+
+
+def test_random_indices_and_divisors_are_ones_that_the_operators_take(tmp_path: Path) -> None:
+    """At each size; a range of the recipe stays as it is, and a divisor that is computed is not known."""
+    dimension = Dimension("n", 1, 8)
+    loaded = load_open(onnx.parser.parse_model(OPERANDS), tmp_path, [dimension])
+    operands = find_operands(loaded.mod)
+    assert {(operand.input, operand.sizes) for operand in operands} == {
+        ("i", ("n",)),
+        ("j", (1,)),
+        ("b", ()),
+        ("c", ()),
+    }
+    made = settings({"x": (2.0, 3.0)})
+    for size in (1, 8):
+        limited = limit_draws(made, operands, {"n": size})
+        for feed in draw_inputs(specs_at(loaded.inputs, {"n": size}), limited):
+            assert set(feed["i"]) <= set(range(size))
+            assert set(feed["j"]) == {0}
+            assert feed["b"].all() and feed["c"].all()
+            assert feed["c"].min() < 0 < feed["c"].max()
+            assert not feed["d"].all()
+            if size > 1:
+                assert feed["i"].max() > 1
+    limited = limit_draws(settings({"i": (0, 1), "c": (-3, 3)}), operands, {"n": 8})
+    assert limited.ranges == {"i": (0, 1), "j": (0, 0), "b": (-9, 9), "c": (-3, 3)}
+    assert limited.divisors == {"b", "c"}
+
+
+def test_indices_of_few_bits_stay_within_their_dtype() -> None:
+    wide = limit_draws(settings(), [Operand("i", (50_000,))], {})
+    [feed, *_] = draw_inputs([TensorSpec("i", (999,), "int8")], wide)
+    assert feed["i"].min() >= 0

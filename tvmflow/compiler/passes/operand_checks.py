@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import tvm
@@ -62,6 +62,27 @@ def check_operands(mod: tvm.IRModule, context: LoweringContext) -> tvm.IRModule:
     if problems:
         raise StageError(f"{problems[0]}: it is a constant of the model", fix="correct the model")
     return rewritten
+
+
+def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
+    """Return the inputs of an imported `main` that are indices or integer divisors, with bounds."""
+    flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
+    found = []
+    for binding in ir.list_bindings(main.body):
+        call = binding.value
+        for place, bound in _RULES.get(ir.operator_name(call), _no_bounds)(call):
+            operand = call.args[place]
+            value = flow.values.get(operand, operand)
+            fields = [(operand, bound)]
+            if isinstance(value, relax.Tuple) and bound.sizes is not None:
+                fields = [
+                    (field, Bound((size,), bound.from_end))
+                    for field, size in zip(value.fields, bound.sizes, strict=False)
+                ]
+            found += [
+                (var, own) for field, own in fields for var in _find_inputs(flow, inputs, field)
+            ]
+    return found
 
 
 def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
@@ -189,44 +210,12 @@ class _CheckRewriter(TargetRewriter):
     def _describe(self, call: relax.Call, operand: Any, bound: Bound) -> str:
         """Return the message about an operand that has a wrong value."""
         operator = self._node or ir.operator_name(call).removeprefix("relax.")
-        inputs = self._find_inputs(operand)
-        what = f"input '{inputs[0]}'" if len(inputs) == 1 else "a computed tensor"
+        inputs = _find_inputs(self.flow, self._inputs, operand)
+        what = f"input '{inputs[0].name}'" if len(inputs) == 1 else "a computed tensor"
         if bound.sizes is None:
             return f"{what} has a 0 by which {operator} divides"
         sizes = list(dict.fromkeys(str(plain(s)) for s in bound.sizes if s is not None))
         return f"{what} has an index out of range for {operator}, whose axis has {' or '.join(sizes)} elements"
-
-    def _find_inputs(self, operand: Any) -> list[str]:
-        """Return the names of the inputs that an operand has the values of; none where it has others."""
-        found: dict[Any, None] = {}
-        left, seen = [operand], set()
-        while left:
-            expr = left.pop()
-            is_tensor = isinstance(expr, relax.Var) and not ir.is_size(expr)
-            if not is_tensor or expr in seen or self.flow.is_weight(expr):
-                continue
-            seen.add(expr)
-            if expr in self._inputs:
-                found[expr] = None
-                continue
-            value: Any = self.flow.values.get(expr)
-            if ir.operator_name(value) == "relax.where":
-                # a negative index counts from the end: the sum has the values of no other tensor
-                left += [v for v in value.args[1:] if not self._counts_from(v, value.args[2])]
-            elif isinstance(value, relax.Var | relax.Tuple):
-                left += list(getattr(value, "fields", [value]))
-            elif (name := ir.operator_name(value)) in _KEEP_VALUES:
-                left += ir.list_variables(value)
-            elif value is not None and name == "relax.take":
-                left.append(value.args[0])
-            elif name != "relax.shape_of":
-                return []
-        return [str(var.name) for var in found]
-
-    def _counts_from(self, value: Any, index: Any) -> bool:
-        """Return whether a value is the sum of an index and a size."""
-        total = self.flow.values.get(value, value)
-        return ir.operator_name(total) == "relax.add" and total.args[0].same_as(index)
 
     def _clamp(self, indices: Any, bound: Bound) -> Any:
         """Emit indices, each the nearest one that is within its axis."""
@@ -246,6 +235,40 @@ class _CheckRewriter(TargetRewriter):
             return te.compute(data.shape, element, name="clamped")
 
         return self.kernel(clamp, "clamp_indices", indices, pattern=ELEMENTWISE)
+
+
+def _find_inputs(flow: ir.DataFlow, inputs: Collection[Any], operand: Any) -> list[Any]:
+    """Return the inputs that an operand has the values of; none where it has others."""
+    found: dict[Any, None] = {}
+    left, seen = [operand], set()
+    while left:
+        expr = left.pop()
+        is_tensor = isinstance(expr, relax.Var) and not ir.is_size(expr)
+        if not is_tensor or expr in seen or flow.is_weight(expr):
+            continue
+        seen.add(expr)
+        if expr in inputs:
+            found[expr] = None
+            continue
+        value: Any = flow.values.get(expr)
+        if ir.operator_name(value) == "relax.where":
+            # a negative index counts from the end: the sum has the values of no other tensor
+            left += [v for v in value.args[1:] if not _counts_from(flow, v, value.args[2])]
+        elif isinstance(value, relax.Var | relax.Tuple):
+            left += list(getattr(value, "fields", [value]))
+        elif (name := ir.operator_name(value)) in _KEEP_VALUES:
+            left += ir.list_variables(value)
+        elif value is not None and name == "relax.take":
+            left.append(value.args[0])
+        elif name != "relax.shape_of":
+            return []
+    return list(found)
+
+
+def _counts_from(flow: ir.DataFlow, value: Any, index: Any) -> bool:
+    """Return whether a value is the sum of an index and a size."""
+    total = flow.values.get(value, value)
+    return ir.operator_name(total) == "relax.add" and total.args[0].same_as(index)
 
 
 def _list_columns(bound: Bound) -> list[tuple[int | None, IrSize]]:
@@ -319,6 +342,10 @@ def _test(value: Any, dtype: str, size: IrSize | None, bound: Bound) -> tuple[An
 
 
 # ---------------------------------------------------------------- rules
+
+
+def _no_bounds(_: relax.Call) -> _Bounds:
+    yield from ()
 
 
 def _is_integer(expr: Any) -> bool:

@@ -27,7 +27,11 @@ from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.draws import compare_draws, list_unexercised
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
-from tvmflow.stages.verify.imported_model import ImportedModel, read_imported_model
+from tvmflow.stages.verify.imported_model import (
+    ImportedModel,
+    find_operands,
+    read_imported_model,
+)
 from tvmflow.stages.verify.index_check import IndexCheck, count_values
 from tvmflow.stages.verify.index_inputs import IndexInputs, find_index_inputs
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
@@ -270,7 +274,9 @@ def _verify(
     checks = settings.verify
     signature = json.loads(context.inputs["import/signature.json"].read_text())
     dimensions = read_dimensions(signature, settings)
-    candidates = load_samples(signature, settings, context.inputs.get(DATA))
+    mod = lowering.load_ir(context.inputs["import/model.json"])
+    operands = find_operands(mod)
+    candidates = load_samples(signature, settings, context.inputs.get(DATA), operands)
     verdict: Verdict = {"passed": True, "against": checks.against}
     coverage: Sequence[str] = ()
     if any(spec.image for spec in settings.inputs.values()):
@@ -281,9 +287,8 @@ def _verify(
         _, data = next(candidates)
         reference = None
     else:
-        mod = lowering.load_ir(context.inputs["import/model.json"])
         tolerance = _add_tolerance(verdict, mod, settings)
-        model = read_imported_model(signature, context.inputs)
+        model = read_imported_model(signature, context.inputs)._replace(operands=operands)
         indices = find_index_inputs(mod, model, settings, context.inputs)
         swept, combinations = SweptSizes((), ()), tuple[Sizes, ...]()
         if dimensions:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import TensorSpec
+from tvmflow.runtime.samples import draw_integers
 from tvmflow.stages.verify.comparison import compare, find_scaled_slice
 from tvmflow.stages.verify.inputs import ReferenceOutputs, is_finite
 from tvmflow.stages.verify.tolerances import Tolerance
@@ -305,10 +306,10 @@ def _draw(
         third = (high - low) / 3
         low, high = (high - third if sign == 1 else low, low + third if sign == -1 else high)
         if np.dtype(spec.dtype).kind in "iub":
-            # the end of a range is reached, however short it is
+            # the end of a range is reached, however short it is, and special ids are among the least ones
             least = math.ceil(low)
-            most = max(least, math.floor(high))
-            return rng.integers(least, most, spec.shape, endpoint=True).astype(spec.dtype)
+            most = max(least, math.floor(min(high, low + 1) if sign == -1 else high))
+            return draw_integers(rng, spec, least, most, nonzero=spec.name in settings.divisors)
         return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
     return {spec.name: draw(spec) for spec in inputs}

@@ -32,7 +32,7 @@ from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import comparison, findings, tolerances
 from tvmflow.stages.verify.comparison import compare_inner
-from tvmflow.stages.verify.imported_model import read_imported_model
+from tvmflow.stages.verify.imported_model import find_operands, read_imported_model
 from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
 from tvmflow.stages.verify.reference_run import open_reference, run_at
@@ -338,6 +338,7 @@ class _Search:
 
         checks, inputs = self._settings.verify, self._context.inputs
         mod = lowering.load_ir(inputs["import/model.json"])
+        self._model = self._model._replace(operands=find_operands(mod))
         arithmetic = tolerances.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
         tolerance = tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
@@ -402,7 +403,12 @@ class _Search:
         """
         model = self._model._replace(tensors=(*self._model.tensors, *self._index_inputs))
         names = [spec.name for spec in (*model.outputs, *self._index_inputs)]
-        candidates = load_samples(self._signature, self._settings, self._context.inputs.get(DATA))
+        candidates = load_samples(
+            self._signature,
+            self._settings,
+            self._context.inputs.get(DATA),
+            self._model.operands,
+        )
         bound = self._model.bound
         with open_reference(self._settings, model, self._context) as reference:
 

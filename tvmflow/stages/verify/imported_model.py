@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.core.types import Dimension, Json, TensorSpec
+from tvmflow.core.dimensions import evaluate_shape
+from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
 from tvmflow.stages.image_data import DATA
+from tvmflow.stages.verify_settings import InputSettings, VerifySettings
 
 if TYPE_CHECKING:
     import numpy as np
+    import tvm
 
     from tvmflow.frontends.base import LoadedModel
+
+# Random divisors of both signs reach remainders of both.
+_MOST_DIVISOR: Final = 9
+
+
+class Operand(NamedTuple):
+    """An input whose integers are indices or divisors.
+
+    Attributes:
+        input: Its name.
+        sizes: The sizes of the axes that it indexes; empty for a divisor.
+    """
+
+    input: str
+    sizes: tuple[Size, ...]
 
 
 class ImportedModel(NamedTuple):
@@ -28,6 +47,7 @@ class ImportedModel(NamedTuple):
         bound: The constants, by input.
         dimensions: The sizes that each call of its library chooses.
         quantized: What the reference computes in place of the model that `quantize` made, with inner tensors.
+        operands: The inputs whose integers are indices or divisors.
     """
 
     files: Mapping[str, Path]
@@ -37,6 +57,7 @@ class ImportedModel(NamedTuple):
     bound: Mapping[str, np.ndarray[Any, Any]]
     dimensions: tuple[Dimension, ...] = ()
     quantized: LoadedModel | None = None
+    operands: tuple[Operand, ...] = ()
 
     def load(self, kind: str, tensors: Sequence[str] = ()) -> LoadedModel:
         """Import it again, with inner tensors as further outputs.
@@ -79,3 +100,44 @@ def read_imported_model(signature: Mapping[str, Json], files: Mapping[str, Path]
         bound=values,
         dimensions=Dimension.list_of(signature),
     )
+
+
+def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
+    """Return the inputs of an imported model whose integers are indices or divisors."""
+    from tvmflow.compiler import ir
+    from tvmflow.compiler.open_sizes import NoSize, size_text
+    from tvmflow.compiler.passes.operand_checks import find_input_bounds
+
+    operands: dict[Operand, None] = {}
+    for var, bound in find_input_bounds(mod["main"]):
+        if ir.dtype_of(var).startswith(("int", "uint")):
+            with contextlib.suppress(NoSize):
+                sizes = tuple(size_text(size) for size in bound.sizes or () if size is not None)
+                if sizes or bound.sizes is None:
+                    operands[Operand(str(var.name), sizes)] = None
+    return tuple(operands)
+
+
+def limit_draws(
+    settings: VerifySettings, operands: Sequence[Operand], sizes: Mapping[str, int]
+) -> VerifySettings:
+    """Return settings by which random indices are within their axes, and random divisors are not 0.
+
+    Args:
+        settings: Those of `verify`; ranges of the recipe stay as they are.
+        operands: The inputs that are such.
+        sizes: The size of each dimension.
+    """
+    limits: dict[str, InputSettings] = {}
+    for operand in operands:
+        known = settings.inputs.get(operand.input, InputSettings())
+        limit = limits.get(operand.input, known)
+        update: dict[str, Any] = {}
+        if not operand.sizes:
+            update = {"nonzero": True, "range": limit.range or (-_MOST_DIVISOR, _MOST_DIVISOR)}
+        elif not known.range:
+            last = max(min(evaluate_shape(operand.sizes, sizes)) - 1, 0)
+            update = {"range": (0, min(limit.range[1], last) if limit.range else last)}
+        limit = limit.model_copy(update=update)
+        limits[operand.input] = limit
+    return settings.model_copy(update={"inputs": {**settings.inputs, **limits}})

@@ -25,6 +25,7 @@ from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
 from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.imported_model import Operand, limit_draws
 from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import INPUTS, find_undetected
@@ -65,11 +66,20 @@ class ReferenceOutputs(NamedTuple):
 
 
 def load_samples(
-    signature: Mapping[str, Json], settings: VerifySettings, path: Path | None
+    signature: Mapping[str, Json],
+    settings: VerifySettings,
+    path: Path | None,
+    operands: Sequence[Operand] = (),
 ) -> Iterator[tuple[str, Samples]]:
     """Give what the library may be run on, with the distribution where that is not the usual one.
 
     That is the file that the recipe names, or seeded random inputs of the representative sizes.
+
+    Args:
+        signature: That of the imported model.
+        settings: Those of `verify`.
+        path: The file; None where the recipe names none.
+        operands: The inputs whose integers are indices or divisors.
     """
     checks = settings.verify
     inputs = tuple(map(TensorSpec.from_json, signature["inputs"]))
@@ -88,8 +98,10 @@ def load_samples(
             ),
         )
         return
-    fixed = specs_at(inputs, choose_representatives(dimensions))
-    yield from _draw_samples(fixed, settings, batches=checks.samples, seed=checks.seed)
+    sizes = choose_representatives(dimensions)
+    fixed = specs_at(inputs, sizes)
+    limited = limit_draws(settings, operands, sizes)
+    yield from _draw_samples(fixed, limited, batches=checks.samples, seed=checks.seed)
 
 
 def _draw_samples(
@@ -100,11 +112,16 @@ def _draw_samples(
     Floats without a range have both signs, unless the reference gives no numbers for negative ones. A model that
     `quantize` made gets what it was most likely calibrated for first, numbers from 0 to 1.
     """
-    ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
+    ranges = settings.ranges
 
     def draw(deviation: float) -> Samples:
         return samples.random_samples(
-            inputs, ranges, batches=batches, seed=seed, deviation=deviation
+            inputs,
+            ranges,
+            batches=batches,
+            seed=seed,
+            deviation=deviation,
+            nonzero=settings.divisors,
         )
 
     deviations = [_DEVIATIONS[0], 0.0, *_DEVIATIONS[1:]]
@@ -185,7 +202,7 @@ def reach_more(
     batches, outputs = list(data.batches), list(results.outputs)
     reached = {name: {int(n) for batch in outputs for n in batch[name].flat} for name in indices}
     inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in batches[0].items()]
-    ranges = {name: spec.range for name, spec in settings.inputs.items() if spec.range}
+    ranges = settings.ranges
     deviations = (0.0, *_DEVIATIONS) if can_settle_ties else (0.0, _DEVIATIONS[0])
     last = 0
     for number in range(_MORE_DRAWS):
@@ -197,6 +214,7 @@ def reach_more(
             batches=1,
             seed=settings.verify.seed + 1 + number,
             deviation=deviations[number % len(deviations)],
+            nonzero=settings.divisors,
         ).batches
         computed = run(feed)
         new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}

@@ -15,7 +15,7 @@ from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify.draws import MoreDraws, draw_more, draw_repeats, vary_indices
-from tvmflow.stages.verify.imported_model import ImportedModel
+from tvmflow.stages.verify.imported_model import ImportedModel, limit_draws
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
     ReferenceOutputs,
@@ -24,7 +24,7 @@ from tvmflow.stages.verify.inputs import (
     reach_more,
     run_reference_on,
 )
-from tvmflow.stages.verify.sizes import SizeOutputs, Sizes
+from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, choose_representatives
 from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify.verdict import Exercise
@@ -107,6 +107,8 @@ def run_reference(
         names += [spec.name for spec in inner]
     more = with_inner(settings, model, indices.loaded) if indices and indices.loaded else model
     is_timed = settings.run_on == LOCAL
+    dimensions = settings.add_sizes_to_tune_at(model.dimensions)
+    limited = limit_draws(settings, model.operands, choose_representatives(dimensions))
     with contextlib.ExitStack() as own:
         reference = own.enter_context(open_reference(settings, more, context))
 
@@ -116,18 +118,18 @@ def run_reference(
         results = run_reference_on(run, candidates, names, tolerance)
         clear = list_clear_indices(indices, results.outputs, tolerance) if indices else ()
         if clear:
-            results = reach_more(run, results, clear, settings, can_settle_ties=bool(inner))
+            results = reach_more(run, results, clear, limited, can_settle_ties=bool(inner))
         if indices:
-            results = vary_indices(run, results, indices.outputs, names, settings, tolerance)
+            results = vary_indices(run, results, indices.outputs, names, limited, tolerance)
         observe = _make_observe(reference, model)
         compared = () if indices and indices.selects else tuple(names)
         if indices:
             # ties at other magnitudes would look like errors
             returned = {spec.name for spec in model.outputs} - {*indices.outputs}
             compared = tuple(name for name in compared if name in returned)
-        more_draws = draw_more(run, observe, results, compared, settings, tolerance_of_draws)
+        more_draws = draw_more(run, observe, results, compared, limited, tolerance_of_draws)
         if is_timed:
-            more_draws = draw_repeats(run, more_draws, results, elements, settings, tolerance)
+            more_draws = draw_repeats(run, more_draws, results, elements, limited, tolerance)
         sized = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in combinations)
         swept = tuple(run_at(run, sizes, model, settings, tolerance) for sizes in swept_sizes)
         name, note, timed = reference.name, reference.note, None
@@ -207,8 +209,9 @@ def run_at(
     """
     names = [spec.name for spec in model.outputs]
     inputs = specs_at([spec for spec in model.inputs if spec.name not in model.bound], sizes)
+    limited = limit_draws(settings, model.operands, sizes)
     best: SizeOutputs | None = None
-    for feed in draw_inputs(inputs, settings):
+    for feed in draw_inputs(inputs, limited):
         try:
             outputs = run(feed)
         except StageError as error:

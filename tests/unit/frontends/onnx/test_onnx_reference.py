@@ -68,6 +68,39 @@ def test_a_wrong_input_is_named(tmp_path: Path) -> None:
             reference.run({})
 
 
+@pytest.mark.parametrize(
+    ("node", "wrong"),
+    [
+        (helper.make_node("Div", ["a", "null"], ["y"]), 0),
+        (helper.make_node("Mod", ["a", "null"], ["y"]), 0),
+        (helper.make_node("Gather", ["a", "null"], ["y"]), 4),
+        (helper.make_node("GatherElements", ["a", "null"], ["y"]), 4),
+    ],
+)
+def test_an_integer_that_no_operator_takes_is_fixed_by_a_range(
+    node: onnx.NodeProto, wrong: int, tmp_path: Path
+) -> None:
+    """The line to write has the name of an input, as YAML has it."""
+    made = model(
+        [node], [value(name, (2,), "int64") for name in ("a", "null")], [value("y", (2,), "int64")]
+    )
+    inputs = tuple(TensorSpec(name, (2,), "int64") for name in ("a", "null"))
+    outputs = (TensorSpec("y", (2,), "int64"),)
+    (scratch := tmp_path / "scratch").mkdir()
+    feed = {"a": np.ones(2, "int64"), "null": np.full(2, wrong)}
+    with (
+        frontend.reference(
+            save(made, tmp_path), inputs, outputs, threads=1, scratch=scratch
+        ) as reference,
+        pytest.raises(StageError, match="cannot run the model on these inputs") as caught,
+    ):
+        reference.run(feed)
+    assert caught.value.fix == (
+        "give integers that the model is made for (its inputs with integers are a, null), "
+        "such as `inputs: {a: {range: [1, 9]}}`, or set verify.data"
+    )
+
+
 def test_a_crash_is_reported(tmp_path: Path) -> None:
     """The next request fails with the exit status and the path of the log."""
     (scratch := tmp_path / "scratch").mkdir()
