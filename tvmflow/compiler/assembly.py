@@ -18,7 +18,7 @@ from tvmflow.compiler.cpu_model import is_cpu
 
 _LABEL: Final = re.compile(r"([^\s:#\"]+):\s*$")
 _DIRECTIVE: Final = re.compile(r"\s*\.(\w+)")
-_FUNCTION: Final = re.compile(r"^\s*\.(?:globl|weak|type|def)\s+([^\s,;]+)", re.MULTILINE)
+_FUNCTION: Final = re.compile(r"^[ \t]*\.(?:globl|weak|type|def)\s+([^\s,;]+)", re.MULTILINE)
 _WORD: Final = re.compile(r"[\w.$@?]+")
 _SECTIONS: Final = ("section", "text", "data", "bss")
 # Of other sections, none is code or a constant.
