@@ -15,8 +15,14 @@ OUTPUTS = ("bundle", "c-library", "c-library-weights", "wheel")
 
 
 def write_dense(folder: Path) -> dict[str, Path]:
-    nodes = [helper.make_node("MatMul", ["data", "w"], ["scores"])]
-    shapes = [value("data", [2, 8])], [value("scores", [2, 5])]
+    """Write a model with a scalar among its inputs, and one among its outputs."""
+    nodes = [
+        helper.make_node("MatMul", ["data", "w"], ["products"]),
+        helper.make_node("Mul", ["products", "scale"], ["scores"]),
+        helper.make_node("ReduceMax", ["scores"], ["best"], keepdims=0),
+    ]
+    inputs = [value("data", [2, 8]), value("scale", [])]
+    shapes = inputs, [value("scores", [2, 5]), value("best", [])]
     return save(model(nodes, *shapes, {"w": draw(8, 5)}), folder)
 
 

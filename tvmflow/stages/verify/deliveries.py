@@ -53,7 +53,8 @@ with np.load(task["samples"]) as archive:
     feed = dict(zip(task["inputs"], (archive[name] for name in archive.files)))
 """
 _AFTER: Final = """
-arrays = [np.ascontiguousarray(array) for array in outputs.values()]
+# `ascontiguousarray` would give a scalar a dimension
+arrays = [np.asarray(array, order="C") for array in outputs.values()]
 np.savez(task["results"], *(array.reshape(-1).view(np.uint8) for array in arrays))
 described = [[name, list(a.shape), str(a.dtype)] for name, a in zip(outputs, arrays)]
 pathlib.Path(task["described"]).write_text(json.dumps(described))
@@ -95,7 +96,7 @@ if task.get("is_system"):
     library = tvm.runtime.system_lib(task["prefix"] + "_")
 else:
     library = tvm.runtime.load_module(file)
-arguments = [tvm.runtime.tensor(np.ascontiguousarray(array)) for array in feed.values()]
+arguments = [tvm.runtime.tensor(np.asarray(array, order="C")) for array in feed.values()]
 if "weights" in task:
     loaded = tvm.runtime.load_param_dict_from_file(task["weights"])
     arguments += [loaded[name] for name in sorted(loaded)]
