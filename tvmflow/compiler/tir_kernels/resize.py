@@ -54,9 +54,9 @@ _COORDINATES: Final[Mapping[str, Callable[[_Array, int, float], _Array]]] = {
         (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5)
     ),
     "half_pixel_symmetric": lambda x, source, length: (
-        (x + np.float32(0.5)) / _scale(source, length)
+        np.float32(source / 2) * (1 - np.float32(len(x)) / np.float32(length))
+        + (x + np.float32(0.5)) / _scale(source, length)
         - np.float32(0.5)
-        + np.float32(source / 2 * (1 - len(x) / length))
     ),
     "pytorch_half_pixel": lambda x, source, length: (
         (x + np.float32(0.5)) / _scale(source, length) - np.float32(0.5) if len(x) > 1 else x * 0
@@ -80,7 +80,8 @@ _ROUNDING: Final[Mapping[str, Callable[[_Array], _Array]]] = {
 
 
 def _scale(source: int, length: float) -> np.float32:
-    return np.float32(length) / np.float32(source)
+    # a length of float64 has all digits of the factor
+    return np.float32(length / source)
 
 
 def is_supported(mode: Interpolation) -> bool:

@@ -31,6 +31,7 @@ from tvmflow.frontends.onnx._expressions import (
     MAX_WINDOW,
     Regions,
     Windows,
+    add_blocks,
     align_regions,
     combine_samples,
     determinant,
@@ -65,7 +66,8 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
     data, indices, *rest = node.inputs
     is_tensor = all(isinstance(x.ty, relax.TensorType) for x in (data, indices))
     if FROM_START not in node.attributes or not is_tensor:
-        return node.convert_by_tvm(node.inputs)
+        is_scatter = operator is relax.op.scatter_elements
+        return _scatter(node) if is_scatter else node.convert_by_tvm(node.inputs)
     if operator is not relax.op.scatter_elements:
         place = int(
             node.attributes.get("batch_dims" if operator is relax.op.gather_nd else "axis", 0)
@@ -73,9 +75,61 @@ def _index(node: NodeToConvert, operator: Callable[..., Any]) -> Any:
         return operator(data, indices, place)
     beyond = _constant(np.iinfo(_dtype(indices)).min, indices)
     is_negative = node.emit(relax.op.less(indices, _constant(0, indices)))
-    return node.convert_by_tvm(
-        [data, node.emit(relax.op.where(is_negative, beyond, indices)), *rest]
+    return _scatter(
+        node._replace(inputs=[data, node.emit(relax.op.where(is_negative, beyond, indices)), *rest])
     )
+
+
+def _scatter(node: NodeToConvert) -> Any:
+    """Scatter updates; TVM generates no code that adds or multiplies bools, which are integers here."""
+    data, indices, updates = node.inputs
+    if _dtype(data) != "bool" or attribute_text(node.attributes, "reduction", "none") == "none":
+        return node.convert_by_tvm(node.inputs)
+    wide = [node.emit(relax.op.astype(operand, "int32")) for operand in (data, updates)]
+    return relax.op.astype(node.emit(node.convert_by_tvm([wide[0], indices, wide[1]])), "bool")
+
+
+def _slice(node: NodeToConvert) -> Any:
+    """Return a slice with constant bounds, which are limited as ONNX does.
+
+    TVM fails where a slice has no elements, and drops the first one where it begins before the data
+    and runs backwards.
+    """
+    data, *operands = node.inputs
+    bounds = [operand for operand in operands if operand is not None]
+    is_known = len(bounds) > 1 and all(isinstance(bound, tvm.ir.Constant) for bound in bounds)
+    if not is_known or not isinstance(data.ty, relax.TensorType):
+        return node.convert_by_tvm(node.inputs)
+    shape = list_sizes(data)
+    starts, ends, axes, steps = (
+        None if operand is None else known_array(operand, "a bound").ravel().tolist()
+        for operand in [*operands, None, None][:4]
+    )
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    fits = len(starts) == len(ends) == len(axes) == len(steps)
+    is_fixed = all(
+        -len(shape) <= axis < len(shape) and isinstance(shape[axis], int) for axis in axes
+    )
+    if not fits or not is_fixed or 0 in steps:
+        return node.convert_by_tvm(node.inputs)
+    limited = [
+        _limit_slice(*bound, shape[axis])
+        for axis, *bound in zip(axes, starts, ends, steps, strict=True)
+    ]
+    places = [axis % len(shape) for axis in axes]
+    return relax.op.strided_slice(data, places, *map(list, zip(*limited, strict=True)))
+
+
+def _limit_slice(start: int, end: int, step: int, extent: int) -> tuple[int, int, int]:
+    """Return the bounds and the step of a slice that stays within an axis, as TVM takes them."""
+    first, last = (0, extent) if step > 0 else (-1, extent - 1)
+    start, end = (place + extent if place < 0 else place for place in (start, end))
+    start, end = min(max(start, 0), last), min(max(end, first), last)
+    if (end - start) * step <= 0:
+        return 0, 0, 1
+    # from the end, as -1 would be the last element
+    return start, end if end >= 0 else -extent - 1, step
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -428,11 +482,13 @@ def _integer(expr: Any) -> int:
 
 
 # ---------------------------------------------------------------- resizing
-# Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, and antialiasing.
+# Where TVM cannot: rounded sizes, sizes that keep the aspect ratio, some axes, antialiasing, and what
+# is no float32.
 
 
 _METHODS: Final = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
 _MAX_TAPS: Final = 256
+_SPATIAL: Final = 2
 
 
 class _Axis(NamedTuple):
@@ -453,15 +509,6 @@ def _resize(node: NodeToConvert) -> Any:
     attributes, axes = node.attributes, _find_axes(node.inputs, node.attributes)
     antialias = bool(attributes.get("antialias", 0))
     coordinates = attribute_text(attributes, "coordinate_transformation_mode", "half_pixel")
-    if axes is None or not (
-        antialias
-        or "axes" in attributes
-        or "keep_aspect_ratio_policy" in attributes
-        or coordinates == "half_pixel_symmetric"
-        # Factors are float32: 1/3 of 6 counts as exactly 2.
-        or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
-    ):
-        return node.convert_by_tvm(node.inputs)
     mode = Interpolation(
         method=_METHODS[attribute_text(attributes, "mode", "nearest")],
         coordinates=coordinates,
@@ -469,27 +516,62 @@ def _resize(node: NodeToConvert) -> Any:
         cubic_alpha=float(attributes.get("cubic_coeff_a", -0.75)),
         excludes_outside=bool(attributes.get("exclude_outside", 0)),
     )
-    if not resize.is_supported(mode):
+    if axes is None:
+        return node.convert_by_tvm(node.inputs)
+    is_needed = (
+        antialias
+        or "axes" in attributes
+        or "keep_aspect_ratio_policy" in attributes
+        or coordinates == "half_pixel_symmetric"
+        # TVM leaves batch and channels as they are
+        or any(axis.axis < _SPATIAL for axis in axes)
+        # Factors are float32: 1/3 of 6 counts as exactly 2.
+        or any(not math.isclose(axis.length, axis.size, rel_tol=1e-5) for axis in axes)
+    )
+    if resize.is_supported(mode):
+        is_plain = _dtype(node.inputs[0]) == "float32" and not is_needed
+        return (
+            node.convert_by_tvm(node.inputs)
+            if is_plain
+            else _resize_axes(node, axes, mode, antialias)
+        )
+    if is_needed:
         raise ValueError(f"the mode {coordinates} with a rounded size or axes is not supported")
-    return _resize_axes(node, axes, mode, antialias)
+    return node.convert_by_tvm(node.inputs)
 
 
 def _resize_axes(
     node: NodeToConvert, axes: Sequence[_Axis], mode: Interpolation, antialias: bool
 ) -> Any:
-    """Emit a kernel for each axis; numbers that are no float32 are computed as such."""
+    """Emit a kernel for each axis; pixels that are mixed are float32, or float64 where the data is.
+
+    As in ONNX Runtime, integers that are mixed linearly are cut, for which all axes are mixed at once,
+    and those that are antialiased are rounded after each axis.
+    """
     data, dtype = node.inputs[0], _dtype(node.inputs[0])
-    if dtype == "float64":
-        raise ValueError("float64 with a rounded size or axes is not supported")
-    data = node.emit(relax.op.astype(data, "float32")) if dtype != "float32" else data
+    is_mixed, is_integer = mode.method != "nearest_neighbor", not _is_float(node.inputs[0])
+    if antialias and dtype == "int8":
+        raise ValueError("antialiasing of int8 is not supported")
+    wide = "float32" if is_mixed and dtype != "float64" else dtype
+    data = node.emit(relax.op.astype(data, wide)) if wide != dtype else data
+    tables: dict[int, list[Any]] = {}
     for axis, source, size, length in axes:
-        taps = resize.find_taps(source, size, mode, length, antialias=antialias)
-        if taps.positions.shape[1] > _MAX_TAPS:
+        positions, weights = resize.find_taps(source, size, mode, length, antialias=antialias)
+        if positions.shape[1] > _MAX_TAPS:
             raise ValueError(f"antialiasing from {source} to {size} pixels is not supported")
-        function = functools.partial(resize.resize, axes=(axis,), steps={})
-        tables = [relax.const(table) for table in taps]
-        data = node.builder.emit_te(function, data, *tables, primfunc_name_hint="resize")
-    return relax.op.astype(data, dtype) if dtype != "float32" else data
+        weights = weights.astype(wide) if is_mixed else weights
+        tables[axis] = [relax.const(positions), relax.const(weights)]
+    is_cut = is_integer and mode.method == "linear" and not antialias
+    order = sorted(tables, reverse=is_integer)
+    for group in [tuple(sorted(tables))] if is_cut else [(axis,) for axis in order]:
+        function = functools.partial(resize.resize, axes=group, steps={})
+        operands = [table for axis in group for table in tables[axis]]
+        data = node.builder.emit_te(function, data, *operands, primfunc_name_hint="resize")
+        if is_integer and antialias:
+            limits = np.iinfo(dtype)
+            rounded = relax.op.floor(relax.op.add(data, _constant(0.5, data)))
+            data = node.emit(relax.op.clip(rounded, float(limits.min), float(limits.max)))
+    return relax.op.astype(data, dtype) if wide != dtype else data
 
 
 def _find_axes(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[_Axis] | None:
@@ -543,6 +625,39 @@ def _one_hot(node: NodeToConvert) -> Any:
     wide = relax.op.where(relax.op.less(wide, relax.const(0, "int64")), from_end, wide)
     positions = np.arange(count).reshape([count if n == axis else 1 for n in range(rank)])
     return relax.op.where(relax.op.equal(wide, relax.const(positions, "int64")), on, off)
+
+
+def _col2im(node: NodeToConvert) -> Any:
+    """Return images that are sums of overlapping blocks."""
+    columns, *operands = node.inputs
+    image, block = (
+        known_array(operand, name).tolist()
+        for operand, name in zip(operands, ("image_shape", "block_shape"), strict=True)
+    )
+    rank = len(block)
+    strides, dilations, pads = (
+        list(node.attributes.get(name, default))
+        for name, default in (
+            ("strides", [1] * rank),
+            ("dilations", [1] * rank),
+            ("pads", [0] * (2 * rank)),
+        )
+    )
+    windows = Windows(block, strides, dilations, pads[:rank])
+    counts = [
+        (size + before + after - gap * (edge - 1) - 1) // stride + 1
+        for size, before, after, gap, edge, stride in zip(
+            image, pads[:rank], pads[rank:], dilations, block, strides, strict=True
+        )
+    ]
+    shape = list_sizes(columns)
+    given = f"columns of shape {shape} do not fit blocks of {block} in an image of {image}"
+    if len(shape) != 3 or min(counts) < 1 or _differ(shape[2], math.prod(counts)):
+        raise ValueError(given)
+    if not isinstance(shape[1], int) or shape[1] % math.prod(block):
+        raise ValueError(given)
+    add = functools.partial(add_blocks, image=image, counts=counts, windows=windows)
+    return node.builder.emit_te(add, columns, primfunc_name_hint="add_blocks")
 
 
 def _bit_cast(node: NodeToConvert) -> Any:
@@ -791,6 +906,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ArgMin": _arg_extreme,
     "BitCast": _bit_cast,
     "Clip": _clip,
+    "Col2Im": _col2im,
     "ConcatFromSequence": _concat_from_sequence,
     "ConvInteger": _conv_integer,
     "Cosh": _cosh,
@@ -802,6 +918,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "GatherElements": functools.partial(_index, operator=relax.op.gather_elements),
     "GatherND": functools.partial(_index, operator=relax.op.gather_nd),
     "ScatterElements": functools.partial(_index, operator=relax.op.scatter_elements),
+    "ScatterND": _scatter,
     "Det": _det,
     GROUPED_WEIGHTS: _grouped_weights,
     "IsInf": _is_inf,
@@ -821,6 +938,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "RoiAlign": _roi_align,
     "STFT": _stft,
     "Sinh": _sinh,
+    "Slice": _slice,
     "SplitToSequence": _split_to_sequence,
     "TopK": _top_k,
     "Sum": functools.partial(_pairwise, operator=relax.op.add),

@@ -43,6 +43,43 @@ class Windows(NamedTuple):
     padding: Sequence[int]
 
 
+def add_blocks(columns: Any, image: Sequence[int], counts: Sequence[int], windows: Windows) -> Any:
+    """Return images whose pixels are the sums of all elements of blocks that cover them.
+
+    Args:
+        columns: The blocks (N, C · elements of a block, blocks).
+        image: The size of an image along each axis.
+        counts: How many blocks there are along each axis.
+        windows: The blocks, as windows on an image.
+
+    Returns:
+        The images (N, C, …).
+    """
+    batch, depth, _ = columns.shape
+    channels = int(depth) // math.prod(windows.sizes)
+    taps = [te.reduce_axis((0, size), name=f"tap{n}") for n, size in enumerate(windows.sizes)]
+    zero = tirx.const(0, columns.dtype)
+
+    def pixel(n: Any, channel: Any, *places: Any) -> Any:
+        row, column, conditions = channel, 0, []
+        for axis, (place, tap) in enumerate(zip(places, taps, strict=True)):
+            stride = windows.strides[axis]
+            # where the block that has this element here begins
+            start = place + windows.padding[axis] - tap * windows.dilations[axis]
+            conditions += [
+                start >= 0,
+                tirx.truncmod(start, stride) == 0,
+                tirx.truncdiv(start, stride) < counts[axis],
+            ]
+            row = row * windows.sizes[axis] + tap
+            column = column * counts[axis] + tirx.truncdiv(start, stride)
+        return te.sum(
+            tirx.if_then_else(tirx.all(*conditions), columns[n, row, column], zero), axis=taps
+        )
+
+    return te.compute((batch, channels, *image), pixel, name="add_blocks")
+
+
 def find_maxima(data: Any, maxima: Any, windows: Windows, *, counts_columns: bool) -> Any:
     """Return where the maxima of windows are in the data: of equal elements, the first one.
 

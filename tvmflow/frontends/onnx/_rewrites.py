@@ -25,7 +25,6 @@ from tvmflow.frontends.onnx.graph import (
 # Older ones are converted to it where possible; the mask of Dropout is boolean then.
 _MIN_OPSET: Final = 13
 _MAX_IDENTITY_ELEMENTS: Final = 1 << 20
-_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
 class _Context(NamedTuple):
@@ -221,52 +220,11 @@ def _add_tanh_of_softplus(nodes: Replacement, x: str, kind: int, output: str = "
     return nodes.add("Div", p, nodes.add("Sub", two, p), output=output)
 
 
-def _col2im(node: NodeProto, context: _Context) -> list[NodeProto] | None:
-    """Rewrite sums of overlapping blocks as a transposed convolution that puts each number in its place."""
-    constants, attributes = context.known.constants, attributes_of(node)
-    columns, kind = context.known.shapes.get(node.input[0]), context.types.get(node.input[0])
-    sizes = [constants.get(name) for name in node.input[1:]]
-    if columns is None or kind not in _FLOATS or any(size is None for size in sizes):
-        return None
-    image, block = (size.tolist() for size in sizes if size is not None)
-    rank, places = len(block), math.prod(block)
-    ones = [1] * rank
-    strides, gaps = attributes.get("strides", ones), attributes.get("dilations", ones)
-    pads = attributes.get("pads", [0] * rank * 2)
-    # how far a block can move along each axis
-    rooms = [
-        size + before + after - gap * (edge - 1) - 1
-        for size, before, after, gap, edge in zip(
-            image, pads[:rank], pads[rank:], gaps, block, strict=True
-        )
-    ]
-    counts = [room // stride + 1 for room, stride in zip(rooms, strides, strict=True)]
-    channels = columns[1] // places
-    weights = np.zeros((channels, places, 1, places), helper.tensor_dtype_to_np_dtype(kind))
-    weights[:, range(places), :, range(places)] = 1
-    nodes = Replacement(node)
-    nodes.add(
-        "ConvTranspose",
-        nodes.add(
-            "Reshape", node.input[0], nodes.constant(np.array([*columns[:2], *counts], np.int64))
-        ),
-        nodes.constant(weights.reshape(columns[1], 1, *block)),
-        output=node.output[0],
-        group=channels,
-        strides=strides,
-        dilations=gaps,
-        pads=pads,
-        output_padding=[room % stride for room, stride in zip(rooms, strides, strict=True)],
-    )
-    return nodes.nodes
-
-
 _Rewrite = Callable[[NodeProto, _Context], list[NodeProto] | None]
 
 _REWRITES: Final[Mapping[str, _Rewrite]] = {
     "AveragePool": _same_padding,
     "CastLike": _cast_like,
-    "Col2Im": _col2im,
     "Concat": _concat,
     "Conv": _same_padding,
     "ConvInteger": _same_padding,

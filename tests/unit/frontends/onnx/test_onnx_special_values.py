@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import NodeProto, helper
+from onnx.reference import ReferenceEvaluator
 
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, open_session, value
@@ -125,6 +126,9 @@ CASES: dict[str, Any] = {
     "variances of float16": lambda: single("InstanceNormalization", {"x": FAR}, {
         "s": np.ones(2, np.float16), "b": np.zeros(2, np.float16)}),
     "response of float16": lambda: single("LRN", {"x": LARGE}, size=3),
+    "blocks of infinities": lambda: single(
+        "Col2Im", {"x": np.where(np.arange(192).reshape(2, 12, 8) == 31, INF, 1.5).astype(np.float32)},
+        {"image": np.array([5, 4]), "block": np.array([2, 3])}, pads=[0, 1, 1, 0], strides=[1, 2], dilations=[2, 1]),
     "wider statistics": lambda: single("BatchNormalization", {"x": LARGE}, {
         "s": np.ones(2, np.float16), "b": np.zeros(2, np.float16),
         "m": np.ones(2, np.float32), "v": np.full(2, 9e4, np.float32)}),
@@ -154,6 +158,71 @@ def test_corners(case: str, tmp_path: Path) -> None:
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         rtol = 3e-3 if b.dtype == np.float16 else 2e-5
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol)
+
+
+SLICES = [
+    ([3], [1], [0], [1]),
+    ([1, 1], [-(2**31), -(2**31)], [-2, -1], [2, 3]),
+    ([1], [4], [0], [-1]),
+    ([9], [12], [0], [1]),
+    ([-9], [-12], [0], [-1]),
+    ([-9], [-(2**31)], [0], [-1]),
+    ([2**31 - 1], [-(2**63)], [0], [-2]),
+    ([0, -1], [2**63 - 1, -9], [0, 1], [3, -1]),
+]
+
+
+def test_bounds_of_slices(tmp_path: Path) -> None:
+    """They may be outside of the data or the wrong way round, and a slice may be empty."""
+    nodes, constants = [], {}
+    for n, bounds in enumerate(SLICES):
+        names = [f"{name}{n}" for name in ("starts", "ends", "axes", "steps")]
+        nodes.append(helper.make_node("Slice", ["x", *names], [f"y{n}"]))
+        constants |= {k: np.array(v, np.int64) for k, v in zip(names, bounds, strict=True)}
+    agree(nodes, np.arange(15, dtype=np.float32).reshape(5, 3), tmp_path, **constants)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float64"])
+def test_images_that_are_no_float32_are_resized(dtype: str, tmp_path: Path) -> None:
+    """Integers that are mixed are cut, and those that are antialiased are rounded after each axis."""
+    nodes, constants = [], {}
+    for n, (sizes, how) in enumerate(
+        [
+            ([2, 2, 7, 2], {"mode": "linear"}),
+            ([2, 2, 1, 1], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+            ([2, 2, 2, 3], {"mode": "nearest"}),
+            *([([2, 2, 2, 3], {"mode": "linear", "antialias": 1})] if dtype == "uint8" else []),
+        ]
+    ):
+        nodes.append(helper.make_node("Resize", ["x", "", "", f"s{n}"], [f"y{n}"], **how))
+        constants[f"s{n}"] = np.array(sizes, np.int64)
+    low = 0 if dtype == "uint8" else -7
+    x = np.random.default_rng(1).integers(low, 8, (2, 2, 4, 5)).astype(dtype)
+    if dtype != "float64":
+        agree(nodes, x, tmp_path, 19, **constants)
+        return
+    # ONNX Runtime has no kernel for it
+    made, _ = single(
+        "Resize",
+        {"x": x + 1 / 3},
+        {"n": np.zeros(0), "m": np.zeros(0), "s": constants["s0"]},
+        mode="linear",
+    )
+    (actual,) = compute(load(made, tmp_path, {"x": x + 1 / 3}), {"x": x + 1 / 3})
+    expected = ReferenceEvaluator(made).run(None, {"x": x + 1 / 3})[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["add", "mul"])
+def test_bools_are_scattered(reduction: str, tmp_path: Path) -> None:
+    """A sum of bools is whether one is true, a product whether all are."""
+    x = np.array([1, 0, 1, 1, 0], bool)
+    nodes = [
+        helper.make_node("ScatterND", ["x", "rows", "u"], ["y"], reduction=reduction),
+        helper.make_node("ScatterElements", ["x", "i", "u"], ["z"], reduction=reduction),
+    ]
+    places = np.array([0, 1, 1, -1])
+    agree(nodes, x, tmp_path, rows=places[:, None], i=places, u=np.array([1, 1, 0, 1], bool))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
