@@ -357,6 +357,10 @@ def _layer_norm(node: NodeToConvert) -> Any:
 # ---------------------------------------------------------------- sequences
 
 
+# Each is an operator of the imported model.
+_MAX_PARTS: Final = 4096
+
+
 def _split_to_sequence(node: NodeToConvert) -> Any:
     """Return a tuple of parts: of given sizes, or all of one size except the last.
 
@@ -369,6 +373,11 @@ def _split_to_sequence(node: NodeToConvert) -> Any:
     if not isinstance(extent, int):
         raise ValueError("the axis that it splits needs a fixed size")
     lengths = np.array(1) if not sizes or sizes[0] is None else known_array(sizes[0], "split")
+    if lengths.size and lengths.min() < (0 if lengths.ndim else 1):
+        raise ValueError(f"a part cannot have {int(lengths.min())} elements")
+    count = lengths.size if lengths.ndim else -(-extent // int(lengths))
+    if count > _MAX_PARTS:
+        raise ValueError(f"it has {count:,} parts, and the limit is {_MAX_PARTS:,}")
     if lengths.ndim:
         cuts = [0, *np.cumsum(lengths).tolist()]
     else:

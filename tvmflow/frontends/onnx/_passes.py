@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -201,6 +201,10 @@ _MAX_HELD_ELEMENTS: Final = 1 << 27
 _MAX_CONSTANT_ELEMENTS: Final = 1 << 28
 _MAX_RANGE_ELEMENTS: Final = 1 << 25
 _MAX_SHAPE_ELEMENTS: Final = 1024
+# NumPy's limit; ONNX writes each axis into the model.
+_MAX_AXES: Final = 64
+# The operand of an operator with an element for each axis of its result, or with the added ones.
+_LISTS_OF_AXES: Final = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Tile": 1, "Unsqueeze": 1}
 # Operators through which ONNX propagates values in shape inference, and what it can hold of them.
 _VALUE_OPERATORS: Final = frozenset(
     "Add Cast CastLike Concat Gather Identity Mul Range Shape Slice Squeeze Sub Unsqueeze".split()
@@ -209,7 +213,12 @@ _MAX_PROPAGATED_ELEMENTS: Final = 1 << 18
 
 
 def infer_shapes(model: ModelProto) -> ModelProto:
-    """Infer shapes and types of all values, also those that depend on the values of computed shapes."""
+    """Infer shapes and types of all values, also those that depend on the values of computed shapes.
+
+    Raises:
+        ImportFailed: when a tensor would have more axes than any memory lists.
+    """
+    _refuse_many_axes(model, {tensor.name: tensor.dims for tensor in model.graph.initializer})
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
         if not _propagates_little(inferred):
@@ -375,11 +384,24 @@ def refuse_large_tensors(model: ModelProto) -> None:
         ImportFailed: with the node of the first that cannot.
     """
     shapes = known_values(model).shapes
+    _refuse_many_axes(model, shapes)
     for node in (node for graph in all_graphs(model.graph) for node in graph.node):
         for name in node.output:
             elements = math.prod(shapes.get(name, ()))
             if elements > MAX_ELEMENTS:
                 raise too_large(node, "a tensor", elements, MAX_ELEMENTS)
+
+
+def _refuse_many_axes(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Check operands that list axes, by the shapes that are known."""
+    for node in (node for graph in all_graphs(model.graph) for node in graph.node):
+        place = _LISTS_OF_AXES.get(node.op_type, len(node.input))
+        axes = math.prod(shapes.get(node.input[place], ())) if place < len(node.input) else 0
+        if axes > _MAX_AXES:
+            raise ImportFailed(
+                f"{node.op_type} (node {node_name(node)}) lists {axes:,} axes, and the limit is {_MAX_AXES}",
+                fix="correct the shapes in the model",
+            )
 
 
 def _evaluate(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -171,3 +172,40 @@ def test_relu6_of_mobilenets(tmp_path: Path) -> None:
         {"low": np.array(0, F), "high": np.array(6, F)},
     )
     agree(made, tmp_path, {"x": 10 * draw(2, 8)})
+
+
+# Each takes a minute, or never ends, where nothing stops it.
+MANY = """
+g (float[1] x) => (y) <int64[1] s = {3000000}> {
+  a = ConstantOfShape(s)
+  b = Cast<to=7>(a)
+  c = ConstantOfShape(b)
+  y = Add(x, c)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (MANY, "ConstantOfShape (node with output 'c') lists 3,000,000 axes, and the limit is 64"),
+        (
+            "g (float[1] x, int64[99999] s) => (y) { y = Expand(x, s) }",
+            "Expand (node with output 'y') lists 99,999 axes, and the limit is 64",
+        ),
+        (
+            "g (float[1000000] x) => (y) { s = SplitToSequence(x) y = ConcatFromSequence<axis=0>(s) }",
+            "SplitToSequence (node with output 's') cannot be imported: it has 1,000,000 parts, and the limit is 4,096",
+        ),
+        (
+            "g (float[4] x) => (y) <int64 n = {0}> { s = SplitToSequence(x, n) y = ConcatFromSequence<axis=0>(s) }",
+            "SplitToSequence (node with output 's') cannot be imported: a part cannot have 0 elements",
+        ),
+    ],
+)
+def test_a_small_file_cannot_ask_for_a_large_graph(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    made = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
+    with pytest.raises(ImportFailed) as caught:
+        load(made, tmp_path)
+    assert caught.value.message == sentence
