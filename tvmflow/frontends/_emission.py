@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from tvm import relax
 
 from tvmflow.compiler.marks import mark_new, take_marks
 from tvmflow.core.errors import ImportFailed
+from tvmflow.core.formatting import last_line
 from tvmflow.operators.definition import ADVICE, Node, Operator
 from tvmflow.operators.loading import Operators
 
@@ -35,6 +37,27 @@ class NodeNames:
     def take(self, mod: tvm.IRModule) -> tuple[str, ...]:
         """Return the name of the node that each binding of `main` came from, and remove the marks."""
         return tuple(self._names[min(own)] if own else "" for own in take_marks(mod))
+
+
+# What only the text of errors of TVM and ONNX has.
+_INTERNALS: Final = re.compile(
+    r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError|InferenceError|op_type:"
+)
+# Python says these of its own values, and not of a model's.
+_PYTHONS: Final = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError)
+
+
+def explain_failure(error: Exception, operands: str) -> str:
+    """Return an error's text, or in place of internals what an operator could not be converted for.
+
+    Args:
+        error: What the conversion of the operator raised.
+        operands: The dtypes and shapes of its operands; empty where they are not known.
+    """
+    reason = last_line(error)
+    if isinstance(error, _PYTHONS) or _INTERNALS.search(reason):
+        return f"there is no conversion of it for its attributes and the operands {operands or 'it has'}"
+    return reason
 
 
 # ---------------------------------------------------------------- operators of a recipe

@@ -13,11 +13,11 @@ from tvm import relax, tirx
 
 from tvmflow.compiler.open_sizes import is_open, same_sizes, sizes_of
 from tvmflow.core.errors import ImportFailed, StageError
-from tvmflow.core.formatting import excerpt, last_line, names_text, quoted
+from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, Size, TensorSpec
 from tvmflow.core.version import page_url
-from tvmflow.frontends._emission import NodeNames
+from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._frames import Array
 from tvmflow.frontends._open_sizes import OpenSizeProblem, SizeRanges, tensor_spec
 from tvmflow.frontends.base import MAX_ELEMENTS, OPEN_FIX, LoadedModel
@@ -359,12 +359,11 @@ def _convert(node: Node, op: Op) -> list[Expr]:
         TypeError,
         ValueError,
     ) as error:
-        for index in range(len(op)):
-            if op.reads(index):
-                # what fails for open sizes says no more than that they are open
-                op.shape(index)
+        # what fails for open sizes says no more than that they are open
+        shapes = [list(op.shape(index)) for index in range(len(op)) if op.reads(index)]
         # TVM and NumPy raise these for shapes, types or numbers that do not fit.
-        op.refuse(f"TVM reports: {last_line(error)}")
+        reason = explain_failure(error, names_text([str(shape) for shape in shapes]))
+        op.refuse(reason, fix="correct the model, or end it before this operator")
 
 
 def _checked(op: Op, result: Expr) -> Expr:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -22,11 +21,11 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
-from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
-from tvmflow.frontends._emission import NodeNames
+from tvmflow.frontends._emission import NodeNames, explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem, tensor_spec
 from tvmflow.frontends.base import OPEN_FIX, LoadedModel
 from tvmflow.frontends.onnx import _recurrent
@@ -54,8 +53,6 @@ _log = logging.getLogger(__name__)
 
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
-_INTERNALS: Final = re.compile(r"\b(relax|tirx?|tvm|[TR])\.\w|<class|Check failed|InternalError")
-"""What only the text of TVM's own errors has."""
 _FIX: Final = "replace the operator in the model, or end the model before it"
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
@@ -291,17 +288,14 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._sizes.materialize([value.name for value in graph.output])
 
     def _explain(self, node: NodeProto, error: Exception) -> str:
-        """Return an error's text, or in place of TVM's internals the dtypes and shapes of the operands."""
-        reason = last_line(error)
-        if not _INTERNALS.search(reason):
-            return reason
+        """Return why a node cannot be converted."""
         types = [self._nodes[name].ty for name in node.input if name in self._nodes]
         operands = [
             f"{ty.dtype}{list(map(plain, ty.shape.values))}"
             for ty in types
             if isinstance(getattr(ty, "shape", None), relax.ShapeExpr)
         ]
-        return f"TVM has no conversion of it for the operands {', '.join(operands) or 'it has'}"
+        return explain_failure(error, ", ".join(operands))
 
     def _construct_sizes(self, node: NodeProto, sizes: Sizes) -> bool:
         """Convert a node that computes sizes, or takes them; return whether that is done."""

@@ -9,9 +9,10 @@ from typing import Final
 import onnx
 
 from tvmflow.core.errors import ImportFailed
-from tvmflow.core.formatting import excerpt, last_line, quoted
+from tvmflow.core.formatting import excerpt, quoted
 from tvmflow.core.text import did_you_mean
 from tvmflow.core.types import Dimension, TensorSpec
+from tvmflow.frontends._emission import explain_failure
 from tvmflow.frontends._open_sizes import OpenSizeProblem
 from tvmflow.frontends.base import OPEN_FIX
 from tvmflow.frontends.tflite import _arithmetic, _arrays, _layers
@@ -98,9 +99,9 @@ def _convert_operator(operator: Operator, values: Tensors) -> None:
         raise
     except Exception as error:
         name = f"{excerpt(operator.name)} (tensor {quoted(values.graph.prefix)})"
-        reason, is_open = last_line(error), values.graph.is_open
+        is_open, shapes = values.graph.is_open, operation.shapes_text()
+        reason = explain_failure(error, shapes)
         if is_open and not isinstance(error, OpenSizeProblem):
-            shapes = operation.shapes_text()
             reason = f"it is imported with fixed sizes alone; its operands have the shapes {shapes}"
         text = f"{name} cannot be imported: {reason}"
         raise ImportFailed(text, fix=OPEN_FIX if is_open else FIX) from error

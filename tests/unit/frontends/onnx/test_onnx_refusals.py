@@ -200,6 +200,12 @@ g (float[1] x) => (y) <int64[1] s = {3000000}> {
             "g (float[4] x) => (y) <int64 n = {0}> { s = SplitToSequence(x, n) y = ConcatFromSequence<axis=0>(s) }",
             "SplitToSequence (node with output 's') cannot be imported: a part cannot have 0 elements",
         ),
+        (
+            "g (float[1] x) => (y) <int64 a = {0}, int64 b = {9}, int64 c = {0}> "
+            "{ r = Range(a, b, c) f = Cast<to=1>(r) y = Add(x, f) }",
+            "Range (node with output 'r') cannot be imported: there is no conversion of it for its attributes and the "
+            "operands int64[], int64[], int64[]",
+        ),
     ],
 )
 def test_a_small_file_cannot_ask_for_a_large_graph(

@@ -191,6 +191,16 @@ def _huge(model: TfliteBuilder) -> int:
     return model.result("TILE", [model.input("x", (2, 3)), repeats], 2)
 
 
+def _no_stride(model: TfliteBuilder) -> int:
+    weights = model.constant(np.ones((4, 3, 3, 3), np.float32))
+    operands = [model.input("x", (1, 4, 4, 3)), weights]
+    return model.result("CONV_2D", operands, 4, "Conv2D", StrideW=0, StrideH=1)
+
+
+def _lacks_an_operand(model: TfliteBuilder) -> int:
+    return model.result("ADD", [model.input("x", (2, 3))], 2)
+
+
 def _unwritten(model: TfliteBuilder) -> int:
     return model.result("RELU", [model.tensor((2, 3), name="state")], 2)
 
@@ -216,6 +226,16 @@ LACKS = "tvmflow does not import the TFLite operator"
         (_wrong_shape, f"{LACKS} RESHAPE of shape [2, 3] to [4] (tensor 't2')"),
         (_sign_bit, f"{LACKS} ADD with activation 5 (tensor 't1')"),
         (_broadcast_error, "ADD (tensor 't2') cannot be imported: "),
+        (
+            _no_stride,
+            "CONV_2D (tensor 't2') cannot be imported: there is no conversion of it for its attributes and the "
+            "operands [1, 4, 4, 3]",
+        ),
+        (
+            _lacks_an_operand,
+            "ADD (tensor 't1') cannot be imported: there is no conversion of it for its attributes and the operands "
+            "[2, 3]",
+        ),
         (_huge, "'t2' has 6,597,069,766,656 elements, and the limit is 2,147,483,648"),
         (_unwritten, "tensor 'state' is read before anything computes it"),
     ],
