@@ -312,7 +312,7 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
     if scheme in BUCKETS:
         return _open_object(job, offset, validator)
     url, credential = _locate(job)
-    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    headers, visited = {"Range": f"bytes={offset}-"} if offset else {}, [url]
     if validator:
         headers["If-Range"] = validator
 
@@ -320,13 +320,13 @@ def _open(job: _Job, offset: int) -> ByteSource | None:
         if scheme == OCI:
             repository = Repository(parse_oci_reference(job.url), job.timeout_s)
             return repository.request_blob(job.sha256, headers)
-        return HttpClient(job.timeout_s).get(url, headers, credential)
+        return HttpClient(job.timeout_s).get(url, headers, credential, visited=visited)
 
     try:
         # a server may send its header byte by byte
         answer = call_within(job.timeout_s, request, job.abandoned.is_set)
     except BROKEN_ANSWER as error:
-        raise _connection_error(job, url, error) from error
+        raise _connection_error(job, visited[-1], error) from error
     if answer.is_success:
         return answer
     with answer:

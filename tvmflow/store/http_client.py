@@ -305,16 +305,19 @@ class HttpClient:
         headers: Mapping[str, str],
         credential: Credential | None = None,
         method: str = "GET",
+        visited: list[str] | None = None,
     ) -> Answer:
         """Return the answer to a GET request, after redirects; the credential is sent to its own host alone.
 
-        A request with HEAD is sent in the same way.
+        A request with HEAD is sent in the same way. `visited` gets each URL that is requested.
 
         Raises:
             DownloadError: when the server redirects to where it must not.
             OSError: when there is no answer. `BROKEN_ANSWER` has what else may be raised.
         """
         for _ in range(1 + _MAX_REDIRECTS):
+            if visited is not None:
+                visited.append(url)
             secret = {_CREDENTIAL: credential.header} if credential else {}
             answer = self.request(method, url, {**headers, **secret})
             location = answer.headers.get("Location")

@@ -359,3 +359,42 @@ def test_an_artifact_in_a_registry_pins_its_files(sources: SourceFiles, tmp_path
     assert again.resolve(at(one)).path == file.path
     with pytest.raises(RecipeError, match="write it as oci://HOST/NAME"):
         again.resolve(at("oci://registry.example/Net"))
+
+
+LIES: dict[str, tuple[bytes, str, str]] = {
+    "other content": (MODEL[:-1] + b"x", "", "its sha256 is"),
+    "shorter": (MODEL[:1000], "", "its sha256 is"),
+    "longer": (MODEL + MODEL, "", "its sha256 is"),
+    "nothing": (b"", "", "its sha256 is"),
+    "redirect to a file": (MODEL, "file:///etc", "file:"),
+    "redirect to itself": (MODEL, "{hub}/org/net/resolve/{commit}", "redirect"),
+    "redirect to no server": (MODEL, "http://hub.invalid", "hub.invalid"),
+    "redirect to no address": (MODEL, "http://[bad", "not an address"),
+}
+"""Lie -> the content, where the Hub redirects to, and what the message says."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_hub_that_lies_of_a_file_leaves_nothing(
+    lie: str, hub: Hub, sources: SourceFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own digest is what counts; an honest answer afterwards begins anew, and no token goes elsewhere."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    content, storage, said = LIES[lie]
+    info, honest = hub.info(), hub.storage
+    hub.info = partial(dict, info)  # type: ignore[method-assign]
+    file = sources.resolve(at(hub.address("onnx/model.onnx")))
+    hub.files["onnx/model.onnx"] = content
+    hub.storage = storage.format(hub=hub.url, commit=COMMIT) or honest
+    downloads = Path(sources._store.downloads)
+    with pytest.raises(DownloadError) as caught:
+        download(file.url, file.sha256, downloads, retries=0)
+    assert said in caught.value.message
+    assert TOKEN not in str(caught.value)
+    assert caught.value.fix
+    assert [
+        path.name for path in downloads.rglob("*") if path.is_file() and path.stat().st_size
+    ] == []
+    hub.files["onnx/model.onnx"], hub.storage = MODEL, honest
+    assert Path(sources.fetch(file).path).read_bytes() == MODEL
+    assert all(not token for path, token in hub.requests if path == "/onnx/model.onnx")
