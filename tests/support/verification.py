@@ -82,6 +82,28 @@ class Verified:
         """The imported weights by name."""
         return dict(load_file(self.imported["import/params.safetensors"]))
 
+    def deliver(
+        self,
+        params: Mapping[str, Array] | None = None,
+        kernel: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
+    ) -> dict[str, Path]:
+        """Return the files of `build` and `export`.
+
+        Args:
+            params: Other weights than those that were imported.
+            kernel: Changes the lowered module before it is scheduled.
+        """
+        files = {**self.imported, **self._lowered}
+        if params is not None:
+            path = self._next("params") / "params.safetensors"
+            save_file(dict(params), path)
+            files["import/params.safetensors"] = path
+        with _changed(kernel):
+            built = self._run("build", files)
+        self.exported = self._run("export", files | built)
+        delivered = {"import/params.safetensors": files["import/params.safetensors"]}
+        return delivered | built | self.exported
+
     def verify(
         self,
         params: Mapping[str, Array] | None = None,
@@ -89,6 +111,7 @@ class Verified:
         *,
         is_delivered_only: bool = False,
         replaced: Mapping[str, Path] = MappingProxyType({}),
+        of: Verified | None = None,
     ) -> Verdict | VerifyFailed:
         """Build, export and verify a library.
 
@@ -97,21 +120,15 @@ class Verified:
             kernel: Changes the lowered module before it is scheduled.
             is_delivered_only: The change is in the delivered library, and in no other one that `verify` builds.
             replaced: Other files than those that were exported.
+            of: Another model, whose library is delivered for this one.
 
         Returns:
             The verdict, or the error with which it rejects the library.
         """
         files = {**self.imported, **self._lowered}
-        if params is not None:
-            path = self._next("params") / "params.safetensors"
-            save_file(dict(params), path)
-            files["import/params.safetensors"] = path
         try:
-            with _changed(kernel):
-                files |= self._run("build", files)
-            self.exported = self._run("export", files)
-            files |= {**self.exported, **replaced}
-            if self._recipe.quantize:
+            files |= {**(of or self).deliver(params, kernel), **replaced}
+            if self._recipe.quantize or of:
                 # the reference computes with these weights
                 files |= self.imported
             with _changed(None if is_delivered_only else kernel), _without_times():

@@ -21,10 +21,10 @@ from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import findings
-from tvmflow.stages.verify.draws import vary_indices
+from tvmflow.stages.verify.draws import reach_more, vary_indices
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inner_tensors import InnerLibrary
-from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples, reach_more
+from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.tolerances import DEFAULTS, FLOAT32
 from tvmflow.stages.verify.undetected import ZEROS

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tests.unit.stages.test_verify_inputs import settings
+from tvmflow.core.errors import StageError
 from tvmflow.stages.verify import draws
 from tvmflow.stages.verify.draws import MoreDraws, list_unexercised
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
+from tvmflow.stages.verify.libraries import compare_threads
 from tvmflow.stages.verify.tolerances import DEFAULTS
 from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import VerifySettings
@@ -112,10 +114,11 @@ def test_inputs_are_drawn_for_branches(condition: Function, inputs: str) -> None
 
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 def test_integers_and_ranges_have_no_magnitudes(dtype: str) -> None:
-    """They may be indices; both of their ends are reached."""
-    more = draw_more(lambda x: x, dtype=dtype, condition=lambda x: np.full(1, x.all()))
-    assert [draw.inputs for draw in more.draws] == ["high inputs"]
-    assert {int(n) for draw in more.draws for n in draw.feed["x"]} == {1}
+    """Both of their ends are reached, and integers of both signs are drawn once."""
+    more = draw_more(lambda x: x, dtype=dtype, condition=lambda x: np.full(1, (x == 1).all()))
+    wide = [] if dtype == "bool" else ["integers of both signs"]
+    assert [draw.inputs for draw in more.draws] == [*wide, "high inputs"]
+    assert {int(n) for n in more.draws[-1].feed["x"]} == {1}
     ranged = draw_more(lambda x: x, settings({"x": (2.0, 3.0)}))
     assert ranged.draws == ()
 
@@ -159,10 +162,80 @@ def test_a_class_that_is_scaled_is_found_over_many_batches() -> None:
         return verdict
 
     for right in (lambda y: y * noise, lambda y: np.where(np.abs(y) > 9, y + 1, y)):
-        assert judge(right) == {"inputs": "64 more random inputs", "passed": True, "scaled": {}}
+        assert judge(right) == {
+            "inputs": "64 more random inputs",
+            "passed": True,
+            "scaled": {},
+            "outputs": {},
+        }
     found = judge(lambda y: y * factors)
     assert not found["passed"]
     assert (found["scaled"]["y"]["axis"], found["scaled"]["y"]["index"]) == (1, 3)
     assert found["scaled"]["y"]["scale"] == pytest.approx(1.001, abs=1e-5)
     for large in (0, 2**21):
         assert draws.draw_repeats(run, few, results, large, made, TOLERANCE) is few
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"),
+    [
+        ("int32", np.abs, lambda x: x),
+        ("int64", lambda x: np.fmod(x, 5), lambda x: np.mod(x, 5)),
+        ("uint8", lambda x: x, lambda x: np.minimum(x, 200)),
+    ],
+)
+def test_a_fault_of_large_or_negative_integers_is_found(
+    dtype: str, right: Function, wrong: Function
+) -> None:
+    """Zeros and ones, the usual integers without a range, tell neither a sign nor a bound."""
+    assert list_failed(draw_more(right, dtype=dtype), wrong) == ["integers of both signs"]
+    ranged = draw_more(right, settings({"x": (0.0, 1.0)}), dtype=dtype)
+    assert list_failed(ranged, wrong) == []
+
+
+def test_integers_that_the_reference_refuses_are_not_needed() -> None:
+    """A count, say, that cannot be negative: nothing is reported of it."""
+
+    def fail(x: Array) -> Array:
+        if x.min() < 0:
+            raise StageError("no")
+        return x
+
+    more = draw_more(fail, dtype="int64")
+    assert (more.draws, more.left_out) == ((), ())
+
+
+@pytest.mark.parametrize("row", [0, 700, 999])
+def test_each_row_of_a_table_is_read(row: int) -> None:
+    """Tokens without a range are the indices that the model has a row for; many batches read all of them."""
+    table = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32)
+    spoiled = table.copy()
+    spoiled[row] *= -1
+    made = settings({"x": (0.0, 999.0)})
+    signature = {"inputs": [{"name": "x", "shape": [1, 20], "dtype": "int64"}]}
+
+    def run(feed: Any) -> Any:
+        return {"y": table[feed["x"]]}
+
+    results = run_reference_on(run, load_samples(signature, made, None), ["y"], TOLERANCE)
+    more = draws.draw_repeats(run, MoreDraws(names=("y",)), results, 4000, made, TOLERANCE)
+    read = {int(n) for draw in more.repeats for n in draw.feed["x"].flat}
+    assert read == {*range(1000)}
+    assert list_failed(more, lambda x: table[x]) == []
+    assert list_failed(more, lambda x: spoiled[x]) == ["64 more random inputs"]
+
+
+def test_libraries_with_other_numbers_of_threads_must_have_the_same_bits() -> None:
+    """One whose last step is lost with three threads, beside right ones."""
+
+    def compute(threads: int) -> Any:
+        def run_all(feeds: Any) -> Any:
+            [x] = (feed["x"] for feed in feeds)
+            return [{"y": x * (1 - (threads == 3) * (x == x.max()))}]
+
+        return SimpleNamespace(run_all=run_all)
+
+    feed = {"x": np.arange(8, dtype=np.float32)}
+    others = {count: compute(count) for count in (1, 3)}
+    assert compare_threads(compute(2), others, feed) == {"1": True, "3": False}
+    assert compare_threads(compute(2), {}, feed) == {}

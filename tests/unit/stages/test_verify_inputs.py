@@ -197,6 +197,9 @@ def test_random_indices_and_divisors_are_ones_that_the_operators_take(tmp_path: 
         ("j", (1,)),
         ("b", ()),
         ("c", ()),
+        # what they are a part of may be computed
+        ("a", (2,)),
+        ("d", (2,)),
     }
     made = settings({"x": (2.0, 3.0)})
     for size in (1, 8):
@@ -210,7 +213,8 @@ def test_random_indices_and_divisors_are_ones_that_the_operators_take(tmp_path: 
             if size > 1:
                 assert feed["i"].max() > 1
     limited = limit_draws(settings({"i": (0, 1), "c": (-3, 3)}), operands, {"n": 8})
-    assert limited.ranges == {"i": (0, 1), "j": (0, 0), "b": (-9, 9), "c": (-3, 3)}
+    usual = {"a": (0, 1), "d": (0, 1)}
+    assert limited.ranges == {"i": (0, 1), "j": (0, 0), "b": (-9, 9), "c": (-3, 3), **usual}
     assert limited.divisors == {"b", "c"}
 
 

@@ -85,6 +85,21 @@ def find_input_bounds(main: relax.Function) -> list[tuple[Any, Bound]]:
     return found
 
 
+def has_computed_operands(mod: tvm.IRModule) -> bool:
+    """Return whether an imported model may compute an index or an integer divisor: each with a loop may."""
+    main = mod["main"]
+    flow, inputs = ir.DataFlow(main), set(main.params[: int(main.attrs["num_input"])])
+    operands = (
+        call.args[place]
+        for call in flow.values.values()
+        for place, _ in _RULES.get(ir.operator_name(call), _no_bounds)(call)
+    )
+    return len(mod.functions) > 1 or any(
+        not flow.is_weight(operand) and not _find_inputs(flow, inputs, operand)
+        for operand in operands
+    )
+
+
 def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
     """Return an imported module that knows the nodes whose operands are checked.
 

@@ -25,7 +25,10 @@ from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.deliveries import check_deliveries
-from tvmflow.stages.verify.draws import compare_draws, list_unexercised
+from tvmflow.stages.verify.draws import (
+    compare_draws,
+    list_unexercised,
+)
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
 from tvmflow.stages.verify.imported_model import (
     ImportedModel,
@@ -41,6 +44,7 @@ from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import (
     UNTIMED_REASONS,
     Library,
+    compare_threads,
     load_local,
     load_with_other_threads,
     open_library,
@@ -99,7 +103,7 @@ def find_faults(payload: dict[str, Json], emit: Emit) -> list[Json]:
 
 
 TRAITS: Final = StageTraits(
-    version=17,
+    version=18,
     scope="target",
     needs={
         "import": ("model.json", "params.safetensors", "signature.json"),
@@ -310,14 +314,11 @@ def _verify(
             0 if dimensions else make_element_count(mod)({}),
         )
         data = reference.results.samples
-        if reference.results.random_inputs:
-            verdict["random_inputs"] = reference.results.random_inputs
-        if reference.results.added:
-            verdict["added_samples"] = reference.results.added
-        _add_exercises(verdict, reference)
+        _add_inputs(verdict, reference)
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
+    others = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         if library.timed is not None and reference is not None:
@@ -330,8 +331,9 @@ def _verify(
             )
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
+        verdict["threads"] = compare_threads(library, others, data.batches[0])
         if reference is not None and reference.sized:
-            _add_sizes(verdict, library, reference, coverage, settings, context)
+            _add_sizes(verdict, library, others, reference, coverage, settings, context)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
         if gates := check_gates(verdict, library, tensors, settings, context):
             verdict["gates"] = gates
@@ -366,14 +368,14 @@ def _choose_combinations(
 def _add_sizes(
     verdict: Verdict,
     library: Library,
+    others: Mapping[int, Library],
     reference: ReferenceRun,
     coverage: Sequence[str],
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
     """Compare and time a library with dimensions at the sizes that were chosen."""
-    other_threads = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
-    verdict["sizes"] = compare_sizes(library, reference, other_threads)
+    verdict["sizes"] = compare_sizes(library, reference, [*others.values()])
     if reference.swept:
         verdict["swept"] = sweep(library, reference, coverage, settings)
     time_sizes(verdict["sizes"], library, reference, settings, context)
@@ -425,9 +427,13 @@ def _add_results(
         add_latencies(verdict, library, tensors, settings, context)
 
 
-def _add_exercises(verdict: Verdict, reference: ReferenceRun) -> None:
-    """Record which branches of the model the inputs reach, and which inputs tell nothing."""
+def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
+    """Record what the inputs are, which branches of the model they reach, and which ones tell nothing."""
     more = reference.more
+    if reference.results.random_inputs:
+        verdict["random_inputs"] = reference.results.random_inputs
+    if reference.results.added:
+        verdict["added_samples"] = reference.results.added
     if more.left_out:
         verdict["draws_left_out"] = [*more.left_out]
     if more.exercises is None:
@@ -477,7 +483,7 @@ def _add_comparisons(
         return comparison.compare_batches(names, batches, expected, data, tolerance)
 
     verdict["outputs"] = compare(library, actual)
-    if reference.more.draws:
+    if reference.more.draws or reference.more.repeats:
         verdict["draws"] = compare_draws(library, reference.more)
     if reference.floats:
         verdict["float_error"] = comparison.relative_error(actual, reference.floats)

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import TensorSpec
-from tvmflow.runtime.samples import draw_integers
+from tvmflow.runtime.samples import draw_integers, random_samples
 from tvmflow.stages.verify.comparison import compare, find_scaled_slice
-from tvmflow.stages.verify.inputs import ReferenceOutputs, is_finite
-from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.verdict import DrawVerdict, Exercise, ScaledSlice
+from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
+from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL, Tolerance
+from tvmflow.stages.verify.verdict import (
+    DrawVerdict,
+    Exercise,
+    OutputComparison,
+    ScaledSlice,
+)
 from tvmflow.stages.verify_settings import VerifySettings
 
 if TYPE_CHECKING:
@@ -27,14 +32,51 @@ if TYPE_CHECKING:
     Run = Callable[[Feed], dict[str, Array]]
     Observe = Callable[[Feed], list[Exercise]]
 
+
+class _Kind(NamedTuple):
+    """A distribution of random inputs.
+
+    Attributes:
+        text: What inputs it has.
+        deviation: The standard deviation of floats without a range.
+        sign: The sign of these; None for both. Of others, the upper or lower third of their range.
+        has_wide: Whether integers without a range are large, and of both signs; they are 0 and 1 otherwise.
+    """
+
+    text: str
+    deviation: float = 1.0
+    sign: int | None = None
+    has_wide: bool = False
+
+
 # What a trained model sees: gradients of a sensor at rest, pixels that were not scaled.
-_MAGNITUDES: Final = (1e-3, 100.0)
+_MAGNITUDES: Final = tuple(_Kind(f"inputs of magnitude {n:g}", n) for n in (1e-3, 100.0))
+_INTEGERS: Final = _Kind("integers of both signs", has_wide=True)
+# What may reach branches that no input before it does.
+_FOR_BRANCHES: Final = (
+    _Kind("low inputs", 1.0, -1),
+    _Kind("high inputs", 1.0, 1),
+    _Kind("inputs of magnitude 10", 10.0),
+    _Kind("low inputs of magnitude 10", 10.0, -1),
+    _Kind("high inputs of magnitude 10", 10.0, 1),
+    _Kind("other inputs", 1.0),
+    _Kind("inputs of magnitude 0.1", 0.1),
+    _Kind("low inputs of magnitude 100", 100.0, -1),
+    _Kind("high inputs of magnitude 100", 100.0, 1),
+)
+# The largest integers without a range; those of 8 bits have any value.
+_LARGEST_INTEGER: Final = 1000
 # The batches of a recipe's samples of which branches are observed.
 _MAX_OBSERVED: Final = 8
 # So many further batches have enough values of each class to tell a scaled one.
 _REPEATS: Final = 64
 # The elements of all tensors of a model, up to which these batches take about a second.
 _MAX_REPEATED_ELEMENTS: Final = 2**20
+# Of many batches, some outputs are small by chance.
+_REPEATS_TOLERANCE: Final = Tolerance(1e-2, SMALLEST_NORMAL, 1e-3, exact_integers=True)
+# The draws for outputs that are indices, in all and one after the other that reach nothing new.
+_MORE_DRAWS: Final = 60
+_VAIN_DRAWS: Final = 9
 # The numbers of their random inputs: others are below.
 _FIRST_REPEAT: Final = 100
 # Inputs are changed by so many roundings of their dtype: outputs that change more tell nothing.
@@ -95,15 +137,13 @@ def draw_repeats(
         settings: Those of `verify`.
         tolerance: How closely outputs must agree.
     """
-    feeds = results.samples.batches
-    if tolerance.slice_scale is None or not more.names or not _is_random(settings) or not feeds[0]:
+    if tolerance.slice_scale is None or not more.names or not _can_add(results, settings):
         return more
     if not 0 < elements <= _MAX_REPEATED_ELEMENTS:
         return more
-    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feeds[0].items()]
-    repeats = []
+    inputs, repeats = _list_inputs(results), []
     for number in range(_REPEATS):
-        feed = _draw(inputs, settings, _FIRST_REPEAT + number, 1.0, None)
+        feed = _draw(inputs, settings, _FIRST_REPEAT + number, _Kind(""))
         repeats.append(Draw("", feed, run(feed)))
     return more._replace(repeats=tuple(repeats), slices=tolerance)
 
@@ -131,14 +171,21 @@ def draw_more(
     feeds = results.samples.batches
     is_random = _is_random(settings)
     drawer = _Drawer(run, names, tolerance)
-    can_draw = is_random and bool(names) and bool(feeds[0])
-    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in feeds[0].items()]
+    can_draw, inputs = bool(names) and _can_add(results, settings), _list_inputs(results)
     open_inputs = [spec for spec in inputs if _is_open(spec, settings)]
     if can_draw and open_inputs and _takes_magnitudes(settings):
         signed = any((feed[spec.name] < 0).any() for feed in feeds for spec in open_inputs)
-        for number, magnitude in enumerate(_MAGNITUDES):
-            feed = _draw(inputs, settings, number + 1, magnitude, None if signed else 1)
-            drawer.add(f"inputs of magnitude {magnitude:g}", feed, nudges=magnitude > 1)
+        for number, kind in enumerate(_MAGNITUDES):
+            kind = kind._replace(sign=None if signed else 1)
+            feed = _draw(inputs, settings, number + 1, kind)
+            drawer.add(kind.text, feed, nudges=kind.deviation > 1)
+    if (
+        can_draw
+        and _takes_magnitudes(settings)
+        and any(_is_open(i, settings, "iu") for i in inputs)
+    ):
+        feed = _draw(inputs, settings, len(_MAGNITUDES) + len(_FOR_BRANCHES) + 1, _INTEGERS)
+        drawer.add(_INTEGERS.text, feed, is_needed=False)
     observed: list[list[Exercise]] = []
     if observe is not None:
         # batches of one distribution reach the same branches
@@ -161,6 +208,50 @@ def draw_more(
     )
 
 
+def reach_more(
+    run: Run,
+    results: ReferenceOutputs,
+    indices: Sequence[str],
+    settings: VerifySettings,
+    *,
+    can_settle_ties: bool,
+) -> ReferenceOutputs:
+    """Draw more random inputs for outputs that are indices, and add those that reach new elements.
+
+    Args:
+        run: Runs the reference on one batch.
+        results: What it computed before; samples of the recipe, and images, stay as they are.
+        indices: The names of these outputs.
+        settings: Those of `verify`.
+        can_settle_ties: Whether an index is judged by its score. If not, no large inputs are drawn: sigmoids of these
+            are all 1, and the library, whose own differ in a last bit, would be rejected.
+    """
+    if not _can_add(results, settings):
+        return results
+    reached = {name: {int(n) for o in results.outputs for n in o[name].flat} for name in indices}
+    inputs, added = _list_inputs(results), list[Draw]()
+    deviations = (0.0, *DEVIATIONS) if can_settle_ties else (0.0, DEVIATIONS[0])
+    last = 0
+    for number in range(_MORE_DRAWS):
+        if number - last > _VAIN_DRAWS:
+            break
+        [feed] = random_samples(
+            inputs,
+            settings.ranges,
+            batches=1,
+            seed=settings.verify.seed + 1 + number,
+            deviation=deviations[number % len(deviations)],
+            nonzero=settings.divisors,
+        ).batches
+        computed = run(feed)
+        new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
+        if any(new.values()) and is_finite([computed], list(computed)):
+            added.append(Draw("", feed, computed))
+            reached = {name: reached[name] | new[name] for name in indices}
+            last = number
+    return _add_samples(results, added)
+
+
 def vary_indices(
     run: Run,
     results: ReferenceOutputs,
@@ -181,27 +272,38 @@ def vary_indices(
         settings: Those of `verify`.
         tolerance: How closely outputs must agree.
     """
-    data = results.samples
-    if not _is_random(settings) or not data.batches[0]:
+    if not _can_add(results, settings):
         return results
     constant = {name for name in indices if not any(batch[name].any() for batch in results.outputs)}
     # roundings of the inputs must not change an index: the library may choose the other of two equal scores
     drawer = _Drawer(run, [*dict.fromkeys((*indices, *names))], tolerance)
-    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in data.batches[0].items()]
-    for text, feed in _draw_for_branches(inputs, settings):
+    for text, feed in _draw_for_branches(_list_inputs(results), settings):
         if not constant:
             break
         outputs = run(feed)
         varied = {name for name in constant if outputs[name].any()}
         if varied and drawer.add(text, feed, is_needed=False):
             constant -= varied
-    added = len(drawer.draws)
-    batches = [*data.batches, *(draw.feed for draw in drawer.draws)]
+    return _add_samples(results, drawer.draws)
+
+
+def _can_add(results: ReferenceOutputs, settings: VerifySettings) -> bool:
+    return _is_random(settings) and bool(results.samples.batches[0])
+
+
+def _add_samples(results: ReferenceOutputs, draws: Sequence[Draw]) -> ReferenceOutputs:
+    data, added = results.samples, len(draws)
+    batches = [*data.batches, *(draw.feed for draw in draws)]
     return results._replace(
         samples=data._replace(batches=batches, total=data.total + added),
-        outputs=[*results.outputs, *(draw.outputs for draw in drawer.draws)],
+        outputs=[*results.outputs, *(draw.outputs for draw in draws)],
         added=results.added + added,
     )
+
+
+def _list_inputs(results: ReferenceOutputs) -> list[TensorSpec]:
+    feed = results.samples.batches[0]
+    return [TensorSpec(name, array.shape, str(array.dtype)) for name, array in feed.items()]
 
 
 def _is_random(settings: VerifySettings) -> bool:
@@ -213,10 +315,12 @@ def _takes_magnitudes(settings: VerifySettings) -> bool:
     return not settings.quantized and settings.precision == "model"
 
 
-def _is_open(spec: TensorSpec, settings: VerifySettings) -> bool:
-    """Return whether an input has floats of any range."""
+def _is_open(spec: TensorSpec, settings: VerifySettings, kinds: str = "f") -> bool:
+    """Return whether an input has values of some kinds, by default floats, of any range."""
+    import numpy as np
+
     known = settings.inputs.get(spec.name)
-    return spec.dtype.startswith("float") and not (known and known.range)
+    return np.dtype(spec.dtype).kind in kinds and not (known and known.range)
 
 
 class _Drawer:
@@ -277,21 +381,14 @@ def _nudge(array: Array) -> Array:
     return nudged
 
 
-def _draw(
-    inputs: Sequence[TensorSpec],
-    settings: VerifySettings,
-    number: int,
-    deviation: float,
-    sign: int | None,
-) -> Feed:
+def _draw(inputs: Sequence[TensorSpec], settings: VerifySettings, number: int, kind: _Kind) -> Feed:
     """Return a batch of seeded random inputs.
 
     Args:
         inputs: The inputs.
         settings: Those of `verify`.
-        number: Another number gives other inputs.
-        deviation: The standard deviation of floats without a range.
-        sign: The sign of these; None for both. Of others, the upper or lower third of their range.
+        number: Another number gives other inputs. From `_FIRST_REPEAT` on, batches together have all integers of a range.
+        kind: Their distribution.
     """
     import numpy as np
 
@@ -299,16 +396,31 @@ def _draw(
 
     def draw(spec: TensorSpec) -> Array:
         if _is_open(spec, settings):
-            values = rng.normal(0.0, deviation, spec.shape)
-            return (values if sign is None else sign * np.abs(values)).astype(spec.dtype)
+            values = rng.normal(0.0, kind.deviation, spec.shape)
+            return (values if kind.sign is None else kind.sign * np.abs(values)).astype(spec.dtype)
         known = settings.inputs.get(spec.name)
         low, high = (known and known.range) or (0.0, 1.0)
+        if kind.has_wide and _is_open(spec, settings, "iu"):
+            info = np.iinfo(spec.dtype)
+            most = info.max if info.bits == 8 else _LARGEST_INTEGER
+            low, high = max(info.min, -most - 1), most
         third = (high - low) / 3
-        low, high = (high - third if sign == 1 else low, low + third if sign == -1 else high)
+        low, high = (
+            high - third if kind.sign == 1 else low,
+            low + third if kind.sign == -1 else high,
+        )
         if np.dtype(spec.dtype).kind in "iub":
             # the end of a range is reached, however short it is, and special ids are among the least ones
             least = math.ceil(low)
-            most = max(least, math.floor(min(high, low + 1) if sign == -1 else high))
+            most = max(least, math.floor(min(high, low + 1) if kind.sign == -1 else high))
+            if number >= _FIRST_REPEAT:
+                # a table's rows, one after the other
+                first = (number - _FIRST_REPEAT) * math.prod(spec.shape)
+                counted = np.arange(first, first + math.prod(spec.shape))
+                values = rng.permutation(least + counted % (most - least + 1))
+                if spec.name in settings.divisors:
+                    values[values == 0] = 1
+                return values.reshape(spec.shape).astype(spec.dtype)
             return draw_integers(rng, spec, least, most, nonzero=spec.name in settings.divisors)
         return rng.uniform(low, high, spec.shape).astype(spec.dtype)
 
@@ -319,19 +431,8 @@ def _draw_for_branches(
     inputs: Sequence[TensorSpec], settings: VerifySettings
 ) -> Iterator[tuple[str, Feed]]:
     """Give inputs that may reach what others do not."""
-    kinds: tuple[tuple[str, float, int | None], ...] = (
-        ("low inputs", 1.0, -1),
-        ("high inputs", 1.0, 1),
-        ("inputs of magnitude 10", 10.0, None),
-        ("low inputs of magnitude 10", 10.0, -1),
-        ("high inputs of magnitude 10", 10.0, 1),
-        ("other inputs", 1.0, None),
-        ("inputs of magnitude 0.1", 0.1, None),
-        ("low inputs of magnitude 100", 100.0, -1),
-        ("high inputs of magnitude 100", 100.0, 1),
-    )
-    for number, (text, deviation, sign) in enumerate(kinds):
-        yield text, _draw(inputs, settings, len(_MAGNITUDES) + 1 + number, deviation, sign)
+    for number, kind in enumerate(_FOR_BRANCHES, len(_MAGNITUDES) + 1):
+        yield kind.text, _draw(inputs, settings, number, kind)
 
 
 # ---------------------------------------------------------------- branches
@@ -408,6 +509,9 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
     except (BundleError, StageError) as error:
         return {"inputs": text, "passed": False, "failure": error.message}
     scaled: dict[str, ScaledSlice] = {}
+    compared: dict[str, OutputComparison] = {}
+    # where no input is rounded, no output is just beside a threshold
+    has_integers = all(array.dtype.kind in "iub" for array in more.repeats[0].feed.values())
     for name in more.names:
         actual, expected = (
             [batch[name] for batch in outputs],
@@ -420,4 +524,7 @@ def _compare_repeats(library: Library, more: MoreDraws) -> DrawVerdict:
         found = find_scaled_slice(own, right, more.slices)
         if found and found["axis"] < expected[0].ndim:
             scaled[name] = found
-    return {"inputs": text, "passed": not scaled, "scaled": scaled}
+        if has_integers:
+            compared[name] = compare(own, right, _REPEATS_TOLERANCE)
+    is_passed = not scaled and all(output["passed"] for output in compared.values())
+    return {"inputs": text, "passed": is_passed, "scaled": scaled, "outputs": compared}

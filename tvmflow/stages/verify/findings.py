@@ -50,6 +50,7 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         mismatches = list_mismatches(level.get("outputs", {}), reference)
         mismatches += _list_wrong_index_inputs(level, reference)
         mismatches += _list_wrong_layers(level, reference)
+        mismatches += _list_wrong_sizes(level.get("sizes", ()), reference)
         failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
     for mismatch in list_mismatches(verdict.get("fallback", {}).get("outputs", {}), reference):
         failures.append(f"the package as WebAssembly: {mismatch}")
@@ -57,6 +58,11 @@ def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
         failures.append(f"the library for TVM's virtual machine: {mismatch}")
     failures += _list_wrong_layers(verdict, reference)
     failures += _list_wrong_draws(verdict, reference)
+    failures += [
+        f"the library computes other bits with {count_text(int(count), 'thread')}"
+        for count, is_same in verdict.get("threads", {}).items()
+        if not is_same
+    ]
     failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
     if "swept" in verdict:
         swept = [*_list_wrong_sizes(verdict["swept"]["failed"], reference)]

@@ -106,7 +106,7 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
     """Return the inputs of an imported model whose integers are indices or divisors."""
     from tvmflow.compiler import ir
     from tvmflow.compiler.open_sizes import NoSize, size_text
-    from tvmflow.compiler.passes.operand_checks import find_input_bounds
+    from tvmflow.compiler.passes.operand_checks import find_input_bounds, has_computed_operands
 
     operands: dict[Operand, None] = {}
     for var, bound in find_input_bounds(mod["main"]):
@@ -115,6 +115,12 @@ def find_operands(mod: tvm.IRModule) -> tuple[Operand, ...]:
                 sizes = tuple(size_text(size) for size in bound.sizes or () if size is not None)
                 if sizes or bound.sizes is None:
                     operands[Operand(str(var.name), sizes)] = None
+    if has_computed_operands(mod):
+        # of any integer, it may be made an index out of range: 0 and 1 are safest
+        known = {operand.input for operand in operands}
+        for var in mod["main"].params[: int(mod["main"].attrs["num_input"])]:
+            if ir.dtype_of(var).startswith(("int", "uint")) and str(var.name) not in known:
+                operands[Operand(str(var.name), (2,))] = None
     return tuple(operands)
 
 

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     Feed = dict[str, Array]
 
 # Both sides of zero, and networks whose biases outweigh that.
-_DEVIATIONS: Final = (1.0, 10.0)
-# The draws for outputs that are indices, in all and one after the other that reach nothing new.
-_MORE_DRAWS: Final = 60
-_VAIN_DRAWS: Final = 9
+DEVIATIONS: Final = (1.0, 10.0)
 # A mask of few elements may leave nothing.
 _DRAWS_AT_A_SIZE: Final = 4
 
@@ -124,7 +121,7 @@ def _draw_samples(
             nonzero=settings.divisors,
         )
 
-    deviations = [_DEVIATIONS[0], 0.0, *_DEVIATIONS[1:]]
+    deviations = [DEVIATIONS[0], 0.0, *DEVIATIONS[1:]]
     if settings.quantized:
         deviations.sort()
     if not any(spec.dtype.startswith("float") and spec.name not in ranges for spec in inputs):
@@ -175,57 +172,6 @@ def run_reference_on(
             break
     assert best is not None
     return best
-
-
-def reach_more(
-    run: Callable[[Feed], dict[str, Array]],
-    results: ReferenceOutputs,
-    indices: Sequence[str],
-    settings: VerifySettings,
-    *,
-    can_settle_ties: bool,
-) -> ReferenceOutputs:
-    """Draw more random inputs for outputs that are indices, and add those that reach new elements.
-
-    Args:
-        run: Runs the reference on one batch.
-        results: What it computed before; samples of the recipe, and images, stay as they are.
-        indices: The names of these outputs.
-        settings: Those of `verify`.
-        can_settle_ties: Whether an index is judged by its score. If not, no large inputs are drawn: sigmoids of these
-            are all 1, and the library, whose own differ in a last bit, would be rejected.
-    """
-    data = results.samples
-    is_random = not settings.verify.data and not any(s.image for s in settings.inputs.values())
-    if not is_random or not data.batches[0]:
-        return results
-    batches, outputs = list(data.batches), list(results.outputs)
-    reached = {name: {int(n) for batch in outputs for n in batch[name].flat} for name in indices}
-    inputs = [TensorSpec(name, a.shape, str(a.dtype)) for name, a in batches[0].items()]
-    ranges = settings.ranges
-    deviations = (0.0, *_DEVIATIONS) if can_settle_ties else (0.0, _DEVIATIONS[0])
-    last = 0
-    for number in range(_MORE_DRAWS):
-        if number - last > _VAIN_DRAWS:
-            break
-        [feed] = samples.random_samples(
-            inputs,
-            ranges,
-            batches=1,
-            seed=settings.verify.seed + 1 + number,
-            deviation=deviations[number % len(deviations)],
-            nonzero=settings.divisors,
-        ).batches
-        computed = run(feed)
-        new = {name: {int(n) for n in computed[name].flat} - reached[name] for name in indices}
-        if any(new.values()) and is_finite([computed], list(computed)):
-            batches.append(feed)
-            outputs.append(computed)
-            reached = {name: reached[name] | new[name] for name in indices}
-            last = number
-    added = len(batches) - len(data.batches)
-    more = data._replace(batches=batches, total=data.total + added)
-    return results._replace(samples=more, outputs=outputs, added=added)
 
 
 def is_finite(outputs: Sequence[Mapping[str, Array]], names: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.latency import exclusive_devices, measure
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
+from tvmflow.stages.verify.size_check import list_wrong_sizes
 from tvmflow.stages.verify.verdict import LevelVerdict, Verdict
 from tvmflow.stages.verify_settings import LOCAL, LevelSettings, VerifySettings
 from tvmflow.targets.c_runtime.levels import variable
@@ -127,6 +128,8 @@ def _verify(
             found["outputs"] = comparison.compare_batches(
                 names, actual, reference.results.outputs, data, reference.tolerance
             )
+            if level.run_on == LOCAL and reference.sized and not indices:
+                found["sizes"] = list_wrong_sizes(library, reference, settings)
             add_layers(found, verdict["tolerance"]["for"], library, reference, own, context)
         if library.timed is not None:
             feed = {spec.name: data.batches[0][spec.name] for spec in library.inputs}

@@ -36,6 +36,8 @@ UNTIMED_REASONS: Final[Mapping[str, str]] = {
 
 
 _PROFILED_CALLS: Final = 3
+# A loop of an even number of steps is divided unevenly among three.
+_THREADS: Final = (1, 2, 3)
 
 
 class Timed(Protocol):
@@ -202,18 +204,33 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
     return LocalLibrary(loading.load(bundle, threads=settings.threads))
 
 
-def load_with_other_threads(bundle: Path, settings: VerifySettings) -> LocalLibrary | None:
-    """Return the library of a bundle with one thread where `settings` have several, else with two.
+def load_with_other_threads(bundle: Path, settings: VerifySettings) -> dict[int, Library]:
+    """Return the library of a bundle with one thread and with some, but for the number of the settings.
 
     None for one on TVM's virtual machine, whose threads all libraries of a process share.
     """
     from tvmflow.runtime import loading
     from tvmflow.runtime.bundles import C_RUNTIME, read_bundle, runtime_of
 
-    bundled = read_bundle(bundle, with_libraries=False)
-    if settings.run_on != LOCAL or bundled.parts or runtime_of(bundled.manifest) != C_RUNTIME:
-        return None
-    return LocalLibrary(loading.load(bundle, threads=2 if settings.threads == 1 else 1))
+    bundled = read_bundle(bundle, with_libraries=False) if settings.run_on == LOCAL else None
+    if bundled is None or bundled.parts or runtime_of(bundled.manifest) != C_RUNTIME:
+        return {}
+    counts = (count for count in _THREADS if count != settings.threads)
+    return {count: LocalLibrary(loading.load(bundle, threads=count)) for count in counts}
+
+
+def compare_threads(library: Library, others: Mapping[int, Library], feed: Feed) -> dict[str, bool]:
+    """Return whether a library computes the same bits with each other number of threads."""
+    if not others:
+        return {}
+    [outputs] = library.run_all([feed])
+    return {str(count): has_same_bits(other, feed, outputs) for count, other in others.items()}
+
+
+def has_same_bits(library: Library, feed: Feed, outputs: Mapping[str, Array]) -> bool:
+    """Return whether a library computes these outputs, bit for bit."""
+    [again] = library.run_all([feed])
+    return all(again[name].tobytes() == array.tobytes() for name, array in outputs.items())
 
 
 @contextlib.contextmanager

@@ -14,14 +14,19 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify.draws import MoreDraws, draw_more, draw_repeats, vary_indices
+from tvmflow.stages.verify.draws import (
+    MoreDraws,
+    draw_more,
+    draw_repeats,
+    reach_more,
+    vary_indices,
+)
 from tvmflow.stages.verify.imported_model import ImportedModel, limit_draws
 from tvmflow.stages.verify.index_inputs import IndexInputs, list_clear_indices
 from tvmflow.stages.verify.inputs import (
     ReferenceOutputs,
     draw_inputs,
     is_finite,
-    reach_more,
     run_reference_on,
 )
 from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, choose_representatives

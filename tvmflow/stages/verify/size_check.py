@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from tvmflow.stages.verify.latency import (
     measure_variant,
     schedule_each,
 )
-from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed
+from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed, has_same_bits
 from tvmflow.stages.verify.reference_run import ReferenceRun, run_at
 from tvmflow.stages.verify.sizes import SizeOutputs
 from tvmflow.stages.verify.tolerances import Tolerance
@@ -80,7 +81,7 @@ def _fails_again(
 
 
 def compare_sizes(
-    library: Library, reference: ReferenceRun, other_threads: Library | None = None
+    library: Library, reference: ReferenceRun, other_threads: Sequence[Library] = ()
 ) -> list[SizeVerdict]:
     """Run a library at all sizes, and compare it with the reference.
 
@@ -90,7 +91,7 @@ def compare_sizes(
     Args:
         library: The library.
         reference: What the reference has computed.
-        other_threads: The library with another number of threads, which then runs them backwards.
+        other_threads: The library with other numbers of threads, which take turns backwards.
     """
     verdicts = []
     first: list[dict[str, Array] | None] = []
@@ -98,13 +99,23 @@ def compare_sizes(
         verdict, outputs = _compare_at(library, sized, reference.tolerance)
         verdicts.append(verdict)
         first.append(outputs)
-    for verdict, sized, outputs in reversed([*zip(verdicts, reference.sized, first, strict=True)]):
-        if outputs is None:
-            continue
-        [again] = (other_threads or library).run_all([sized.feed])
-        if any(again[name].tobytes() != array.tobytes() for name, array in outputs.items()):
+    backwards = reversed([*zip(verdicts, reference.sized, first, strict=True)])
+    others = itertools.cycle(other_threads or [library])
+    for (verdict, sized, outputs), other in zip(backwards, others, strict=False):
+        if outputs is not None and not has_same_bits(other, sized.feed, outputs):
             verdict["is_repeatable"] = verdict["passed"] = False
     return verdicts
+
+
+def list_wrong_sizes(
+    library: Library, reference: ReferenceRun, settings: VerifySettings
+) -> list[SizeVerdict]:
+    """Return the verdicts of the sizes, of all at which the reference ran, that a library fails at."""
+    verdicts = [
+        *compare_sizes(library, reference),
+        *sweep(library, reference, (), settings)["failed"],
+    ]
+    return [verdict for verdict in verdicts if not verdict["passed"]]
 
 
 def time_sizes(

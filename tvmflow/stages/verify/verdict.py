@@ -335,13 +335,17 @@ class DeliveryVerdict(_Passed, total=False):
 
 
 class LevelVerdict(TypedDict, total=False):
-    """The verdict on the code for one level of CPUs; `not_verified` says why there is none."""
+    """The verdict on the code for one level of CPUs.
+
+    `sizes` has those that are wrong, and `not_verified` says why there is no verdict.
+    """
 
     ran_on: str
     outputs: dict[str, OutputComparison]
     index_inputs: dict[str, OutputComparison]
     layers: LayersComparison
     latency: Latency
+    sizes: list[SizeVerdict]
     not_verified: str
 
 
@@ -371,7 +375,7 @@ class Verdict(_Judged, total=False):
     verdict at others, and `sizes_left_out` says which are too large; `swept` has that at many more sizes. `levels` has the verdict on each level
     of CPUs that the library has code for, `fallback` that on what browsers without WebGPU run. `deliveries` has the
     verdict on each output that was loaded as users do.
-    `draws` has the verdict on random inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has
+    `threads` says whether the bits are the same with other numbers of threads. `draws` has the verdict on random inputs beside the usual ones, `draws_left_out` why some tell nothing; `exercises` has
     the branches of operators that all inputs reach, `unexercised` a phrase for each that none does, and
     `exercises_not_observed` the reference that cannot tell.
     A library of a recipe with `quantize` is compared with the quantized model, computed in float32; `float_error` is the
@@ -411,6 +415,7 @@ class Verdict(_Judged, total=False):
     deliveries: dict[str, DeliveryVerdict]
     draws: list[DrawVerdict]
     draws_left_out: list[str]
+    threads: dict[str, bool]
     exercises: list[Exercise]
     exercises_not_observed: str
     unexercised: list[str]

@@ -17,6 +17,7 @@ from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
 from tvmflow.compiler import lowering
 from tvmflow.compiler.c_program import load_c_library
 from tvmflow.compiler.options import LoweringOptions
+from tvmflow.compiler.passes.operand_checks import has_computed_operands
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import Dimension
 from tvmflow.frontends import FRONTENDS
@@ -163,6 +164,24 @@ def test_computed_indices_and_random_ones(tmp_path: Path) -> None:
             with pytest.raises(BundleError, match="a computed tensor has an index out of range"):
                 run({"x": X, "i": i})
     assert taken
+
+
+@pytest.mark.parametrize(
+    ("body", "is_computed"),
+    [
+        ("y = Gather(table, i)", False),
+        ("j = Add(i, i) y = Gather(table, j)", True),
+        ("j = Div(k, i) y = Cast<to=1>(j)", False),
+        ("j = Abs(i) m = Div(k, j) y = Cast<to=1>(m)", True),
+        ("j = Abs(i) y = Cast<to=1>(j)", False),
+    ],
+)
+def test_indices_and_divisors_that_a_model_computes(
+    body: str, is_computed: bool, tmp_path: Path
+) -> None:
+    head = "g (int64[2] i, int64[2] k) => (float[2] y) <float[5] table = {1,2,3,4,5}>"
+    _, loaded = import_text(f"{head} {{ {body} }}", tmp_path)
+    assert has_computed_operands(loaded.mod) == is_computed
 
 
 def test_a_sum_is_not_blamed_on_an_input(tmp_path: Path) -> None:
