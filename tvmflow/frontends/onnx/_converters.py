@@ -291,12 +291,14 @@ def _arg_extreme(node: NodeToConvert) -> Any:
 
     TVM starts with that value and the index -1, which stays where no element beats it.
     """
+    extent = list_sizes(node.inputs[0])[int(node.attributes.get("axis", 0))]
+    if isinstance(extent, int) and extent == 0:
+        raise ValueError("its data has no elements along the axis")
     result = node.emit(node.convert_by_tvm(node.inputs))
     if not node.attributes.get("select_last_index", 0):
         return relax.op.maximum(result, _constant(0, result))
     # TVM counts from the end then.
-    last = list_sizes(node.inputs[0])[node.attributes.get("axis", 0)] - 1
-    return relax.op.minimum(result, _constant(last, result))
+    return relax.op.minimum(result, _constant(extent - 1, result))
 
 
 def _affine_grid(node: NodeToConvert) -> Any:

@@ -65,6 +65,7 @@ class _Reduction(NamedTuple):
         after: The function of each result.
         alone: What both do to an element that is not reduced; None for one after the other.
         has_float_result: Whether integers are computed as float64.
+        empty: The reduction of no elements; that of integers is the nearest one.
     """
 
     reduce: Callable[[Any, Sequence[int] | None, bool], Any]
@@ -72,6 +73,7 @@ class _Reduction(NamedTuple):
     after: Callable[[Any], Any] | None = None
     alone: Callable[[Any], Any] | None = None
     has_float_result: bool = False
+    empty: float = 0.0
 
 
 def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
@@ -88,7 +90,7 @@ def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
     if not axes and node.attributes.get("noop_with_empty_axes", 0):
         steps = [reduction.alone] if reduction.alone else [reduction.before, reduction.after]
     else:
-        reduce = functools.partial(_reduce, node, reduction.reduce, axes=axes, keeps=keeps)
+        reduce = functools.partial(_reduce, node, reduction, axes=axes, keeps=keeps)
         steps = [reduction.before, reduce, reduction.after]
     for step in steps:
         data = data if step is None else node.emit(step(data))
@@ -96,15 +98,29 @@ def _convert_reduction(node: NodeToConvert, reduction: _Reduction) -> Any:
 
 
 def _reduce(
-    node: NodeToConvert,
-    reduce: Callable[[Any, Sequence[int] | None, bool], Any],
-    data: Any,
-    *,
-    axes: Sequence[int],
-    keeps: bool,
+    node: NodeToConvert, reduction: _Reduction, data: Any, *, axes: Sequence[int], keeps: bool
 ) -> Any:
     """Return data reduced along axes, or all of them; a scalar is its own reduction."""
-    return reduce(data, axes or None, keeps) if list_sizes(data) else node.emit(data)
+    sizes = list_sizes(data)
+    reduced = {axis % len(sizes) for axis in axes} or set(range(len(sizes)))
+    if any(_is_empty(sizes[axis]) for axis in reduced):
+        kept = [1 if n in reduced else size for n, size in enumerate(sizes)]
+        shape = kept if keeps else [size for n, size in enumerate(sizes) if n not in reduced]
+        # TVM divides by the number of elements, and has no kernel of a loop that never runs
+        return relax.op.broadcast_to(_constant(_limit(reduction.empty, data), data), shape)
+    return reduction.reduce(data, axes or None, keeps) if sizes else node.emit(data)
+
+
+def _is_empty(size: Any) -> bool:
+    return isinstance(size, int) and size == 0
+
+
+def _limit(value: float, like: Any) -> float:
+    """Return a number that the dtype of a tensor has: the smallest or largest one for an infinity."""
+    if _is_float(like) or math.isfinite(value):
+        return value
+    limits = np.iinfo(dtype_of(like))
+    return int(limits.max if value > 0 else limits.min)
 
 
 def _square(x: Any) -> Any:
@@ -149,10 +165,10 @@ def _reduce_mean(node: NodeToConvert) -> Any:
     return relax.op.astype(_convert_reduction(wide, _Reduction(relax.op.mean)), dtype)
 
 
-def _reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any]) -> Any:
+def _reduce_extreme(node: NodeToConvert, reduce: Callable[..., Any], empty: float) -> Any:
     """Return maxima or minima, also of booleans."""
     data, *rest = node.inputs
-    reduction = _Reduction(_extreme(reduce))
+    reduction = _Reduction(_extreme(reduce), empty=empty)
     if dtype_of(data) != "bool":
         return _convert_reduction(node, reduction)
     narrow = node._replace(inputs=[node.emit(relax.op.astype(data, "uint8")), *rest])
@@ -196,6 +212,19 @@ def _mean_variance_norm(node: NodeToConvert) -> Any:
     variance = node.emit(relax.op.mean(_square(centred), axes, True))
     raised = node.emit(relax.op.add(relax.op.sqrt(variance), _constant(1e-9, x)))
     return relax.op.divide(centred, raised)
+
+
+def _global_pool(convert: Converter) -> Converter:
+    """Return a converter that refuses images without pixels, as ONNX Runtime does."""
+
+    @functools.wraps(convert)
+    def checked(node: NodeToConvert) -> Any:
+        shape = list_sizes(node.inputs[0])
+        if any(map(_is_empty, shape[1:])):
+            raise ValueError(f"its data of shape {shape} has no pixels")
+        return convert(node)
+
+    return checked
 
 
 def _global_lp_pool(node: NodeToConvert) -> Any:
@@ -262,8 +291,10 @@ _REDUCTIONS: Final[Mapping[str, _Reduction]] = {
         relax.op.sum, _square, relax.op.sqrt, alone=relax.op.abs, has_float_result=True
     ),
     "ReduceLogSum": _Reduction(relax.op.sum, after=relax.op.log, has_float_result=True),
-    "ReduceLogSumExp": _Reduction(_log_sum_exp, alone=lambda x: x, has_float_result=True),
-    "ReduceProd": _Reduction(relax.op.prod),
+    "ReduceLogSumExp": _Reduction(
+        _log_sum_exp, alone=lambda x: x, has_float_result=True, empty=-math.inf
+    ),
+    "ReduceProd": _Reduction(relax.op.prod, empty=1.0),
     "ReduceSum": _Reduction(relax.op.sum),
     "ReduceSumSquare": _Reduction(relax.op.sum, before=_square),
 }
@@ -274,14 +305,16 @@ REDUCTION_CONVERTERS: Final[Mapping[str, Converter]] = {
         for name, reduction in _REDUCTIONS.items()
     },
     "BatchNormalization": _batch_norm,
-    "GlobalLpPool": in_float32(_global_lp_pool),
+    "GlobalAveragePool": _global_pool(_by_tvm),
+    "GlobalLpPool": _global_pool(in_float32(_global_lp_pool)),
+    "GlobalMaxPool": _global_pool(_by_tvm),
     "InstanceNormalization": in_float32(_by_tvm),
     "LRN": in_float32(_by_tvm),
     "LpNormalization": in_float32(_lp_normalization),
     "LpPool": in_float32(_lp_pool),
     "MeanVarianceNormalization": in_float32(_mean_variance_norm),
-    "ReduceMax": functools.partial(_reduce_extreme, reduce=relax.op.max),
+    "ReduceMax": functools.partial(_reduce_extreme, reduce=relax.op.max, empty=-math.inf),
     "ReduceMean": _reduce_mean,
-    "ReduceMin": functools.partial(_reduce_extreme, reduce=relax.op.min),
+    "ReduceMin": functools.partial(_reduce_extreme, reduce=relax.op.min, empty=math.inf),
 }
 """Operator -> its converter."""

@@ -21,7 +21,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from tvmflow.compiler.counts import COUNT_ATTRIBUTES, SIZES_NEEDED, OutputCount, read_counts
 from tvmflow.compiler.open_sizes import plain
 from tvmflow.core.errors import ImportFailed, StageError
-from tvmflow.core.formatting import excerpt, quoted
+from tvmflow.core.formatting import excerpt, names_text, quoted
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.core.version import page_url
 from tvmflow.frontends._counted_sizes import MixedRows, count_outputs
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 # An integer tensor with more elements is a learned table, not a shape.
 _MAX_SHAPE_ELEMENTS: Final = 1024
 _FIX: Final = "replace the operator in the model, or end the model before it"
+# The operand that is the shape of the result.
+_SHAPE_OPERANDS: Final = {"ConstantOfShape": 0, "Expand": 1}
 _OWN_FIX: Final = """\
 implement it: name a file under `operators` in the recipe ({page}), with
        from tvmflow.operators import operator
@@ -240,7 +242,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             return convert(op_name, onnx_input(operands), attrs, opset)
 
         if op_name not in CONVERTERS:
-            return convert_by_tvm(inputs)
+            return _checked(convert_by_tvm(inputs))
         node = NodeToConvert(
             builder=self.bb,
             inputs=list(inputs),
@@ -249,7 +251,7 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             convert_by_tvm=convert_by_tvm,
             counts_rows=self._counts_rows,
         )
-        return self.bb.normalize(CONVERTERS[op_name](node))
+        return _checked(self.bb.normalize(CONVERTERS[op_name](node)))
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Do nothing: `import_prepared` has refused what neither TVM nor this importer converts."""
@@ -266,6 +268,8 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
                     self._construct_if(node)
                 elif node.domain == OWN_DOMAIN:
                     self._construct_own(node)
+                elif node.op_type in _SHAPE_OPERANDS and self._is_computed(node):
+                    self._refuse_computed_shape(node)
                 else:
                     single = onnx.GraphProto()
                     single.node.append(node)
@@ -286,6 +290,21 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             self._name_results(node)
         if self._sizes:
             self._sizes.materialize([value.name for value in graph.output])
+
+    def _is_computed(self, node: NodeProto) -> bool:
+        """Return whether the shape that a node gives its result is a tensor that is computed."""
+        operand = self._nodes[node.input[_SHAPE_OPERANDS[node.op_type]]]
+        is_tensor = isinstance(operand.ty, relax.TensorType)
+        return is_tensor and not isinstance(operand, tvm.ir.Constant)
+
+    def _refuse_computed_shape(self, node: NodeProto) -> None:
+        name = node.input[_SHAPE_OPERANDS[node.op_type]]
+        names = names_text([excerpt(n) for n in list_inputs_of(self._model, name)])
+        text = (
+            f"{excerpt(node.op_type)} (node {node_name(node)}) cannot be imported: the shape of its "
+            f"result depends on the values of {names or 'inputs'}"
+        )
+        raise ImportFailed(text, fix=_binding_advice(self._model, name) or _FIX)
 
     def _explain(self, node: NodeProto, error: Exception) -> str:
         """Return why a node cannot be converted."""
@@ -356,6 +375,20 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         self._nodes.clear()
         self._nodes.update(outer)
         return relax.SeqExpr([block], body)
+
+
+def _checked(result: relax.Expr) -> relax.Expr:
+    """Return a result.
+
+    Raises:
+        ValueError: when a size is negative: TVM subtracts windows from data that is smaller.
+    """
+    shape = getattr(result.ty, "shape", None)
+    sizes = list(map(plain, shape.values)) if isinstance(shape, relax.ShapeExpr) else []
+    if any(isinstance(size, int) and size < 0 for size in sizes):
+        text = f"its result would have the shape {sizes}: a window is larger than the padded data"
+        raise ValueError(text)
+    return result
 
 
 def _check_results(node: NodeProto, bodies: Sequence[relax.SeqExpr], advice: str) -> None:

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, open_session, value
 from tests.unit.frontends.onnx.test_onnx_converters import single
+from tvmflow.core.errors import ImportFailed
 
 INF, NAN = np.inf, np.nan
 VALUES = [
@@ -211,6 +212,75 @@ def test_images_that_are_no_float32_are_resized(dtype: str, tmp_path: Path) -> N
     (actual,) = compute(load(made, tmp_path, {"x": x + 1 / 3}), {"x": x + 1 / 3})
     expected = ReferenceEvaluator(made).run(None, {"x": x + 1 / 3})[0]
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_static_reductions_of_no_elements(dtype: str, tmp_path: Path) -> None:
+    """They give what the reduction begins with; a mean is 0, as in ONNX Runtime."""
+    bounds = {"s": np.array([2]), "e": np.array([2]), "a": np.array([1])}
+    names = [n for n in REDUCTIONS if dtype == "float32" or "Log" not in n]
+    nodes = [helper.make_node("Slice", ["x", "s", "e", "a"], ["rows"])]
+    nodes += [helper.make_node(name, ["rows", "a"], [name], keepdims=0) for name in names]
+    made = model(
+        nodes,
+        [value("x", [2, 3, 4], dtype)],
+        [helper.ValueInfoProto(name=name) for name in names],
+        bounds,
+        opset=18,
+    )
+    feed = {"x": np.ones((2, 3, 4), dtype)}
+    actual = compute(load(made, tmp_path, feed), feed)
+    for a, b in zip(actual, open_session(made).run(None, feed), strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+REFUSED: dict[str, tuple[list[NodeProto], str]] = {
+    "mean of no pixels": (
+        [helper.make_node("GlobalAveragePool", ["none"], ["y"])],
+        "GlobalAveragePool (node with output 'y') cannot be imported: its data of shape [1, 0, 4, 5] has no pixels",
+    ),
+    "maximum of no pixels": (
+        [helper.make_node("GlobalMaxPool", ["none"], ["y"])],
+        "GlobalMaxPool (node with output 'y') cannot be imported: its data of shape [1, 0, 4, 5] has no pixels",
+    ),
+    "place among no elements": (
+        [helper.make_node("ArgMax", ["none"], ["y"], axis=1)],
+        "ArgMax (node with output 'y') cannot be imported: its data has no elements along the axis",
+    ),
+    "window larger than the data": (
+        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[6, 2])],
+        "MaxPool (node with output 'y') cannot be imported: its result would have the shape [1, 2, -1, 4]: a window is larger than the padded data",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_no_elements_are_refused(case: str, tmp_path: Path) -> None:
+    """What ONNX Runtime refuses, too."""
+    nodes, message = REFUSED[case]
+    none = helper.make_node("Slice", ["x", "s", "s", "s"], ["none"])
+    inputs, outputs = [value("x", [1, 2, 4, 5])], [helper.ValueInfoProto(name="y")]
+    made = model([none, *nodes], inputs, outputs, {"s": np.array([1])}, opset=17)
+    with pytest.raises(ImportFailed) as error:
+        load(made, tmp_path)
+    assert error.value.message == message
+
+
+@pytest.mark.parametrize("operator", ["Expand", "ConstantOfShape"])
+def test_shapes_that_are_inputs_are_refused_by_name(operator: str, tmp_path: Path) -> None:
+    names = ["x", "shape"][operator == "ConstantOfShape" :]
+    made = model(
+        [helper.make_node(operator, names, ["y"])],
+        [value("x", [2, 1]), value("shape", [2], "int64")],
+        [helper.ValueInfoProto(name="y")],
+    )
+    with pytest.raises(ImportFailed) as error:
+        load(made, tmp_path)
+    assert error.value.message == (
+        f"{operator} (node with output 'y') cannot be imported: the shape of its result depends on "
+        "the values of shape"
+    )
+    assert error.value.fix == "bind what decides on it to a constant with inputs.shape.value"
 
 
 @pytest.mark.parametrize("reduction", ["add", "mul"])
