@@ -695,6 +695,15 @@ _IMAGE_RANK: Final = 4
 _OPAQUE: Final = {"op_pattern": 8}
 
 
+def _grid_sample(node: NodeToConvert) -> Any:
+    """Sample at the places of a grid; TVM's kernel of a volume of a dynamic shape takes minutes to build."""
+    shapes = [list_sizes(operand) for operand in node.inputs]
+    is_open = any(not isinstance(size, int) for shape in shapes for size in shape)
+    if len(shapes[0]) > _IMAGE_RANK and is_open:
+        raise ValueError("a volume needs a fixed shape")
+    return node.convert_by_tvm(node.inputs)
+
+
 def _roi_align(node: NodeToConvert) -> Any:
     """Convert a RoiAlign; TVM's differs where regions are aligned, and in its maximum."""
     default = "half_pixel" if node.opset >= _ALIGNED_REGIONS else "output_half_pixel"
@@ -932,6 +941,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = {
     "ScatterND": _scatter,
     "Det": _det,
     GROUPED_WEIGHTS: _grouped_weights,
+    "GridSample": _grid_sample,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
     "Max": functools.partial(_pairwise, operator=relax.op.maximum),

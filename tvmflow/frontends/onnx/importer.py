@@ -344,6 +344,18 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
     def _construct_if(self, node: NodeProto) -> None:
         """Convert an If, of which only the branch that is taken is computed."""
         branches = attributes_of(node)
+        graphs = [
+            graph for name in ("then", "else") for graph in all_graphs(branches[f"{name}_branch"])
+        ]
+        selects = any(
+            inner.op_type == "NonMaxSuppression" for graph in graphs for inner in graph.node
+        )
+        if selects and not self._counts_rows:
+            text = (
+                f"If (node {node_name(node)}) cannot be imported: NonMaxSuppression in a branch "
+                "selects a number of boxes that is known only when it runs"
+            )
+            raise ImportFailed(text, fix=_binding_advice(self._model, node.input[0]) or _FIX)
         # What is not bound to a variable yet would be computed in each branch again.
         for name in sorted(captured_names(node)):
             if isinstance(self._nodes.get(name), relax.Call):

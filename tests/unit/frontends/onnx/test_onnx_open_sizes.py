@@ -604,6 +604,16 @@ REFUSED: Mapping[str, tuple[Any, Callable[[Graph], str], str]] = {
         lambda g: g.add("Expand", "x", integers(10**7, 1, 1, 1)),
         r"Expand .* its result has 40,960,000,000 elements at batch = 8, seq = 64, and the limit is 2,147,483,648; lower `max`",
     ),
+    "samples of a volume": (
+        TEXT,
+        lambda g: g.add(
+            "GridSample",
+            g.add("Unsqueeze", "x", integers(0, 1)),
+            np.zeros((1, 2, 2, 2, 3), np.float32),
+            mode="linear",
+        ),
+        r"GridSample .* it is imported with fixed sizes alone; its operands have the shapes \[1, 1, batch, seq, 8\]",
+    ),
     "sizes that grow": (
         TEXT,
         lambda g: g.add("Reshape", "x", g.add("Unsqueeze", grown(g), integers(0))),

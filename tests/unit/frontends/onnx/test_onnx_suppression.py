@@ -13,6 +13,7 @@ from tests.support.kernels import FAST
 from tests.support.mxnet_runs import compute
 from tests.support.onnx_models import Array, load, model, value
 from tvmflow.compiler import lowering
+from tvmflow.core.errors import ImportFailed
 
 BATCH, CLASSES, BOXES = 2, 3, 40
 # Limit, overlap and threshold; None for one that is not there.
@@ -132,3 +133,26 @@ def test_boxes_of_many_classes_are_selected_by_several_threads(tmp_path: Path) -
     assert not any("sort" in name for name in kernels)
     (kernel,) = [lowered[name] for name in kernels if name.startswith("non_max_suppression")]
     assert "T.parallel" in kernel.script()
+
+
+def test_a_selection_in_a_branch_is_refused(tmp_path: Path) -> None:
+    """Its rows would not be counted, and the If would return another number of them than it says."""
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("NonMaxSuppression", ["boxes", "scores", "limit"], [name])],
+            name,
+            [],
+            [helper.ValueInfoProto(name=name)],
+        )
+        for name in ("then", "else")
+    }
+    inputs = [value("boxes", [1, 4, 4]), value("scores", [1, 1, 4]), value("c", [], "bool")]
+    node = helper.make_node("If", ["c"], ["rows"], **branches)
+    made = model([node], inputs, [value("rows", [None, 3], "int64")], constants(limit=[2]))
+    with pytest.raises(ImportFailed) as error:
+        load(made, tmp_path)
+    assert error.value.message == (
+        "If (node with output 'rows') cannot be imported: NonMaxSuppression in a branch selects a "
+        "number of boxes that is known only when it runs"
+    )
+    assert error.value.fix == "bind what decides on it to a constant with inputs.c.value"
