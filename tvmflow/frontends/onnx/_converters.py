@@ -101,21 +101,22 @@ def _slice(node: NodeToConvert) -> Any:
     if not is_known or not isinstance(data.ty, relax.TensorType):
         return node.convert_by_tvm(node.inputs)
     shape = list_sizes(data)
-    starts, ends, axes, steps = (
+    given: list[list[int] | None] = [
         None if operand is None else known_array(operand, "a bound").ravel().tolist()
-        for operand in [*operands, None, None][:4]
-    )
-    axes = list(range(len(starts))) if axes is None else axes
-    steps = [1] * len(starts) if steps is None else steps
-    fits = len(starts) == len(ends) == len(axes) == len(steps)
+        for operand in [*operands, None, None]
+    ]
+    starts, ends = given[0] or [], given[1] or []
+    axes = list(range(len(starts))) if given[2] is None else given[2]
+    steps = [1] * len(starts) if given[3] is None else given[3]
+    fits = 0 < len(starts) == len(ends) == len(axes) == len(steps)
     is_fixed = all(
         -len(shape) <= axis < len(shape) and isinstance(shape[axis], int) for axis in axes
     )
     if not fits or not is_fixed or 0 in steps:
         return node.convert_by_tvm(node.inputs)
     limited = [
-        _limit_slice(*bound, shape[axis])
-        for axis, *bound in zip(axes, starts, ends, steps, strict=True)
+        _limit_slice(start, end, step, shape[axis])
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True)
     ]
     places = [axis % len(shape) for axis in axes]
     return relax.op.strided_slice(data, places, *map(list, zip(*limited, strict=True)))

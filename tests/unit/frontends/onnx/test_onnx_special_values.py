@@ -175,26 +175,27 @@ SLICES = [
 
 def test_bounds_of_slices(tmp_path: Path) -> None:
     """They may be outside of the data or the wrong way round, and a slice may be empty."""
-    nodes, constants = [], {}
+    nodes: list[NodeProto] = []
+    constants: dict[str, Array] = {}
     for n, bounds in enumerate(SLICES):
         names = [f"{name}{n}" for name in ("starts", "ends", "axes", "steps")]
         nodes.append(helper.make_node("Slice", ["x", *names], [f"y{n}"]))
         constants |= {k: np.array(v, np.int64) for k, v in zip(names, bounds, strict=True)}
-    agree(nodes, np.arange(15, dtype=np.float32).reshape(5, 3), tmp_path, **constants)
+    agree(nodes, np.arange(15, dtype=np.float32).reshape(5, 3), tmp_path, 20, **constants)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "float64"])
 def test_images_that_are_no_float32_are_resized(dtype: str, tmp_path: Path) -> None:
     """Integers that are mixed are cut, and those that are antialiased are rounded after each axis."""
-    nodes, constants = [], {}
-    for n, (sizes, how) in enumerate(
-        [
-            ([2, 2, 7, 2], {"mode": "linear"}),
-            ([2, 2, 1, 1], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
-            ([2, 2, 2, 3], {"mode": "nearest"}),
-            *([([2, 2, 2, 3], {"mode": "linear", "antialias": 1})] if dtype == "uint8" else []),
-        ]
-    ):
+    nodes: list[NodeProto] = []
+    constants: dict[str, Array] = {}
+    cases: list[tuple[list[int], dict[str, Any]]] = [
+        ([2, 2, 7, 2], {"mode": "linear"}),
+        ([2, 2, 1, 1], {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+        ([2, 2, 2, 3], {"mode": "nearest"}),
+        *([([2, 2, 2, 3], {"mode": "linear", "antialias": 1})] if dtype == "uint8" else []),
+    ]
+    for n, (sizes, how) in enumerate(cases):
         nodes.append(helper.make_node("Resize", ["x", "", "", f"s{n}"], [f"y{n}"], **how))
         constants[f"s{n}"] = np.array(sizes, np.int64)
     low = 0 if dtype == "uint8" else -7
