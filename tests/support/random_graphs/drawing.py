@@ -494,6 +494,11 @@ def _make_dynamic(graph: Graph, made: onnx.ModelProto) -> tuple[list[Feed], Any]
     """
     draw, dimensions = graph.draw, {}
     names: dict[int, str] = {}
+    # ONNX Runtime has one pixel of windows that are larger than the data
+    reach = max(
+        (max(a.ints) for n in graph.nodes for a in n.attribute if a.name == "kernel_shape"),
+        default=1,
+    )
     for value in made.graph.input:
         for dim in value.type.tensor_type.shape.dim:
             size = dim.dim_value
@@ -501,7 +506,7 @@ def _make_dynamic(graph: Graph, made: onnx.ModelProto) -> tuple[list[Feed], Any]
                 names.setdefault(size, f"d{size}")
                 # 1 and 2 are often other axes that happen to be as long
                 dim.dim_param = names[size]
-                dimensions[names[size]] = (1, size + 4)
+                dimensions[names[size]] = (min(reach, size), size + 4)
     feeds = [dict(graph.inputs)]
     rng = np.random.default_rng(draw.below(1 << 16))
     for _ in range(3 if dimensions else 0):
