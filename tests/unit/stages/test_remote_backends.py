@@ -68,9 +68,11 @@ def context(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> St
     for name in ("emulation_program", "out", "work"):
         (tmp_path / name).mkdir()
     (tmp_path / "emulation_program" / "program").write_text(PROGRAM)
-    signature = tmp_path / "signature.json"
+    signature, model = tmp_path / "signature.json", tmp_path / "model.json"
     signature.write_text(json.dumps(bundles.read_bundle(bundle).signature))
+    model.write_text(tvm.ir.save_json(imported_model(relu)))
     inputs = {
+        "import/model.json": model,
         "import/signature.json": signature,
         "export/module.tvmflow": bundle,
         "emulation_program/program": tmp_path / "emulation_program" / "program",
@@ -129,7 +131,7 @@ def test_an_emulated_library_is_run_and_not_timed(context: StageContext) -> None
 
 
 def test_the_reference_has_ended_before_the_library_is_loaded(
-    context: StageContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    context: StageContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a large model is in memory once; what the reference computed is kept."""
     events: list[str] = []
@@ -153,9 +155,6 @@ def test_the_reference_has_ended_before_the_library_is_loaded(
     original = libraries.open_library
     monkeypatch.setattr("tvmflow.stages.verify.open_library", open_library)
     monkeypatch.setattr(FRONTENDS["onnx"], "reference", reference)
-    model = tmp_path / "model.json"
-    model.write_text(tvm.ir.save_json(imported_model(relu)))
-    context.inputs["import/model.json"] = model  # type: ignore[index]
     facts = verify.run(settings(against="reference"), context)
     assert events == ["reference ended", "library loaded"]
     assert [output["passed"] for output in facts["outputs"].values()] == [True, True]

@@ -331,7 +331,8 @@ def _verify(
             )
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
-        verdict["threads"] = compare_threads(library, others, data.batches[0])
+        if others:
+            verdict["threads"] = compare_threads(library, others, data.batches[0])
         if reference is not None and reference.sized:
             _add_sizes(verdict, library, others, reference, coverage, settings, context)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}

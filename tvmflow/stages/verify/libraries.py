@@ -207,7 +207,7 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
 def load_with_other_threads(bundle: Path, settings: VerifySettings) -> dict[int, Library]:
     """Return the library of a bundle with one thread and with some, but for the number of the settings.
 
-    None for one on TVM's virtual machine, whose threads all libraries of a process share.
+    Nothing for one that runs elsewhere, or on TVM's virtual machine, whose threads all libraries of a process share.
     """
     from tvmflow.runtime import loading
     from tvmflow.runtime.bundles import C_RUNTIME, read_bundle, runtime_of
@@ -221,8 +221,6 @@ def load_with_other_threads(bundle: Path, settings: VerifySettings) -> dict[int,
 
 def compare_threads(library: Library, others: Mapping[int, Library], feed: Feed) -> dict[str, bool]:
     """Return whether a library computes the same bits with each other number of threads."""
-    if not others:
-        return {}
     [outputs] = library.run_all([feed])
     return {str(count): has_same_bits(other, feed, outputs) for count, other in others.items()}
 
