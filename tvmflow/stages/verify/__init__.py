@@ -318,7 +318,7 @@ def _verify(
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
-    others = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
+    bundle = context.inputs["export/module.tvmflow"]
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         if library.timed is not None and reference is not None:
@@ -331,10 +331,11 @@ def _verify(
             )
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
-        if others:
-            verdict["threads"] = compare_threads(library, others, data.batches[0])
+        others = load_with_other_threads(bundle, settings)
+        if compared := compare_threads(library, others, data.batches[0]):
+            verdict["threads"] = compared
         if reference is not None and reference.sized:
-            _add_sizes(verdict, library, others, reference, coverage, settings, context)
+            _add_sizes(verdict, library, reference, coverage, settings, context)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
         if gates := check_gates(verdict, library, tensors, settings, context):
             verdict["gates"] = gates
@@ -369,14 +370,15 @@ def _choose_combinations(
 def _add_sizes(
     verdict: Verdict,
     library: Library,
-    others: Mapping[int, Library],
     reference: ReferenceRun,
     coverage: Sequence[str],
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
     """Compare and time a library with dimensions at the sizes that were chosen."""
-    verdict["sizes"] = compare_sizes(library, reference, [*others.values()])
+    bundle = context.inputs["export/module.tvmflow"]
+    others = [other for _, other in load_with_other_threads(bundle, settings)]
+    verdict["sizes"] = compare_sizes(library, reference, others)
     if reference.swept:
         verdict["swept"] = sweep(library, reference, coverage, settings)
     time_sizes(verdict["sizes"], library, reference, settings, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
@@ -204,8 +204,10 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
     return LocalLibrary(loading.load(bundle, threads=settings.threads))
 
 
-def load_with_other_threads(bundle: Path, settings: VerifySettings) -> dict[int, Library]:
-    """Return the library of a bundle with one thread and with some, but for the number of the settings.
+def load_with_other_threads(
+    bundle: Path, settings: VerifySettings
+) -> Iterator[tuple[int, Library]]:
+    """Give the library of a bundle with other numbers of threads than that of the settings, one after the other.
 
     Nothing for one that runs elsewhere, or on TVM's virtual machine, whose threads all libraries of a process share.
     """
@@ -214,15 +216,22 @@ def load_with_other_threads(bundle: Path, settings: VerifySettings) -> dict[int,
 
     bundled = read_bundle(bundle, with_libraries=False) if settings.run_on == LOCAL else None
     if bundled is None or bundled.parts or runtime_of(bundled.manifest) != C_RUNTIME:
-        return {}
-    counts = (count for count in _THREADS if count != settings.threads)
-    return {count: LocalLibrary(loading.load(bundle, threads=count)) for count in counts}
+        return
+    for count in _THREADS:
+        if count != settings.threads:
+            yield count, LocalLibrary(loading.load(bundle, threads=count))
 
 
-def compare_threads(library: Library, others: Mapping[int, Library], feed: Feed) -> dict[str, bool]:
+def compare_threads(
+    library: Library, others: Iterable[tuple[int, Library]], feed: Feed
+) -> dict[str, bool]:
     """Return whether a library computes the same bits with each other number of threads."""
-    [outputs] = library.run_all([feed])
-    return {str(count): has_same_bits(other, feed, outputs) for count, other in others.items()}
+    outputs: Mapping[str, Array] = {}
+    is_same = {}
+    for count, other in others:
+        outputs = outputs or library.run_all([feed])[0]
+        is_same[str(count)] = has_same_bits(other, feed, outputs)
+    return is_same
 
 
 def has_same_bits(library: Library, feed: Feed, outputs: Mapping[str, Array]) -> bool:
