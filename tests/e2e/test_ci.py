@@ -321,7 +321,7 @@ def test_hooks_of_pre_commit_run(project: Project, tmp_path: Path) -> None:
     hooks = {hook["id"]: hook for hook in yaml.safe_load(text)}
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "tvmflow").write_text(f'#!/bin/sh\nexec {" ".join(project.command())} "$@"\n')
+    (programs / "tvmflow").write_text(f'#!/bin/sh\nexec {shlex.join(project.command())} "$@"\n')
     (programs / "tvmflow").chmod(0o755)
     environment = {**project.environment, "PATH": f"{programs}:{project.environment['PATH']}"}
 

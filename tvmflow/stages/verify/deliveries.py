@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -188,6 +189,8 @@ class _Deliveries:
         self._library, self._feed = library, feed
         self._settings, self._context = settings, context
         self._folder = context.work / "deliveries"
+        # an attempt that was rejected leaves its files
+        shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         self._count = 0
         self._expected: dict[str, Arrays] = {}
