@@ -347,7 +347,13 @@ def _verify(mutant: str, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, marks=pytest.mark.nightly if place % 4 else ())
+        for place, mutant in enumerate(MUTANTS)
+    ],
+)
 def test_a_library_of_another_model_is_rejected(mutant: str, tmp_path: Path) -> None:
     found = _verify(mutant, tmp_path)
     assert isinstance(found, VerifyFailed), found
