@@ -35,8 +35,9 @@ class _Session(LoadedReference):
         import onnxruntime
 
         self.name, self.note = f"ONNX Runtime {onnxruntime.__version__}", note
-        self.can_observe = True
         self._model, self._threads = model, threads
+        self._external = _map_external_data(Path(model))
+        self.can_observe = self._external is not None
         self._session = _open(model, threads)
 
     def run(self, arrays: Mapping[str, Array]) -> Sequence[Array]:
@@ -66,21 +67,61 @@ class _Session(LoadedReference):
         path = Path(self._model)
         model = onnx.load(str(path), load_external_data=False)
         observed = observe_model(model, read_without_large_tensors(path))
-        # beside its external data
         copy = path.with_name(f"observed-{path.name}")
         onnx.save(observed.model, str(copy))
-        return observed, _open(str(copy), self._threads) if observed.nodes else None
+        if not observed.nodes:
+            return observed, None
+        return observed, _open(str(copy), self._threads, external=self._external)
 
     @functools.cached_property
     def _timed(self) -> Any:
         return _open(self._model, self._threads, is_optimized=True)
 
 
-def _open(model: str | bytes, threads: int, *, is_optimized: bool = False) -> Any:
-    """Return a session of ONNX Runtime for a file, or for the bytes of a model."""
+def _map_external_data(path: Path) -> dict[str, Array] | None:
+    """Return the weights of a model that are in other files by name; None where NumPy has no such type.
+
+    ONNX Runtime reads no file of weights through a link out of the folder of a model, and a changed copy lies
+    elsewhere.
+    """
+    import numpy as np
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    if not any(other.is_file() for other in path.parent.rglob("*") if other != path):
+        return {}
+    arrays = {}
+    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+        if uses_external_data(tensor):
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            if dtype.kind not in "biuf":
+                return None
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            file, offset = path.parent / entries["location"], int(entries.get("offset", 0))
+            shape = tuple(tensor.dims)
+            is_empty = not np.prod(shape)
+            arrays[tensor.name] = (
+                np.empty(shape, dtype)
+                if is_empty
+                else np.memmap(file, dtype, "r", offset, shape or (1,)).reshape(shape)
+            )
+    return arrays
+
+
+def _open(
+    model: str | bytes,
+    threads: int,
+    *,
+    is_optimized: bool = False,
+    external: Mapping[str, Array] | None = None,
+) -> Any:
+    """Return a session of ONNX Runtime for a file, or for the bytes of a model, and perhaps its external data."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    if external:
+        values = map(onnxruntime.OrtValue.ortvalue_from_numpy, external.values())
+        options.add_external_initializers([*external], [*values])
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     if not is_optimized:
