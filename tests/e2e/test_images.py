@@ -70,7 +70,7 @@ def test_digits_as_png_are_named_by_every_program(project: Project) -> None:
     ]
     (image.parent / "1.png").write_bytes(b"no image")
     again = project.tvmflow("run", "r.yaml")
-    assert again.code == 1 and "1.png cannot be read as an image" in again.out + again.err
+    assert again.code == 2 and "1.png cannot be read as an image" in again.out + again.err
 
 
 # ---------------------------------------------------------------- UltraFace

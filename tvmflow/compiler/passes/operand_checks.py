@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvmflow.compiler import ir
 from tvmflow.compiler.context import LoweringContext
+from tvmflow.compiler.counts import SIZES_NEEDED
 from tvmflow.compiler.open_sizes import IrSize, is_open, list_symbols, plain, sizes_of
 from tvmflow.compiler.passes.rewriter import ELEMENTWISE, TargetRewriter, rewrite_main
 from tvmflow.compiler.tir_kernels.definitions import define_flat_kernel, with_own_sizes
@@ -44,6 +45,8 @@ class Bound(NamedTuple):
     from_end: bool = False
     is_length: bool = False
 
+
+_SELECTION: Final = "relax.vision.all_class_non_max_suppression"
 
 _Bounds = Iterator[tuple[int, Bound]]
 
@@ -120,6 +123,16 @@ def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
     return named
 
 
+def _list_selected(flow: ir.DataFlow) -> set[Any]:
+    """Return what depends on selected boxes, of which TVM's types have more rows than there are when it runs."""
+    selected: set[Any] = set()
+    for variable, value in flow.values.items():
+        is_selection = ir.operator_name(value) == _SELECTION
+        if is_selection or not selected.isdisjoint(ir.list_variables(value)):
+            selected.add(variable)
+    return selected
+
+
 class _CheckRewriter(TargetRewriter):
     """Puts a check before each operand that may have a wrong value."""
 
@@ -128,6 +141,7 @@ class _CheckRewriter(TargetRewriter):
         self._problems = problems
         main = mod["main"]
         self._inputs = set(main.params[: int(main.attrs["num_input"])])
+        self._selected = _list_selected(self.flow) if SIZES_NEEDED in main.attrs else set()
         self._nodes: dict[str, str] = json.loads(str(dict(main.attrs).get(NODES, "{}")))
         self._node = ""
 
@@ -176,7 +190,7 @@ class _CheckRewriter(TargetRewriter):
             ]
             rest = [self.visit_expr(field) for field in value.fields[len(fields) :]]
             return relax.Tuple([*fields, *rest])
-        if sizes_of(operand) is None:
+        if sizes_of(operand) is None or original in self._selected:
             return operand
         if self._is_known(original):
             self._find_wrong(call, original, bound)
