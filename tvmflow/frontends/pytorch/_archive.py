@@ -161,6 +161,9 @@ def _measure_part(node: ast.expr) -> _Extent:
         case ast.Constant(value=str() as text):
             # the text of a number, or the name of a size
             return _constant(text) if _NUMBER.fullmatch(text) else _SIZE
+        case ast.Constant(value=float() as number) if math.isinf(number):
+            # sympy reads all of its exponent
+            raise _TooLarge
         case ast.Constant(value=int() | float() as number):
             return _constant(str(float(number) if isinstance(number, bool) else number))
         case ast.Name():
