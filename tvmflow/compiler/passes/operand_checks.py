@@ -124,7 +124,10 @@ def name_checked_nodes(mod: tvm.IRModule, nodes: Sequence[str]) -> tvm.IRModule:
 
 
 def _list_selected(flow: ir.DataFlow) -> set[Any]:
-    """Return what depends on selected boxes, of which TVM's types have more rows than there are when it runs."""
+    """Return what depends on selected boxes.
+
+    TVM's types of these have more rows than there are when the model runs.
+    """
     selected: set[Any] = set()
     for variable, value in flow.values.items():
         is_selection = ir.operator_name(value) == _SELECTION

@@ -79,7 +79,9 @@ class _Session(LoadedReference):
 
 
 def _map_external_data(path: Path) -> dict[str, Array] | None:
-    """Return the weights of a model that are in other files by name; None where NumPy has no such type.
+    """Return the weights of a model that are in other files, by name.
+
+    None where NumPy has no such type.
 
     ONNX Runtime reads no file of weights through a link out of the folder of a model, and a changed copy lies
     elsewhere.
@@ -115,7 +117,7 @@ def _open(
     is_optimized: bool = False,
     external: Mapping[str, Array] | None = None,
 ) -> Any:
-    """Return a session of ONNX Runtime for a file, or for the bytes of a model, and perhaps its external data."""
+    """Return a session of ONNX Runtime for a file or the bytes of a model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

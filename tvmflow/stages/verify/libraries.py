@@ -207,7 +207,7 @@ def load_local(bundle: Path, settings: VerifySettings) -> LocalLibrary:
 def load_with_other_threads(
     bundle: Path, settings: VerifySettings
 ) -> Iterator[tuple[int, Library]]:
-    """Give the library of a bundle with other numbers of threads than that of the settings, one after the other.
+    """Give the library of a bundle with other numbers of threads, one after the other.
 
     Nothing for one that runs elsewhere, or on TVM's virtual machine, whose threads all libraries of a process share.
     """
