@@ -15,22 +15,17 @@ import inspect
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import _nets  # noqa: E402
 
-from tests.support import onnx_models  # noqa: E402
-from tvmflow.compiler import lowering  # noqa: E402
-from tvmflow.compiler.cpu_model import cpu_model_for  # noqa: E402
+from tests.support import golden, onnx_models  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
-from tvmflow.compiler.schedules.rules import schedule_for_cpu  # noqa: E402
 from tvmflow.targets.presets import PRESETS  # noqa: E402
-from tvmflow.tuning.workloads import normalize, workload_key  # noqa: E402
 
 TARGETS: Final = (
     "x86-64-v2",
@@ -46,20 +41,9 @@ NETWORKS: Final = {
     for name, make in inspect.getmembers(_nets, inspect.isfunction)
     if make.__module__ == "_nets" and not name.startswith("_") and name != "open_sizes"
 }
-_LETTERS: Final = 12
 
-Digests = dict[str, dict[str, dict[str, list[str]]]]
+Digests = dict[str, dict[str, golden.Digests]]
 """Target -> network -> kernel -> digest as it is lowered, and as it is scheduled."""
-
-
-def digest_network(mod: Any, target: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the digests of the kernels of a network."""
-    lowered = lowering.lower(mod, lowering.make_target(dict(target)), LoweringOptions()).mod
-    scheduled, _ = schedule_for_cpu(lowered, cpu_model_for(target, 1))
-    return {
-        name: [workload_key(normalize(each[name]))[:_LETTERS] for each in (lowered, scheduled)]
-        for name in lowering.list_kernels(lowered)
-    }
 
 
 def record(networks: list[str], targets: list[str]) -> Digests:
@@ -69,7 +53,8 @@ def record(networks: list[str], targets: list[str]) -> Digests:
         with tempfile.TemporaryDirectory() as folder:
             mod = onnx_models.load(NETWORKS[network](), Path(folder)).mod
         for name in targets:
-            digests[name][network] = digest_network(mod, PRESETS[name].tvm)
+            target = dict(PRESETS[name].tvm or {})
+            digests[name][network] = golden.digest_each(mod, target, LoweringOptions())
             print(f"{name:12} {network:20} {len(digests[name][network])} kernels", flush=True)
     return digests
 

@@ -15,7 +15,7 @@ from tests.support import tuning
 from tests.support.kernels import FAST
 from tvmflow.compiler import lowering
 from tvmflow.compiler.cpu_model import cpu_model_for
-from tvmflow.compiler.options import LOWERING_VERSION, SCHEDULES_VERSION
+from tvmflow.compiler.options import LOWERING_VERSION, SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import schedule_for_cpu
 from tvmflow.tuning.workloads import normalize, workload_key
 
@@ -26,6 +26,8 @@ TARGET: Final = {
     "mcpu": "x86-64-v3",
     "num-cores": 2,
 }
+
+Digests = dict[str, list[str]]
 
 
 def _models() -> list[Any]:
@@ -57,16 +59,20 @@ def _models() -> list[Any]:
     ]
 
 
+def digest_each(mod: Any, target: dict[str, Any], options: LoweringOptions) -> Digests:
+    """Return the digests of the kernels of a model by name: as it is lowered, and as it is scheduled."""
+    lowered = lowering.lower(mod, lowering.make_target(target), options).mod
+    scheduled, _ = schedule_for_cpu(lowered, cpu_model_for(target, 1))
+    return {
+        name: [workload_key(normalize(each[name])) for each in (lowered, scheduled)]
+        for name in lowering.list_kernels(lowered)
+    }
+
+
 def digest_kernels() -> dict[str, Any]:
     """Return `{"tvm": its version, "lowering": [version, digest], "schedules": [version, digest]}`."""
-    target, cpu = lowering.make_target(TARGET), cpu_model_for(TARGET, 1)
-    digests: dict[str, list[str]] = {"lowering": [], "schedules": []}
-    for mod in _models():
-        lowered = lowering.lower(mod, target, FAST).mod
-        scheduled, _ = schedule_for_cpu(lowered, cpu)
-        for name in lowering.list_kernels(lowered):
-            digests["lowering"].append(workload_key(normalize(lowered[name])))
-            digests["schedules"].append(workload_key(normalize(scheduled[name])))
+    pairs = [pair for mod in _models() for pair in digest_each(mod, TARGET, FAST).values()]
+    digests = dict(zip(("lowering", "schedules"), zip(*pairs, strict=True), strict=True))
     numbers = {"lowering": LOWERING_VERSION, "schedules": SCHEDULES_VERSION}
     return {
         "tvm": version("apache-tvm"),
