@@ -359,7 +359,7 @@ def _convert(node: Node, op: Op) -> list[Expr]:
         TypeError,
         ValueError,
     ) as error:
-        # what fails for open sizes says no more than that they are open
+        # what fails for dynamic shapes says no more than that they are dynamic
         shapes = [list(op.shape(index)) for index in range(len(op)) if op.reads(index)]
         # TVM and NumPy raise these for shapes, types or numbers that do not fit.
         reason = explain_failure(error, names_text([str(shape) for shape in shapes]))

@@ -25,10 +25,7 @@ from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
 from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
 from tvmflow.stages.verify.deliveries import check_deliveries
-from tvmflow.stages.verify.draws import (
-    compare_draws,
-    list_unexercised,
-)
+from tvmflow.stages.verify.draws import compare_draws, list_unexercised
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
 from tvmflow.stages.verify.imported_model import (
     ImportedModel,
@@ -318,7 +315,6 @@ def _verify(
     verdict["samples"] = data.total
     if dimensions:
         verdict["at"] = find_sizes(signature, dimensions, data.batches[0])
-    bundle = context.inputs["export/module.tvmflow"]
     with open_library(settings, context) as library:
         _add_results(verdict, library, data, reference, settings, context)
         if library.timed is not None and reference is not None:
@@ -331,9 +327,7 @@ def _verify(
             )
         if settings.levels:
             verify_levels(verdict, library, data, reference, settings, context)
-        others = load_with_other_threads(bundle, settings)
-        if compared := compare_threads(library, others, data.batches[0]):
-            verdict["threads"] = compared
+        _add_threads(verdict, library, data, reference, settings, context)
         if reference is not None and reference.sized:
             _add_sizes(verdict, library, reference, coverage, settings, context)
         tensors = {**data.batches[0], **(reference.results.outputs[0] if reference else {})}
@@ -367,6 +361,24 @@ def _choose_combinations(
     return chosen.combinations
 
 
+def _add_threads(
+    verdict: Verdict,
+    library: Library,
+    data: Samples,
+    reference: ReferenceRun | None,
+    settings: VerifySettings,
+    context: StageContext,
+) -> None:
+    """Compare a library with other numbers of threads, and at the sizes that were chosen."""
+    others = load_with_other_threads(context.inputs["export/module.tvmflow"], settings)
+    if reference is not None and reference.sized:
+        loaded = [*others]
+        verdict["sizes"] = compare_sizes(library, reference, [other for _, other in loaded])
+        others = iter(loaded)
+    if compared := compare_threads(library, others, data.batches[0]):
+        verdict["threads"] = compared
+
+
 def _add_sizes(
     verdict: Verdict,
     library: Library,
@@ -375,10 +387,7 @@ def _add_sizes(
     settings: VerifySettings,
     context: StageContext,
 ) -> None:
-    """Compare and time a library with dimensions at the sizes that were chosen."""
-    bundle = context.inputs["export/module.tvmflow"]
-    others = [other for _, other in load_with_other_threads(bundle, settings)]
-    verdict["sizes"] = compare_sizes(library, reference, others)
+    """Compare a library with dimensions at many more sizes, and time it at those that were chosen."""
     if reference.swept:
         verdict["swept"] = sweep(library, reference, coverage, settings)
     time_sizes(verdict["sizes"], library, reference, settings, context)
