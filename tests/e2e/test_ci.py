@@ -21,7 +21,7 @@ NAMES = {GithubActions: "github", GitlabCi: "gitlab"}
 
 
 def workflow(project: Project, kind: type[GithubActions | GitlabCi]) -> str:
-    written = project.tvmflow("ci", NAMES[kind], "tiny.yaml", "--stdout")
+    written = project.call("ci", NAMES[kind], "tiny.yaml", "--stdout")
     assert written.code == 0, written.err
     return written.out
 
@@ -222,9 +222,7 @@ def test_a_project_below_the_root_of_git_has_its_file_there(
     for name in ("tiny.yaml", "tiny.onnx"):
         (project.folder / name).rename(nets / name)
     cwd = (nets / where).resolve()
-    written = project.tvmflow(
-        "ci", NAMES[kind], str((nets / "tiny.yaml").relative_to(cwd)), cwd=cwd
-    )
+    written = project.call("ci", NAMES[kind], str((nets / "tiny.yaml").relative_to(cwd)), cwd=cwd)
     assert written.code == 0, written.err
     place = top / (".github/workflows/models.yml" if kind is GithubActions else ".gitlab-ci.yml")
     assert place.is_file() and f"commit it, and {NAMES[kind]} runs" in written.out
@@ -235,7 +233,7 @@ def test_a_project_below_the_root_of_git_has_its_file_there(
     assert "/ml run nets/deep/tiny.yaml --keep-going --dist ../out" in out
     assert list((service.folder / "caches").rglob("ml/.tvmflow-base"))
     assert list((service.folder / "artifacts").rglob("trials.jsonl.gz"))
-    other = project.tvmflow(
+    other = project.call(
         "ci", NAMES[kind], "nets/deep/tiny.yaml", "--output", "x.txt", cwd=top / "ml"
     )
     assert f"{NAMES[kind]} reads {place} alone" in other.out
@@ -270,7 +268,7 @@ def test_files_name_what_the_project_has(
         (project.folder / name).rename(folder / name)
     (project.folder / "tvmflow.toml").write_text('dist = "out"\n')
     name = NAMES[kind]
-    written = project.tvmflow("ci", name, "tiny.yaml", cwd=folder)
+    written = project.call("ci", name, "tiny.yaml", cwd=folder)
     assert written.code == 0, written.err
     path = project.folder / {"github": ".github/workflows/models.yml"}.get(name, ".gitlab-ci.yml")
     text = path.read_text()
@@ -280,11 +278,11 @@ def test_files_name_what_the_project_has(
     assert "inputs." not in text
     assert "--locked" not in text
     (folder / "tiny.lock.yaml").write_text("")
-    again = project.tvmflow("ci", name, "tiny.yaml", cwd=folder)
+    again = project.call("ci", name, "tiny.yaml", cwd=folder)
     assert again.code == 2
     assert "exists" in again.err
     assert "--force" in again.err
-    assert project.tvmflow("ci", name, "tiny.yaml", "--force", cwd=folder).code == 0
+    assert project.call("ci", name, "tiny.yaml", "--force", cwd=folder).code == 0
     assert "--locked" in path.read_text()
 
 
@@ -296,7 +294,7 @@ def test_paths_that_a_service_would_read_otherwise_are_refused(project: Project)
     for name in ("a b.yaml", "${{ x }}.yaml", "$HOME.yaml", "../other.yaml", "./--store=x.yaml"):
         path = project.folder / name
         path.write_text(text.replace("tiny.onnx", str(project.folder / "tiny.onnx")))
-        refused = project.tvmflow("ci", "github", name, "--stdout")
+        refused = project.call("ci", "github", name, "--stdout")
         assert refused.code == 2, refused.err
         assert Path(name).name in refused.err
         path.unlink()
@@ -309,7 +307,7 @@ def test_a_folder_of_deliveries_is_no_expression_of_a_service(
 ) -> None:
     """A service would replace it by a secret, a variable, or the files that match."""
     (project.folder / "tvmflow.toml").write_text(f"dist = '{dist}'\n")
-    refused = project.tvmflow("ci", NAMES[kind], "tiny.yaml", "--stdout")
+    refused = project.call("ci", NAMES[kind], "tiny.yaml", "--stdout")
     assert refused.code == 2, refused.out
     assert dist in refused.err and "tvmflow.toml" in refused.err
 

@@ -51,7 +51,7 @@ def test_a_wrong_digest_is_reported_with_the_actual_one(project: Project, web: W
     """Exit code 4, both digests, and no stage runs on the file."""
     digest = hashlib.sha256(web.body).hexdigest()
     use(project, web, "f" * 64)
-    failed = project.tvmflow("run", "tiny.yaml")
+    failed = project.call("run", "tiny.yaml")
     assert failed.code == 4
     assert digest in failed.out and "f" * 64 in failed.out
     assert "import                       BLOCKED" in failed.out

@@ -175,8 +175,8 @@ def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
     """The shipped recipes are valid; missing files are reported with their position."""
     unmade = shutil.ignore_patterns("squeezenet1.1-*")
     shutil.copytree(ROOT / "recipes", project.folder / "recipes", ignore=unmade)
-    assert project.tvmflow("plan", "recipes/resnet50.yaml").code == 0
-    missing = project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml")
+    assert project.call("plan", "recipes/resnet50.yaml").code == 0
+    missing = project.call("plan", "recipes/squeezenet-mxnet.yaml")
     assert missing.code == 2
     assert "recipes/squeezenet-mxnet.yaml:" in missing.err
     models = project.folder / "recipes/models"
@@ -185,7 +185,7 @@ def test_squeezenet_and_resnet_recipes_can_be_planned(project: Project) -> None:
         ("digits-0010.params", "squeezenet1.1-0000.params"),
     ):
         shutil.copy(models / stand_in, models / name)
-    assert project.tvmflow("plan", "recipes/squeezenet-mxnet.yaml").code == 0
+    assert project.call("plan", "recipes/squeezenet-mxnet.yaml").code == 0
 
 
 @pytest.mark.nightly

@@ -117,11 +117,11 @@ def test_a_release_loses_nothing_in_silence(project: Project) -> None:
 def test_targets_of_a_pipeline_replace_those_of_its_recipes(project: Project) -> None:
     text = "pipeline: 1\nname: all\nstages: [import]\nrecipes: [tiny.yaml]\ntargets: [x86-64-v2, hots]\n"
     pipeline(project, text)
-    wrong = project.tvmflow("plan", "all.yaml")
+    wrong = project.call("plan", "all.yaml")
     assert wrong.code == 2
     assert "all.yaml:5:22: targets.1: 'hots' is not a target" in wrong.err
     pipeline(project, text.replace(", hots", "").replace("[import]", "[import, build]"))
-    plan = project.tvmflow("plan", "all.yaml")
+    plan = project.call("plan", "all.yaml")
     assert "tiny:build/x86-64-v2" in plan.out
     assert "host" not in plan.out
 

@@ -70,7 +70,7 @@ def test_a_target_without_the_c_runtime_is_refused_when_a_run_is_planned(project
         "targets:\n  - host",
         "targets: [{name: server, tvm: {kind: llvm, mtriple: aarch64-unknown-freebsd}}]",
     )
-    ran = project.tvmflow("plan", "tiny.yaml")
+    ran = project.call("plan", "tiny.yaml")
     assert ran.code == 2
     text = "no C library is made for the system of aarch64-unknown-freebsd"
     assert f"'server' cannot have the C runtime: {text}" in ran.err
@@ -81,7 +81,7 @@ def test_a_target_without_tvms_runtime_is_refused_when_a_run_is_planned(project:
     """There are C libraries for more systems than libraries that TVM's runtime loads."""
     project.edit_recipe("outputs: [shared-library, bundle]", "outputs: [c-library]\nruntime: vm")
     project.edit_recipe("targets:\n  - host", "targets: [ios]")
-    ran = project.tvmflow("plan", "tiny.yaml")
+    ran = project.call("plan", "tiny.yaml")
     assert ran.code == 2
     assert "'ios' cannot have a library for TVM's runtime: no linker is set up for arm64" in ran.err
     assert "leave `runtime: vm` out" in ran.err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -9,13 +12,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tvmflow.cli import main
+from tvmflow.core.fork_server import ForkServer
+from tvmflow.core.types import Json
+from tvmflow.executors import local
+from tvmflow.targets import llvm_query
 
 RECIPE = """\
 # a small convolutional net
@@ -57,6 +68,63 @@ class Ran(NamedTuple):
 
     def outcome(self, label: str) -> str:
         return str(self.stages[label]["outcome"])
+
+
+class _SharedForkServer(ForkServer):
+    """A fork server that goes on when a command ends, for the next one."""
+
+    def cancel(self) -> None:
+        """Stop nothing."""
+
+    def close(self) -> None:
+        """Stop nothing."""
+
+
+_servers: dict[frozenset[tuple[str, str]], ForkServer] = {}
+# They are of the test, or nothing that a child of the server reads.
+_NOT_OF_SERVERS = ("PYTEST_CURRENT_TEST", "TVMFLOW_STORE", "TVMFLOW_REMOTE")
+
+
+def _start_shared(preload: Sequence[str] = ()) -> ForkServer:
+    """Return the fork server of this environment, which a command before has started, if there is one."""
+    environment = frozenset(
+        (name, value) for name, value in os.environ.items() if name not in _NOT_OF_SERVERS
+    )
+    server = _servers.get(environment)
+    if server is None or server.is_gone:
+        server = _servers[environment] = _SharedForkServer.start(preload)
+        atexit.register(ForkServer.close, server)
+    return server
+
+
+def _query_shared(
+    function: Callable[[Json], Any], queries: Sequence[Json], run_process: Any
+) -> list[Json]:
+    """Return the facts of targets from the shared server, up to the target over which a child ended."""
+    if function is not llvm_query.query_target or run_process is not subprocess.run:
+        return _query_in_process(function, queries, run_process)
+    answers: list[Json] = []
+    server = _start_shared(local.PRELOADED)
+    for query in queries:
+        outcome = server.call(llvm_query.answer_query, query, timeout_s=120)
+        if outcome.kind == "crashed":
+            break
+        assert outcome.kind == "ok", outcome
+        answers.append(outcome.value)
+    return answers
+
+
+_query_in_process = llvm_query._query_in_process
+
+
+@contextlib.contextmanager
+def shared_fork_server() -> Iterator[None]:
+    """Let commands in this process share one that has loaded TVM, which takes seconds."""
+    with (
+        mock.patch.object(local, "ForkServer", mock.Mock(start=_start_shared)),
+        mock.patch.object(llvm_query, "_query_in_process", _query_shared),
+    ):
+        yield
 
 
 class Project:
@@ -165,6 +233,20 @@ class Project:
             check=False,
         )
         return Ran(done.returncode, done.stdout, done.stderr, _events(words, done.stdout))
+
+    def call(self, *words: str, cwd: Path | None = None) -> Ran:
+        """Run one command in this process, which imports its modules, and TVM for its stages, once for all."""
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.environment, clear=True),
+            pytest.MonkeyPatch.context() as patch,
+            shared_fork_server(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(cwd or self.folder)
+            code = main.main(list(words))
+        return Ran(code, out.getvalue(), err.getvalue(), _events(words, out.getvalue()))
 
     def run(self, *words: str) -> Ran:
         """Run `tvmflow run tiny.yaml --json …`, which must not end with a traceback."""

@@ -52,3 +52,12 @@ def any_bundle(request: pytest.FixtureRequest) -> Path:
 def file_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with outputs of the names `file` and `twice`."""
     return make_bundle(tmp_path_factory.mktemp("bundle") / "file.tvmflow", ("file", "twice"))
+
+
+@pytest.fixture
+def one_fork_server() -> Iterator[None]:
+    """Load TVM once for all commands that tests call in this process."""
+    from tests.support.project import shared_fork_server
+
+    with shared_fork_server():
+        yield

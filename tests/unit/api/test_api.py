@@ -15,6 +15,8 @@ from tests.support.onnx_models import draw, model, value
 from tvmflow import api
 from tvmflow.engine.report import RunReport, StageReport
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
+
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -26,6 +26,7 @@ from tvmflow.targets.presets import MEANT, NAMES, OTHER_NAMES, PRESETS, find_pre
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = shlex.quote(sys.executable)
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 COMMANDS = (*"run plan explain targets clean schema doctor worker".split(),)
 
 
@@ -146,7 +147,7 @@ def test_output_that_cannot_be_written_is_an_error(line: str, unbuffered: str) -
 def test_messages_that_cannot_be_written_leave_the_exit_code() -> None:
     """The exit code is what is left to tell."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "tvmflow", "plan", "there-is-none.yaml"]
+        command = [sys.executable, "-m", "tvmflow", "verify", "there-is-none"]
         done = subprocess.run(command, stderr=full, check=False)
     assert done.returncode == 2
 
@@ -174,7 +175,7 @@ _WITHOUT_RIGHTS = (
 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs another user")
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_without_spare_processes_commands_say_so(processes: int, tmp_path: Path) -> None:
     """Neither a traceback nor a bug: what needs no process works, and the limit is named where it ends a command."""
     (tmp_path / "remote").mkdir()
@@ -279,11 +280,11 @@ def test_a_folder_whose_name_is_not_utf_8_is_no_bug(
 
 
 def test_a_command_whose_output_nobody_reads_ends_quietly(project: Project) -> None:
-    """As in `tvmflow schema | head -1`: as a program does that SIGPIPE ends."""
+    """As in `tvmflow help --man run | head -1`: as a program does that SIGPIPE ends."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow", "schema"],
+        [sys.executable, "-m", "tvmflow", "help", "--man", "run"],
         stdout=writer, stderr=subprocess.PIPE, env=project.environment, cwd=project.folder,
     )  # fmt: skip
     os.close(writer)
@@ -430,11 +431,11 @@ def test_a_quiet_run_prints_nothing_but_problems(project: Project) -> None:
 )
 def test_a_quiet_command_that_did_its_work_prints_nothing(line: str, project: Project) -> None:
     """Without -q it says what it did."""
-    project.tvmflow("plan", "tiny.yaml")
-    quiet = project.tvmflow(*line.split(), "-q")
+    project.call("plan", "tiny.yaml")
+    quiet = project.call(*line.split(), "-q")
     assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
     again = [word.replace("new", "newer").replace("own", "other") for word in line.split()]
-    assert project.tvmflow(*again).out
+    assert project.call(*again).out
 
 
 @pytest.mark.slow
