@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import tvmflow
+from tests.support.syntax_trees import parse_files
 
 _SIZE = 100_000
 # All of them take two seconds on a quiet machine, a quadratic one more than ten alone.
@@ -44,9 +45,10 @@ def _list_patterns() -> list[tuple[str, str, int, str, list[str]]]:
     """Return place, text, flags, slowest method and hostile texts of each expression in the package."""
     found = []
     root = Path(tvmflow.__file__).parent
-    for path in sorted(root.rglob("*.py")):
+    calls = [f"re.{method}(" for method in ("compile", *_METHODS)]
+    for path, tree in parse_files(root.rglob("*.py"), *calls).items():
         source = path.read_text()
-        for node in ast.walk(tree := ast.parse(source)):
+        for node in ast.walk(tree):
             match node:
                 case ast.Call(
                     func=ast.Attribute(value=ast.Name(id="re"), attr=method),

@@ -9,6 +9,8 @@ from typing import Final
 
 import pytest
 
+from tests.support.syntax_trees import parse_files
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "tvmflow"
 PAGE: Final = (ROOT / "docs" / "architecture.md").read_text()
@@ -23,7 +25,7 @@ Trees = dict[Path, ast.Module]
 @pytest.fixture(scope="module")
 def trees() -> Trees:
     """Parse every module of the package once."""
-    return {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    return parse_files(PACKAGE.rglob("*.py"))
 
 
 def folders() -> set[str]:

@@ -561,7 +561,7 @@ def almost_recipes(draw: st.DrawFn) -> bytes:
 
 
 @settings(
-    max_examples=1000,
+    max_examples=300,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
