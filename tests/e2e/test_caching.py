@@ -33,7 +33,7 @@ def test_the_first_run_runs_all_stages_and_the_second_none(
     assert set(verdict["latency"]) >= {"library", "reference"}
     again = project.run()
     assert (again.code, again.ran) == (0, [])
-    assert "nothing to run" in project.tvmflow("run", "tiny.yaml").out
+    assert "nothing to run" in project.call("run", "tiny.yaml").out
     assert project.debris() == []
     assert_provenance(project)
 
@@ -41,13 +41,13 @@ def test_the_first_run_runs_all_stages_and_the_second_none(
 def assert_provenance(project: Project) -> None:
     """Check the provenance: the files are of that model, and each tuned kernel has a measured trial."""
     folder = project.folder / "dist/tiny/host"
-    assert project.tvmflow("verify", str(folder)).code == 0
-    (shown,) = project.tvmflow("inspect", str(folder / "tiny.tvmflow"), "--json").events
+    assert project.call("verify", str(folder)).code == 0
+    (shown,) = project.call("inspect", str(folder / "tiny.tvmflow"), "--json").events
     provenance = shown["provenance"]
     model = hashlib.sha256((project.folder / "tiny.onnx").read_bytes()).hexdigest()
     sources = {source["name"]: source["sha256"] for source in provenance["sources"]}
     assert sources.keys() == {"model", "pick_best/chosen.json"} and sources["model"] == model
-    built = project.run().stages["build/host"]["facts"]["schedule_rules"]
+    built = project.run_here().stages["build/host"]["facts"]["schedule_rules"]
     tuned = {
         kernel["name"]: kernel for kernel in provenance["kernels"] if kernel["schedule"] == "tuned"
     }
@@ -115,14 +115,14 @@ def test_cosmetic_edits_run_nothing(finished_project: Project) -> None:
     project.edit_recipe("recipe: 1\n", "name: tiny\nrecipe: 1\n")
     project.edit_recipe("repeat: 2, samples: 2", "samples: 2, repeat: 2")
     (project.folder / "unused.onnx").write_bytes(b"x")
-    assert project.run().ran == []
+    assert project.run_here().ran == []
 
 
 def test_a_model_saved_again_runs_import_and_nothing_after_it(finished_project: Project) -> None:
     """Early cutoff: the same graph from another producer is imported again, with the same output."""
     project = finished_project
     project.write_model(producer="somebody else")
-    again = project.run()
+    again = project.run_here()
     assert again.ran == ["import"]
     assert again.stages["import"]["reason"].startswith("the content of file 'model' changed")
 
@@ -202,18 +202,18 @@ def test_plan_and_explain_give_the_reason(finished_project: Project) -> None:
     """The reasons of `plan` and `explain` are the differences in the recipe's words."""
     project = finished_project
     project.edit_recipe("samples: 2", "samples: 3")
-    plan = project.tvmflow("plan", "tiny.yaml").out.splitlines()
+    plan = project.call("plan", "tiny.yaml").out.splitlines()
     assert plan[0].split()[:4] == ["tiny:import", "up", "to", "date"]
     (changed,) = (line for line in plan if line.startswith("tiny:verify/host "))
     assert changed.split()[1] == "run" and changed.endswith("  verify.samples 2 -> 3")
-    explained = project.tvmflow("explain", "tiny.yaml", "verify/host").out
+    explained = project.call("explain", "tiny.yaml", "verify/host").out
     assert explained.startswith("verify/host: must run\n  because verify.samples 2 -> 3\n")
     assert "setting  verify.samples" in explained
-    explanation = json.loads(project.tvmflow("explain", "tiny.yaml", "verify", "--json").out)[
+    explanation = json.loads(project.call("explain", "tiny.yaml", "verify", "--json").out)[
         "stages"
     ][0]
     assert explanation["depends_on"]["settings"]["verify"]["samples"] == 3
-    unknown = project.tvmflow("explain", "tiny.yaml", "verify/mars")
+    unknown = project.call("explain", "tiny.yaml", "verify/mars")
     assert (unknown.code, "there is no stage 'verify/mars'" in unknown.err) == (2, True)
 
 

@@ -125,7 +125,13 @@ def test_stages_run_once_and_are_up_to_date_then(doit: Doit, words: tuple[str, .
     assert doit.ran() == ALL
 
 
-@pytest.mark.parametrize("words", PARALLEL.values(), ids=PARALLEL)
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, marks=[pytest.mark.slow] if name == "process" else [], id=name)
+        for name, words in PARALLEL.items()
+    ],
+)
 def test_a_failed_stage_is_told_and_runs_again(doit: Doit, words: tuple[str, ...]) -> None:
     """What depends on it does not run; the exit code is doit's for a failure; the rest is kept."""
     assert "Input/output error" in doit("run", "-c", *words, FAIL="export", code=2)
@@ -257,7 +263,9 @@ def test_a_dodo_file_of_ones_own_needs_the_installed_package_alone(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir())[-1] == "cache"
 
 
-@pytest.mark.parametrize("recipe", ["gone.yaml", "broken.yaml"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("gone.yaml", marks=pytest.mark.slow), "broken.yaml"]
+)
 def test_a_wrong_recipe_is_an_error_without_a_traceback(tmp_path: Path, recipe: str) -> None:
     (tmp_path / "broken.yaml").write_text("recipe: 1\nnam: x\n")
     done = _real_doit(tmp_path, "list", recipes=recipe)

@@ -167,7 +167,7 @@ def test_a_damaged_blob_is_named_and_made_again(finished_project: Project) -> No
     blob.chmod(0o644)
     blob.write_bytes(content)
     project.edit_recipe("[shared-library, bundle]", "[shared-library, objects, bundle]")
-    healed = project.run()
+    healed = project.run_here()
     assert healed.code == 0, healed.out
     # what is verified is each output
     assert healed.ran == ["build/host", "export/host", "verify/host"]

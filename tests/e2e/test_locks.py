@@ -16,7 +16,6 @@ import pytest
 
 from tests.e2e.test_failures import inject_fault
 from tests.support.project import Project
-from tvmflow.cli import main
 from tvmflow.recipe.lock_file import read_lock
 from tvmflow.release import lock
 from tvmflow.store import garbage_collection
@@ -125,10 +124,8 @@ def test_garbage_collection_before_the_pin_keeps_the_results_of_this_run(
         missing.append(pin(store, *words, **more))
         return missing[-1]
 
-    monkeypatch.chdir(project.folder)
-    monkeypatch.setenv("TVMFLOW_STORE", "cache")
     monkeypatch.setattr(lock, "add_pin", after_a_collection)
-    assert main.main([command, "all.yaml"]) == 0
+    assert project.call(command, "all.yaml").code == 0
     assert missing == [[]]
 
 

@@ -57,7 +57,7 @@ def test_a_folder_of_device_locks_that_cannot_be_written_is_named_with_its_remed
 ) -> None:
     """That of another user, for example, which `su` leaves in the environment; it is no folder of the store."""
     project.environment["XDG_RUNTIME_DIR"] = "/sys"
-    stopped = project.run("--pipeline", "compile")
+    stopped = project.run_here("--pipeline", "compile")
     assert (stopped.code, stopped.outcome("import")) == (4, "blocked")
     stage = stopped.stages["import"]
     assert stage["message"].startswith("the devices of this machine cannot be locked: /sys: ")

@@ -22,16 +22,16 @@ def test_trials_of_another_store_are_not_measured_again(project: Project) -> Non
     project.spend_whole_budget()
     project.write_recipe(trials=6)
     project.run("--until", "tune")
-    [listed] = project.tvmflow("records", "ls", "--workloads", "--json").events
+    [listed] = project.call("records", "ls", "--workloads", "--json").events
     [target] = listed["targets"]
     assert (target["trials"], target["failed"]) == (6, 0)
     names = {entry["description"]["name"]: entry for entry in target["by_workload"]}
     assert names[CONV]["description"]["buffers"][0] == "float32[1×3×8×8]"
-    shown = project.tvmflow("records", "show", names[CONV]["key"][:12], "--trace")
+    shown = project.call("records", "show", names[CONV]["key"][:12], "--trace")
     assert f"{CONV} float32[1×3×8×8]" in shown.out and "GetSBlock(" in shown.out
 
-    assert project.tvmflow("records", "export", "trials.jsonl.gz").code == 0
-    came = project.tvmflow("records", "import", "trials.jsonl.gz", "--store", "other", "--json")
+    assert project.call("records", "export", "trials.jsonl.gz").code == 0
+    came = project.call("records", "import", "trials.jsonl.gz", "--store", "other", "--json")
     assert came.code == 0
     assert [entry["new"] for entry in came.events[0]["targets"]] == [6]
     facts = project.run("--until", "tune", "--store", "other").stages["tune/host"]["facts"]
@@ -50,11 +50,11 @@ def test_schedules_that_do_not_apply_are_found_by_a_replay(project: Project) -> 
     forged = trial(1, trace=NO_SUCH_BLOCK, id=trial_id(NO_SUCH_BLOCK), tvm=folder.description.tvm)
     folder.ledger.workload(key).append(forged)
     folder.ledger.workload("ab" * 32).append(forged)
-    assert project.tvmflow("records", "verify").code == 0
-    checked = project.tvmflow("records", "verify", "--replay")
+    assert project.call("records", "verify").code == 0
+    checked = project.call("records", "verify", "--replay")
     assert (checked.code, checked.out.count("does not apply")) == (1, 1)
     assert "3 of 4 traces" in checked.out and "no kernel in the store for 1 workload" in checked.out
-    assert project.tvmflow("records", "verify", "--replay").code == 0
+    assert project.call("records", "verify", "--replay").code == 0
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def store(project: Project) -> Ledger:
 
 def codes(project: Project, *commands: str) -> list[int]:
     """Return the exit codes of `records` commands, none of which may report a bug."""
-    ran = [project.tvmflow("records", *command.split()) for command in commands]
+    ran = [project.call("records", *command.split()) for command in commands]
     assert not any("bug in tvmflow" in entry.err for entry in ran), [entry.err for entry in ran]
     return [entry.code for entry in ran]
 
@@ -99,27 +99,27 @@ def test_exit_codes_say_whether_anything_was_left_out(project: Project, store: L
 
 def test_nothing_is_pruned_without_yes(project: Project, store: Ledger) -> None:
     """A dry run is the default; a workload with a running search is skipped."""
-    planned = project.tvmflow("records", "prune", "--keep-best", "1", "--failed")
+    planned = project.call("records", "prune", "--keep-best", "1", "--failed")
     assert planned.code == 0 and "4 trials would be removed" in planned.out
     assert len(store.workload("ab" * 32)) == 5
     with store.workload("ab" * 32).exclusive_search():
-        busy = project.tvmflow("records", "prune", "--failed", "--yes")
+        busy = project.call("records", "prune", "--failed", "--yes")
         assert busy.code == 1 and "skipped: it is being tuned" in busy.out
-    done = project.tvmflow("records", "prune", "--keep-best", "1", "--failed", "--yes", "--json")
+    done = project.call("records", "prune", "--keep-best", "1", "--failed", "--yes", "--json")
     assert [entry["trials"] for entry in done.events[0]["workloads"]] == [4]
     assert len(store.workload("ab" * 32)) == 1
 
 
 def test_control_characters_do_not_reach_the_terminal(project: Project, store: Ledger) -> None:
     """Messages are shown without their control characters, failures last."""
-    shown = project.tvmflow("records", "show", "ab")
+    shown = project.call("records", "show", "ab")
     assert "\x1b" not in shown.out
     assert shown.out.splitlines()[-1].endswith("build error: \\x1b[2Jboo")
 
 
 def test_listing_a_missing_store_creates_none(project: Project) -> None:
     """The output says that there are no trials."""
-    looked = project.tvmflow("records", "ls", "--store", "none")
+    looked = project.call("records", "ls", "--store", "none")
     assert (looked.code, looked.out) == (0, "no trials in none/ledger\n")
     assert codes(project, "verify --store none", "prune --failed --store none") == [2, 2]
     assert not (project.folder / "none").exists()

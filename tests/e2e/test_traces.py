@@ -11,7 +11,7 @@ from tests.support.trace_checks import check_trace
 
 def test_the_trace_of_a_run_has_its_trials(finished_project: Project) -> None:
     """On the threads that built them, within the stage; each is measured on the device."""
-    written = finished_project.tvmflow("trace", "latest", "-o", "t.json")
+    written = finished_project.call("trace", "latest", "-o", "t.json")
     assert written.code == 0, written.err
     trace = check_trace(json.loads((finished_project.folder / "t.json").read_text()))
     assert ("tiny:import", "tiny:lower/host") in trace.flows
@@ -39,7 +39,7 @@ def test_the_trace_of_an_inference_has_the_nodes_of_each_kernel(finished_project
     """As the store knows them that built the library; another one has no nodes."""
     bundle = "dist/tiny/host/tiny.tvmflow"
     words = ("run-model", bundle, "--trace", "t.json.gz", "--repeat", "2", "--json")
-    written = finished_project.tvmflow(*words)
+    written = finished_project.call(*words)
     assert written.code == 0, written.err
     assert json.loads(written.out)["trace"] == {
         "path": "t.json.gz", "calls": 2, "names_nodes": True,
@@ -50,5 +50,5 @@ def test_the_trace_of_an_inference_has_the_nodes_of_each_kernel(finished_project
     assert kernels[0] == "Conv (c), Relu (r)"
     assert len(kernels) == 2 * len(set(kernels))
     (finished_project.folder / "empty").mkdir()
-    other = json.loads(finished_project.tvmflow(*words, "--store", "empty").out)
+    other = json.loads(finished_project.call(*words, "--store", "empty").out)
     assert not other["trace"]["names_nodes"]

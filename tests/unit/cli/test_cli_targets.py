@@ -25,6 +25,7 @@ from tvmflow.targets.llvm_query import TargetFacts, load_cpus, load_target_facts
 from tvmflow.targets.presets import PRESETS
 from tvmflow.targets.resolve import resolve
 
+pytestmark = pytest.mark.usefixtures("one_fork_server")
 PI4 = Host("aarch64", "Cortex-A72", frozenset({"fp", "asimd", "crc32"}), 4)
 
 
