@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -52,8 +52,34 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["GIT_CEILING_DIRECTORIES"] = os.pathsep.join(folders)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Distribute the tests over the suites, and of a suite keep the part that `TVMFLOW_TEST_PART` names, as in 1/3."""
+    leave_cases_to_slower_suites(items)
+    yield  # pytest selects by markers
+
+    number, _, parts = os.environ.get("TVMFLOW_TEST_PART", "1/1").partition("/")
+    kept = list_modules(items, int(number), int(parts))
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in kept])
+    items[:] = [item for item in items if item.path in kept]
+
+
+def list_modules(items: list[pytest.Item], number: int, parts: int) -> set[Path]:
+    """Return the modules of part `number` (from 1) among `parts`, which have about as many tests each."""
+    sizes = [0] * parts
+    modules: list[set[Path]] = [set() for _ in range(parts)]
+    for path, size in sorted(
+        Counter(item.path for item in items).items(), key=lambda entry: (-entry[1], entry[0])
+    ):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += size
+        modules[smallest].add(path)
+    return modules[number - 1]
+
+
+def leave_cases_to_slower_suites(items: list[pytest.Item]) -> None:
     """Of a test with many cases, leave some to slower suites.
 
     Of a slow one, a few are left to `make test-slow`, and the others to the night. Of one that compiles,
