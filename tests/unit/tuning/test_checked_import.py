@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,6 @@ from tvmflow.tuning.tuning_job import Task
 from tvmflow.tuning.workloads import family_key
 
 HERE = MachineClass("test", DEVICE)
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    with ForkServer.start(
-        ["tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.measure"]
-    ) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

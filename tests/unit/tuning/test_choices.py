@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,15 +182,9 @@ def test_a_summary_says_what_the_library_gains() -> None:
     )
 
 
-@pytest.fixture
-def workers() -> Iterator[ForkServer]:
-    with ForkServer.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
-        yield server
-
-
 @pytest.mark.slow
 def test_a_second_run_measures_nothing_and_chooses_alike(
-    workers: ForkServer, tmp_path: Path
+    fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """The ledger has the times of operators and of the library."""
     path = tmp_path / "model.json"
@@ -199,7 +192,7 @@ def test_a_second_run_measures_nothing_and_chooses_alike(
     settings = choose.settings(recipe(Kernels(), trials=128), resolved_target()).to_json()
     facts, texts = [], []
     for run in ("first", "second"):
-        outcome = workers.call(
+        outcome = fork_server.call(
             "tests.support.tuning:run_stage",
             {
                 "name": "choose",

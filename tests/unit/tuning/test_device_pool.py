@@ -40,12 +40,6 @@ LONG_MS = 50
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[ForkServer]:
-    with ForkServer.start(["tests.support.tuning", "tvmflow.tuning.rpc_device"]) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rpc.DevicePool]:
     """Two devices that stay alive in all tests."""
     with running_pool(tmp_path_factory.mktemp("pool"), servers=2) as started:
@@ -62,8 +56,8 @@ def own_pool(tmp_path: Path) -> Iterator[rpc.DevicePool]:
 class Tuning:
     """The stages of a small model, for a target that is tuned on the devices of a tracker."""
 
-    def __init__(self, workers: ForkServer, folder: Path) -> None:
-        self._workers = workers
+    def __init__(self, fork_server: ForkServer, folder: Path) -> None:
+        self._fork_server = fork_server
         self._folder = folder
         ir = folder / "model.json"
         ir.write_text(tvm.ir.save_json(model(dense(32), relu, shape=(32, 32))))
@@ -83,7 +77,7 @@ class Tuning:
         chosen = recipe(trials=trials, min_repeat_ms=min_repeat_ms)
         self.runs += 1
         folder = self._folder / f"{self.runs}-{name}"
-        outcome = self._workers.call(
+        outcome = self._fork_server.call(
             "tests.support.tuning:run_stage",
             {
                 "name": name,
@@ -111,10 +105,10 @@ class Tuning:
 
 
 @pytest.fixture
-def tuning(workers: ForkServer, tmp_path: Path) -> Tuning:
+def tuning(fork_server: ForkServer, tmp_path: Path) -> Tuning:
     folder = tmp_path / "stages"
     folder.mkdir()
-    tuning_stages = Tuning(workers, folder)
+    tuning_stages = Tuning(fork_server, folder)
     for name in ("lower", "extract_tasks"):
         outcome = tuning_stages(name)
         assert outcome.kind == "ok", outcome.message
@@ -152,10 +146,10 @@ def test_trials_are_distributed_over_the_devices(pool: rpc.DevicePool, tuning: T
 
 def test_trials_in_the_ledger_need_no_tracker(pool: rpc.DevicePool, tuning: Tuning) -> None:
     """A second run measures nothing, so it works without reaching the devices."""
-    assert tuning("tune", tracker=pool.address).kind == "ok"
-    again = tuning("tune", tracker=NOWHERE)
+    assert tuning("tune", 2, tracker=pool.address).kind == "ok"
+    again = tuning("tune", 2, tracker=NOWHERE)
     assert again.kind == "ok", again.message
-    assert (again.value["measured"], again.value["reused"]) == (0, 6)
+    assert (again.value["measured"], again.value["reused"]) == (0, 2)
 
 
 @pytest.mark.slow
@@ -206,10 +200,10 @@ def test_a_kernel_that_takes_too_long_fails_and_frees_its_device(
 
 
 def test_a_candidate_that_fails_twice_is_to_blame(
-    pool: rpc.DevicePool, workers: ForkServer
+    pool: rpc.DevicePool, fork_server: ForkServer
 ) -> None:
     """It gets a second session, and no third."""
-    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), workers, None)
+    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), fork_server, None)
     before = count_sessions(pool)
     session = device_pool.call("tests.support.rpc:fail", {"phase": "run"})
     assert session is not None and session.failure is not None
@@ -217,16 +211,18 @@ def test_a_candidate_that_fails_twice_is_to_blame(
     assert count_sessions(pool) == before + 2
 
 
-def test_devices_that_refuse_end_the_tuning(pool: rpc.DevicePool, workers: ForkServer) -> None:
+def test_devices_that_refuse_end_the_tuning(pool: rpc.DevicePool, fork_server: ForkServer) -> None:
     """After three failures to send a kernel, the last one's reason is reported."""
-    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), workers, None)
+    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), fork_server, None)
     with pytest.raises(StageError, match=r"'board' cannot be used; the last, 127.*as it was told"):
         device_pool.call("tests.support.rpc:fail", {"phase": "send"})
 
 
-def test_no_trial_begins_when_the_time_is_over(pool: rpc.DevicePool, workers: ForkServer) -> None:
+def test_no_trial_begins_when_the_time_is_over(
+    pool: rpc.DevicePool, fork_server: ForkServer
+) -> None:
     """The call returns None."""
-    device_pool = DevicePool(RpcEndpoint(pool.address, "other", 1, 20.0), workers, None)
+    device_pool = DevicePool(RpcEndpoint(pool.address, "other", 1, 20.0), fork_server, None)
     assert device_pool.call("tests.support.rpc:fail", {"phase": "run"}, lambda: False) is None
 
 
@@ -246,7 +242,7 @@ def test_a_server_that_is_no_tracker_is_reported(pool: rpc.DevicePool) -> None:
 
 
 def test_without_a_tracker_the_message_says_where_to_set_it(
-    workers: ForkServer, monkeypatch: pytest.MonkeyPatch
+    fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the recipe nor the environment; the environment alone is enough."""
     monkeypatch.delenv(TRACKER_VARIABLE, raising=False)
@@ -269,10 +265,10 @@ def test_an_unknown_device_key_is_reported_with_the_known_ones(
 
 
 def test_a_device_with_fewer_threads_than_the_target_is_refused(
-    pool: rpc.DevicePool, workers: ForkServer, tmp_path: Path
+    pool: rpc.DevicePool, fork_server: ForkServer, tmp_path: Path
 ) -> None:
     """Its times would not be comparable."""
-    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), workers, None)
+    device_pool = DevicePool(RpcEndpoint(pool.address, KEY, 1, 20.0), fork_server, None)
     request = {"target": {**TARGET, "num-cores": 64}}
     with pytest.raises(StageError, match="with 2 threads, but the target is for 64 threads"):
         device_pool.call(run_trial, request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(bool(_PROBLEM), reason=f"needs a driver for OpenCL: {_PROBLEM}"),
 ]
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    preload = ["tvmflow.compiler.schedules.intrinsics", "tvmflow.compiler.c_program"]
-    with ForkServer.start([*preload, "tvmflow.tuning.measurer"]) as server:
-        yield server
 
 
 def squares(size: int, add: float = 0.0) -> tvm.IRModule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,6 @@ from tvmflow.tuning.tuning_job import Task
 
 NO_DECISIONS: list[Any] = [[], []]
 DOES_NOT_APPLY = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]
-
-
-@pytest.fixture(scope="module")
-def fork_server() -> Iterator[ForkServer]:
-    preload = ["tvmflow.compiler.schedules.intrinsics", "tvmflow.tuning.finalists"]
-    with ForkServer.start([*preload, "tvmflow.tuning.measurer"]) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +48,11 @@ STAGES: dict[str, Any] = {
 IMAGE = (1, 4, 12, 12)
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[ForkServer]:
-    with ForkServer.start(["tests.support.tuning", "tvm.s_tir.meta_schedule"]) as server:
-        yield server
-
-
 class Pipeline:
     """Runs the four stages one after another, and keeps their files."""
 
-    def __init__(self, workers: ForkServer, folder: Path) -> None:
-        self._workers = workers
+    def __init__(self, fork_server: ForkServer, folder: Path) -> None:
+        self._fork_server = fork_server
         self.folder = folder
         self.runs = 0
 
@@ -67,7 +60,7 @@ class Pipeline:
         self, name: str, chosen: Any, inputs: dict[str, str], unrunnable_reason: str = ""
     ) -> tuple[Outcome, dict[str, str]]:
         folder = self.folder / f"{self.runs}-{name}"
-        outcome = self._workers.call(
+        outcome = self._fork_server.call(
             "tests.support.tuning:run_stage",
             {
                 "name": name,
@@ -104,8 +97,8 @@ class Pipeline:
 
 
 @pytest.fixture
-def pipeline(workers: ForkServer, tmp_path: Path) -> Pipeline:
-    return Pipeline(workers, tmp_path)
+def pipeline(fork_server: ForkServer, tmp_path: Path) -> Pipeline:
+    return Pipeline(fork_server, tmp_path)
 
 
 def read(path: str) -> Any:
@@ -188,7 +181,7 @@ def test_schedules_are_tried_first_at_other_sizes_to_tune_at(pipeline: Pipeline)
 
 @pytest.mark.slow
 def test_finalists_and_libraries_are_measured_at_each_size_to_tune_at(
-    pipeline: Pipeline, workers: ForkServer
+    pipeline: Pipeline, fork_server: ForkServer
 ) -> None:
     """The kernels by themselves, then the library with them; what lies between is the geometric mean."""
     _, files = tune_at(pipeline, 4, 16, until="pick_best")
@@ -208,7 +201,7 @@ def test_finalists_and_libraries_are_measured_at_each_size_to_tune_at(
         runtime="c",
         rules_version=1,
     )
-    outcome = workers.call(
+    outcome = fork_server.call(
         "tvmflow.tuning.untuned_comparison:compare_libraries",
         dict(vars(request)),
         timeout_s=120,
