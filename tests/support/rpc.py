@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -76,8 +77,8 @@ class Server(Member):
         if tvmflow_server:
             super().__init__(log, "tvmflow", "device", "serve", *arguments, **variables)
         else:
-            arguments += ["--port-end", str(port + 1)]
-            super().__init__(log, "tvm.exec.rpc_server", *arguments, **variables)
+            words = ["server", str(port), tracker, key]
+            super().__init__(log, "tests.support.rpc", *words, **variables)
 
     @property
     def sessions(self) -> int:
@@ -110,9 +111,8 @@ class DevicePool:
         self._folder = folder
         port = free_port()
         self.address = f"{HOST}:{port}"
-        arguments = ["--host", HOST, "--port", str(port), "--port-end", str(port + 1)]
         self.members: list[Member] = [
-            Member(folder / "tracker.log", "tvm.exec.rpc_tracker", *arguments)
+            Member(folder / "tracker.log", "tests.support.rpc", "tracker", str(port))
         ]
 
     @property
@@ -177,3 +177,21 @@ def fail(payload: Any, send: Callable[[dict[str, Any]], None]) -> Any:
     send({"event": "phase", "phase": payload["phase"]})
     rpc.connect(host, port, match_key, session_timeout=timeout_s)
     return {"failure": {"phase": payload["phase"], "kind": "error", "message": "as it was told"}}
+
+
+def _run_member(kind: str, port: int, tracker: str = "", key: str = "") -> None:
+    """Be a tracker or a server of TVM, whose own commands import TVM in two processes each."""
+    from tvm.rpc.server import PopenRPCServerState
+    from tvm.rpc.tracker import PopenTrackerServerState
+
+    logging.basicConfig(level=logging.INFO)
+    if kind == "tracker":
+        PopenTrackerServerState(HOST, port, port + 1)
+    else:
+        host, _, tracker_port = tracker.rpartition(":")
+        PopenRPCServerState(HOST, port, port + 1, tracker_addr=(host, int(tracker_port)), key=key)
+
+
+if __name__ == "__main__":
+    name, own_port, *others = sys.argv[1:]
+    _run_member(name, int(own_port), *others)
