@@ -219,27 +219,44 @@ def _divide(mod: tvm.IRModule) -> tvm.IRModule:
     return mod
 
 
-def make_bundle(path: Path, runtime: str = "c", seed: int = 4) -> Path:
-    """Write a bundle of a random network, compiled in a process of its own."""
-    command = [sys.executable, "-m", "tests.support.open_programs", str(path), runtime, str(seed)]
+class OpenBundles(NamedTuple):
+    """A folder with bundles of random networks, each beside what its library was linked from."""
+
+    folder: Path
+
+    @property
+    def c(self) -> Path:
+        """A network as a C library."""
+        return self.folder / "c.tvmflow"
+
+    @property
+    def vm(self) -> Path:
+        """The same for TVM's virtual machine."""
+        return self.folder / "vm.tvmflow"
+
+    @property
+    def doubling(self) -> Path:
+        """A network that doubles the length, as a C library."""
+        return self.folder / "doubling.tvmflow"
+
+    def objects(self, bundle: Path) -> Path:
+        """The folder of the objects that the C library of a bundle was linked from."""
+        return self.folder / bundle.stem / "objects"
+
+
+def make_bundles(folder: Path) -> OpenBundles:
+    """Write all bundles, compiled in one process of their own."""
+    command = [sys.executable, "-m", "tests.support.open_programs", str(folder)]
     subprocess.run(command, check=True)
-    return path
+    return OpenBundles(folder)
 
 
-def _make_bundle(path: Path, runtime: str, seed: int) -> None:
+def _make_bundles(bundles: OpenBundles) -> None:
     from tvmflow.exporters import bundle
     from tvmflow.exporters.base import BuiltModel, ExportRequest
     from tvmflow.targets.linking import export_library
 
-    folder = path.parent / f"{path.name}-built"
-    folder.mkdir()
-    built = build(draw_network(seed), folder)
     tvm_target = target().tvm
-    fields = {"runtime": "c", "prefix": "net"}
-    library = built.library
-    if runtime == "vm":
-        library, fields = folder / "library.so", {"runtime": "vm"}
-        export_library(built.executable, library, tvm_target)
     manifest = {
         "name": "net",
         "target": {"name": "host", "tvm": tvm_target, "features": []},
@@ -248,9 +265,24 @@ def _make_bundle(path: Path, runtime: str, seed: int) -> None:
         "tvm_ffi": metadata.version("apache-tvm-ffi"),
     }
     request = ExportRequest("net", "0", "host", "llvm", str(tvm_target["mtriple"]))
-    model = BuiltModel(request, library, {}, built.model.signature, manifest, path, {})
-    bundle.write(model.with_library(library, (), **fields), path)
+
+    def write(path: Path, built: Built, library: Path, **fields: str) -> None:
+        model = BuiltModel(request, library, {}, built.model.signature, manifest, path, {})
+        bundle.write(model.with_library(library, (), **fields), path)
+
+    def build_beside(path: Path, seed: int) -> Built:
+        folder = bundles.objects(path).parent
+        folder.mkdir()
+        return build(draw_network(seed), folder)
+
+    built = build_beside(bundles.c, 4)
+    write(bundles.c, built, built.library, runtime="c", prefix="net")
+    library = bundles.folder / "library.so"
+    export_library(built.executable, library, tvm_target)
+    write(bundles.vm, built, library, runtime="vm")
+    built = build_beside(bundles.doubling, 13)
+    write(bundles.doubling, built, built.library, runtime="c", prefix="net")
 
 
 if __name__ == "__main__":
-    _make_bundle(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    _make_bundles(OpenBundles(Path(sys.argv[1])))

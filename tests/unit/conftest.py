@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.bundles import make_bundle
+from tests.support.shared import shared_folder
 
 if TYPE_CHECKING:
     from tests.support.cache_server import Cache
+    from tests.support.open_programs import OpenBundles
 
 
 @pytest.fixture
@@ -32,13 +34,13 @@ def cache() -> Iterator[Cache]:
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that adds 1 to `x` and doubles it: float32 (2, 3) to `plus_one` and `twice`."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow")
+    return _shared_bundle(tmp_path_factory, "small")
 
 
 @pytest.fixture(scope="session")
 def vm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model for TVM's virtual machine."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "small.tvmflow", runtime="vm")
+    return _shared_bundle(tmp_path_factory, "small-vm", runtime="vm")
 
 
 @pytest.fixture(params=["small_bundle", "vm_bundle"], ids=["c", "vm"])
@@ -51,7 +53,23 @@ def any_bundle(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def file_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with outputs of the names `file` and `twice`."""
-    return make_bundle(tmp_path_factory.mktemp("bundle") / "file.tvmflow", ("file", "twice"))
+    return _shared_bundle(tmp_path_factory, "file", outputs=("file", "twice"))
+
+
+def _shared_bundle(factory: pytest.TempPathFactory, name: str, **options: Any) -> Path:
+    folder = shared_folder(
+        factory, f"bundle-{name}", lambda folder: make_bundle(folder / "small.tvmflow", **options)
+    )
+    return folder / "small.tvmflow"
+
+
+@pytest.fixture(scope="session")
+def open_bundles(tmp_path_factory: pytest.TempPathFactory) -> OpenBundles:
+    """Random networks of open sizes, compiled once."""
+    from tests.support import open_programs
+
+    folder = shared_folder(tmp_path_factory, "open-bundles", open_programs.make_bundles)
+    return open_programs.OpenBundles(folder)
 
 
 @pytest.fixture

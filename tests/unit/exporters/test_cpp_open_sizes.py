@@ -16,7 +16,7 @@ from tvm import relax, tirx
 import tvmflow
 from tests.support import exports, open_programs
 from tests.support.exports import Array
-from tests.support.open_programs import DIMENSIONS, OpenModel, make_bundle
+from tests.support.open_programs import DIMENSIONS, OpenBundles, OpenModel
 from tests.support.recipes import ROOT
 from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.core.types import Json
@@ -34,9 +34,9 @@ SIZES: Final = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(open_bundles: OpenBundles) -> Path:
     """A random network of open sizes."""
-    return make_bundle(tmp_path_factory.mktemp("open") / "net.tvmflow", seed=13)
+    return open_bundles.doubling
 
 
 def export(
@@ -55,9 +55,11 @@ def export(
 
 
 @pytest.fixture(scope="module")
-def project(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(
+    open_bundles: OpenBundles, bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Its project."""
-    objects = bundle.parent / f"{bundle.name}-built" / "objects"
+    objects = open_bundles.objects(bundle)
     found = read_bundle(bundle)
     return export(tmp_path_factory.mktemp("cpp"), dict(found.signature), objects, {})
 

@@ -13,7 +13,7 @@ import pytest
 
 import tvmflow
 from tests.support.damage import described, read_entries, write_entries
-from tests.support.open_programs import make_bundle
+from tests.support.open_programs import OpenBundles
 from tvmflow.core.errors import BundleError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.arrays import OpenArrays
@@ -22,22 +22,10 @@ Array = np.ndarray[Any, Any]
 ORDER = ((1, 16), (6, 96), (1, 4), (2, 32), (6, 2), (1, 16), (3, 94))
 
 
-@pytest.fixture(scope="module")
-def c_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random network as a C library."""
-    return make_bundle(tmp_path_factory.mktemp("open") / "net.tvmflow")
-
-
-@pytest.fixture(scope="module")
-def vm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for TVM's virtual machine."""
-    return make_bundle(tmp_path_factory.mktemp("open") / "net.tvmflow", "vm")
-
-
-@pytest.fixture(params=["c_bundle", "vm_bundle"], ids=["c", "vm"])
-def bundle(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(params=["c", "vm"])
+def bundle(request: pytest.FixtureRequest, open_bundles: OpenBundles) -> Path:
     """The network with each runtime."""
-    path: Path = request.getfixturevalue(request.param)
+    path: Path = getattr(open_bundles, request.param)
     return path
 
 
@@ -53,8 +41,9 @@ def same(left: Mapping[str, Array], right: Mapping[str, Array]) -> bool:
     return all(np.array_equal(left[name], right[name]) for name in left)
 
 
-def test_both_runtimes_give_the_same_at_sizes_in_any_order(c_bundle: Path, vm_bundle: Path) -> None:
-    compiled, machine = tvmflow.load(c_bundle, threads=2), tvmflow.load(vm_bundle, threads=1)
+def test_both_runtimes_give_the_same_at_sizes_in_any_order(open_bundles: OpenBundles) -> None:
+    compiled = tvmflow.load(open_bundles.c, threads=2)
+    machine = tvmflow.load(open_bundles.vm, threads=1)
     for batch, seq in ORDER:
         given = feed(batch, seq)
         outputs = compiled.run(given)
@@ -131,8 +120,8 @@ def test_arrays_that_are_not_dense_or_aligned_are_read(bundle: Path) -> None:
     assert sum(entry.calls for entry in module.profile(given, repeat=1)) > 3
 
 
-def test_calls_of_several_threads_have_sizes_of_their_own(c_bundle: Path) -> None:
-    module = tvmflow.load(c_bundle, threads=1)
+def test_calls_of_several_threads_have_sizes_of_their_own(open_bundles: OpenBundles) -> None:
+    module = tvmflow.load(open_bundles.c, threads=1)
     expected = {sizes: module.run(feed(*sizes)) for sizes in ORDER}
     failures = []
 
@@ -171,9 +160,11 @@ def test_memory_of_results_is_used_again_for_smaller_ones() -> None:
         lambda signature: signature.pop("dimensions"),
     ],
 )
-def test_dimensions_are_those_of_the_library(c_bundle: Path, tmp_path: Path, change: Any) -> None:
+def test_dimensions_are_those_of_the_library(
+    open_bundles: OpenBundles, tmp_path: Path, change: Any
+) -> None:
     """It is trusted with the sizes of arrays."""
-    path = _change(c_bundle, tmp_path, change)
+    path = _change(open_bundles.c, tmp_path, change)
     with pytest.raises(BundleError, match=r"signature"):
         tvmflow.load(path)
 
