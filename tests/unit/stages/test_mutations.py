@@ -264,7 +264,7 @@ def find_missed(verified: Verified, kernels: Sequence[str], faults: Sequence[str
     ]
 
 
-@pytest.mark.parametrize("cap", ["x86-64-v2", "x86-64-v3"])
+@pytest.mark.parametrize("cap", ["x86-64-v2", pytest.param("x86-64-v3", marks=pytest.mark.slow)])
 def test_faults_of_one_size_are_found_at_each_level(
     cap: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
