@@ -443,8 +443,8 @@ def storm(folder: Path, *, processes: int, rounds: int, went: int) -> None:
 
 
 def test_runs_lose_nothing_to_concurrent_collections(tmp_path: Path) -> None:
-    """Three processes run recipes that share their results, while everything that no run uses is removed."""
-    storm(tmp_path, processes=3, rounds=5, went=5)
+    """Two processes run recipes that share their results, while everything that no run uses is removed."""
+    storm(tmp_path, processes=2, rounds=3, went=3)
 
 
 @pytest.mark.faults
