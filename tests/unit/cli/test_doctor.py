@@ -35,6 +35,7 @@ def test_a_probe_that_crashes_is_a_finding(
     crash = doctor._Probe("a crash", "probe_crash", "mend it")
     missing = doctor._Probe("not needed", "probe_missing", "install it", optional=True)
     monkeypatch.setattr(doctor, "_PROBES", (crash, missing))
+    monkeypatch.setattr(doctor, "_list_reference_probes", list)
     monkeypatch.setattr(doctor, "__name__", "tests.unit.cli.test_doctor")
     assert main.main(["doctor", "--store", str(tmp_path)]) == 4
     out = capsys.readouterr().out
