@@ -16,7 +16,15 @@ from onnx import helper
 from tvm import relax
 
 from tests.support import onnx_models
-from tests.support.kernels import DOT_TARGETS, FAST, dot_target, kernels_of, level, outputs
+from tests.support.kernels import (
+    DOT_TARGETS,
+    FAST,
+    dot_target,
+    kernels_of,
+    level,
+    outputs,
+    without_optimization,
+)
 from tests.support.seeds import seeds
 from tvmflow.compiler import lowering, schedules
 from tvmflow.compiler.ir import DataFlow
@@ -314,13 +322,14 @@ def test_arm_multiplies_bytes_with_exact_sums(
 
 def run_for_arm(loaded: LoadedModel, mcpu: str, data: Array) -> tuple[str, Array]:
     """Return the assembly for an ARM CPU, and the output of the same loops on this machine."""
-    target, here = {**ARM, "mcpu": mcpu}, level("x86-64-v3")
+    target = {**ARM, "mcpu": mcpu}
     lowered = lowering.lower(loaded.mod, lowering.make_target(target), FAST)
     scheduled = schedules.schedule_untuned(lowered.mod, target, 1).mod
     weights = lowered.compute_weights(loaded.params)
     library = lowering.compile_with_weights(scheduled, weights, lowering.make_target(target))
     expanded = dot_products.expand_dot_products(scheduled)
-    loops = lowering.compile_with_weights(expanded, weights, lowering.make_target(here))
+    here = lowering.make_target(without_optimization(level("x86-64-v3")))
+    loops = lowering.compile_with_weights(expanded, weights, here)
     result = relax.VirtualMachine(loops, tvm.cpu())["main"](tvm.runtime.tensor(data)).numpy()
     return library.mod.imports[0].inspect_source("asm"), result
 
