@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import tempfile
@@ -21,10 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 Count: TypeAlias = Callable[[str, int], None]
 """Adds a number to a count that is printed at the end: `count("kills", 20)`."""
 
-MANY_CASES = 6
+MANY_CASES = 4
 COMPILING = ("tests/unit/compiler/", "tests/unit/frontends/")
 """The tests of which most cases compile a model: of many, `make test` runs one in `SPREAD`."""
-SPREAD = 4
+SPREAD = 6
 MANY_SLOW_CASES = 4
 SLOW_CASES = 2
 """The cases that `make test-slow` runs of a slow test with many, evenly spread."""
@@ -97,12 +98,18 @@ def leave_cases_to_slower_suites(items: list[pytest.Item]) -> None:
         elif not is_slow and len(alike) >= MANY_CASES:
             kept = spread(len(alike), -(-len(alike) // SPREAD))
             mark(alike, pytest.mark.slow, but=kept)
-            mark(alike, pytest.mark.nightly, but=kept | {place + SPREAD // 2 for place in kept})
+            mark(
+                alike,
+                pytest.mark.nightly,
+                but=kept | {(place + SPREAD // 2) % len(alike) for place in kept},
+            )
 
 
 def spread(number: int, kept: int) -> set[int]:
-    """Return places among `number`, as far apart as possible."""
-    return {index * number // kept for index in range(kept)}
+    """Return one place of each of `kept` equal ranges, not at the same distance: those of a grid would be alike in one argument."""
+    starts = [index * number // kept for index in range(kept + 1)]
+    ranges = enumerate(itertools.pairwise(starts))
+    return {start + index % (end - start) for index, (start, end) in ranges}
 
 
 def mark(items: list[pytest.Item], marker: pytest.MarkDecorator, *, but: set[int]) -> None:
