@@ -860,14 +860,15 @@ def ssd(S: Any, classes: int = 3) -> Any:
 
 def main(arguments: list[str]) -> None:
     folder = Path(arguments[0])
-    names = arguments[1:] or [name for name, case in CASES.items() if not case.native]
-    if not arguments[1:]:
-        native = [name for name, case in CASES.items() if case.native]
+    names = arguments[1:] or list(CASES)
+    native = [name for name in names if name in CASES and CASES[name].native]
+    if native and os.environ.get("MXNET_MKLDNN_ENABLED") != "0":
         subprocess.run(
             [sys.executable, __file__, str(folder), *native],
             env={**os.environ, "MXNET_MKLDNN_ENABLED": "0"},
             check=True,
         )
+        names = [name for name in names if name not in native]
     mx = start_mxnet()
     for name in names:
         if name in ZOO:

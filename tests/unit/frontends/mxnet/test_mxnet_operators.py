@@ -11,6 +11,7 @@ import pytest
 from tests.support.mxnet_cases import CASES, ZOO
 from tests.support.mxnet_runs import compare, generate
 from tests.support.seeds import one_of_many
+from tests.support.shared import shared_folder
 
 pytestmark = pytest.mark.mxnet
 
@@ -19,8 +20,15 @@ KINDS: Final = ("mobilenetv2_0.25", "resnet18_v2", "squeezenet1.1", "vgg11_bn")
 
 
 @pytest.fixture(scope="session")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return generate(tmp_path_factory.mktemp("cases"))
+def cases(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cases that are tested, run in MXNet once for all workers."""
+    names = [
+        str(item.callspec.params["name"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.originalname == test_an_operator_agrees_with_mxnet.__name__
+    ]
+    return shared_folder(tmp_path_factory, "cases", lambda folder: generate(folder, *names))
 
 
 @pytest.mark.parametrize("name", CASES)

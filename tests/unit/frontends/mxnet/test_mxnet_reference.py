@@ -36,33 +36,32 @@ def mxnet() -> None:
 
 
 @pytest.mark.mxnet
-def test_the_reference_agrees_with_the_import(mxnet: None, tmp_path: Path) -> None:
-    """Both return the same scores for the shipped digits, under the same name, and a latency is positive."""
+def test_the_reference_agrees_with_the_import_until_it_crashes(mxnet: None, tmp_path: Path) -> None:
+    """Both return the same scores for the shipped digits, under the same name, and then inner tensors, by their names in `get_internals`; a latency is positive.
+
+    When MXNet's process has died, the next request fails with a message.
+    """
     feed = {"data": np.load(DIGITS / "digits-test.npz")["data"][:4]}
-    model = frontend.load(FILES, specs(feed))
+    model = frontend.load(FILES, specs(feed), (INNER, "softmax_output"))
+    assert [spec.name for spec in model.outputs] == ["softmax_output"]
+    assert [spec.name for spec in model.tensors] == [INNER]
+    others = set(psutil.Process().children())
     with frontend.reference(
-        FILES, model.inputs, model.outputs, threads=1, scratch=tmp_path
+        FILES, model.inputs, model.outputs, tensors=model.tensors, threads=1, scratch=tmp_path
     ) as reference:
         assert reference.name == "MXNet 1.9.1"
         answer = reference.run(feed)
         seconds = reference.latency(feed, repeat=3, min_seconds=0.01)
-    assert list(answer) == ["softmax_output"]
-    [own] = compute(model, feed)
-    np.testing.assert_allclose(answer["softmax_output"], own, rtol=1e-5, atol=1e-6)
-    assert len(seconds) == 3
-    assert all(0 < value < 1 for value in seconds)
-
-
-@pytest.mark.mxnet
-def test_a_crash_is_reported_at_once(mxnet: None, tmp_path: Path) -> None:
-    """When MXNet's process has died, the next request fails with a message."""
-    feed = {"data": np.zeros((4, 1, 8, 8), "float32")}
-    others = set(psutil.Process().children())
-    with frontend.reference(FILES, INPUTS, OUTPUTS, threads=1, scratch=tmp_path) as reference:
         [child] = set(psutil.Process().children()) - others
         child.send_signal(signal.SIGKILL)
         with pytest.raises(StageError, match="the process of MXNet was killed by SIGKILL"):
             reference.run(feed)
+    assert list(answer) == ["softmax_output", INNER]
+    scores, inner = compute(model, feed)
+    np.testing.assert_allclose(answer["softmax_output"], scores, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(answer[INNER], inner, rtol=1e-4, atol=1e-5)
+    assert len(seconds) == 3
+    assert all(0 < value < 1 for value in seconds)
 
 
 @pytest.mark.mxnet
@@ -121,22 +120,6 @@ def test_without_mxnet_the_fix_installs_it(tmp_path: Path, monkeypatch: pytest.M
     ):
         pass
     assert caught.value.fix == "pip install 'tvmflow[mxnet]'"
-
-
-@pytest.mark.mxnet
-def test_inner_tensors_are_those_of_the_import(mxnet: None, tmp_path: Path) -> None:
-    """Import and MXNet return them after the outputs, by their names in `get_internals`."""
-    feed = {"data": np.load(DIGITS / "digits-test.npz")["data"][:4]}
-    model = frontend.load(FILES, specs(feed), (INNER, "softmax_output"))
-    assert [spec.name for spec in model.outputs] == ["softmax_output"]
-    assert [spec.name for spec in model.tensors] == [INNER]
-    with frontend.reference(
-        FILES, model.inputs, model.outputs, tensors=model.tensors, threads=1, scratch=tmp_path
-    ) as reference:
-        expected = reference.run(feed)
-    actual = compute(model, feed)
-    for name, values in zip(("softmax_output", INNER), actual, strict=True):
-        np.testing.assert_allclose(expected[name], values, rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_tensor_is_reported() -> None:
