@@ -28,7 +28,7 @@ def test_random_networks_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> N
     check(*draw_network(seed), seed, tmp_path)
 
 
-@pytest.mark.parametrize("seed", seeds(2, 10, 120))
+@pytest.mark.parametrize("seed", seeds(1, 10, 120))
 def test_random_conditions_agree_with_onnx_runtime(seed: int, tmp_path: Path) -> None:
     """Masks that are inverted, combined, counted and multiplied, and arithmetic on integers."""
     check(*draw_network_of_conditions(seed), seed, tmp_path)

@@ -24,6 +24,8 @@ Layer = Callable[[Any, Any], Any]
 SLOWLY = settings(
     max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+FEW = settings(SLOWLY, max_examples=4)
+"""The examples of the default tests."""
 
 
 def channels_of(value: Any) -> int:
@@ -104,7 +106,7 @@ def convolutions(draw: st.DrawFn) -> tuple[tuple[int, ...], Layer]:
     return shape, convolution(out, kernel, **options)
 
 
-@SLOWLY
+@FEW
 @given(convolutions(), st.sampled_from(LEVELS_HERE))
 def test_convolutions_of_every_shape(case: tuple[tuple[int, ...], Layer], mcpu: str) -> None:
     """Kernel, stride, dilation, padding and numbers of groups and channels are arbitrary; a bias and an activation follow."""
@@ -347,7 +349,7 @@ def test_scales_and_shifts_are_folded_into_weights() -> None:
     assert "fused_conv2d_NCHWc_add_relu" in names and not any("multiply" in name for name in names)
 
 
-@SLOWLY
+@FEW
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=2),
     st.integers(1, 70),

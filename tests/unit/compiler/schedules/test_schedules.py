@@ -24,7 +24,7 @@ from tvmflow.compiler.tir_kernels.blocked import Groups
 from tvmflow.tuning.measure import apply_trace, make_arguments, trace_json
 
 SLOWLY = settings(
-    max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
