@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -168,12 +170,12 @@ def scores_of(library: Any, *weights: Any) -> Array:
 
 
 def compiler(folder: Path, *names: str) -> dict[str, str]:
-    """An environment in which the compiler of the `ziglang` wheel stands first on the path, under these names.
+    """An environment with a compiler on the path, under these names: that of the `ziglang` wheel where there is none.
 
     `cc`, `gcc` and so on compile C, names with `+` C++.
     """
     folder.mkdir(exist_ok=True)
-    for name in names:
+    for name in filterfalse(shutil.which, names):
         kind = "c++" if "+" in name else "cc"
         script = folder / name
         script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang {kind} "$@"\n')
@@ -183,13 +185,17 @@ def compiler(folder: Path, *names: str) -> dict[str, str]:
 
 
 def program_of(project: Path, made: Path) -> Path:
-    """The command line tool of a C++ project, compiled by the `ziglang` wheel, which also checks for undefined behaviour."""
+    """The command line tool of a C++ project, compiled, which also checks for undefined behaviour."""
     return compile_cpp(project / "main.cpp", made, project)
 
 
 def compile_cpp(source: Path, made: Path, *projects: Path) -> Path:
     """A program with the models of these C++ projects, compiled in the same way; static libraries where there are any."""
-    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0"]
+    # which checks for undefined behaviour by itself, and first compiles a library of C++ for minutes
+    compiler = [sys.executable, "-m", "ziglang", "c++"]
+    if shutil.which("g++"):
+        compiler = ["g++", "-fsanitize=undefined", "-fno-sanitize-recover"]
+    command = [*compiler, "-std=c++17", "-O0"]
     command += ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", str(source)]
     for project in projects:
         libraries = list(project.glob("lib/*.a")) or list(project.glob("lib/*.so"))
