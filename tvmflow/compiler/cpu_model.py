@@ -69,6 +69,14 @@ PACKED_FLOATS: Final = _L1_BYTES * 3 // 4 // _FLOAT_BYTES
 _BROADCAST_LOADS: Final = (0.5, 0.6)
 _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
+# Where numbers are broadcast first, by benchmarks/tile_ranks.py on a Zen 3 with AVX2: a load takes a part of the time
+# of a product, and more from the second-level cache; a number that a shuffle moves to all lanes is two loads. LLVM
+# holds the numbers of all points while it multiplies.
+_LOAD_TIME: Final = 0.4
+_LATE_LOAD_TIME: Final = 0.5
+_SHUFFLED_LOADS: Final = 2
+_MIN_SUMS_WITHOUT_FMA: Final = 4
+_SPILLED_SHARE: Final = 0.65
 # Where factors are lanes: the time to issue a multiplication, by whether a CPU does one or two of vectors in a
 # cycle, and the loads of a vector and of a point in multiplications. Each register too many costs a share of the
 # tile's time: LLVM loads the next factors of all points early, and a vector of weights shortly before it is used.
@@ -406,6 +414,39 @@ class CpuModel(NamedTuple):
             return 1 / self.estimate_lane_time(vectors, points)
         busy = min(1.0, vectors * points / MIN_SUMS)
         return busy / self.estimate_load_time(vectors, points, is_packed=True)
+
+    @property
+    def broadcasts_first(self) -> bool:
+        """True if a number is moved to all lanes of a register before it is multiplied."""
+        return not self.has_broadcast_loads and not self.factor_lanes
+
+    def estimate_product_speed(
+        self, vectors: int, points: int, whole_vectors: int, whole_points: int, depth: int
+    ) -> float:
+        """Estimate how fast a tile of a matrix product is computed where numbers are broadcast first.
+
+        The compiler tests each point or vector of the last tile, if tiles do not divide the result.
+
+        Args:
+            vectors: The vectors of a tile.
+            points: The points of a tile.
+            whole_vectors: The vectors of the result.
+            whole_points: The points of the result.
+            depth: The length of a sum.
+
+        Returns:
+            The share of time in which the arithmetic units multiply what the result needs.
+        """
+        sums, is_tested = vectors * points, whole_points % points > 0
+        broadcasts = points if self.lanes == _AVX_LANES else _SHUFFLED_LOADS * points
+        least, others = (MIN_SUMS, 1) if self.has_fma else (_MIN_SUMS_WITHOUT_FMA, 2)
+        live = sums + points + others + is_tested
+        is_cached = vectors * depth * self.lanes * _FLOAT_BYTES <= _L1_BYTES
+        loads = vectors * (_LOAD_TIME if is_cached else _LATE_LOAD_TIME) + broadcasts * _LOAD_TIME
+        speed = sums / (max(sums, least) + loads)
+        speed *= _SPILLED_SHARE if live > self.registers or whole_vectors % vectors else 1.0
+        computed = -(-whole_points // points) * points * -(-whole_vectors // vectors) * vectors
+        return speed * whole_points * whole_vectors / computed
 
     def for_narrow_weights(self) -> CpuModel:
         """Return the CPU for a model whose int8 weights are from -64 to 64.

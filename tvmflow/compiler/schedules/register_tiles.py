@@ -100,6 +100,11 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
 
     There are none for other kernels.
     """
+    return (schedule for _, schedule in generate_tiled(mod, cpu))
+
+
+def generate_tiled(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[tuple[Tile, Schedule]]:
+    """Yield the same with their tiles."""
     hashes = set()
     for tile in _list_tiles(mod, cpu):
         schedule = Schedule(mod, seed=1)
@@ -113,7 +118,7 @@ def generate(mod: tvm.IRModule, cpu: CpuModel) -> Iterator[Schedule]:
         digest = tvm_ffi.structural_hash(schedule.mod)
         if digest not in hashes:
             hashes.add(digest)
-            yield schedule
+            yield tile, schedule
 
 
 def _list_tiles(mod: tvm.IRModule, cpu: CpuModel) -> list[Tile]:
@@ -858,6 +863,11 @@ def _estimate_shapes(
                 # the last tile of an open axis is a smaller one, and no tile is tested
                 whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
                 whole_points = points if axes.data in block.open_axes else max_points
+                if cpu.broadcasts_first and axes.weights and len(block.reduction_extents) == 1:
+                    (depth,) = block.reduction_extents
+                    sizes = (vectors, points, whole_vectors, whole_points)
+                    yield cpu.estimate_product_speed(*sizes, depth), vectors, points
+                    continue
                 useful = _useful_share(whole_vectors, vectors) * _useful_share(whole_points, points)
                 sizes = (vectors, points, whole_vectors, whole_points)
                 read = vectors * math.prod(block.reduction_extents) if axes.weights else 0

@@ -408,8 +408,20 @@ def _list_padded(rows: int) -> range:
 def _estimate_time(
     rows: int, vectors: int, depth: int, cpu: CpuModel, *, is_packed: bool = False
 ) -> float:
-    """Return the estimated time of a product in the tiles, which divide its rows, that suit it best."""
-    sizes = itertools.product(range(1, MAX_TILE_POINTS + 1), range(1, MAX_TILE_VECTORS + 1))
+    """Return the estimated time of a product in the tiles that suit it best.
+
+    They divide its rows, but where the schedule chooses them by the same estimate.
+    """
+    sizes = itertools.product(
+        range(1, min(rows, MAX_TILE_POINTS) + 1), range(1, min(vectors, MAX_TILE_VECTORS) + 1)
+    )
+    if is_packed and cpu.broadcasts_first:
+        speed = max(
+            cpu.estimate_product_speed(width, points, vectors, rows, depth)
+            for points, width in sizes
+            if cpu.holds_sums(width, points)
+        )
+        return round(rows * vectors / speed, 6)
     best = min(
         max(
             (
@@ -421,7 +433,7 @@ def _estimate_time(
             estimate_weight_time(points, width * depth, cpu.lanes),
         )
         for points, width in sizes
-        if rows % points == 0 and width <= vectors and cpu.holds_packed_tile(width, points)
+        if rows % points == 0 and cpu.holds_packed_tile(width, points)
     )
     # the fewest rows of equal times
     return round(rows * vectors * best, 6)

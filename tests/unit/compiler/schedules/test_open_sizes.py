@@ -320,10 +320,10 @@ def test_a_row_that_is_shorter_than_a_vector_writes_nothing_before_it() -> None:
     check((x, rest), "elementwise", sizes, lambda x: x[:, 1:], LEVELS_HERE[-1])
 
 
-@pytest.mark.parametrize("multiple", [1, 40])  # of the tiles of AVX2 and of AVX-512
+@pytest.mark.parametrize("multiple", [1, 120])  # of the tiles of AVX2 and of AVX-512
 def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
     """Whole tiles alone: no branch is left of the last one, and each size is exact."""
-    rows = Dimension(name="m", min=40, max=120, multiple_of=multiple)
+    rows = Dimension(name="m", min=120, max=360, multiple_of=multiple)
     weights = make_weights(k=(24, 64), b=(64,))
 
     def layer(emit: Any, x: Any, k: Any, b: Any) -> Any:
@@ -349,7 +349,7 @@ def test_kernels_of_multiples_of_a_tile_compute_no_rest(multiple: int) -> None:
     assert bool(branches) == (multiple == 1)
     library = compile_untuned(network.mod, network.weights, target, LoweringOptions(), 1)
     run = relax.VirtualMachine(library, tvm.cpu())["main"]
-    for size in (40, 80, 120):
+    for size in (120, 240, 360):
         x = network.draw({"m": size})["x"]
         expected = np.maximum(x @ weights["k"] + weights["b"], 0)
         result = run(tvm.runtime.tensor(x)).numpy()
