@@ -328,7 +328,7 @@ def describe(facts: PickBestFacts, inputs: KnownFacts) -> list[str]:
     lines = [
         f"{_kept_text(facts)}; {facts.coverage:.0%} of the time is in kernels with a schedule"
         f"{_threads_text(facts)}",
-        *describe_libraries(facts.library),
+        *describe_libraries(facts.library, tuned.measured + tuned.reused if tuned else 0),
         *describe_roofline(facts, tuned),
     ]
     if facts.kernels:
@@ -521,8 +521,13 @@ def make_facts(judgements: Mapping[str, Judgement], times: LibraryTimes | None) 
     return facts
 
 
-def describe_libraries(facts: LibraryFacts) -> list[str]:
-    """Return which kernels lost in the whole library, or that all of them did."""
+def describe_libraries(facts: LibraryFacts, tried: int) -> list[str]:
+    """Return which kernels lost in the whole library, or that all of them did.
+
+    Args:
+        facts: What became of the library.
+        tried: How many trials there were; 0 where that is not known.
+    """
     if error := facts.get("error"):
         return [f"the tuned library was not compared with the untuned one: {error}"]
     overruled = facts.get("overruled", {})
@@ -535,10 +540,11 @@ def describe_libraries(facts: LibraryFacts) -> list[str]:
         )
     if facts.keys() >= {"speedup", "low", "high", "pairs"} and overruled.get(LIBRARY_SLOWER):
         # of a library that stays tuned, `verify` measures the speedup as it is delivered
+        among = f" of {count_text(tried, 'schedule')} that were tried" if tried else ""
         lines.append(
-            f"NOT TUNED: with its tuned kernels the whole library has a speedup of {facts['speedup']:.3g} "
-            f"({facts['low']:.3g} to {facts['high']:.3g}, measured in turns, "
-            f"{count_text(facts['pairs'], 'pair')}); all kernels keep their untuned schedules"
+            f"the untuned library is the fastest{among}: with its tuned kernels it has a speedup of "
+            f"{facts['speedup']:.3g} ({facts['low']:.3g} to {facts['high']:.3g}, measured in turns, "
+            f"{count_text(facts['pairs'], 'pair')}), so all kernels stay untuned"
         )
     return lines
 

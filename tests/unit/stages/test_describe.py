@@ -367,21 +367,21 @@ def test_a_kernel_that_loses_in_the_library_is_left_untuned() -> None:
     assert [judgement["tuned_us"] for judgement in judgements.values()] == [None, 2.0]
     facts = pick_best.make_facts(judgements, times)
     assert facts["overruled"] == {pick_best.SLOWER_IN_LIBRARY: ["conv"]}
-    assert pick_best.describe_libraries(facts) == [
+    assert pick_best.describe_libraries(facts, 57) == [
         "1 kernel is faster tuned alone and slower in the library, so left untuned: conv",
     ]
 
 
 def test_a_library_that_is_not_faster_is_left_untuned() -> None:
-    """All its kernels are, and the summary says so loudly."""
+    """All its kernels are, and the summary says how many schedules were tried for that."""
     judgements = judge_two()
     times = LibraryTimes((), (11.2e-3,) * 8, (6.1e-3,) * 8)
     pick_best.drop_slower(judgements, times)
     assert [judgement["winner"] for judgement in judgements.values()] == [None, None]
     facts = pick_best.make_facts(judgements, times)
-    assert pick_best.describe_libraries(facts) == [
-        "NOT TUNED: with its tuned kernels the whole library has a speedup of 0.545 (0.545 to 0.545, "
-        "measured in turns, 8 pairs); all kernels keep their untuned schedules"
+    assert pick_best.describe_libraries(facts, 57) == [
+        "the untuned library is the fastest of 57 schedules that were tried: with its tuned kernels it has a "
+        "speedup of 0.545 (0.545 to 0.545, measured in turns, 8 pairs), so all kernels stay untuned"
     ]
 
 
@@ -392,10 +392,10 @@ def test_a_library_that_cannot_be_compared_keeps_what_won_alone() -> None:
         pick_best.drop_slower(judgements, times)
     assert [judgement["winner"] for judgement in judgements.values()] == ["b", "b"]
     facts = pick_best.make_facts(judgements, LibraryTimes(error="it crashed"))
-    assert pick_best.describe_libraries(facts) == [
+    assert pick_best.describe_libraries(facts, 57) == [
         "the tuned library was not compared with the untuned one: it crashed"
     ]
-    assert pick_best.describe_libraries(pick_best.make_facts(judgements, None)) == []
+    assert pick_best.describe_libraries(pick_best.make_facts(judgements, None), 57) == []
 
 
 def test_the_time_of_a_tuning_is_told_with_the_speedup_at_the_roofline() -> None:
