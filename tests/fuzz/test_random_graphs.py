@@ -38,7 +38,7 @@ def test_every_attribute_is_drawn() -> None:
     """Attributes, bodies and dynamic shapes of all operators occur in some thousand graphs."""
     seen: dict[str, set[str]] = {}
     features: set[str] = set()
-    for seed in range(len(RULES) * 60):
+    for seed in range(len(RULES) * 80):
         case, _ = judging.make_case(seed)
         seen.setdefault(case.operator, set()).update(case.attributes)
         features.update(case.features)

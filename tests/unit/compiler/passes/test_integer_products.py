@@ -283,7 +283,7 @@ ARM: dict[str, Any] = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "num-core
         (conv(20, 20, 1), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (conv(16, 20, 1, stride=2), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (deconv(20, 24, 4, 2), "neoverse-n1", r"sdot\s", r"\bfmla\b.*\["),
-        (deconv(24, 12, 2, 2), "neoverse-v1", r"smmla\s", r"\bfmla\b.*\["),
+        (deconv(24, 12, 2, 2), "neoverse-v1", r"smmla\s", r"\bfmla\b.*\[[1-3]"),  # [0] is a scale
         (dense(12, 33, 32), "neoverse-n1", r"sdot\s", r"\bfmla\b.*\["),
         (dense(12, 64, 32), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
         (dense(37, 20, 27), "neoverse-v1", r"smmla\s", r"\b[su]dot\b"),
