@@ -42,6 +42,7 @@ from tvmflow.tuning import measure  # noqa: E402
 
 _ROWS: Final = (8, 16, 31, 49, 50, 64, 100, 128, 196, 197, 256, 257, 384, 512)
 _DEPTHS: Final = (64, 96, 128, 192, 256, 320, 384, 512, 576, 768, 1024, 1536, 2048, 3072)
+_COLUMNS: Final = (*_DEPTHS, 97, 104, 257, 312, 400, 509, 1000, 1021)
 _CHANNELS: Final = (16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 512, 728, 1024)
 _IMAGES: Final = (7, 8, 10, 14, 16, 19, 20, 28, 32, 37, 40, 56, 64, 80, 112)
 _TAPS: Final = (1, 1, 1, 3, 3, 5)
@@ -77,7 +78,7 @@ def draw(kind: str, random: np.random.Generator) -> Problem:
     """Return a problem that takes neither too long nor no time."""
     while True:
         if kind == "product":
-            sizes = [random.choice(each) for each in (_ROWS, _DEPTHS, _DEPTHS)]
+            sizes = [random.choice(each) for each in (_ROWS, _DEPTHS, _COLUMNS)]
         else:
             sizes = [
                 random.choice(each) for each in (_CHANNELS, _CHANNELS, _IMAGES, _TAPS, (1, 1, 2))

@@ -70,13 +70,14 @@ _BROADCAST_LOADS: Final = (0.5, 0.6)
 _PACKED_BROADCAST_LOADS: Final = (0.6, 0.4)
 _PLAIN_LOADS: Final = (0.1, 1.25)
 # Where numbers are broadcast first, by benchmarks/tile_ranks.py on a Zen 3 with AVX2: a load takes a part of the time
-# of a product, and more from the second-level cache; a number that a shuffle moves to all lanes is two loads. LLVM
-# holds the numbers of all points while it multiplies.
+# of a product, and more from the second-level cache, which the data of a convolution pass through, too; a number that
+# a shuffle moves to all lanes is two loads. LLVM holds the numbers of all points while it multiplies.
 _LOAD_TIME: Final = 0.4
-_LATE_LOAD_TIME: Final = 0.5
+_LATE_LOAD_TIMES: Final = {"product": 0.5, "convolution": 0.8}
 _SHUFFLED_LOADS: Final = 2
 _MIN_SUMS_WITHOUT_FMA: Final = 4
 _SPILLED_SHARE: Final = 0.65
+_FEW_POINTS: Final = 2
 # Where factors are lanes: the time to issue a multiplication, by whether a CPU does one or two of vectors in a
 # cycle, and the loads of a vector and of a point in multiplications. Each register too many costs a share of the
 # tile's time: LLVM loads the next factors of all points early, and a vector of weights shortly before it is used.
@@ -420,12 +421,17 @@ class CpuModel(NamedTuple):
         """True if a number is moved to all lanes of a register before it is multiplied."""
         return not self.has_broadcast_loads and not self.factor_lanes
 
-    def estimate_product_speed(
-        self, vectors: int, points: int, whole_vectors: int, whole_points: int, depth: int
+    def estimate_tile_speed(
+        self,
+        vectors: int,
+        points: int,
+        whole_vectors: int,
+        whole_points: int,
+        depth: int,
+        *,
+        is_product: bool = False,
     ) -> float:
-        """Estimate how fast a tile of a matrix product is computed where numbers are broadcast first.
-
-        The compiler tests each point or vector of the last tile, if tiles do not divide the result.
+        """Estimate how fast a tile of a product or a convolution is computed where numbers are broadcast first.
 
         Args:
             vectors: The vectors of a tile.
@@ -433,18 +439,24 @@ class CpuModel(NamedTuple):
             whole_vectors: The vectors of the result.
             whole_points: The points of the result.
             depth: The length of a sum.
+            is_product: Whether the loop over the terms is not unrolled, in which LLVM tests each point of the last
+                tile if that is not whole, and holds the outcome.
 
         Returns:
             The share of time in which the arithmetic units multiply what the result needs.
         """
-        sums, is_tested = vectors * points, whole_points % points > 0
+        sums, rest = vectors * points, whole_points % points
+        is_tested = is_product and rest > 0
         broadcasts = points if self.lanes == _AVX_LANES else _SHUFFLED_LOADS * points
         least, others = (MIN_SUMS, 1) if self.has_fma else (_MIN_SUMS_WITHOUT_FMA, 2)
-        live = sums + points + others + is_tested
         is_cached = vectors * depth * self.lanes * _FLOAT_BYTES <= _L1_BYTES
-        loads = vectors * (_LOAD_TIME if is_cached else _LATE_LOAD_TIME) + broadcasts * _LOAD_TIME
+        late = _LATE_LOAD_TIMES["product" if is_product else "convolution"]
+        loads = vectors * (_LOAD_TIME if is_cached else late) + broadcasts * _LOAD_TIME
         speed = sums / (max(sums, least) + loads)
-        speed *= _SPILLED_SHARE if live > self.registers or whole_vectors % vectors else 1.0
+        # LLVM also spills where both points and vectors are tested, but for few points
+        spills = sums + points + others + is_tested > self.registers
+        spills = spills or (points > _FEW_POINTS and rest > 0 and whole_vectors % vectors > 0)
+        speed *= _SPILLED_SHARE if spills else 1.0
         computed = -(-whole_points // points) * points * -(-whole_vectors // vectors) * vectors
         return speed * whole_points * whole_vectors / computed
 

@@ -857,16 +857,19 @@ def _estimate_shapes(
     if axes.data in block.open_axes:
         # code grows with the tiles that compute the last rows
         max_points = min(max_points, _MAX_OPEN_POINTS)
+    products = dot_products.find_products(block)
     for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
         for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
             if cpu.holds_sums(vectors, points) and _holds_dot_tile(block, vectors, points, cpu):
                 # the last tile of an open axis is a smaller one, and no tile is tested
                 whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
                 whole_points = points if axes.data in block.open_axes else max_points
-                if cpu.broadcasts_first and axes.weights and len(block.reduction_extents) == 1:
-                    (depth,) = block.reduction_extents
+                if cpu.broadcasts_first and axes.weights and not products:
+                    depth = math.prod(block.reduction_extents)
                     sizes = (vectors, points, whole_vectors, whole_points)
-                    yield cpu.estimate_product_speed(*sizes, depth), vectors, points
+                    is_product = len(block.reduction_extents) == 1
+                    speed = cpu.estimate_tile_speed(*sizes, depth, is_product=is_product)
+                    yield speed, vectors, points
                     continue
                 useful = _useful_share(whole_vectors, vectors) * _useful_share(whole_points, points)
                 sizes = (vectors, points, whole_vectors, whole_points)

@@ -417,7 +417,7 @@ def _estimate_time(
     )
     if is_packed and cpu.broadcasts_first:
         speed = max(
-            cpu.estimate_product_speed(width, points, vectors, rows, depth)
+            cpu.estimate_tile_speed(width, points, vectors, rows, depth, is_product=True)
             for points, width in sizes
             if cpu.holds_sums(width, points)
         )
