@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
+import numpy as np
 import tvm
 import tvm_ffi
 import tvm_ffi.serialization
@@ -29,6 +30,59 @@ IF_THEN_ELSE: Final = "prim.if_then_else"
 
 NARROW_WEIGHTS: Final = "tvmflow.narrow_weights"
 """The attribute of a `main` whose int8 weights are from -64 to 64."""
+
+
+_LARGEST_NARROW: Final = 64
+_KEEPING: Final = frozenset(("relax.permute_dims", "relax.reshape", "relax.concat"))
+"""Operators whose results have the numbers of their operands."""
+
+
+def mark_narrow_weights(
+    mod: tvm.IRModule, weights: Mapping[str, np.ndarray[Any, Any]]
+) -> tvm.IRModule:
+    """Return a model with the attribute `NARROW_WEIGHTS` if it is true, else without it.
+
+    Args:
+        mod: The model.
+        weights: Its weights by name.
+    """
+    main = mod["main"]
+    is_narrow = _has_narrow_weights(main, weights)
+    if is_narrow == (NARROW_WEIGHTS in dict(main.attrs or {})):
+        return mod
+    mod = copy_module(mod)
+    mod["main"] = (
+        main.with_attr(NARROW_WEIGHTS, True) if is_narrow else main.without_attr(NARROW_WEIGHTS)
+    )
+    return mod
+
+
+def _has_narrow_weights(main: relax.Function, weights: Mapping[str, np.ndarray[Any, Any]]) -> bool:
+    """Return whether there are matrices of int8, and all are given, and from -64 to 64."""
+    given = [array for array in weights.values() if array.dtype == np.int8 and array.ndim > 1]
+    if not given or not all(map(_is_narrow, given)):
+        return False
+    flow = DataFlow(main)
+    values = [(var, call) for var, call in flow.values.items() if isinstance(call, relax.Call)]
+    return all(
+        (operator_name(call) in _KEEPING or not (_is_matrix_of_bytes(var) and flow.is_weight(var)))
+        and not any(
+            isinstance(arg, tvm.ir.Constant) and _is_matrix_of_bytes(arg) for arg in call.args
+        )
+        for var, call in values
+    )
+
+
+def _is_narrow(array: np.ndarray[Any, Any]) -> bool:
+    least, most = array.min(initial=0), array.max(initial=0)
+    return bool(least >= -_LARGEST_NARROW and most <= _LARGEST_NARROW)
+
+
+def _is_matrix_of_bytes(expr: Any) -> bool:
+    if not isinstance(expr.ty, relax.TensorType) or dtype_of(expr) != "int8":
+        return False
+    sizes = sizes_of(expr)
+    return sizes is None or len(sizes) > 1
 
 
 class DataFlow:

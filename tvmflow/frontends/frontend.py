@@ -200,7 +200,10 @@ class Frontend(ABC):
             counts_rows=counts_rows,
         )
         with _importing():
-            return self._load(call)
+            from tvmflow.compiler.ir import mark_narrow_weights
+
+            loaded = self._load(call)
+            return loaded._replace(mod=mark_narrow_weights(loaded.mod, loaded.params))
 
     @abstractmethod
     def _load(self, call: ImportCall) -> LoadedModel:

@@ -115,7 +115,6 @@ def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
 
 # int16 holds two products of 255 and 64
 _LARGEST: Final = {8: 127, 7: 64}
-_BYTE: Final = 8
 _SMALLEST_NORMAL: Final = 2.0**-126
 
 
@@ -179,10 +178,9 @@ def insert(
         switches if with_switches else None,
     )
     changed_model = replace_weights(model, relax.transform.CanonicalizeBindings()(mod), own)
-    if quantization.integers.weight_bits < _BYTE:
-        mod = changed_model.mod
-        mod["main"] = mod["main"].with_attr(ir.NARROW_WEIGHTS, True)
-    return changed_model
+    return changed_model._replace(
+        mod=ir.mark_narrow_weights(changed_model.mod, changed_model.params)
+    )
 
 
 def replace_weights(model: FloatModel, mod: tvm.IRModule, own: Mapping[str, Array]) -> FloatModel:

@@ -26,7 +26,7 @@ from tests.support.kernels import (
     without_optimization,
 )
 from tests.support.seeds import seeds
-from tvmflow.compiler import lowering, schedules
+from tvmflow.compiler import ir, lowering, schedules
 from tvmflow.compiler.ir import DataFlow
 from tvmflow.compiler.schedules import dot_products
 from tvmflow.frontends.base import LoadedModel
@@ -433,3 +433,33 @@ def test_bytes_go_from_kernel_to_kernel(tmp_path: Path) -> None:
             if len(argument.ty.shape) == 5 and int(argument.ty.shape[2]) > 1
         }
         assert arguments == {"uint8"}
+
+
+def product_of_bytes(weights: Array) -> onnx.ModelProto:
+    """Return the product of bytes (1, depth) and int8 weights (depth, columns), in float."""
+    one, zero = np.float32(1), np.uint8(0)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["x", "s", "z"], ["a"]),
+        helper.make_node("DequantizeLinear", ["w", "s"], ["b"]),
+        helper.make_node("MatMul", ["a", "b"], ["y"]),
+    ]
+    constants = {"w": weights, "s": np.asarray(one), "z": np.asarray(zero)}
+    data, result = onnx_models.value("x", (1, len(weights)), "uint8"), onnx_models.value("y", None)
+    return onnx_models.model(nodes, [data], [result], constants)
+
+
+@pytest.mark.parametrize(("largest", "is_narrow"), [(64, True), (65, False), (127, False)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_pairs_are_added_in_16_bits_where_these_hold_them(
+    largest: int, is_narrow: bool, sign: int, tmp_path: Path
+) -> None:
+    """Of weights of 7 bits; the sum of two products of others would saturate."""
+    weights = np.full((96, 48), sign * largest, np.int8)
+    loaded = onnx_models.load(product_of_bytes(weights), tmp_path)
+    assert (ir.NARROW_WEIGHTS in dict(loaded.mod["main"].attrs)) == is_narrow
+    target = level("x86-64-v3")
+    library = lowering.compile_untuned(loaded.mod, loaded.params, target, FAST, 1)
+    assert ("vpmaddubsw" in library.mod.imports[0].inspect_source("asm")) == is_narrow
+    data = np.full((1, 96), 255, np.uint8)
+    run = relax.VirtualMachine(library, tvm.cpu())["main"]
+    assert np.array_equal(run(tvm.runtime.tensor(data)).numpy(), data.astype(int) @ weights)
