@@ -431,7 +431,9 @@ class CpuModel(NamedTuple):
         *,
         is_product: bool = False,
     ) -> float:
-        """Estimate how fast a tile of a product or a convolution is computed where numbers are broadcast first.
+        """Estimate how fast a tile is computed where numbers are broadcast first.
+
+        It is one of a matrix product or of a convolution.
 
         Args:
             vectors: The vectors of a tile.
