@@ -725,22 +725,22 @@ def list_products() -> dict[str, Callable[[], Case]]:
             make = functools.partial(quantized, "MatMul", (rows, depth), co=columns, largest=63)
             products[f"q {name}"] = make
         else:
-            products[name] = functools.partial(multiply, rows, depth, columns)
+            products[name] = functools.partial(matmul, (rows, depth), (depth, columns))
     return products
 
 
-def multiply(rows: int, depth: int, columns: int) -> Case:
-    """Return a matrix product of data and weights."""
-    return one("MatMul", normal(rows, depth), weights={1: normal(depth, columns)})
+def find_target(mcpu: str | None) -> dict[str, Any]:
+    """Return the target of one core of this machine, or of an x86-64 CPU by LLVM's name."""
+    target = dict(resolve("host", None, None, read_host(), query_target(None)).tvm)
+    if mcpu:
+        target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
+    return {**target, "num-cores": 1}
 
 
 def build(case: Case, folder: Path, mcpu: str | None) -> Callable[[], Any]:
     """Return the call of an operator that is compiled untuned."""
     loaded = models.load(case.model(), folder)
-    target = dict(resolve("host", None, None, read_host(), query_target(None)).tvm)
-    if mcpu:
-        target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": mcpu}
-    target["num-cores"] = 1
+    target = find_target(mcpu)
     options = LoweringOptions()
     library = lowering.compile_untuned(
         loaded.mod, loaded.params, target, options, SCHEDULES_VERSION

@@ -4,9 +4,9 @@
                                     [--kind conv|product] [--all]
 
 Random matrix products and convolutions of the sizes that networks have are lowered and scheduled with each of the
-first tiles of the rule, and timed in turns with one thread. Printed are the time of the rule's tile, that of the
+first tiles of the rule, and timed interleaved with one thread. Printed are the time of the rule's tile, that of the
 fastest, and their ratio; at the end, for how many the rule's is within 5 % of the fastest. With `--all`, each tile is
-printed with its time and its estimate.
+printed with its time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ from tvmflow.compiler.cpu_model import CpuModel  # noqa: E402
 from tvmflow.compiler.options import LoweringOptions  # noqa: E402
 from tvmflow.compiler.schedules import register_tiles  # noqa: E402
 from tvmflow.compiler.schedules.rules import list_unscheduled  # noqa: E402
-from tvmflow.targets.host import read_host  # noqa: E402
-from tvmflow.targets.llvm_query import query_target  # noqa: E402
-from tvmflow.targets.resolve import resolve  # noqa: E402
 from tvmflow.tuning import measure  # noqa: E402
 
 _ROWS: Final = (8, 16, 31, 49, 50, 64, 100, 128, 196, 197, 256, 257, 384, 512)
@@ -68,7 +65,8 @@ class Problem(NamedTuple):
     def case(self) -> operators.Case:
         """Return the model."""
         if self.kind == "product":
-            return operators.multiply(*self.sizes)
+            rows, depth, columns = self.sizes
+            return operators.matmul((rows, depth), (depth, columns))
         inputs, outputs, size, taps, stride = self.sizes
         pads, strides = [taps // 2] * 4, [stride] * 2
         return operators.conv(inputs, outputs, size, size, kernel=taps, pads=pads, strides=strides)
@@ -118,7 +116,7 @@ def list_tiles(problem: Problem, target: dict[str, Any], first: int) -> list[Til
 
 
 def find_minima(tiles: list[Tile], seconds: float) -> list[float]:
-    """Return the shortest time of each, called in turns."""
+    """Return the shortest time of each; the calls are interleaved."""
     minima = [math.inf] * len(tiles)
     for each in tiles:
         each.call(*each.arguments)
@@ -143,10 +141,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=("conv", "product"), action="append")
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args()
-    target = dict(resolve("host", None, None, read_host(), query_target(None)).tvm)
-    if options.mcpu:
-        target = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": options.mcpu}
-    target["num-cores"] = 1
+    target = operators.find_target(options.mcpu)
     random = np.random.default_rng(options.seed)
     ratios = []
     for kind, _ in zip(itertools.cycle(options.kind or ("product", "conv")), range(options.number)):
