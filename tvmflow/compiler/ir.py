@@ -30,9 +30,8 @@ IF_THEN_ELSE: Final = "prim.if_then_else"
 
 NARROW_WEIGHTS: Final = "tvmflow.narrow_weights"
 """The attribute of a `main` whose int8 weights are from -64 to 64."""
-
-
-_LARGEST_NARROW: Final = 64
+LARGEST_NARROW: Final = 64
+"""The largest such weight: int16 holds the sum of two of their products with bytes."""
 _KEEPING: Final = frozenset(("relax.permute_dims", "relax.reshape", "relax.concat"))
 """Operators whose results have the numbers of their operands."""
 
@@ -75,7 +74,7 @@ def _has_narrow_weights(main: relax.Function, weights: Mapping[str, np.ndarray[A
 
 def _is_narrow(array: np.ndarray[Any, Any]) -> bool:
     least, most = array.min(initial=0), array.max(initial=0)
-    return bool(least >= -_LARGEST_NARROW and most <= _LARGEST_NARROW)
+    return bool(least >= -LARGEST_NARROW and most <= LARGEST_NARROW)
 
 
 def _is_matrix_of_bytes(expr: Any) -> bool:

@@ -113,8 +113,7 @@ def round_weights(weights: Array, axis: int, bits: int = 8) -> LayerWeights:
     return LayerWeights(np.clip(rounded, -most, most).astype(np.int8), scales, bits)
 
 
-# int16 holds two products of 255 and 64
-_LARGEST: Final = {8: 127, 7: 64}
+_LARGEST: Final = {8: 127, 7: ir.LARGEST_NARROW}
 _SMALLEST_NORMAL: Final = 2.0**-126
 
 

@@ -857,23 +857,22 @@ def _estimate_shapes(
     if axes.data in block.open_axes:
         # code grows with the tiles that compute the last rows
         max_points = min(max_points, _MAX_OPEN_POINTS)
-    products = dot_products.find_products(block)
+    depth, is_product = math.prod(block.reduction_extents), len(block.reduction_extents) == 1
+    has_weights = len(axes.weights) > 0
+    broadcasts = has_weights and cpu.broadcasts_first and dot_products.find_products(block) is None
     for vectors in range(1, min(max_vectors, MAX_TILE_VECTORS) + 1):
         for points in range(1, min(max_points, MAX_TILE_POINTS) + 1):
             if cpu.holds_sums(vectors, points) and _holds_dot_tile(block, vectors, points, cpu):
                 # the last tile of an open axis is a smaller one, and no tile is tested
                 whole_vectors = vectors if axes.weight in block.open_axes else max_vectors
                 whole_points = points if axes.data in block.open_axes else max_points
-                if cpu.broadcasts_first and axes.weights and not products:
-                    depth = math.prod(block.reduction_extents)
-                    sizes = (vectors, points, whole_vectors, whole_points)
-                    is_product = len(block.reduction_extents) == 1
+                sizes = (vectors, points, whole_vectors, whole_points)
+                if broadcasts:
                     speed = cpu.estimate_tile_speed(*sizes, depth, is_product=is_product)
                     yield speed, vectors, points
                     continue
                 useful = _useful_share(whole_vectors, vectors) * _useful_share(whole_points, points)
-                sizes = (vectors, points, whole_vectors, whole_points)
-                read = vectors * math.prod(block.reduction_extents) if axes.weights else 0
+                read = vectors * depth if has_weights else 0
                 stalls = estimate_weight_time(points, read, axes.lanes)
                 utilization = useful * _estimate_utilization(block, *sizes, cpu) / stalls
                 window = _measure_window(block, axes.data, points) if cpu.factor_lanes else 0
