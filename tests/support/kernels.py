@@ -53,6 +53,11 @@ def dot_target(flag: str) -> dict[str, Any]:
     return {**level(mcpu), "mattr": [feature]}
 
 
+def reference_target(target: Mapping[str, Any], options: LoweringOptions) -> dict[str, Any]:
+    """Return the target to compile for with these options: `PLAIN` ones are those of references."""
+    return without_optimization(target) if options == PLAIN else dict(target)
+
+
 def without_optimization(target: Mapping[str, Any]) -> dict[str, Any]:
     """Return a target whose code LLVM does not optimize: for references, which it compiles in a third of the time."""
     return {**target, "opt-level": 0}
@@ -90,9 +95,8 @@ def outputs(
 
 def run(mod: tvm.IRModule, target: dict[str, Any], options: LoweringOptions, data: Any) -> Arrays:
     """Return what a model computes."""
-    is_plain = options == PLAIN
-    target = without_optimization(target) if is_plain else target
-    library = lowering.compile_untuned(mod, weights_of(mod), target, options, int(not is_plain))
+    target, rules = reference_target(target, options), int(options != PLAIN)
+    library = lowering.compile_untuned(mod, weights_of(mod), target, options, rules)
     result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(data))
     tensors = [result] if hasattr(result, "numpy") else list(result)
     return [tensor.numpy() for tensor in tensors]

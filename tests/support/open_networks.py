@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tests.support.kernels import FAST, PLAIN, host_level, without_optimization
+from tests.support.kernels import FAST, host_level, reference_target
 from tvmflow.compiler import lowering
 from tvmflow.compiler.open_sizes import with_dimensions
 from tvmflow.compiler.options import LoweringOptions
@@ -53,9 +53,7 @@ class OpenNetwork(NamedTuple):
         self, target: Mapping[str, Any] | None = None, options: LoweringOptions = FAST
     ) -> lowering.LoweredModel:
         """Return the lowered model, by default for the highest level of this machine."""
-        mapping = dict(target or host_level())
-        if options == PLAIN:
-            mapping = without_optimization(mapping)
+        mapping = reference_target(target or host_level(), options)
         return lowering.lower(self.mod, lowering.make_target(mapping), options)
 
     def list_kernels(self, target: Mapping[str, Any] | None = None) -> list[str]:
@@ -66,9 +64,7 @@ class OpenNetwork(NamedTuple):
         self, target: Mapping[str, Any] | None = None, options: LoweringOptions = FAST
     ) -> Callable[..., list[Array]]:
         """Return the compiled model: a function of its inputs. Its kernels have no schedules of rules."""
-        mapping = dict(target or host_level())
-        if options == PLAIN:
-            mapping = without_optimization(mapping)
+        mapping = reference_target(target or host_level(), options)
         library = lowering.compile_untuned(self.mod, self.weights, mapping, options, 0)
         machine = relax.VirtualMachine(library, tvm.cpu())
 

@@ -65,7 +65,7 @@ def _shared_bundle(factory: pytest.TempPathFactory, name: str, **options: Any) -
 
 @pytest.fixture(scope="session")
 def open_bundles(tmp_path_factory: pytest.TempPathFactory) -> OpenBundles:
-    """Random networks of open sizes, compiled once."""
+    """Random networks with dynamic shapes, compiled once."""
     from tests.support import open_programs
 
     folder = shared_folder(tmp_path_factory, "open-bundles", open_programs.make_bundles)
