@@ -24,7 +24,7 @@ from tvmflow.cli.options import (
     time_limit,
 )
 from tvmflow.core.errors import UsageError
-from tvmflow.core.project import STORE_VARIABLE, store_root
+from tvmflow.core.project import STORE_VARIABLE, find_project, shortest_path, store_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +64,6 @@ class StoreOption(NamedTuple):
 
     def locate(self) -> LocalStore:
         """Return the store of `--store`, else of `$TVMFLOW_STORE`, else of the project; it may not exist yet."""
-        from tvmflow.core.project import find_project
         from tvmflow.store.local import LocalStore
 
         words = [] if self.path is None else ["--store", self.path]
@@ -91,8 +90,6 @@ class StoreOption(NamedTuple):
 
     def origin(self) -> str:
         """Return what says where the store is."""
-        from tvmflow.core.project import find_project
-
         if self.path is not None:
             return "--store"
         return (
@@ -156,14 +153,10 @@ class DistOption(NamedTuple):
 
     def locate(self) -> str:
         """Return the folder of `--dist`, else of the project, as short as it can be written."""
-        from tvmflow.core.project import find_project, shortest_path
-
         return shortest_path(find_project().dist) if self.path is None else self.path
 
     def origin(self) -> str:
         """Return what says where files are delivered."""
-        from tvmflow.core.project import find_project
-
         return find_project().origin("dist") if self.path is None else "--dist"
 
 

@@ -15,9 +15,13 @@ from tvmflow.cli.arguments import (
     with_disk_errors,
 )
 from tvmflow.cli.options import age, argument, flag, option, size
+from tvmflow.cli.output import print_outcome, print_result
 from tvmflow.cli.records import CHECK_HELP
 from tvmflow.core.errors import EXIT_ENVIRONMENT, EXIT_FAILED, EXIT_OK
+from tvmflow.core.files import read_regular
 from tvmflow.core.formatting import age_text, count_text, printable, size_text
+from tvmflow.core.project import shortest_path
+from tvmflow.core.text import columns
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Plan, StageSpec
@@ -147,7 +151,6 @@ _PROGRESS_S: Final = 0.2
 
 @with_disk_errors
 def stat(options: StatOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.store.usage import measure_usage
 
     usage = measure_usage(options.store.require())
@@ -156,7 +159,6 @@ def stat(options: StatOptions) -> int:
 
 @with_disk_errors
 def verify(options: VerifyOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import check_integrity
 
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
@@ -173,7 +175,6 @@ def verify(options: VerifyOptions) -> int:
 
 @with_disk_errors
 def repair(options: RepairOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.store.integrity import repair_store
 
     progress = _Progress(live=sys.stderr.isatty() and not options.json and options.verbosity >= 0)
@@ -195,14 +196,12 @@ def _check_trials(store: LocalStore) -> list[str]:
 
 
 def _is_answer(path: Path) -> bool:
-    from tvmflow.core.files import read_regular
     from tvmflow.engine.answers import is_sealed
 
     return is_sealed(str(path), read_regular(path))
 
 
 def _is_run_record(path: Path) -> bool:
-    from tvmflow.core.files import read_regular
     from tvmflow.engine.run_records import is_record
 
     return is_record(read_regular(path), path.stem)
@@ -217,7 +216,6 @@ def store_checks() -> dict[str, Callable[[Path], bool]]:
 
 @with_disk_errors
 def gc(options: GcOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.store.garbage_collection import Limits, collect_garbage, preview_collection
 
     limits = Limits()
@@ -239,7 +237,6 @@ def gc(options: GcOptions) -> int:
 
 @with_disk_errors
 def pins(options: PinsOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.store.usage import measure_pins
 
     rows = measure_pins(options.store.require())
@@ -248,7 +245,6 @@ def pins(options: PinsOptions) -> int:
 
 @with_disk_errors
 def unpin(options: UnpinOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.store.inventory import remove_pin
 
     store = options.store.require()
@@ -275,7 +271,6 @@ class _Pushed(NamedTuple):
 
 
 def push(options: PushOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.engine.remote_access import open_command_client
 
     store = options.store.open()
@@ -311,7 +306,6 @@ def push(options: PushOptions) -> int:
 
 
 def pull(options: PullOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.engine.remote_access import open_command_client, prefetch
 
     store = options.store.open()
@@ -463,8 +457,6 @@ class _Progress:
 
 
 def _format_usage(usage: StoreUsage) -> Iterator[str]:
-    from tvmflow.core.project import shortest_path
-
     yield f"{shortest_path(usage.root)}: {size_text(usage.bytes)}, and {size_text(usage.ledger_bytes)} of measured trials"
     rest = [row for row in usage.rows if row.number]
     width = max([24, *(len(row.name) for row in rest)])
@@ -526,8 +518,6 @@ def _format_repair(steps: Sequence[Step], trials: Sequence[str]) -> Iterator[str
 
 
 def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool) -> Iterator[str]:
-    from tvmflow.core.text import columns
-
     if collected.evictions:
         yield from columns(
             [
@@ -550,8 +540,6 @@ def _format_collection(collected: Collection, *, dry_run: bool, too_large: bool)
 
 
 def _format_pins(rows: list[PinUsage]) -> Iterator[str]:
-    from tvmflow.core.text import columns
-
     if not rows:
         yield "nothing is pinned"
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.output import check_output_file, print_notes, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.generated_text import shell_word, yaml_key
 from tvmflow.core.project import (
@@ -155,7 +156,6 @@ def _read(options: _CiOptions) -> _Job:
         RecipeError: A recipe or pipeline is wrong.
         UsageError: One lies outside the project, or a path cannot be written into the file of a service.
     """
-    from tvmflow.cli.output import print_notes
     from tvmflow.planning.prepare import RunRequest, load_request
     from tvmflow.recipe.lock_file import lock_path
 
@@ -245,8 +245,6 @@ def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
 
 
 def _write(service: str, text: str, job: _Job, options: _CiOptions) -> int:
-    from tvmflow.cli.output import check_output_file, print_notes, write_file
-
     if options.stdout:
         sys.stdout.write(text)
         return EXIT_OK

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import StoreOptions, with_disk_errors
 from tvmflow.cli.options import flag
+from tvmflow.cli.output import print_outcome
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, names_text, size_text
+from tvmflow.core.project import shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.store.garbage_collection import Cleaning
@@ -38,7 +40,6 @@ class CleanOptions(StoreOptions):
 
 @with_disk_errors
 def clean(options: CleanOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.store.garbage_collection import clean_store
 
     store = options.store.locate()
@@ -71,7 +72,6 @@ def _confirm(preview: str) -> bool:
 def _format_cleaning(
     cleaning: Cleaning, store: LocalStore, options: CleanOptions, *, done: bool
 ) -> Iterator[str]:
-    from tvmflow.core.project import shortest_path
     from tvmflow.store.inventory import size_below
 
     removed = "removed" if done else "would be removed"

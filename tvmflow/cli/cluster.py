@@ -14,8 +14,10 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, flag, option, port, positive_int
+from tvmflow.cli.output import print_json, print_lines, print_notes
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text
+from tvmflow.core.text import columns
 
 if TYPE_CHECKING:
     from tvmflow.targets.tracker import DevicePoolStatus
@@ -77,8 +79,6 @@ _HEADINGS: Final = ("key", "total", "free", "pending", "at")
 
 
 def list_devices(options: DeviceListOptions) -> int:
-    from tvmflow.cli.output import print_json, print_lines
-    from tvmflow.core.text import columns
     from tvmflow.targets.host import read_host
     from tvmflow.targets.tracker import TRACKER_VARIABLE, Tracker
 
@@ -101,7 +101,6 @@ def list_devices(options: DeviceListOptions) -> int:
 
 
 def serve(options: DeviceServeOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.targets import server
     from tvmflow.targets.tracker import TRACKER_VARIABLE
 
@@ -187,7 +186,6 @@ class SchedulerOptions(Options):
 
 
 def worker(options: WorkerOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.engine.driver import find_scheduler
     from tvmflow.engine.remote_access import URL_VARIABLE
     from tvmflow.executors import cluster_server
@@ -208,7 +206,6 @@ def worker(options: WorkerOptions) -> int:
 
 
 def scheduler(options: SchedulerOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.executors import cluster_server
 
     cluster_server.serve_scheduler(

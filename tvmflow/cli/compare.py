@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.output import print_lines, print_result
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text
 from tvmflow.core.generated_text import markdown_text
+from tvmflow.core.text import columns
 
 if TYPE_CHECKING:
     from tvmflow.release.comparison import Comparison, Figure
@@ -59,7 +61,6 @@ class CompareOptions(Options):
 
 
 def compare(options: CompareOptions) -> int:
-    from tvmflow.cli.output import print_lines, print_result
     from tvmflow.release.comparison import compare_sides, load_side, to_json
 
     store = options.store.locate()
@@ -81,8 +82,6 @@ def compare(options: CompareOptions) -> int:
 
 
 def _format(comparison: Comparison, regressions: list[Figure]) -> Iterator[str]:
-    from tvmflow.core.text import columns
-
     yield f"{comparison.before} -> {comparison.after}"
     for build, figures in groupby(comparison.figures, key=lambda figure: figure.build):
         yield build

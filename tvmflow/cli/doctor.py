@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tvmflow.cli.arguments import JSON_HELP, DistOption, StoreOption, dist_option, store_option
 from tvmflow.cli.options import Options, flag
+from tvmflow.cli.output import print_json, print_lines
+from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import (
     EXIT_ENVIRONMENT,
     EXIT_OK,
@@ -20,8 +22,10 @@ from tvmflow.core.errors import (
     StoreError,
     TvmflowError,
 )
+from tvmflow.core.files import flush_file, protect, sync, temporary_name
 from tvmflow.core.formatting import count_text, excerpt
 from tvmflow.core.packages import install_command
+from tvmflow.core.project import find_project, shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.core.fork_server import ForkServer
@@ -80,8 +84,6 @@ _PROBES: Final = (
 
 
 def doctor(options: DoctorOptions) -> int:
-    from tvmflow.cli.output import print_json, print_lines
-
     findings = list[Finding]()
     # each is shown as soon as it is known: to try all of them takes a minute on a busy machine
     for finding in chain(
@@ -102,8 +104,6 @@ def doctor(options: DoctorOptions) -> int:
 
 def _examine_project(options: DoctorOptions) -> list[Finding]:
     """Return a finding for the project and each of its places, with what says where it is."""
-    from tvmflow.core.project import find_project, shortest_path
-
     project = find_project()
     if project.marker:
         reason = f"it has {Path(project.marker).name}"
@@ -374,7 +374,6 @@ def examine_disks(store: LocalStore, dist: Path) -> Iterator[Finding]:
 
 def _examine_space(store: LocalStore) -> Finding:
     from tvmflow.core.file_systems import find_file_system
-    from tvmflow.core.project import shortest_path
 
     file_system = find_file_system(store.root)
     enough = file_system.free > _ENOUGH_BYTES and not file_system.lacks_inodes
@@ -387,11 +386,8 @@ def _examine_space(store: LocalStore) -> Finding:
 
 def _examine_folder(subject: str, folder: Path) -> Finding:
     """Write a file into a folder, or into the nearest one above it that exists, and lock it."""
-    from tvmflow.core.disk_errors import explain
     from tvmflow.core.file_locks import held
     from tvmflow.core.file_systems import find_file_system
-    from tvmflow.core.files import flush_file, protect, sync, temporary_name
-    from tvmflow.core.project import shortest_path
 
     place = folder.absolute()
     while not os.path.lexists(place):
@@ -480,8 +476,6 @@ def _examine_device_locks() -> Iterator[Finding]:
 def _examine_store(store: LocalStore) -> Iterator[Finding]:
     """Look at what is in the store, without reading results and downloads."""
     from tvmflow.cli.cache import store_checks
-    from tvmflow.core.disk_errors import explain
-    from tvmflow.core.project import shortest_path
     from tvmflow.store.integrity import DamagedFile, find_damaged_files
     from tvmflow.store.inventory import take_inventory
 

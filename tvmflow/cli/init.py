@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -17,10 +18,14 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag, minutes, option, shape
+from tvmflow.cli.output import check_output_file, print_notes, write_file
 from tvmflow.cli.run import RunOptions
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.files import write_atomically
 from tvmflow.core.formatting import printable, size_text
 from tvmflow.core.generated_text import shell_word
+from tvmflow.core.project import TABLE_FILE, find_project, shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.planning.new_recipe import Choices, Model, NewRecipe
@@ -41,9 +46,6 @@ class SchemaOptions(Options):
 
 
 def schema(options: SchemaOptions) -> int:
-    import json
-
-    from tvmflow.cli.output import write_file
     from tvmflow.planning.pipelines import pipeline_schema
     from tvmflow.recipe import json_schema
 
@@ -132,7 +134,6 @@ _TABLE: Final = """\
 
 
 def init(options: InitOptions) -> int:
-    from tvmflow.cli.output import check_output_file, print_notes, write_file
     from tvmflow.planning.new_recipe import SUFFIX, name_of, write_recipe
     from tvmflow.store.addresses import is_address
 
@@ -168,7 +169,6 @@ def init(options: InitOptions) -> int:
 
 def _write_archive(factory: str, path: Path, *, replace: bool) -> None:
     """Write the archive of a PyTorch model that Python code makes."""
-    from tvmflow.core.disk_errors import disk_errors, make_folder
     from tvmflow.frontends.pytorch.export import export_factory, is_factory
 
     if not is_factory(factory):
@@ -209,10 +209,6 @@ def read_model(options: ModelOptions, folder: Path, store: LocalStore) -> Model:
 
 def _mark_root(folder: Path) -> list[str]:
     """Mark the current folder as the root of a project if there is none; return what to say of that."""
-    from tvmflow.core.disk_errors import disk_errors
-    from tvmflow.core.files import write_atomically
-    from tvmflow.core.project import TABLE_FILE, find_project
-
     project = find_project()
     if project.marker or folder != Path():
         return []
@@ -225,8 +221,6 @@ def _mark_root(folder: Path) -> list[str]:
 
 
 def _describe_next(path: Path, recipe: NewRecipe, *, is_open: bool) -> list[str]:
-    from tvmflow.core.project import find_project, shortest_path
-
     commands: Mapping[str, str] = {
         f"tvmflow plan {shell_word(str(path))}": "what will be done",
         f"tvmflow run {shell_word(str(path))}": "build, verify, deliver to "
@@ -274,9 +268,7 @@ _MODEL: Final = re.compile(r"^model:\n(?:  .*\n)+", re.MULTILINE)
 
 
 def build(options: BuildOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.cli.run import run
-    from tvmflow.core.project import shortest_path
 
     store = options.store.open()
     path = _write_recipe(options, store)
@@ -299,9 +291,6 @@ def build(options: BuildOptions) -> int:
 
 def _write_recipe(options: BuildOptions, store: LocalStore) -> Path:
     """Write the recipe into the store, where other commands can name it, and return its path."""
-    from tvmflow.cli.output import print_notes
-    from tvmflow.core.disk_errors import disk_errors
-    from tvmflow.core.files import write_atomically
     from tvmflow.planning.new_recipe import SUFFIX, write_recipe
 
     folder = Path(store.root, _FOLDER)

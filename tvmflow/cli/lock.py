@@ -16,6 +16,7 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.output import check_output_file, print_json, print_notes, print_result, write_file
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK
 from tvmflow.core.formatting import count_text
 
@@ -79,7 +80,6 @@ def lock(options: LockCommandOptions) -> int:
 
 def _check_lock_file(options: LockCommandOptions) -> None:
     """Check that nothing but a lock file is replaced by one, before the work that it records."""
-    from tvmflow.cli.output import check_output_file
     from tvmflow.core.file_kinds import LOCK, check_kind
 
     if options.lock is not None:
@@ -88,7 +88,6 @@ def _check_lock_file(options: LockCommandOptions) -> None:
 
 
 def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) -> int:
-    from tvmflow.cli.output import print_notes, write_file
     from tvmflow.cli.run import open_driver, render_report, retune_recipes
     from tvmflow.engine.driver import prepare
     from tvmflow.engine.progress import DownloadLine
@@ -138,8 +137,6 @@ def _lock(options: LockCommandOptions, store: LocalStore, recording: Recording) 
 
 def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> None:
     """Name the kernels that a lock file does not cover."""
-    from tvmflow.cli.output import print_json, print_notes
-
     for entry in update.uncovered:
         if output.json:
             print_json({"event": "not_covered", **entry._asdict()})
@@ -153,7 +150,6 @@ def _show_uncovered(update: LockUpdate, path: Path, output: OutputOptions) -> No
 
 
 def diff(options: DiffOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.release.gates import read_lock_with_measurements
     from tvmflow.release.lock import diff_locks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,9 +21,12 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.output import check_output_file, print_result, write_file
 from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
 from tvmflow.core.formatting import count_text, duration_text, names_text, printable
+from tvmflow.core.terminal import find_width
+from tvmflow.core.text import table
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Decision, Json, Plan, StageKey, StageSpec
@@ -69,8 +73,6 @@ _SHOWN_PATHS: Final = 3
 
 
 def plan(options: PlanOptions) -> int:
-    from tvmflow.cli.output import check_output_file
-
     if options.graph and options.json:
         raise UsageError(
             "--graph and --json cannot be combined",
@@ -106,9 +108,6 @@ def show_plan(
 
     The answer of the command line `argv` is saved if everything is up to date.
     """
-    import json
-
-    from tvmflow.cli.output import write_file
     from tvmflow.engine.estimates import estimate_stages, find_hits_with_new_weights
     from tvmflow.engine.plan_text import format_plan
     from tvmflow.engine.progress import DownloadLine
@@ -243,7 +242,6 @@ class _Explanation(NamedTuple):
 
 
 def explain(options: ExplainOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.planning.decisions import evaluate_plan
     from tvmflow.planning.plan import find_stages
@@ -284,7 +282,6 @@ def _explain_stage(spec: StageSpec, plan_state: PlanState, store: LocalStore) ->
 
 def _explain_length(options: ExplainOptions) -> int:
     """Show the stages that decided how long a run took."""
-    from tvmflow.cli.output import print_result
     from tvmflow.cli.report import find_run_of
     from tvmflow.engine.critical import find_critical_chain
     from tvmflow.engine.run_records import LATEST, read_run
@@ -303,9 +300,6 @@ def _explain_length(options: ExplainOptions) -> int:
 
 
 def _format_chain(chain: CriticalChain, run: RunRecord) -> Iterator[str]:
-    from tvmflow.core.terminal import find_width
-    from tvmflow.core.text import table
-
     times = (run.seconds, chain.before_s, chain.stages_s, chain.after_s, chain.at_best_s)
     took, before, stages, after, at_best = map(duration_text, times)
     workers = count_text(chain.jobs, "worker")

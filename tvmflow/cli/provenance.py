@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import JSON_HELP, JSON_LINES_HELP
 from tvmflow.cli.options import Options, argument, flag, option, size
+from tvmflow.cli.output import print_json, print_lines, print_notes, print_outcome
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, EnvironmentProblem, UsageError
+from tvmflow.core.types import STATEMENT_SUFFIX
 
 if TYPE_CHECKING:
     from tvmflow.core import signing
@@ -125,7 +127,6 @@ def _read_evidence(options: StatementOptions) -> _Evidence:
 
 
 def inspect(options: InspectOptions) -> int:
-    from tvmflow.cli.output import print_json, print_lines
     from tvmflow.core.documents import Unreadable
     from tvmflow.provenance import inspect as inspection
     from tvmflow.provenance.inspect import format_inspection
@@ -151,7 +152,6 @@ def inspect(options: InspectOptions) -> int:
 
 
 def verify(options: VerifyOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.core.slow_steps import explain_wait
     from tvmflow.provenance.check import check_delivered
 
@@ -169,7 +169,6 @@ def verify(options: VerifyOptions) -> int:
 
 
 def sign(options: SignOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.core import signing
     from tvmflow.core.documents import Unreadable
     from tvmflow.provenance import write
@@ -188,7 +187,6 @@ def sign(options: SignOptions) -> int:
 
 
 def keygen(options: KeygenOptions) -> int:
-    from tvmflow.cli.output import print_notes
     from tvmflow.core import signing
 
     public = signing.generate_key(options.file)
@@ -243,8 +241,6 @@ def _find_delivered(path: Path) -> list[Path]:
 
 
 def _find_statements(path: Path) -> list[Path]:
-    from tvmflow.core.types import STATEMENT_SUFFIX
-
     if not _existing(path).is_dir():
         return [path]
     statements = sorted(path.rglob(f"*{STATEMENT_SUFFIX}"))

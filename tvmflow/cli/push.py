@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import StoreOptions, with_disk_errors
 from tvmflow.cli.options import argument, flag, option
+from tvmflow.cli.output import print_outcome
 from tvmflow.cli.provenance import TRUSTED_HELP
 from tvmflow.core.errors import EXIT_OK, UsageError
+from tvmflow.core.formatting import count_text, size_text
 
 if TYPE_CHECKING:
     from tvmflow.store.addresses import OciReference
@@ -60,8 +62,6 @@ class PullOptions(_RegistryOptions):
 
 @with_disk_errors
 def push(options: PushOptions) -> int:
-    from tvmflow.cli.output import print_outcome
-    from tvmflow.core.formatting import count_text, size_text
     from tvmflow.core.slow_steps import explain_wait
     from tvmflow.release.oci_artifacts import push as push_folder
 
@@ -88,9 +88,7 @@ def push(options: PushOptions) -> int:
 
 @with_disk_errors
 def pull(options: PullOptions) -> int:
-    from tvmflow.cli.output import print_outcome
     from tvmflow.core import signing
-    from tvmflow.core.formatting import count_text, size_text
     from tvmflow.engine.progress import DownloadLine
     from tvmflow.release.oci_artifacts import pull as pull_folder
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import RECIPE_SUFFIXES, StoreOptions
 from tvmflow.cli.options import argument, flag, option
+from tvmflow.cli.output import print_lines, print_outcome, write_file
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import excerpt
+from tvmflow.core.generated_text import shell_word
+from tvmflow.core.project import shortest_path
 
 if TYPE_CHECKING:
     from tvmflow.engine.run_records import RunRecord
@@ -72,7 +75,6 @@ class _Subject(NamedTuple):
 def report(options: ReportOptions) -> int:
     import webbrowser
 
-    from tvmflow.cli.output import print_lines, print_outcome, write_file
     from tvmflow.engine.run_records import LATEST
     from tvmflow.pages.document import render_page
     from tvmflow.release.page import compare_page
@@ -132,7 +134,6 @@ def _find_before(against: str | None, subject: _Subject, store: LocalStore) -> S
 
 def _find_last(subject: _Subject, store: LocalStore) -> Side | None:
     """Return the last run that measured a library of this one, or the release to compare it with."""
-    from tvmflow.core.project import shortest_path
     from tvmflow.pages.collect import find_previous
     from tvmflow.release.comparison import load_side, make_side
     from tvmflow.release.gates import LOCK
@@ -167,8 +168,6 @@ def _read_release(folder: Path) -> Page:
 
 def find_run_of(path: Path, store: LocalStore) -> RunRecord:
     """Return the last run of a recipe or a pipeline."""
-    from tvmflow.core.generated_text import shell_word
-    from tvmflow.core.project import shortest_path
     from tvmflow.engine.run_records import list_runs, recorded_path
 
     runs: Iterable[RunRecord] = list_runs(store).runs

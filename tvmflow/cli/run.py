@@ -18,7 +18,9 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, flag, option
+from tvmflow.cli.output import check_output_file, print_json, print_lines, print_notes, write_file
 from tvmflow.core import errors
+from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, StageError, TvmflowError
 
 if TYPE_CHECKING:
@@ -176,8 +178,6 @@ def _dump_stage(
 
 
 def run(options: RunOptions) -> int:
-    from tvmflow.cli.output import check_output_file
-
     for file in (options.summary, options.junit):
         check_output_file(file, options.recipes.recipes)
     store = options.store.open()
@@ -205,8 +205,6 @@ def _write_reports(options: RunOptions, recording: Recording) -> None:
     if report is None or not (is_asked_for or any(stage.message for stage in report.stages)):
         return
     from tvmflow.cli.ci_messages import junit_xml, markdown_summary, report_failures
-    from tvmflow.cli.output import write_file
-    from tvmflow.core.disk_errors import disk_errors, make_folder
 
     report_failures(report)
     if options.summary is not None:
@@ -303,8 +301,6 @@ def _confirm(
 
 def _dump_ir(plan: Plan, store: LocalStore, folder: Path, output: OutputOptions) -> int:
     """Write the IR of every stage that lowers a model, show where, and return the exit code."""
-    from tvmflow.cli.output import print_json, print_lines, print_notes
-
     exit_code = EXIT_OK
     for dump in dump_ir(plan, store, folder):
         if output.json:

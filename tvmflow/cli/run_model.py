@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
+from tvmflow.cli.output import check_output_file, print_result, write_file
 from tvmflow.core.dimensions import choose_representative, sizes_text, specs_at
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text, excerpt, names_text, quoted
+from tvmflow.core.named_files import is_file, missing_file_text
 from tvmflow.core.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -110,7 +112,6 @@ _BUNDLE_SUFFIX: Final = ".tvmflow"
 
 
 def run_model(options: RunModelOptions) -> int:
-    from tvmflow.cli.output import check_output_file, print_result
     from tvmflow.cli.run_model_comparison import ModelRun, format_run, summarize_output
     from tvmflow.runtime import loading, npz, samples
     from tvmflow.runtime.input_files import parse_input
@@ -155,7 +156,6 @@ def run_model(options: RunModelOptions) -> int:
 def _check_bundle(path: Path) -> None:
     """Check that a file may be a bundle."""
     from tvmflow.core.file_kinds import BUNDLE, check_kind
-    from tvmflow.core.named_files import is_file, missing_file_text
 
     check_kind(path, BUNDLE)
     if not is_file(path):
@@ -267,7 +267,6 @@ def _write_trace(
     module: Module, feed: samples.Samples, options: RunModelOptions
 ) -> Mapping[str, Json]:
     """Write the trace of calls, and return where it is and what it has."""
-    from tvmflow.cli.output import write_file
     from tvmflow.cli.run_model_comparison import find_kernel_nodes_of
     from tvmflow.core.trace_events import Trace
     from tvmflow.targets.backends.cpu import CpuBackend

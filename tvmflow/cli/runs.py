@@ -17,6 +17,13 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
+from tvmflow.cli.output import (
+    check_output_file,
+    print_lines,
+    print_outcome,
+    print_result,
+    write_file,
+)
 from tvmflow.core.errors import EXIT_OK
 from tvmflow.core.formatting import (
     age_text,
@@ -28,6 +35,10 @@ from tvmflow.core.formatting import (
     shorten,
     size_text,
 )
+from tvmflow.core.generated_text import shell_word
+from tvmflow.core.project import shortest_path
+from tvmflow.core.terminal import find_width
+from tvmflow.core.text import table
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
@@ -111,7 +122,6 @@ _WIDE: Final = 72
 
 
 def runs(options: RunsOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.engine.run_records import list_runs
 
     history = list_runs(options.store.locate_named(), options.limit)
@@ -141,9 +151,6 @@ def _to_json(run: RunRecord) -> dict[str, Json]:
 
 
 def _format_runs(runs: Sequence[RunRecord], damaged: Sequence[tuple[str, str]]) -> Iterator[str]:
-    from tvmflow.core.terminal import find_width
-    from tvmflow.core.text import table
-
     for path, reason in damaged:
         yield f"damaged record: {path}: {reason}"
     if not runs:
@@ -190,8 +197,6 @@ def _name_recipes(recipes: Sequence[str]) -> str:
 
 
 def logs(options: LogsOptions) -> int:
-    from tvmflow.cli.output import print_lines
-    from tvmflow.core.project import shortest_path
     from tvmflow.engine.run_records import read_run
     from tvmflow.engine.stage_logs import find_logs, follow, read_text
     from tvmflow.store.leases import active_runs
@@ -242,9 +247,6 @@ def _printable_line(line: str) -> str:
 
 
 def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
-    from tvmflow.core.terminal import find_width
-    from tvmflow.core.text import table
-
     rows = [
         {
             "stage": log.stage_id,
@@ -262,8 +264,6 @@ def _format_logs(logs: Sequence[StageLog]) -> Iterator[str]:
 
 
 def trace(options: TraceOptions) -> int:
-    from tvmflow.cli.output import check_output_file, print_outcome, write_file
-    from tvmflow.core.generated_text import shell_word
     from tvmflow.engine.run_records import LATEST, read_run
     from tvmflow.engine.timeline import make_trace, read_timeline
 

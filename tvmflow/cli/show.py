@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,13 @@ from tvmflow.cli.arguments import (
     store_option,
 )
 from tvmflow.cli.options import Options, argument, flag
+from tvmflow.cli.output import print_result
 from tvmflow.core.errors import UsageError
 from tvmflow.core.formatting import count_text, duration_text, excerpt, latency_text, names_text
+from tvmflow.core.generated_text import shell_word
+from tvmflow.core.project import shortest_path
+from tvmflow.core.terminal import find_width
+from tvmflow.core.text import table
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
@@ -97,7 +103,6 @@ _NUMBERS: Final = ("time", "per inference", "alone", "calls")
 
 
 def show_kernels(options: ShowKernelsOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.engine.kernel_details import list_rows
 
     store = options.store.open_to_read()
@@ -107,7 +112,6 @@ def show_kernels(options: ShowKernelsOptions) -> int:
 
 
 def show_kernel(options: ShowKernelOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.engine.kernel_details import find_kernel
 
     store = options.store.open_to_read()
@@ -127,8 +131,6 @@ def _find_libraries(
     options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
 ) -> list[BuiltLibrary]:
     """Return the libraries of a recipe as it is, or of a run."""
-    from tvmflow.core.generated_text import shell_word
-    from tvmflow.core.project import shortest_path
     from tvmflow.engine.kernel_details import list_libraries
     from tvmflow.engine.run_records import read_run
 
@@ -176,9 +178,6 @@ def _list_finished(
 
 
 def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
-    from tvmflow.core.terminal import find_width
-    from tvmflow.core.text import table
-
     width = find_width()
     for name, rows in tables.items():
         yield f"{name}: {count_text(len(rows), 'kernel')}"
@@ -253,10 +252,6 @@ def _read_kernel(
 
 
 def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator[str]:
-    import textwrap
-
-    from tvmflow.core.terminal import find_width
-
     details = kernel.details
     yield f"{kernel.library.name}: {details.row.name}"
     fields = {name: text for name, text in _list_fields(kernel) if text}
@@ -384,7 +379,6 @@ _SHOWN_COMMIT: Final = 12
 
 
 def show_run(options: ShowRunOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.engine.run_records import LATEST, read_run
 
     run = read_run(options.store.locate(), options.run_id or LATEST)
@@ -392,9 +386,6 @@ def show_run(options: ShowRunOptions) -> int:
 
 
 def _format_run(run: RunRecord) -> Iterator[str]:
-    from tvmflow.core.generated_text import shell_word
-    from tvmflow.core.project import shortest_path
-    from tvmflow.core.terminal import find_width
     from tvmflow.engine.report import STOPPED
     from tvmflow.engine.summary import summary
 

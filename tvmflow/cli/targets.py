@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
 from tvmflow.cli.options import Options, flag, option
+from tvmflow.cli.output import print_result
 from tvmflow.core.errors import UsageError
+from tvmflow.core.text import columns, nearest
 
 if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
@@ -55,7 +57,6 @@ class _Row(NamedTuple):
 
 
 def targets(options: TargetsOptions) -> int:
-    from tvmflow.cli.output import print_result
     from tvmflow.targets.llvm_query import load_cpus
 
     store = options.store.open_to_read()
@@ -68,7 +69,6 @@ def targets(options: TargetsOptions) -> int:
 
 
 def _find_triple(arch: str) -> str:
-    from tvmflow.core.text import nearest
     from tvmflow.targets.platforms import parse_triple
 
     triple = _TRIPLES.get(parse_triple(arch).arch)
@@ -115,7 +115,6 @@ def _list_rows(store: LocalStore) -> Iterator[_Row]:
 
 
 def _format_table(rows: Sequence[_Row]) -> list[str]:
-    from tvmflow.core.text import columns
     from tvmflow.targets.capabilities import Capabilities
     from tvmflow.targets.emulation import find_emulators
 
