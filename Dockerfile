@@ -10,7 +10,6 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY tvmflow ./tvmflow
 COPY pipelines ./pipelines
 COPY templates ./templates
-COPY docs/man_pages.py ./docs/
 RUN python -m venv --without-pip /opt/tvmflow
 RUN python -m pip --python /opt/tvmflow/bin/python install --no-cache-dir --disable-pip-version-check -c constraints.txt ".${EXTRAS}"
 

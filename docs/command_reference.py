@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from tvmflow.cli.commands import GROUPS, Command, load_commands
 from tvmflow.cli.help import describe
-from tvmflow.cli.parser import Argument, CommandParser, list_arguments
+from tvmflow.cli.parser import CommandParser
 
 _INTRODUCTION: Final = """\
 # Commands
@@ -15,6 +16,32 @@ _INTRODUCTION: Final = """\
 All commands with all options, as `tvmflow help COMMAND` shows them. [cli.md](cli.md) describes output, exit codes and what several commands have in common; `-h`, `-v` and `-q` are options of every command.
 """
 _COMMON: Final = ("-h", "-v", "-q")
+
+
+class Argument(NamedTuple):
+    """An argument for documentation: its names such as `--jobs`, its value, and its help."""
+
+    names: tuple[str, ...]
+    value: str
+    text: str
+
+
+def _list_arguments(parser: CommandParser) -> dict[str, list[Argument]]:
+    """Return the arguments of a command by the title of their group."""
+    groups = {
+        group.title or "options": [_describe_argument(action) for action in group._group_actions]
+        for group in parser._action_groups
+    }
+    return {title: arguments for title, arguments in groups.items() if arguments}
+
+
+def _describe_argument(action: argparse.Action) -> Argument:
+    choices = [str(choice) for choice in action.choices or ()]
+    value = str(action.metavar or ("{" + ",".join(choices) + "}" if choices else action.dest))
+    text = (action.help or "").replace("%%", "%")
+    if choices and not all(choice in text for choice in choices):
+        text += f" (one of {', '.join(choices)})"
+    return Argument(tuple(action.option_strings), "" if action.nargs == 0 else value, text)
 
 
 def commands_page() -> str:
@@ -31,7 +58,7 @@ def _section(command: Command) -> str:
     parser = CommandParser(command)
     text = describe(command)
     examples = f"```text\n{text.examples}\n```" if text.examples else ""
-    tables = [_table(title, rows) for title, rows in list_arguments(parser).items()]
+    tables = [_table(title, rows) for title, rows in _list_arguments(parser).items()]
     usage = f"`{(parser.usage or '').replace('%%', '%')}`"
     parts = [f"### `tvmflow {command.name}`", text.summary, usage, text.details, *tables, examples]
     return "\n\n".join(part for part in parts if part) + "\n"

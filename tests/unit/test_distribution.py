@@ -47,14 +47,6 @@ def test_it_has_nothing_but_the_package(wheel: zipfile.ZipFile) -> None:
     assert folders - metadata == {"tvmflow"}
 
 
-def test_it_has_man_pages(wheel: zipfile.ZipFile) -> None:
-    """pip puts them where `man` looks beside the command."""
-    pages = [name.partition(".data/")[2] for name in wheel.namelist() if ".data/" in name]
-    folder = "data/share/man/man1/"
-    assert f"{folder}tvmflow.1" in pages and f"{folder}tvmflow-cache-gc.1" in pages
-    assert [page for page in pages if not page.startswith(folder)] == []
-
-
 def test_its_description_has_absolute_links_alone(wheel: zipfile.ZipFile) -> None:
     """A package index shows the README without the repository around it."""
     [name] = [name for name in wheel.namelist() if name.endswith("/METADATA")]

@@ -99,7 +99,7 @@ def _list_options() -> dict[str, list[str]]:
             words[name] = [command.name.split()[1] for command in commands]
         for command in commands:
             words[command.name] = sorted(CommandParser(command)._option_string_actions)
-    return {**words, "help": [*table.COMMANDS, "--man"]}
+    return {**words, "help": [*table.COMMANDS]}
 
 
 def _bash_script() -> str:

@@ -126,7 +126,7 @@ def overview() -> str:
         lines += ["", f"{group}:", *table(commands, width, column)]
     lines += ["", fill(examples_text(EXAMPLES), width)]
     lines += ["", "exit codes:", *table({str(c): text for c, text in EXIT_CODES.items()}, width)]
-    more = "`tvmflow help COMMAND` shows the options of a command, with examples; with `--man`, as a man page."
+    more = "`tvmflow help COMMAND` shows the options of a command, with examples."
     return "\n".join([*lines, "", *wrap(more, width), ""])
 
 

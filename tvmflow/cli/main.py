@@ -82,13 +82,10 @@ def parse(argv: Sequence[str]) -> Invocation:
     if words == ["--version"]:
         return _printing(f"tvmflow {VERSION}\n")
     if words[0] in ("help", "--help"):
-        names = [word for word in words[1:] if word != "--man"]
-        if "--man" in words:
-            return _printing(_find_man_page(names[:2]))
-        if not names:
+        if not words[1:]:
             return _printing(overview())
         # `tvmflow help cache gc` is `tvmflow cache gc --help`
-        words = [*names[:2], "--help"]
+        words = [*words[1:3], "--help"]
     name, rest = words[0], words[1:]
     commands = _load_commands(name)
     if isinstance(commands, Command):
@@ -118,17 +115,6 @@ def _find_subcommand(name: str, word: str, commands: Mapping[str, Command]) -> C
 
         raise explain_subcommand(name, word, list(commands))
     return commands[word]
-
-
-def _find_man_page(names: Sequence[str]) -> str:
-    from tvmflow.cli.man import man_page
-
-    if not names:
-        return man_page()
-    commands = _load_commands(names[0])
-    if len(names) == 1 or isinstance(commands, Command):
-        return man_page(names[0])
-    return man_page(_find_subcommand(names[0], names[1], commands).name)
 
 
 def _parse_options(command: Command, words: Sequence[str], argv: Sequence[str]) -> Invocation:

@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, get_origin
 
 from tvmflow.cli.commands import Command, load_all_commands
 from tvmflow.cli.help import describe, examples_text, fill, terminal_width
@@ -55,8 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         _add_common(common)
         self._action_groups.append(common)
         positionals = [_usage(action) for action in self._get_positional_actions()]
-        self.synopsis = " ".join(["[OPTIONS]", *positionals])
-        self.usage = f"{self.prog} {self.synopsis}".replace("%", "%%")
+        self.usage = " ".join([self.prog, "[OPTIONS]", *positionals]).replace("%", "%%")
 
     def find_group(self, title: str) -> _Group:
         """Return the group of options with a title; it is added if there is none."""
@@ -101,32 +100,6 @@ class CommandParser(argparse.ArgumentParser):
             f"{self.command.name}: {message}",
             fix=f"`{self.usage}`; `tvmflow help {self.command.name}` lists the options",
         )
-
-
-class Argument(NamedTuple):
-    """An argument for documentation: its names such as `--jobs`, its value, and its help."""
-
-    names: tuple[str, ...]
-    value: str
-    text: str
-
-
-def list_arguments(parser: CommandParser) -> dict[str, list[Argument]]:
-    """Return the arguments of a command by the title of their group."""
-    groups = {
-        group.title or "options": [_describe_argument(action) for action in group._group_actions]
-        for group in parser._action_groups
-    }
-    return {title: arguments for title, arguments in groups.items() if arguments}
-
-
-def _describe_argument(action: argparse.Action) -> Argument:
-    choices = [str(choice) for choice in action.choices or ()]
-    value = str(action.metavar or ("{" + ",".join(choices) + "}" if choices else action.dest))
-    text = (action.help or "").replace("%%", "%")
-    if choices and not all(choice in text for choice in choices):
-        text += f" (one of {', '.join(choices)})"
-    return Argument(tuple(action.option_strings), "" if action.nargs == 0 else value, text)
 
 
 def _list_commands_with(option: str) -> list[str]:

@@ -98,7 +98,7 @@ def test_the_overview_imports_no_options() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_a_closed_stream_is_no_bug(closed: str, tmp_path: Path) -> None:
     """What would be printed there is discarded, and no file gets its number."""
-    command = f"{PYTHON} -m tvmflow help --man run {closed}"
+    command = f"{PYTHON} -m tvmflow help run {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert bool(done.stdout) == (not closed.startswith(">"))
@@ -119,7 +119,7 @@ def run_in_c_locale(*words: str, cwd: Path | None = None) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("line", ["help run", "cache --help", "--help", "help --man run"])
+@pytest.mark.parametrize("line", ["help run", "cache --help", "--help"])
 def test_help_is_printed_in_any_encoding(line: str) -> None:
     """What the encoding lacks is escaped; with a C locale, Python would refuse to print it."""
     done = run_in_c_locale(*line.split())
@@ -280,11 +280,11 @@ def test_a_folder_whose_name_is_not_utf_8_is_no_bug(
 
 
 def test_a_command_whose_output_nobody_reads_ends_quietly(project: Project) -> None:
-    """As in `tvmflow help --man run | head -1`: as a program does that SIGPIPE ends."""
+    """As in `tvmflow help run | head -1`: as a program does that SIGPIPE ends."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow", "help", "--man", "run"],
+        [sys.executable, "-m", "tvmflow", "help", "run"],
         stdout=writer, stderr=subprocess.PIPE, env=project.environment, cwd=project.folder,
     )  # fmt: skip
     os.close(writer)
