@@ -8,12 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.arguments import (
-    RecipeOptions,
-    RemoteCacheOptions,
-    StoreOptions,
-    with_disk_errors,
-)
+from tvmflow.cli.arguments import RecipeOptions, RemoteCacheOptions, StoreOptions, with_disk_errors
 from tvmflow.cli.options import age, argument, flag, option, size
 from tvmflow.cli.output import print_outcome, print_result
 from tvmflow.cli.records import CHECK_HELP

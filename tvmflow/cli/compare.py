@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
-from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.arguments import StoreOptions
+from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import print_lines, print_result
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
 from tvmflow.core.formatting import count_text
@@ -29,7 +29,7 @@ def _percent(text: str) -> float:
     return value
 
 
-class CompareOptions(Options):
+class CompareOptions(StoreOptions):
     """Show what changed between two runs, releases or deliveries.
 
     Latency, size, error, accuracy, inputs and packages are compared.
@@ -56,8 +56,6 @@ class CompareOptions(Options):
         type=_percent,
     )
     md: bool = flag("print Markdown")
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option()
 
 
 def compare(options: CompareOptions) -> int:

@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from tvmflow.cli.arguments import JSON_HELP, DistOption, StoreOption, dist_option, store_option
-from tvmflow.cli.options import Options, flag
+from tvmflow.cli.arguments import DistOption, StoreOptions, dist_option
 from tvmflow.cli.output import print_json, print_lines
 from tvmflow.core.disk_errors import explain
 from tvmflow.core.errors import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from tvmflow.store.local import LocalStore
 
 
-class DoctorOptions(Options):
+class DoctorOptions(StoreOptions):
     """Check this installation piece by piece.
 
     Each piece is tried in a process that may crash. A piece is good (ok), not good (BAD), or not good
@@ -46,10 +45,7 @@ class DoctorOptions(Options):
         tvmflow doctor --store /fast/cache --dist /shared/dist
     """
 
-    store: StoreOption = store_option()
     dist: DistOption = dist_option()
-    json: bool = flag(JSON_HELP)
-    verbosity: int
 
 
 _CORE_PACKAGES: Final = ("apache-tvm", "apache-tvm-ffi", "safetensors", "ziglang")

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import (
-    JSON_HELP,
     RECIPE_SUFFIXES,
     DistOption,
     LockOptions,
     RecipeOptions,
-    StoreOption,
+    StoreOptions,
     dist_option,
     force_option,
     pipeline_option,
-    store_option,
 )
-from tvmflow.cli.options import Options, argument, flag, option
+from tvmflow.cli.options import argument, flag, option
 from tvmflow.cli.output import check_output_file, print_result, write_file
 from tvmflow.core.codec import to_json
 from tvmflow.core.errors import EXIT_FAILED, EXIT_OK, UsageError
@@ -42,7 +40,7 @@ GRAPHS: Final = ("mermaid", "dot", "svg")
 """The formats of a plan's graph."""
 
 
-class PlanOptions(Options):
+class PlanOptions(StoreOptions):
     """Show which stages `run` would run, and why, without running them.
 
     Examples:
@@ -55,7 +53,6 @@ class PlanOptions(Options):
         tvmflow plan net.yaml --json
     """
 
-    store: StoreOption = store_option()
     recipes: RecipeOptions
     lock: LockOptions
     check: bool = flag("end with exit code 1 if a stage would run or a file would be delivered")
@@ -65,7 +62,6 @@ class PlanOptions(Options):
         None, "show the graph of the stages with their states instead", choices=GRAPHS
     )
     output: Path | None = option("FILE", "write to FILE what would be shown")
-    json: bool = flag(JSON_HELP)
     argv: tuple[str, ...]
 
 
@@ -177,7 +173,7 @@ def _describe_plan(plan: Plan, state: PlanState) -> dict[str, Json]:
 # ---------------------------------------------------------------- tvmflow explain
 
 
-class ExplainOptions(Options):
+class ExplainOptions(StoreOptions):
     """Show why a stage must run or not, and what its result depends on.
 
     Examples:
@@ -192,7 +188,6 @@ class ExplainOptions(Options):
         tvmflow explain net.yaml --critical
     """
 
-    store: StoreOption = store_option()
     recipe: str | None = argument(
         "RECIPE",
         "the recipe; with --critical a run (see `tvmflow runs`) or the last run of a recipe",
@@ -203,7 +198,6 @@ class ExplainOptions(Options):
     critical: bool = flag(
         "show the stages that decided how long a run took, and what each would save if it cost nothing"
     )
-    json: bool = flag(JSON_HELP)
 
 
 class _Explanation(NamedTuple):

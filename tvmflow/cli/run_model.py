@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import JSON_HELP, StoreOption, store_option
-from tvmflow.cli.options import Options, argument, flag, option, positive_int
+from tvmflow.cli.arguments import StoreOptions
+from tvmflow.cli.options import argument, flag, option, positive_int
 from tvmflow.cli.output import check_output_file, print_result, write_file
 from tvmflow.core.dimensions import choose_representative, sizes_text, specs_at
 from tvmflow.core.errors import EXIT_OK, EXIT_VERIFY, UsageError
@@ -29,7 +29,7 @@ _RANDOM: Final = "random"
 _FILLS: Final[Mapping[str, int]] = {"zeros": 0, "ones": 1}
 
 
-class RunModelOptions(Options):
+class RunModelOptions(StoreOptions):
     """Run a bundle on images, arrays, or random numbers.
 
     Examples:
@@ -104,8 +104,6 @@ class RunModelOptions(Options):
         "FILE",
         "the model's file for --compare; without it, the one that the library was built from, if this machine still has it",
     )
-    store: StoreOption = store_option()
-    json: bool = flag(JSON_HELP)
 
 
 _BUNDLE_SUFFIX: Final = ".tvmflow"

@@ -9,13 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tvmflow.cli.arguments import (
-    JSON_HELP,
-    RECIPE_SUFFIXES,
-    StoreOption,
-    StoreOptions,
-    store_option,
-)
+from tvmflow.cli.arguments import RECIPE_SUFFIXES, StoreOption, StoreOptions, store_option
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.cli.output import (
     check_output_file,
@@ -49,7 +43,7 @@ if TYPE_CHECKING:
 _SHOWN_RUNS: Final = 20
 
 
-class RunsOptions(Options):
+class RunsOptions(StoreOptions):
     """List the last runs that did something, the last one first.
 
     A run that was up to date leaves no record. `show run` shows all of one run.
@@ -64,8 +58,6 @@ class RunsOptions(Options):
     limit: int = option(
         "N", f"how many to list ({_SHOWN_RUNS})", default=_SHOWN_RUNS, type=positive_int
     )
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option()
 
 
 class LogsOptions(Options):

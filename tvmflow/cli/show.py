@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tvmflow.cli.arguments import (
-    JSON_HELP,
     RECIPE_SUFFIXES,
     StoreOption,
+    StoreOptions,
     pipeline_option,
     store_option,
 )
@@ -55,7 +55,7 @@ class ShowRunOptions(Options):
     store: StoreOption = store_option()
 
 
-class ShowKernelsOptions(Options):
+class ShowKernelsOptions(StoreOptions):
     """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model.
 
     The slowest comes first. `show kernel` shows all that is known of one, and its code.
@@ -68,11 +68,9 @@ class ShowKernelsOptions(Options):
     what: str = argument(_SUBJECT, _SUBJECT_HELP)
     target: str | None = argument("TARGET", "only this target", "?")
     pipeline: str | None = pipeline_option()
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option()
 
 
-class ShowKernelOptions(Options):
+class ShowKernelOptions(StoreOptions):
     """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code.
 
     Its code is made again from the stored results, as `build` made it.
@@ -93,8 +91,6 @@ class ShowKernelOptions(Options):
     record: bool = flag("show the trial behind its schedule, or else the best one")
     asm: bool = flag("show its assembly; for a GPU, its CUDA C")
     pipeline: str | None = pipeline_option()
-    json: bool = flag(JSON_HELP)
-    store: StoreOption = store_option()
 
 
 _SHOWN_KEY: Final = 12
