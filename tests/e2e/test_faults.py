@@ -28,9 +28,9 @@ from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.stages.verify import fault_search
 from tvmflow.store.local import LocalStore
 from tvmflow.tuning import measure, traces
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import Trial, trial_id
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 frontend = FRONTENDS["onnx"]
 

@@ -29,7 +29,7 @@ _OPEN: Final = """
 import json, re, sys, time
 from pathlib import Path
 from tests.support.trials import trial
-from tvmflow.tuning.workload_ledger import WorkloadLedger
+from tvmflow.tuning.ledger import WorkloadLedger
 began = time.process_time()
 ledger = WorkloadLedger(Path(sys.argv[1]))
 opened = time.process_time()

@@ -19,9 +19,9 @@ from tests.support.interruption import RunningCommand
 from tests.support.project import Project
 from tvmflow.core.canonical_json import canonical
 from tvmflow.stages import build
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import trial_id
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import numpy as np
 
 from tvmflow.compiler.choices import choice_key
 from tvmflow.compiler.tir_kernels.winograd import Costs
+from tvmflow.tuning.choice_costs import MeasuredOperator, measured_operator
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
-from tvmflow.tuning.measured_operators import MeasuredOperator, measured_operator
 from tvmflow.tuning.trials import ChoiceTimes
 
 TARGET = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}

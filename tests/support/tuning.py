@@ -22,11 +22,11 @@ from tvmflow.recipe import Kernels, Tune, Verify
 from tvmflow.stages.base import StageContext, parse_settings
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.tvm_target import split_threads, with_threads
-from tvmflow.tuning.budget import Budget, BudgetRules
+from tvmflow.tuning.budget import Budget, BudgetRules, Task
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.measurer import MeasureContext
-from tvmflow.tuning.tuning_job import SearchOptions, Task, WorkClock
+from tvmflow.tuning.tuning_job import SearchOptions, WorkClock
 from tvmflow.tuning.workloads import Workload, extract_workloads
 
 Emit = Callable[[dict[str, Any]], None]

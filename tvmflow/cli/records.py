@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from tvmflow.tuning import ledger_folders, replay
     from tvmflow.tuning.choice_costs import Learnt, Ranking
     from tvmflow.tuning.ledger_folders import LedgerCheck, PruneResult, TargetFolder
-    from tvmflow.tuning.pack_import import ExportResult
+    from tvmflow.tuning.packs import ExportResult, ImportResult
     from tvmflow.tuning.replay import ReplayResult
-    from tvmflow.tuning.trial_import import ImportResult
     from tvmflow.tuning.trials import Trial
 
 
@@ -206,7 +205,7 @@ def show(options: ShowOptions) -> int:
 @with_disk_errors
 def export(options: ExportOptions) -> int:
     from tvmflow.cli.output import print_outcome
-    from tvmflow.tuning.pack_import import export_pack
+    from tvmflow.tuning.packs import export_pack
 
     packed = export_pack(
         options.file,
@@ -225,7 +224,7 @@ def import_trials(options: ImportOptions) -> int:
     from tvmflow.core.file_kinds import LOCK, TRIALS, check_kind
     from tvmflow.release.lock_update import SUFFIXES, import_lock
     from tvmflow.tuning.ledger import this_machine_class
-    from tvmflow.tuning.pack_import import import_pack
+    from tvmflow.tuning.packs import import_pack
 
     store = options.store.open()
     check_kind(options.file, TRIALS, LOCK)
@@ -238,7 +237,7 @@ def import_trials(options: ImportOptions) -> int:
 @with_disk_errors
 def merge(options: MergeOptions) -> int:
     from tvmflow.tuning.ledger import this_machine_class
-    from tvmflow.tuning.trial_import import merge_ledger
+    from tvmflow.tuning.packs import merge_ledger
 
     store = options.store.open()
     with store.running(), start_trace_check(store, options.check) as checker:
@@ -315,11 +314,9 @@ def verify(options: VerifyOptions) -> int:
 @with_disk_errors
 def learn(options: LearnOptions) -> int:
     from tvmflow.cli.output import print_result
-    from tvmflow.tuning import choice_costs, measured_operators
+    from tvmflow.tuning import choice_costs
 
-    classes = measured_operators.read_operators(
-        Path(options.store.locate().ledger), options.target_keys
-    )
+    classes = choice_costs.read_operators(Path(options.store.locate().ledger), options.target_keys)
     learnt = [choice_costs.learn(kind, classes[kind]) for kind in sorted(classes)]
     return print_result({"classes": learnt}, format_learnt(learnt), options)
 

@@ -17,7 +17,7 @@ from tvmflow.stages import STAGES
 from tvmflow.stages.base import find_facts, parse_settings
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.store.local import ActionRecord, LocalStore
-from tvmflow.tuning.forecast import TrialForecast
+from tvmflow.tuning.budget import TrialForecast
 
 _log = logging.getLogger(__name__)
 

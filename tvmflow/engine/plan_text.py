@@ -16,7 +16,7 @@ from tvmflow.engine.estimates import Estimate, Total, add_up
 from tvmflow.engine.report import MAX_SHOWN, unreadable_facts_text
 from tvmflow.stages import STAGES, read_facts
 from tvmflow.store.failures import Failure
-from tvmflow.tuning.forecast import TrialForecast
+from tvmflow.tuning.budget import TrialForecast
 
 KINDS: Final = {"hit": "up to date", "run": "run", "wait": "may run"}
 """The words for the kinds of decisions."""

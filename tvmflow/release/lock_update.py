@@ -36,8 +36,8 @@ from tvmflow.store.local import LocalStore
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.tvm_target import split_threads, with_threads
 from tvmflow.tuning.ledger import MachineClass, TargetDescription, WorkloadDescription
+from tvmflow.tuning.packs import ImportedWorkload, ImportResult, Problems, import_trials
 from tvmflow.tuning.replay import TraceCheck
-from tvmflow.tuning.trial_import import ImportedWorkload, ImportResult, Problems, import_trials
 from tvmflow.tuning.trials import Trial
 
 _log = logging.getLogger(__name__)

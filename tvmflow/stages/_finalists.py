@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tvmflow.stages.base import StageContext
     from tvmflow.stages.tune_settings import PickBestSettings
     from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes
-    from tvmflow.tuning.workload_ledger import WorkloadLedger
+    from tvmflow.tuning.ledger import WorkloadLedger
 
 LOG: Final = "finalists.log"
 

@@ -16,9 +16,10 @@ from tvmflow.targets import devices
 from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
 from tvmflow.tuning import measure, measurer, roofline, rpc_device
+from tvmflow.tuning.budget import Task
 from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.search import Tuning
-from tvmflow.tuning.tuning_job import SearchOptions, Task, TuningResult, WorkClock
+from tvmflow.tuning.tuning_job import SearchOptions, TuningResult, WorkClock
 from tvmflow.tuning.workloads import family_key, shapes_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tvmflow.core.codec import Mismatch, from_json
 from tvmflow.core.fork_server import ChildFunction
 from tvmflow.core.types import Json, RunTraits
 from tvmflow.recipe import Recipe
-from tvmflow.tuning.forecast import TrialForecast
+from tvmflow.tuning.budget import TrialForecast
 
 Event = dict[str, Json]
 """A progress event."""

@@ -28,11 +28,10 @@ from tvmflow.stages.tune_settings import (
 )
 from tvmflow.targets.resolve import ResolvedTarget
 from tvmflow.targets.threads import count_cpus, count_usable_cpus
-from tvmflow.tuning.budget import ROOFLINE_SHARE
-from tvmflow.tuning.forecast import TrialForecast, forecast_trials
+from tvmflow.tuning.budget import ROOFLINE_SHARE, Task, TrialForecast, forecast_trials
 from tvmflow.tuning.ledger import target_key
 from tvmflow.tuning.ledger_folders import read_records
-from tvmflow.tuning.tuning_job import Task, search_name
+from tvmflow.tuning.tuning_job import search_name
 
 if TYPE_CHECKING:
     from tvmflow.tuning.tuning_job import TuningResult, WorkloadResult

@@ -27,9 +27,9 @@ from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.trials import ChoiceTimes, LibraryRecord, timestamp
 from tvmflow.tuning.untuned_comparison import Libraries, LibraryRequest, LibraryTimes
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 if TYPE_CHECKING:
     from tvmflow.compiler.node_tracking import KernelNodes

@@ -22,9 +22,9 @@ from tvmflow.core.statistics import PairedTimes, geometric_means
 from tvmflow.core.types import Json
 from tvmflow.targets import devices
 from tvmflow.tuning import measure
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import Timing
 from tvmflow.tuning.trials import Ban, FinalistsRecord, timestamp, trial_id
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import list_compared_sizes
 
 if TYPE_CHECKING:

@@ -1,30 +1,594 @@
 """The trial ledger: all trials ever measured, in one folder for each target.
 
 A target's folder is named by the digest of its description, so that trials that must not be
-compared never meet. It holds an append-only file for each workload (see `workload_ledger`) and
+compared never meet. It holds an append-only file for each workload and
 small notes about it: a description for people, and the saved kernel.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import logging
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, TypeGuard
+from typing import Any, Final, Literal, NamedTuple, TypeGuard
 
 from pydantic import StrictStr, TypeAdapter
 
-from tvmflow.core import documents, packages
+from tvmflow.core import documents, file_locks, packages
 from tvmflow.core.canonical_json import canonical, digest_of, document
-from tvmflow.core.files import temporary_name, write_atomically
+from tvmflow.core.disk_errors import explain
+from tvmflow.core.errors import StoreError
+from tvmflow.core.files import flush_file, replacing, temporary_name, write_atomically
 from tvmflow.core.formatting import count_text
 from tvmflow.core.types import Json
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
-from tvmflow.tuning.trials import RECORD_VERSION
-from tvmflow.tuning.workload_ledger import WorkloadLedger, unwritable
+from tvmflow.tuning.trials import (
+    NOTE_VERSION,
+    RECORD_VERSION,
+    Ban,
+    Baseline,
+    ChoiceTimes,
+    ExhaustedMark,
+    FileHeader,
+    FinalistsRecord,
+    LibraryRecord,
+    Note,
+    Record,
+    SearchEnd,
+    SearchTime,
+    Trial,
+    parse_line,
+    sort_by_record,
+    sort_by_time,
+    timestamp,
+    to_line,
+)
 
+
+class WorkloadRecords:
+    """The records of one workload on one target.
+
+    Attributes:
+        trials: The trials by id, in the order in which they were added.
+        baselines: The time of the untuned kernel, by the version of the schedule rules.
+        finalists: The times of finalists, by the digest of what was measured and how.
+        libraries: The same of comparisons of libraries.
+        bans: The bans of trials, by their ids.
+        choices: The times of choices for an operator, by their keys.
+        search_ends: The searches that ended, each under the largest budget, by their names.
+    """
+
+    def __init__(self) -> None:
+        self.trials: dict[str, Trial] = {}
+        self.baselines: dict[int, Baseline] = {}
+        self.finalists: dict[str, FinalistsRecord] = {}
+        self.libraries: dict[str, LibraryRecord] = {}
+        self.bans: dict[str, Ban] = {}
+        self.choices: dict[str, ChoiceTimes] = {}
+        self.search_ends: dict[str, SearchEnd] = {}
+        # of each kind, in the order of `notes`, the records by what they are about
+        self._kept: dict[type[Record], dict[Any, Any]] = {
+            Trial: self.trials,
+            Baseline: self.baselines,
+            FinalistsRecord: self.finalists,
+            LibraryRecord: self.libraries,
+            Ban: self.bans,
+            ChoiceTimes: self.choices,
+            SearchTime: {},
+            SearchEnd: self.search_ends,
+        }
+        self._exhausted: dict[str, int] = {}
+        self._last_when = ""
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    def keep(self, record: Record | None) -> None:
+        """Add a record; of two about the same thing the one counts that `is_news` says.
+
+        Args:
+            record: The record; None stands for one of a newer version.
+        """
+        if isinstance(record, Trial | Baseline):
+            self._last_when = max(self._last_when, record.when)
+        if isinstance(record, ExhaustedMark):
+            self._exhausted[record.search] = record.trials
+        elif record is not None and not isinstance(record, FileHeader) and self.is_news(record):
+            self._kept[type(record)][_subject_of(record)] = record
+
+    def is_news(self, record: Trial | Note) -> bool:
+        """Return whether a record is about something unknown, or counts more than the known one.
+
+        Of two the earlier one counts, but of two notes of searches that of the longer one.
+        """
+        known = self._kept[type(record)].get(_subject_of(record))
+        return known is None or _precedence(record) < _precedence(known)
+
+    def keep_earlier_baseline(self, path: Path) -> None:
+        """Add the baseline from the file in which version 0.1 kept it.
+
+        Args:
+            path: The file of the workload's trials, beside which that one is.
+        """
+        try:
+            note = json.loads(path.with_name(f"{path.stem}.untuned.json").read_bytes())
+            note["baseline"] = note.pop("schedules")
+            self.keep(parse_line(canonical({"v": NOTE_VERSION, **note})))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return
+
+    # ---------------------------------------------------------------- views
+
+    def in_order(self) -> list[Trial]:
+        """Return the trials in the order of measuring, which all decisions depend on."""
+        return sort_by_record(self.trials.values())
+
+    def valid(self) -> list[Trial]:
+        """Return the trials that have a time and no ban, fastest first; equal ones in the order of their ids."""
+        return sort_by_time(
+            trial for trial in self.trials.values() if trial.run_secs and trial.id not in self.bans
+        )
+
+    def notes(self) -> list[Note]:
+        """Return the records of other kinds in an order that depends on the content alone."""
+        notes = (records for kind, records in self._kept.items() if kind is not Trial)
+        return [records[subject] for records in notes for subject in sorted(records)]
+
+    @property
+    def search_time(self) -> SearchTime | None:
+        """The time that searches have spent; None where none has noted it."""
+        return next(iter(self._kept[SearchTime].values()), None)
+
+    def is_exhausted(self, search: str) -> bool:
+        """Return whether `search` came to its end and no trial was added since."""
+        return self._exhausted.get(search, -1) == len(self)
+
+    def exhausted_searches(self) -> list[str]:
+        """Return the searches that came to their end with the present trials."""
+        return sorted(filter(self.is_exhausted, self._exhausted))
+
+    def untuned_seconds(self, schedules: int) -> float | None:
+        """Return the seconds of an untuned call; None when not measured.
+
+        Args:
+            schedules: The version of the schedule rules.
+        """
+        baseline = self.baselines.get(schedules)
+        return baseline.seconds if baseline else None
+
+    def baseline_before_trials(self, schedules: int) -> Baseline | None:
+        """Return the time of an untuned call if it was measured before the first trial.
+
+        What is measured later must not change the decisions that led to the present trials.
+        """
+        baseline = self.baselines.get(schedules)
+        first = min((trial.when for trial in self.trials.values()), default="")
+        return baseline if baseline and (not first or baseline.when <= first) else None
+
+
+def header_of(path: Path) -> FileHeader:
+    """Return the header that the file of a workload has, by its name and that of its folder."""
+    return FileHeader(path.stem, path.parent.name)
+
+
+def describe_copy(path: Path, header: FileHeader) -> str:
+    """Return a sentence for a file that was copied from another workload or target."""
+    return (
+        f"{path}: it has the records of workload {header.workload[:12]} "
+        f"on target {header.target[:12]}, not of its own"
+    )
+
+
+def _subject_of(record: Trial | Note) -> object:
+    """Return what a record is about: of two about the same, one counts."""
+    if isinstance(record, SearchTime):
+        return None
+    return record.key if isinstance(record, ChoiceTimes) else record[0]
+
+
+def _precedence(record: Trial | Note) -> tuple[tuple[float, ...], str, bytes]:
+    """Return what sorts the longer search first, then the earlier record, and equal ones always alike."""
+    length: tuple[float, ...] = ()
+    if isinstance(record, SearchTime):
+        length = (-record.trials, -record.seconds)
+    elif isinstance(record, SearchEnd):
+        minutes, limit = record.budget
+        length = (-minutes, -limit, -record.share)
+    return length, record.when, to_line(record)
+
+
+def same_trials(records: WorkloadRecords, trials: Iterable[Trial]) -> bool:
+    """Return whether these are all trials, and no others."""
+    return records.trials.keys() == {trial.id for trial in trials}
+
+
+_RECORD_START: Final = b"{"
+# What searches note about all trials together.
+_SEARCH_NOTES: Final = (ExhaustedMark, SearchTime, SearchEnd)
+_MAX_REPAIRS: Final = 1000
 _log = logging.getLogger(__name__)
+
+
+class _Line(NamedTuple):
+    """A line's first byte, its length without the line end, and its number from 1."""
+
+    start: int
+    length: int
+    number: int
+
+
+class _ForeignFile(Exception):
+    """The file was copied from another workload or target."""
+
+    def __init__(self, header: FileHeader) -> None:
+        super().__init__(header)
+        self.header = header
+
+
+class WorkloadLedger(WorkloadRecords):
+    """The records of one workload on one target, shared with other processes, as read or written so far.
+
+    Attributes:
+        repairs: A sentence for each damage that was found when the file was read, of the first ones.
+        quarantined: How many lines were quarantined.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.repairs: list[str] = []
+        self.quarantined = 0
+        self._reset()
+        self.refresh()
+
+    @property
+    def quarantine_path(self) -> Path:
+        """The file of lines that cannot be used."""
+        return self.path.with_name(f"{self.path.stem}.quarantine.jsonl")
+
+    # ---------------------------------------------------------------- trials
+
+    def refresh(self) -> None:
+        """Read what other processes have added since, or the whole file when they removed some."""
+        if self.path.exists():
+            with self._locked():
+                pass
+        else:
+            self._reset()
+
+    def append(self, trial: Trial) -> bool:
+        """Add a trial that was just measured; return False when another process has added it meanwhile.
+
+        The trial is on disk when this returns.
+
+        Raises:
+            StoreError: It cannot be written; the file is then as it was.
+        """
+        with self._locked() as descriptor:
+            if trial.id in self.trials:
+                return False
+            if trial.when <= self._last_when:
+                trial = trial._replace(when=timestamp(after=self._last_when))
+            self._write(descriptor, [trial])
+            return True
+
+    def extend(self, trials: Iterable[Trial]) -> int:
+        """Add many trials at once and return how many of them were not known.
+
+        Of two measurements of one schedule the earlier one stays, whichever came first.
+
+        Raises:
+            StoreError: They cannot be written; the file is then as it was.
+        """
+        chosen = WorkloadRecords()
+        for trial in trials:
+            chosen.keep(trial)
+        with self._locked() as descriptor:
+            new = [trial for trial in chosen.trials.values() if self.is_news(trial)]
+            unknown = sum(1 for trial in new if trial.id not in self.trials)
+            if new:
+                self._write(descriptor, new)
+            return unknown
+
+    def mark_exhausted(self, search: str) -> None:
+        """Record that `search` found no further candidate beyond the present trials."""
+        with self._locked() as descriptor:
+            self._write(descriptor, [ExhaustedMark(search, len(self), timestamp())])
+
+    def record_untuned(self, schedules: int, seconds: float, least_s: float = 0.0) -> None:
+        """Record the seconds of an untuned call that was just measured, unless some are known.
+
+        Args:
+            schedules: The version of the schedule rules.
+            seconds: Seconds of a call.
+            least_s: Seconds of a call at the roofline of the machine; 0 when not known.
+
+        Raises:
+            StoreError: The record cannot be written.
+        """
+        with self._locked() as descriptor:
+            if schedules not in self.baselines:
+                when = timestamp(after=self._last_when)
+                self._write(descriptor, [Baseline(schedules, seconds, when, least_s)])
+
+    def add(self, records: Iterable[Note]) -> None:
+        """Add records of other kinds than trials; of two about the same thing the earliest counts.
+
+        Raises:
+            StoreError: They cannot be written.
+        """
+        with self._locked() as descriptor:
+            new = [record for record in records if self.is_news(record)]
+            if new:
+                self._write(descriptor, new)
+
+    def quarantine(self, ids: Iterable[str], reason: str) -> None:
+        """Move trials that no longer apply to the workload into the quarantine file."""
+        with self._locked():
+            known = [trial_id for trial_id in ids if trial_id in self.trials]
+            self._quarantine_lines([(self._lines.pop(trial_id), reason) for trial_id in known])
+            for trial_id in known:
+                del self.trials[trial_id]
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Delete trials and return how many were present. The others keep order and bytes.
+
+        The file is replaced in one step. Processes that have it open notice and read it again.
+        """
+        with self._locked() as descriptor:
+            starts = {self._lines[trial_id].start for trial_id in ids if trial_id in self.trials}
+            if starts:
+                self._rewrite_without(descriptor, starts)
+        self.refresh()
+        return len(starts)
+
+    @contextlib.contextmanager
+    def exclusive_search(self, *, wait: bool = True) -> Iterator[None]:
+        """Lock the search for this workload, so that two runs share trials and repeat none.
+
+        Raises:
+            Locked: Another process searches and `wait` is false.
+        """
+        with _locked_file(self.path.with_suffix(".lock"), wait=wait):
+            self.refresh()
+            yield
+
+    # ---------------------------------------------------------------- the file
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Lock the file and read what is new in it; give its descriptor."""
+        is_new = False
+        while True:
+            with _locked_file(self.path) as descriptor:
+                try:
+                    self._read_new_lines(descriptor)
+                except _ForeignFile as foreign:
+                    self._set_aside(foreign.header)
+                    is_new = True
+                    continue
+                if is_new and not self._has_header:
+                    # an empty file would look as if it had lost trials
+                    self._write(descriptor, [])
+                yield descriptor
+                return
+
+    def _set_aside(self, header: FileHeader) -> None:
+        """Move the locked file, which is another one's, out of the way."""
+        aside = self.path.with_name(f"{self.path.stem}.set-aside-{temporary_name()}.jsonl")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        self._report_repair(
+            f"{describe_copy(self.path, header)}; it was moved to {aside.name}: "
+            "rename it to the file of that workload if this has no trials"
+        )
+        self.quarantined += 1
+        self._reset()
+
+    def _write(self, descriptor: int, records: Iterable[Record]) -> None:
+        """Append records to the locked file, sync and read it; undo it when the disk is full."""
+        headers = [] if self._has_header else [header_of(self.path)]
+        lines = b"".join(map(to_line, (*headers, *records)))
+        end = os.fstat(descriptor).st_size
+        try:
+            if os.pwrite(descriptor, lines, end) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            flush_file(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, end)
+            raise unwritable(self.path, error) from error
+        self._read_new_lines(descriptor)
+
+    def _rewrite_without(self, descriptor: int, starts: set[int]) -> None:
+        """Replace the locked file by one without the lines that start at these bytes."""
+        content = _read_at(descriptor, 0, os.fstat(descriptor).st_size)
+        kept, start = [], 0
+        for line in content.split(b"\n"):
+            # No search is at its end then. What is no such note and not blank is kept, as a newer version's is.
+            is_mark = start not in starts and isinstance(parse_line(line), _SEARCH_NOTES)
+            if start not in starts and line.strip() and not is_mark:
+                kept.append(line + b"\n")
+            start += len(line) + 1
+        try:
+            with replacing(self.path) as path, open(path, "wb") as stream:  # noqa: PTH123
+                stream.writelines(kept)
+                stream.flush()
+                flush_file(stream.fileno())
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _reset(self) -> None:
+        super().__init__()
+        self._lines: dict[str, _Line] = {}
+        self._offset = self._line_count = 0
+        self._last_line = b""
+        self._has_header = False
+        self.keep_earlier_baseline(self.path)
+
+    def _read_new_lines(self, descriptor: int) -> None:
+        """Read the locked file from where the last reading ended, and repair what is damaged."""
+        # A file that was rewritten without some of its lines has other bytes at this place.
+        before = os.pread(descriptor, len(self._last_line), self._offset - len(self._last_line))
+        if before != self._last_line:
+            self._reset()
+        size = os.fstat(descriptor).st_size
+        *lines, tail = _read_at(descriptor, self._offset, size).split(b"\n")
+        if tail and (_is_json(tail) or not tail.startswith(_RECORD_START)):
+            # The process died between a record and the end of its line; or this is not a record.
+            os.pwrite(descriptor, b"\n", size)
+            lines.append(tail)
+        elif tail:
+            os.ftruncate(descriptor, size - len(tail))
+            flush_file(descriptor)
+            number = self._line_count + len(lines) + 1
+            self._report_repair(
+                f"{self.path}:{number}: an incomplete last line of {len(tail)} bytes was removed"
+            )
+        damaged: list[tuple[_Line, str]] = []
+        superseded: list[_Line] = []
+        for content in lines:
+            self._line_count += 1
+            line = _Line(self._offset, len(content), self._line_count)
+            if reason := self._read_line(line, content, superseded):
+                damaged.append((line, reason))
+            self._offset += len(content) + 1
+            self._last_line = content + b"\n"
+        self._quarantine_lines(damaged)
+        self._blank(superseded)
+
+    def _read_line(self, line: _Line, content: bytes, superseded: list[_Line]) -> str:
+        """Read one line. A quarantined line is blank, and a newer version's is left alone.
+
+        Args:
+            line: Where it is.
+            content: Its bytes.
+            superseded: Gets the line whose place this one takes.
+
+        Returns:
+            Why it is to be quarantined; an empty string otherwise.
+        """
+        try:
+            record = parse_line(content)
+        except ValueError as error:
+            return f"unreadable: {error}"
+        if isinstance(record, Trial):
+            if not self.is_news(record):
+                return "the same trial is in an earlier line"
+            if record.id in self.trials:
+                superseded.append(self._lines[record.id])
+            self._lines[record.id] = line
+        if isinstance(record, FileHeader):
+            if record != header_of(self.path):
+                raise _ForeignFile(record)
+            self._has_header = True
+        self.keep(record)
+        return ""
+
+    def _quarantine_lines(self, damaged: Sequence[tuple[_Line, str]]) -> None:
+        """Copy lines to the quarantine file, then blank them in place: no other line moves.
+
+        Args:
+            damaged: Each line with the reason.
+        """
+        if not damaged:
+            return
+        with self.path.open("rb") as stream, self.quarantine_path.open("ab") as quarantine:
+            for line, reason in damaged:
+                stream.seek(line.start)
+                content = stream.read(line.length)
+                entry = {
+                    "when": timestamp(),
+                    "reason": reason,
+                    "line": content.decode("utf-8", "backslashreplace"),
+                }
+                quarantine.write(canonical(entry) + b"\n")
+            # all of them are on disk before the first one is blanked
+            quarantine.flush()
+            flush_file(quarantine.fileno())
+        self._blank([line for line, _ in damaged])
+        self.quarantined += len(damaged)
+        for line, reason in damaged:
+            self._report_repair(f"{self.path}:{line.number}: one line was quarantined ({reason})")
+
+    def _blank(self, lines: Sequence[_Line]) -> None:
+        """Write spaces over lines of the locked file."""
+        if not lines:
+            return
+        with self.path.open("r+b") as stream:
+            for line in lines:
+                stream.seek(line.start)
+                stream.write(b" " * line.length)
+            stream.flush()
+            flush_file(stream.fileno())
+
+    def _report_repair(self, text: str) -> None:
+        _log.debug("%s", text)
+        if len(self.repairs) < _MAX_REPAIRS:
+            self.repairs.append(text)
+
+
+@contextlib.contextmanager
+def _locked_file(path: Path, *, wait: bool = True) -> Iterator[int]:
+    """Hold the file at `path` exclusively locked and give its descriptor.
+
+    Raises:
+        Locked: Another process holds the lock and `wait` is false.
+        StoreError: The file cannot be opened for writing.
+    """
+    while True:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(file_locks.held(path, wait=wait))
+            except OSError as error:
+                raise unwritable(path, error) from error
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise unwritable(path, OSError(errno.EINVAL, "it is not a regular file"))
+            # If it was replaced while this process waited, the locked file is no longer the ledger.
+            if _is_at(path, descriptor):
+                yield descriptor
+                return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _read_at(descriptor: int, start: int, end: int) -> bytes:
+    """Return the bytes of an open file from `start` to `end`, which one call may not read at once."""
+    parts = []
+    while part := os.pread(descriptor, end - start, start):
+        parts.append(part)
+        start += len(part)
+    return b"".join(parts)
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def unwritable(path: Path, cause: OSError) -> StoreError:
+    """Return the error for a file of the ledger that cannot be written."""
+    problem = explain(cause, path)
+    reason = problem.message if problem else cause.strerror or str(cause)
+    return StoreError(
+        f"cannot write the trial ledger {path}: {reason}",
+        fix="free some space or correct the permissions; all trials measured so far are kept",
+    )
 
 
 class TargetDescription(NamedTuple):

@@ -20,9 +20,16 @@ from tvmflow.core.errors import UsageError
 from tvmflow.core.file_locks import Locked
 from tvmflow.core.formatting import quoted
 from tvmflow.core.types import Json
-from tvmflow.tuning.ledger import Ledger, MachineClass, TargetDescription, WorkloadDescription
+from tvmflow.tuning.ledger import (
+    Ledger,
+    MachineClass,
+    TargetDescription,
+    WorkloadDescription,
+    WorkloadRecords,
+    describe_copy,
+    header_of,
+)
 from tvmflow.tuning.trials import Ban, FileHeader, Trial, parse_line, sort_by_time
-from tvmflow.tuning.workload_ledger import WorkloadRecords, describe_copy, header_of
 
 WORKLOAD_KEY: Final = re.compile(r"[0-9a-f]{64}")
 _TARGET_KEY: Final = re.compile(r"[0-9a-f]{32}")

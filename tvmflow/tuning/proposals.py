@@ -19,14 +19,13 @@ from tvmflow.targets.backends import backend_for
 from tvmflow.targets.host import read_host
 from tvmflow.targets.tvm_target import split_threads
 from tvmflow.tuning.budget import BATCH_SIZE
-from tvmflow.tuning.ledger import Ledger, TargetDescription
+from tvmflow.tuning.ledger import Ledger, TargetDescription, WorkloadLedger
 from tvmflow.tuning.ledger_folders import TargetFolder, list_target_folders
 from tvmflow.tuning.measure import apply_trace, trace_json
 from tvmflow.tuning.measurer import MeasureContext
 from tvmflow.tuning.replay import KernelVerdict, quarantine_inapplicable, verify_kernel
 from tvmflow.tuning.trials import Trial, trial_id
 from tvmflow.tuning.tuning_job import SearchOptions
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 if TYPE_CHECKING:
     import tvm

@@ -32,9 +32,8 @@ from tvmflow.store.remote.connection import CircuitBreaker, RemoteConnection
 from tvmflow.store.remote.signed_actions import InvalidAction
 from tvmflow.tuning.ledger import MachineClass, this_machine_class
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.pack_import import export_pack, import_pack
+from tvmflow.tuning.packs import ImportResult, export_pack, import_pack
 from tvmflow.tuning.replay import TraceCheck
-from tvmflow.tuning.trial_import import ImportResult
 
 _log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.types import Json
 from tvmflow.store.local import DamagedBlob, LocalStore
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.trials import Trial
 from tvmflow.tuning.tuning_job import summarize_error
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 _TIMEOUT_S: Final = 60.0
 _MAX_REASON: Final = 200

@@ -15,8 +15,7 @@ from typing import Any, Final
 from tvmflow.core import spans
 from tvmflow.core.fork_server import Emit, ForkServer
 from tvmflow.core.keys import UNLIMITED_TRIALS
-from tvmflow.tuning.budget import Budget
-from tvmflow.tuning.forecast import end_name, find_time_shares, workload_shares
+from tvmflow.tuning.budget import Budget, Task, end_name, find_time_shares, workload_shares
 from tvmflow.tuning.ledger import Ledger
 from tvmflow.tuning.measurer import DriftMonitor, MeasureContext, MeasureJob, Measurer
 from tvmflow.tuning.proposals import (
@@ -29,7 +28,7 @@ from tvmflow.tuning.proposals import (
 )
 from tvmflow.tuning.roofline import Roofline
 from tvmflow.tuning.trials import Failure, SearchEnd, SearchTime, Trial, timestamp
-from tvmflow.tuning.tuning_job import SearchOptions, StopReason, Task, TuningResult, WorkloadResult
+from tvmflow.tuning.tuning_job import SearchOptions, StopReason, TuningResult, WorkloadResult
 
 _log = logging.getLogger(__name__)
 

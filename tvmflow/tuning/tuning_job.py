@@ -20,26 +20,6 @@ from tvmflow.tuning.trials import Failure
 StopReason = Literal["budget", "time", "exhausted", "converged", "finished", "no search"]
 
 
-class Task(NamedTuple):
-    """A workload to tune.
-
-    Attributes:
-        key: The workload.
-        name: The name of its kernel in the model.
-        calls: Calls in one inference.
-        flops: Arithmetic operations of one call.
-        mod: The saved module of the workload.
-        sizes: The sizes at which each schedule is measured, for people; none where all are fixed.
-    """
-
-    key: str
-    name: str
-    calls: int
-    flops: float
-    mod: str
-    sizes: tuple[str, ...] = ()
-
-
 def search_name(strategy: str, seed: int) -> str:
     """Return the name of a search in the ledger's mark of an exhausted space."""
     return f"{strategy}/{seed}"

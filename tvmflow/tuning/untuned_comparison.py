@@ -24,8 +24,8 @@ from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, geometric_means, mea
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.targets.backends import backend_for
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.trials import LibraryRecord, timestamp
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 if TYPE_CHECKING:
     import tvm

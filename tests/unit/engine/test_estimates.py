@@ -25,7 +25,7 @@ from tvmflow.engine.plan_text import format_plan, range_text
 from tvmflow.engine.session import SessionOptions, run_plan
 from tvmflow.planning.decisions import PlanState, evaluate_plan
 from tvmflow.store.local import ActionRecord, LocalStore, Origin
-from tvmflow.tuning.forecast import TrialForecast
+from tvmflow.tuning.budget import TrialForecast
 
 
 @pytest.fixture(autouse=True)

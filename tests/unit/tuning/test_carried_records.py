@@ -19,11 +19,10 @@ from tvmflow.core.canonical_json import canonical
 from tvmflow.tuning import remote_ledger
 from tvmflow.tuning.budget import BATCH_SIZE, Budget, BudgetRules, WorkloadShare
 from tvmflow.tuning.finalists import FinalistsRequest, FinalistTimes, read_or_measure
-from tvmflow.tuning.ledger import Ledger, MachineClass, target_key
+from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadLedger, target_key
 from tvmflow.tuning.ledger_folders import list_target_folders
 from tvmflow.tuning.measure import Timing
-from tvmflow.tuning.pack_import import export_pack, import_pack
-from tvmflow.tuning.trial_import import merge_ledger
+from tvmflow.tuning.packs import export_pack, import_pack, merge_ledger
 from tvmflow.tuning.trials import (
     Ban,
     Baseline,
@@ -33,7 +32,6 @@ from tvmflow.tuning.trials import (
     Trial,
     to_line,
 )
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
 KEY = hashlib.sha256(b"one").hexdigest()

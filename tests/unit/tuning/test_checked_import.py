@@ -13,12 +13,11 @@ from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tests.unit.tuning.test_replay import CRASHES, GOOD, WRONG, of
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.types import Json
+from tvmflow.tuning.budget import Task
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
-from tvmflow.tuning.pack_import import export_pack, import_pack
+from tvmflow.tuning.packs import ImportResult, export_pack, import_pack
 from tvmflow.tuning.proposals import RelatedTrials
 from tvmflow.tuning.replay import TraceCheck
-from tvmflow.tuning.trial_import import ImportResult
-from tvmflow.tuning.tuning_job import Task
 from tvmflow.tuning.workloads import family_key
 
 HERE = MachineClass("test", DEVICE)

@@ -23,15 +23,15 @@ from tvmflow.compiler.choices import choice_key
 from tvmflow.compiler.tir_kernels.winograd import Costs
 from tvmflow.core.types import Json
 from tvmflow.tuning import choice_costs
-from tvmflow.tuning.choice_costs import Constant
-from tvmflow.tuning.ledger import Ledger, WorkloadDescription
-from tvmflow.tuning.measured_operators import (
+from tvmflow.tuning.choice_costs import (
+    Constant,
     DeviceClass,
     MeasuredOperator,
     group_models,
     measured_operator,
     read_operators,
 )
+from tvmflow.tuning.ledger import Ledger, WorkloadDescription
 from tvmflow.tuning.trials import record_to_json
 
 KIND = DeviceClass("any", LANES, has_few_registers=False)

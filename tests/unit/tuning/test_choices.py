@@ -23,9 +23,8 @@ from tvmflow.stages import choose
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.choose import ChooseFacts
 from tvmflow.tuning import choice_trials
-from tvmflow.tuning.ledger import Ledger
+from tvmflow.tuning.ledger import Ledger, WorkloadLedger
 from tvmflow.tuning.trials import ChoiceTimes, parse_line, record_to_json
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 OPERATOR = "conv 1×16×8×8 by 16×16×3×3"
 WHEN = "2024-01-01T00:00:00.000+00:00"

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from tests.support.trials import trial
 from tvmflow.core.keys import UNLIMITED_TRIALS
-from tvmflow.tuning.budget import Budget, BudgetRules
-from tvmflow.tuning.forecast import end_name, forecast_trials, measure_pace, workload_shares
+from tvmflow.tuning.budget import (
+    Budget,
+    BudgetRules,
+    Task,
+    end_name,
+    forecast_trials,
+    measure_pace,
+    workload_shares,
+)
+from tvmflow.tuning.ledger import WorkloadRecords
 from tvmflow.tuning.trials import Baseline, ExhaustedMark, SearchEnd, SearchTime
-from tvmflow.tuning.tuning_job import Task
-from tvmflow.tuning.workload_ledger import WorkloadRecords
 
 TASKS = [Task(name * 64, f"kernel_{name}", 1, 1e6, "") for name in "ab"]
 SCHEDULES = 8

@@ -23,8 +23,7 @@ from tvmflow.core.errors import StoreError, UsageError
 from tvmflow.tuning import traces
 from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription
 from tvmflow.tuning.ledger_folders import list_target_folders
-from tvmflow.tuning.pack_import import export_pack, import_pack
-from tvmflow.tuning.trial_import import ImportResult
+from tvmflow.tuning.packs import ImportResult, export_pack, import_pack
 from tvmflow.tuning.trials import Baseline, Failure, FinalistsRecord, record_to_json, trial_id
 
 HERE = MachineClass("0", DEVICE)

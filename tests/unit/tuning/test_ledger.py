@@ -13,10 +13,9 @@ import pytest
 from tests.support.trials import DEVICE, TARGET, trial
 from tvmflow.core.errors import StoreError
 from tvmflow.core.file_locks import Locked
-from tvmflow.tuning.ledger import Ledger, WorkloadDescription, target_key
+from tvmflow.tuning.ledger import Ledger, WorkloadDescription, WorkloadLedger, target_key
 from tvmflow.tuning.ledger_folders import check_ledger, read_records
 from tvmflow.tuning.trials import Ban, Failure
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from tests.support.trials import DEVICE, TARGET
 from tests.support.tuning import TIMING, dense, model, relu, task_of
 from tvmflow.core.fork_server import ForkServer, Outcome
 from tvmflow.targets import devices
+from tvmflow.tuning.budget import Task
 from tvmflow.tuning.finalists import FinalistsRequest, time_finalists
 from tvmflow.tuning.measurer import TrialRequest, measure_trial
-from tvmflow.tuning.tuning_job import Task
 
 NO_DECISIONS: list[Any] = [[], []]
 DOES_NOT_APPLY = [[["GetSBlock", [], ["no such block", "main"], ["b9"]]], []]

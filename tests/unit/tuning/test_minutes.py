@@ -15,11 +15,11 @@ from tests.support.tuning import measure_context, open_ledger, options
 from tvmflow.core.fork_server import ForkServer
 from tvmflow.core.keys import UNLIMITED_TRIALS
 from tvmflow.tuning import search
-from tvmflow.tuning.budget import BudgetRules
+from tvmflow.tuning.budget import BudgetRules, Task
 from tvmflow.tuning.measurer import MeasureJob, Measurer, RecordTrial
 from tvmflow.tuning.proposals import Candidate
 from tvmflow.tuning.trials import Trial, timestamp
-from tvmflow.tuning.tuning_job import Task, WorkClock
+from tvmflow.tuning.tuning_job import WorkClock
 
 
 def layers(*names: str) -> list[Task]:

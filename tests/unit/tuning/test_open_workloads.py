@@ -24,10 +24,10 @@ from tvmflow.tuning.finalists import (
     find_wrong_values,
     read_or_measure,
 )
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import Timing, build
 from tvmflow.tuning.trials import FinalistsRecord, LibraryRecord, parse_line, record_to_json
 from tvmflow.tuning.untuned_comparison import LibraryTimes
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import Workload, extract_workloads, family_key, shapes_text
 
 WHEN = "2024-01-01T00:00:00.000+00:00"

@@ -19,7 +19,13 @@ import pytest
 from tests.support.trials import DEVICE, TARGET, sealed, trial
 from tvmflow.core.canonical_json import canonical
 from tvmflow.core.errors import UsageError
-from tvmflow.tuning.ledger import Ledger, MachineClass, WorkloadDescription, target_key
+from tvmflow.tuning.ledger import (
+    Ledger,
+    MachineClass,
+    WorkloadDescription,
+    WorkloadLedger,
+    target_key,
+)
 from tvmflow.tuning.ledger_folders import (
     PruneCriteria,
     check_ledger,
@@ -30,10 +36,8 @@ from tvmflow.tuning.ledger_folders import (
     summarize_target,
     summarize_workloads,
 )
-from tvmflow.tuning.pack_import import export_pack, import_pack
-from tvmflow.tuning.trial_import import merge_ledger
+from tvmflow.tuning.packs import export_pack, import_pack, merge_ledger
 from tvmflow.tuning.trials import Failure, Trial, record_to_json, to_line, trial_id
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 HERE = MachineClass("0", DEVICE)
 OTHER_CPU = MachineClass("0", {"kind": "cpu", "class": "other"})

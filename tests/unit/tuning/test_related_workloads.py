@@ -15,10 +15,10 @@ from tvm.s_tir import meta_schedule as ms
 from tests.support.trials import TARGET
 from tests.support.tuning import conv, dense, model, open_ledger, relu, softmax, task_of
 from tvmflow.compiler.schedules.intrinsics import load_intrinsics
+from tvmflow.tuning.budget import Task
 from tvmflow.tuning.ledger import WorkloadDescription
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.proposals import fit_schedules, fit_tiles
-from tvmflow.tuning.tuning_job import Task
 from tvmflow.tuning.workloads import family_key
 
 

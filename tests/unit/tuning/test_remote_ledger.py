@@ -232,7 +232,7 @@ def test_trials_are_shared_without_loading_tvm() -> None:
 
     code = (
         "import sys, tvmflow.tuning.remote_ledger, tvmflow.store.remote.client, "
-        "tvmflow.tuning.pack_import, tvmflow.tuning.ledger\n"
+        "tvmflow.tuning.packs, tvmflow.tuning.ledger\n"
         "tvmflow.tuning.ledger.this_machine_class()\n"
         "print(sorted({'tvm', 'numpy', 'onnx', 'obstore'} & set(sys.modules)))"
     )

@@ -33,10 +33,10 @@ from tests.support.tuning import (
 )
 from tvmflow.compiler import lowering
 from tvmflow.core.fork_server import ForkServer
-from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS
+from tvmflow.tuning.budget import BATCH_SIZE, WARMUP_TRIALS, Task
 from tvmflow.tuning.measure import apply_chosen
 from tvmflow.tuning.trials import Trial, trial_id
-from tvmflow.tuning.tuning_job import SearchOptions, Task
+from tvmflow.tuning.tuning_job import SearchOptions
 from tvmflow.tuning.workloads import extract_workloads
 
 

@@ -32,11 +32,11 @@ from tvmflow.recipe import Kernels
 from tvmflow.stages import extract_tasks, lower, pick_best, tune
 from tvmflow.stages._finalists import Finalist, choose_finalist
 from tvmflow.targets.tvm_target import split_threads
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import apply_chosen, trace_json
 from tvmflow.tuning.proposals import fit_schedules
 from tvmflow.tuning.trials import trial_id
 from tvmflow.tuning.untuned_comparison import LibraryRequest
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 from tvmflow.tuning.workloads import extract_workloads
 
 STAGES: dict[str, Any] = {

@@ -19,9 +19,9 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.core.types import Json
 from tvmflow.recipe.lock_file import LockedKernel
 from tvmflow.tuning import traces
+from tvmflow.tuning.ledger import WorkloadLedger
 from tvmflow.tuning.measure import apply_trace
 from tvmflow.tuning.trials import parse_line, record_to_json, trial_id
-from tvmflow.tuning.workload_ledger import WorkloadLedger
 
 CORPUS: Final[dict[str, dict[str, Json]]] = json.loads(FILE.read_text())
 
