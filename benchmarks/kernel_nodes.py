@@ -15,7 +15,7 @@ from typing import Final
 from tvmflow.compiler import lowering
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.build import calls_text, find_kernel_nodes
 from tvmflow.tuning.workloads import extract_workloads
 
 _TARGET: Final = {"kind": "llvm", "mcpu": "skylake-avx512", "num-cores": 2}

@@ -224,7 +224,7 @@ def _check_path(path: str, what: str, fix: str) -> str:
 def _list_extras(recipes: Iterable[LoadedRecipe]) -> Iterator[str]:
     from tvmflow.core.packages import install_command
     from tvmflow.frontends import FRONTENDS
-    from tvmflow.stages.image_data import is_image_data
+    from tvmflow.stages.images import is_image_data
     from tvmflow.store.addresses import is_address
     from tvmflow.targets.backends import backend_for
 

@@ -27,10 +27,9 @@ from tvmflow.runtime.labels import format_predictions
 from tvmflow.runtime.module import Module
 from tvmflow.runtime.statements import Statement, find_statements, read_statements
 from tvmflow.stages import build, import_model
-from tvmflow.stages.kernel_nodes import KernelCall
-from tvmflow.stages.verify.comparison import compare
+from tvmflow.stages.build import KernelCall
+from tvmflow.stages.verify.comparison import FLOAT32, Tolerance, compare, tolerance_for
 from tvmflow.stages.verify.latency import measure_peer
-from tvmflow.stages.verify.tolerances import FLOAT32, Tolerance, tolerance_for
 from tvmflow.store.file_digests import find_files
 from tvmflow.store.local import LocalStore
 from tvmflow.store.source_files import SourceFiles

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tvmflow.engine.kernel_details import BuiltLibrary, ChosenTrials, KernelDetails, KernelRow
     from tvmflow.engine.report import StageReport
     from tvmflow.engine.run_records import RunRecord
-    from tvmflow.stages.kernel_code import KernelCode
+    from tvmflow.stages.build import KernelCode
     from tvmflow.store.local import LocalStore
 
 

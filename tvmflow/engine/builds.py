@@ -12,10 +12,9 @@ from tvmflow.core.types import Json
 from tvmflow.engine.report import SKIPPED, STOPPED, SUCCEEDED, ReportedFacts, RunReport, StageReport
 from tvmflow.stages import STAGES, verify
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.build import TUNED, BuildFacts
+from tvmflow.stages.build import TUNED, BuildFacts, KernelCall, find_kernel_nodes
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
-from tvmflow.stages.kernel_nodes import KernelCall, find_kernel_nodes
 from tvmflow.stages.quantize.facts import QuantizeFacts, cost_text
 from tvmflow.stages.tune import TuneFacts, describe_end
 from tvmflow.stages.verify.gates import list_rows

@@ -23,10 +23,8 @@ from tvmflow.planning.checks import LOCKED
 from tvmflow.runtime.bundles import C_RUNTIME
 from tvmflow.stages import build, extract_tasks, tune
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.build import BuildFacts
+from tvmflow.stages.build import CHOSEN_ROLE, BuildFacts, KernelCode, calls_text, make_code
 from tvmflow.stages.extract_tasks import TASKS
-from tvmflow.stages.kernel_code import CHOSEN_ROLE, KernelCode, make_code
-from tvmflow.stages.kernel_nodes import calls_text
 from tvmflow.stages.pick_best import PickBestFacts
 from tvmflow.stages.tune import TuneFacts
 from tvmflow.stages.tune_settings import find_ledger_key

@@ -24,7 +24,7 @@ from tvmflow.runtime.labels import parse_labels
 from tvmflow.runtime.npz import describe_npz
 from tvmflow.runtime.samples import make_samples
 from tvmflow.stages import export, verify
-from tvmflow.stages.image_data import ImageList, is_image_data, is_table, list_folder, read_table
+from tvmflow.stages.images import ImageList, is_image_data, is_table, list_folder, read_table
 
 _VERIFIED: Final = "verify.data"
 # So many images of a folder are opened, which takes half a second.

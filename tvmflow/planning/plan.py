@@ -18,8 +18,7 @@ from tvmflow.recipe import Recipe
 from tvmflow.runtime.image_files import is_pillow_installed
 from tvmflow.stages import STAGES
 from tvmflow.stages.base import StageSettings, StageTraits
-from tvmflow.stages.image_data import DATA, is_table
-from tvmflow.stages.images import LABELS, UNKEYED_LABELS
+from tvmflow.stages.images import DATA, LABELS, UNKEYED_LABELS, is_table
 from tvmflow.stages.quantize.data import CALIBRATION
 from tvmflow.stages.verify.peer_times import compare_settings
 from tvmflow.targets.backends import backend_for

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from tvmflow.compiler.form_names import SYSTEM_LIBRARY
 from tvmflow.compiler.options import schedules_version
@@ -40,11 +40,11 @@ from tvmflow.targets.c_runtime import symbol_prefix
 from tvmflow.targets.resolve import ResolvedTarget
 
 if TYPE_CHECKING:
-    # the planner imports this module and must not load TVM
     import tvm
 
     from tvmflow.compiler.ir_dump import IRDump
     from tvmflow.compiler.lowering import LoweredModel
+
 
 NAME: Final = "build"
 
@@ -75,6 +75,10 @@ TRAITS: Final = StageTraits(
 deliveries = no_files
 
 KERNELS: Final = "kernels.json"
+
+CHOSEN_ROLE: Final = "pick_best/chosen.json"
+"""The role of the chosen schedules."""
+_WORKLOADS_ROLE: Final = "extract_tasks/workloads.json"
 
 TUNED: Final = "tuned"
 """In place of a schedule rule for a kernel whose schedule was found by a search."""
@@ -214,7 +218,7 @@ def _content_prefix(settings: BuildSettings, paths: Mapping[str, Path]) -> str:
     Models of any names then share one build, and two models can be linked into one program.
     """
     files = [hash_file(paths[role]) for role in (LOWERED_ROLE, "import/params.safetensors")]
-    chosen = _read_json(paths.get("pick_best/chosen.json"))
+    chosen = _read_json(paths.get(CHOSEN_ROLE))
     shaped_by = settings.model_dump(mode="json", include={"target", "schedules"})
     return f"tf_{digest_of([shaped_by, files, chosen])[:16]}_"
 
@@ -264,9 +268,9 @@ def schedule_kernels(
 
     target = lowering.make_target(settings.target)
     scheduled, tuned = lowered, list[str]()
-    if chosen := _read_json(inputs.get("pick_best/chosen.json")):
+    if chosen := _read_json(inputs.get(CHOSEN_ROLE)):
         started = time.perf_counter()
-        workloads = _read_json(inputs["extract_tasks/workloads.json"])
+        workloads = _read_json(inputs[_WORKLOADS_ROLE])
         scheduled, tuned = measure.apply_chosen(
             scheduled, chosen, workloads, target, must_fit=must_fit
         )
@@ -332,3 +336,129 @@ def explain(facts: BuildFacts) -> list[str]:
         lines.append(f"kernels {_RULE_TEXTS.get(rule, rule)}")
         lines += [f"  {name}" for name in kernels]
     return lines
+
+
+# ---------------------------------------------------------------- nodes of the model
+# Facts of a build have places in the imported `main`, whose names are facts of `import`: models that
+# differ in names alone share a build.
+
+
+class KernelCall(NamedTuple):
+    """A call of a kernel in the model, and the names of the nodes that it computes, in their order."""
+
+    nodes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The nodes for people."""
+        return name_some(self.nodes)
+
+
+def find_kernel_nodes(
+    places: Mapping[str, Sequence[Sequence[int]]], names: Sequence[str]
+) -> dict[str, tuple[KernelCall, ...]]:
+    """Return the calls of each kernel, with the nodes of the model that each of them computes.
+
+    Args:
+        places: The bindings of the imported `main` behind each call, by kernel.
+        names: The node of the model that each of these bindings came from.
+    """
+    return {
+        kernel: tuple(_name_call(call, names) for call in calls) for kernel, calls in places.items()
+    }
+
+
+def _name_call(places: Sequence[int], names: Sequence[str]) -> KernelCall:
+    known = (names[place] for place in places if 0 <= place < len(names))
+    return KernelCall(tuple(dict.fromkeys(filter(None, known))))
+
+
+def calls_text(calls: Sequence[KernelCall]) -> str:
+    """Return the nodes of a kernel's first call, and how many other calls it has; empty if unknown."""
+    named = [call for call in calls if call.nodes]
+    if not named:
+        return ""
+    others = len(calls) - 1
+    return f"{named[0].text} and {count_text(others, 'other call')}" if others else named[0].text
+
+
+# ---------------------------------------------------------------- code of a kernel
+
+
+class KernelCode(NamedTuple):
+    """The code of a kernel.
+
+    Attributes:
+        tir: The scheduled kernel as TVMScript.
+        schedule: The instructions of its schedule as Python; empty where TVM keeps none.
+        assembly: What the code generator made of it for the target; empty where it was not requested.
+    """
+
+    tir: str
+    schedule: str
+    assembly: str
+
+
+def make_code(payload: dict[str, Json], _: Emit) -> Json:
+    """Schedule a model once more, and return the code of a kernel for `tvmflow show kernel`, in a child process.
+
+    Args:
+        payload: `settings` and `inputs` (paths) of `build`, `kernel`, `is_plain_c`, and
+            `with_assembly`.
+
+    Returns:
+        The fields of a `KernelCode`.
+    """
+    builder = backend_for(payload["settings"]["target"]).call_builder
+    return builder(_make_code_here, payload)
+
+
+def _make_code_here(payload: Json) -> Json:
+    """Return the fields of a `KernelCode`, in the process that the backend chose."""
+    from tvmflow.compiler import assembly, lowering
+
+    settings = parse_settings(run, payload["settings"])
+    inputs = {name: Path(path) for name, path in payload["inputs"].items()}
+    target = lowering.make_target(settings.target)
+    lowered = lowering.LoweredModel.read(inputs[LOWERED_ROLE]).mod
+    scheduled, _ = schedule_kernels(lowered, settings, inputs)
+    name = payload["kernel"]
+    kernel = scheduled[name].with_attr("global_symbol", name)
+    is_plain_c = payload["is_plain_c"]
+    code = KernelCode(
+        tir=str(kernel.script()),
+        schedule=_describe_schedule(lowered[name], settings, inputs),
+        assembly=assembly.make_assembly(kernel, target, is_plain_c=is_plain_c)
+        if payload["with_assembly"]
+        else "",
+    )
+    return cast(Json, code._asdict())
+
+
+def _describe_schedule(
+    kernel: tvm.tirx.PrimFunc, settings: BuildSettings, inputs: Mapping[str, Path]
+) -> str:
+    """Return the instructions of the schedule that `build` gives a kernel, tuned or by a rule."""
+    import tvm
+
+    from tvmflow.compiler.cpu_model import cpu_model_for
+    from tvmflow.compiler.schedules.rules import choose_schedule
+    from tvmflow.tuning.measure import apply_trace
+    from tvmflow.tuning.workloads import normalize, workload_key
+
+    chosen = _read_json(inputs.get(CHOSEN_ROLE))
+    key = workload_key(normalize(kernel)) if chosen else ""
+    if key in chosen:
+        workload = _read_json(inputs[_WORKLOADS_ROLE])[key]
+        return _instructions(apply_trace(tvm.ir.load_json(workload), chosen[key]))
+    cpu = cpu_model_for(settings.target, settings.schedules)
+    if cpu is None or kernel.attrs.get("tirx.is_scheduled", False):
+        return ""
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    choice = choose_schedule(mod, cpu)
+    return _instructions(choice.schedule) if choice else ""
+
+
+def _instructions(schedule: tvm.s_tir.Schedule) -> str:
+    """Return what a schedule did, without the loops and blocks that it looked up for nothing."""
+    return str(schedule.trace.simplified(remove_postproc=False))

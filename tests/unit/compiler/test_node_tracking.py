@@ -15,7 +15,7 @@ from tvmflow.compiler import ir, lowering
 from tvmflow.compiler.node_tracking import KernelNodes
 from tvmflow.compiler.options import LoweringOptions
 from tvmflow.frontends import FRONTENDS
-from tvmflow.stages.kernel_nodes import KernelCall, calls_text, find_kernel_nodes
+from tvmflow.stages.build import KernelCall, calls_text, find_kernel_nodes
 from tvmflow.tuning.workloads import extract_workloads
 
 frontend = FRONTENDS["onnx"]

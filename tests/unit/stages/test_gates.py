@@ -18,9 +18,8 @@ from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts, StageContext
 from tvmflow.stages.verify import findings, gates
 from tvmflow.stages.verify.gates import check_gates
-from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.libraries import LocalLibrary
-from tvmflow.stages.verify.verdict import GateResult, Verdict
+from tvmflow.stages.verify.verdict import GateResult, Verdict, verdict_without_measurements
 
 FEED = {"x": np.ones((2, 3), np.float32)}
 

@@ -21,14 +21,12 @@ from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import findings
+from tvmflow.stages.verify.comparison import DEFAULTS, FLOAT32, ZEROS
 from tvmflow.stages.verify.draws import reach_more, vary_indices
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
 from tvmflow.stages.verify.inner_tensors import InnerLibrary
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
-from tvmflow.stages.verify.lasting import verdict_without_measurements
-from tvmflow.stages.verify.tolerances import DEFAULTS, FLOAT32
-from tvmflow.stages.verify.undetected import ZEROS
-from tvmflow.stages.verify.verdict import Verdict
+from tvmflow.stages.verify.verdict import Verdict, verdict_without_measurements
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 
 SCORES = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)

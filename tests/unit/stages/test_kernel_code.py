@@ -18,7 +18,7 @@ from tvmflow.compiler.options import SCHEDULES_VERSION, LoweringOptions
 from tvmflow.compiler.schedules.rules import generate_schedules
 from tvmflow.stages import build
 from tvmflow.stages.base import parse_settings
-from tvmflow.stages.kernel_code import make_code
+from tvmflow.stages.build import make_code
 from tvmflow.stages.lower import LOWERED_ROLE
 from tvmflow.tuning.measure import trace_json
 from tvmflow.tuning.workloads import normalize, workload_key

@@ -18,14 +18,7 @@ from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
 from tvmflow.stages.verify import comparison, findings
-from tvmflow.stages.verify.lasting import verdict_without_measurements
-from tvmflow.stages.verify.latency import (
-    make_latency,
-    make_profile,
-    make_speedup,
-    measure_profile,
-)
-from tvmflow.stages.verify.tolerances import (
+from tvmflow.stages.verify.comparison import (
     BFLOAT16,
     FLOAT16,
     FLOAT16_SUMS,
@@ -35,11 +28,18 @@ from tvmflow.stages.verify.tolerances import (
     find_arithmetic,
     tolerance_for,
 )
+from tvmflow.stages.verify.latency import (
+    make_latency,
+    make_profile,
+    make_speedup,
+    measure_profile,
+)
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     ComparedRuntime,
     OutputComparison,
     Verdict,
+    verdict_without_measurements,
 )
 from tvmflow.stages.verify_settings import CheckSettings
 

@@ -12,10 +12,10 @@ import pytest
 from tests.unit.stages.test_verify_inputs import settings
 from tvmflow.core.errors import StageError
 from tvmflow.stages.verify import draws
+from tvmflow.stages.verify.comparison import DEFAULTS
 from tvmflow.stages.verify.draws import MoreDraws, list_unexercised
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
 from tvmflow.stages.verify.libraries import compare_threads
-from tvmflow.stages.verify.tolerances import DEFAULTS
 from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import VerifySettings
 

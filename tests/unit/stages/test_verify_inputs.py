@@ -14,10 +14,9 @@ from tvmflow.core.dimensions import specs_at
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages.verify import findings
+from tvmflow.stages.verify.comparison import FLOAT32, find_undetected, tolerance_for
 from tvmflow.stages.verify.imported_model import Operand, find_operands, limit_draws
 from tvmflow.stages.verify.inputs import draw_inputs, load_samples, run_reference_on
-from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
-from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify.verdict import Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 

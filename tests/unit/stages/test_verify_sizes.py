@@ -16,6 +16,7 @@ from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.runtime.samples import make_samples
 from tvmflow.stages.verify import comparison, findings, verdict_text
+from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.reference_run import ReferenceRun
 from tvmflow.stages.verify.size_check import compare_sizes
@@ -26,7 +27,6 @@ from tvmflow.stages.verify.sizes import (
     make_element_count,
     read_dimensions,
 )
-from tvmflow.stages.verify.tolerances import FLOAT32, tolerance_for
 from tvmflow.stages.verify.verdict import SizeVerdict, Verdict
 from tvmflow.stages.verify_settings import CheckSettings, InputSettings, VerifySettings
 

@@ -27,8 +27,7 @@ from tvmflow.stages.base import (
     StageTraits,
     no_files,
 )
-from tvmflow.stages.image_data import DATA
-from tvmflow.stages.images import LABELS, ImageInput, image_inputs
+from tvmflow.stages.images import DATA, LABELS, ImageInput, image_inputs
 from tvmflow.stages.quantize.facts import LayerFacts, QuantizeFacts
 from tvmflow.stages.quantize.facts import describe as describe
 from tvmflow.stages.quantize.facts import explain as explain

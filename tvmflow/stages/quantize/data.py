@@ -14,7 +14,7 @@ from tvmflow.runtime.images import Preprocessing
 from tvmflow.runtime.npz import open_npz
 from tvmflow.runtime.samples import Samples, image_samples, make_samples
 from tvmflow.runtime.stored_arrays import store_rows
-from tvmflow.stages.image_data import ImageList, list_files, read_table
+from tvmflow.stages.images import ImageList, list_files, read_table
 
 if TYPE_CHECKING:
     import numpy as np

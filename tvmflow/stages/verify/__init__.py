@@ -20,10 +20,11 @@ from tvmflow.runtime import samples
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages import choose, export, join
 from tvmflow.stages.base import Files, StageContext, StageTraits
-from tvmflow.stages.image_data import DATA
+from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
-from tvmflow.stages.verify import comparison, findings, tolerances, verdict_text
+from tvmflow.stages.verify import comparison, findings, verdict_text
+from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.draws import compare_draws, list_unexercised
 from tvmflow.stages.verify.gates import check_gates, list_exceeded
@@ -32,10 +33,13 @@ from tvmflow.stages.verify.imported_model import (
     find_operands,
     read_imported_model,
 )
-from tvmflow.stages.verify.index_check import IndexCheck, count_values
-from tvmflow.stages.verify.index_inputs import IndexInputs, find_index_inputs
+from tvmflow.stages.verify.index_inputs import (
+    IndexCheck,
+    IndexInputs,
+    count_values,
+    find_index_inputs,
+)
 from tvmflow.stages.verify.inputs import load_images, load_samples, with_images
-from tvmflow.stages.verify.lasting import verdict_without_measurements
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.levels import verify_levels
 from tvmflow.stages.verify.libraries import (
@@ -57,12 +61,12 @@ from tvmflow.stages.verify.sizes import (
     read_dimensions,
     sweep_sizes,
 )
-from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     OutputComparison,
     PartVerdict,
     Verdict,
+    verdict_without_measurements,
 )
 from tvmflow.stages.verify_settings import (
     CHROMIUM,
@@ -303,7 +307,7 @@ def _verify(
             indices,
             candidates,
             tolerance,
-            tolerances.widen(tolerance, verdict["tolerance"]["for"]),
+            comparison.widen(tolerance, verdict["tolerance"]["for"]),
             combinations,
             context,
             stack,
@@ -399,7 +403,7 @@ def _can_sweep(
     """Return whether many sizes can be compared without a tie or a rounding that looks like an error."""
     return (
         settings.run_on == LOCAL
-        and verdict["tolerance"]["for"] == tolerances.FLOAT32
+        and verdict["tolerance"]["for"] == comparison.FLOAT32
         and settings.verify.has_default_tolerance
         and indices is None
         and all(machine.tvm["kind"] == "llvm" for machine in settings.machines.values())
@@ -459,8 +463,8 @@ def _add_inputs(verdict: Verdict, reference: ReferenceRun) -> None:
 def _add_tolerance(verdict: Verdict, mod: tvm.IRModule, settings: VerifySettings) -> Tolerance:
     """Return how closely outputs must agree, and record it with the arithmetic that it is for."""
     checks = settings.verify
-    arithmetic = tolerances.find_arithmetic(mod, settings.precision)
-    tolerance = tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+    arithmetic = comparison.find_arithmetic(mod, settings.precision)
+    tolerance = comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
     verdict["tolerance"] = cast(AllowedDifference, {"for": arithmetic, **tolerance._asdict()})
     return tolerance
 
@@ -565,7 +569,15 @@ def _add_index_inputs(
     def delivered() -> tvm.IRModule:
         return LoweredModel.read(context.inputs[LOWERED_ROLE]).mod
 
-    check = IndexCheck(indices, library, reference, settings, context, delivered)
+    check = IndexCheck(
+        indices,
+        library,
+        reference.results,
+        reference.tolerance,
+        settings,
+        context.inputs,
+        delivered,
+    )
     verdict["index_inputs"] = check.tensors
     return check
 

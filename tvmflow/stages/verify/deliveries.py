@@ -25,8 +25,8 @@ from tvmflow.exporters import wheel
 from tvmflow.exporters.base import link_or_copy
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
-from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import DeliveryVerdict
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 from tvmflow.targets.c_runtime import LibraryFiles, symbol_prefix

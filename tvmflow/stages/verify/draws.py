@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.core.types import TensorSpec
 from tvmflow.runtime.samples import draw_integers, random_samples
-from tvmflow.stages.verify.comparison import compare, find_scaled_slice
+from tvmflow.stages.verify.comparison import SMALLEST_NORMAL, Tolerance, compare, find_scaled_slice
 from tvmflow.stages.verify.inputs import DEVIATIONS, ReferenceOutputs, is_finite
-from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL, Tolerance
 from tvmflow.stages.verify.verdict import (
     DrawVerdict,
     Exercise,

@@ -25,18 +25,22 @@ from tvmflow.core.formatting import count_text, last_line, names_text, size_text
 from tvmflow.core.types import Json, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.build import TUNED, BuildSettings, schedule_kernels
+from tvmflow.stages.build import (
+    TUNED,
+    BuildSettings,
+    calls_text,
+    find_kernel_nodes,
+    schedule_kernels,
+)
 from tvmflow.stages.choose import read_choices
-from tvmflow.stages.image_data import DATA
-from tvmflow.stages.kernel_nodes import calls_text, find_kernel_nodes
+from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify import comparison, findings, tolerances
-from tvmflow.stages.verify.comparison import compare_inner
+from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.comparison import Tolerance, compare_inner
 from tvmflow.stages.verify.imported_model import find_operands, read_imported_model
 from tvmflow.stages.verify.index_inputs import find_index_inputs
 from tvmflow.stages.verify.inputs import load_samples, run_reference_on
 from tvmflow.stages.verify.reference_run import open_reference, run_at
-from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify_settings import LOCAL, MachineSettings, VerifySettings
 from tvmflow.tuning.workloads import normalize, workload_key
 
@@ -339,10 +343,10 @@ class _Search:
         checks, inputs = self._settings.verify, self._context.inputs
         mod = lowering.load_ir(inputs["import/model.json"])
         self._model = self._model._replace(operands=find_operands(mod))
-        arithmetic = tolerances.find_arithmetic(mod, self._settings.precision)
+        arithmetic = comparison.find_arithmetic(mod, self._settings.precision)
         indices = find_index_inputs(mod, self._model, self._settings, inputs)
-        tolerance = tolerances.tolerance_for(arithmetic, rtol=None, atol=None)
-        own = tolerances.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
+        tolerance = comparison.tolerance_for(arithmetic, rtol=None, atol=None)
+        own = comparison.tolerance_for(arithmetic, rtol=checks.rtol, atol=checks.atol)
         if not checks.has_default_tolerance:
             tolerance = tolerance._replace(
                 rtol=max(tolerance.rtol, checks.rtol or 0.0),

@@ -7,9 +7,8 @@ from typing import Final
 
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text
+from tvmflow.stages.verify.comparison import ANYTHING, INPUTS, SMALLEST_NORMAL, ZEROS
 from tvmflow.stages.verify.gates import list_remedies, list_undecided
-from tvmflow.stages.verify.tolerances import SMALLEST_NORMAL
-from tvmflow.stages.verify.undetected import ANYTHING, INPUTS, ZEROS
 from tvmflow.stages.verify.verdict import (
     ImageComparison,
     LevelVerdict,

@@ -11,7 +11,7 @@ from tvmflow.core.dimensions import evaluate_shape
 from tvmflow.core.types import Dimension, Json, Size, TensorSpec
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.inputs import array_of
-from tvmflow.stages.image_data import DATA
+from tvmflow.stages.images import DATA
 from tvmflow.stages.verify_settings import InputSettings, VerifySettings
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from tvmflow.runtime.labels import read_labels
 from tvmflow.runtime.npz import read_npz
 from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.image_data import DATA, ImageList, list_files, read_table
+from tvmflow.stages.images import DATA, ImageList, list_files, read_table
 from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify.comparison import INPUTS, Tolerance, find_undetected
 from tvmflow.stages.verify.imported_model import Operand, limit_draws
 from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
-from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.undetected import INPUTS, find_undetected
 from tvmflow.stages.verify.verdict import ImageComparison
 from tvmflow.stages.verify_settings import CHROMIUM, LOCAL, VerifySettings
 

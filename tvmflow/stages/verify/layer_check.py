@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core.errors import StageError
 from tvmflow.frontends.base import LoadedModel
 from tvmflow.stages.base import StageContext
-from tvmflow.stages.verify import tolerances
-from tvmflow.stages.verify.comparison import compare_inner_batches
+from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.comparison import compare_inner_batches, tolerance_for
 from tvmflow.stages.verify.imported_model import ImportedModel
 from tvmflow.stages.verify.index_inputs import no_inner_reason
 from tvmflow.stages.verify.libraries import Library, LocalLibrary
 from tvmflow.stages.verify.reference_run import ReferenceRun, open_reference, with_inner
-from tvmflow.stages.verify.tolerances import tolerance_for
 from tvmflow.stages.verify.verdict import (
     LayersComparison,
     LevelVerdict,
@@ -40,7 +39,7 @@ _CLOSE_RMS: Final = 1 / 2**8
 _STEPS: Final = 1
 # Weights, and with bfloat16 data as well, are rounded once more.
 _COARSE_STEPS: Final = 2
-_PRECISIONS: Final = {"mixed": tolerances.FLOAT16, "bfloat16": tolerances.BFLOAT16}
+_PRECISIONS: Final = {"mixed": comparison.FLOAT16, "bfloat16": comparison.BFLOAT16}
 _MAX_BATCHES: Final = 3
 # A channel's scale is told from so many of its elements, and differs by more than roundings that went the other way.
 _MIN_ROUNDED: Final = 64
@@ -69,7 +68,7 @@ def add_layers(
     compared = list_compared(verdict)
     is_passed = all(output["passed"] for output in compared)
     if (
-        arithmetic == tolerances.QUANTIZED
+        arithmetic == comparison.QUANTIZED
         and settings.verify.has_default_tolerance
         and is_passed
         and not is_close(compared)
@@ -244,7 +243,7 @@ def _compare_outputs(
     settings: VerifySettings,
 ) -> dict[str, OutputComparison]:
     """Compare outputs of floats as those of an unquantized model: no rounding is left in them."""
-    arithmetic = _PRECISIONS.get(settings.precision, tolerances.FLOAT32)
+    arithmetic = _PRECISIONS.get(settings.precision, comparison.FLOAT32)
     tolerance = tolerance_for(arithmetic, rtol=None, atol=None)
     return {
         spec.name: compare_inner_batches(

@@ -15,8 +15,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.runtime.c_loader import NativeProgram
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.index_check import IndexCheck
-from tvmflow.stages.verify.index_inputs import no_inner_reason
+from tvmflow.stages.verify.index_inputs import IndexCheck, no_inner_reason
 from tvmflow.stages.verify.latency import exclusive_devices, measure
 from tvmflow.stages.verify.layer_check import add_layers
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, load_local
@@ -118,7 +117,15 @@ def _verify(
             names = [spec.name for spec in library.outputs]
             if indices and not reason:
                 delivered = functools.partial(_lower, own, context)
-                check = IndexCheck(indices, library, reference, own, context, delivered)
+                check = IndexCheck(
+                    indices,
+                    library,
+                    reference.results,
+                    reference.tolerance,
+                    own,
+                    context.inputs,
+                    delivered,
+                )
                 found["index_inputs"], actual = check.tensors, check.settle(actual)
             elif indices:
                 # another CPU may choose among equals

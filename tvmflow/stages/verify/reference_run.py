@@ -14,6 +14,7 @@ from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import Reference
 from tvmflow.runtime.samples import Samples
 from tvmflow.stages.base import StageContext
+from tvmflow.stages.verify.comparison import Tolerance, find_undetected
 from tvmflow.stages.verify.draws import (
     MoreDraws,
     draw_more,
@@ -30,8 +31,6 @@ from tvmflow.stages.verify.inputs import (
     run_reference_on,
 )
 from tvmflow.stages.verify.sizes import SizeOutputs, Sizes, choose_representatives
-from tvmflow.stages.verify.tolerances import Tolerance
-from tvmflow.stages.verify.undetected import find_undetected
 from tvmflow.stages.verify.verdict import Exercise
 from tvmflow.stages.verify_settings import LOCAL, VerifySettings
 

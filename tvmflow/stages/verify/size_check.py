@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tvmflow.core.errors import BundleError, StageError
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.verify import comparison
+from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.latency import (
     exclusive_devices,
     make_speedup,
@@ -19,7 +20,6 @@ from tvmflow.stages.verify.latency import (
 from tvmflow.stages.verify.libraries import Library, LocalLibrary, Timed, has_same_bits
 from tvmflow.stages.verify.reference_run import ReferenceRun, run_at
 from tvmflow.stages.verify.sizes import SizeOutputs
-from tvmflow.stages.verify.tolerances import Tolerance
 from tvmflow.stages.verify.verdict import SizeVerdict, SweepVerdict
 from tvmflow.stages.verify_settings import VerifySettings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 from tvmflow.core.types import Json
 
@@ -70,7 +70,7 @@ _Limits = TypedDict("_Limits", {"for": str, "rtol": float, "atol": float})
 
 
 class AllowedDifference(_Limits, total=False):
-    """The tolerance of a verdict (see `tolerances.Tolerance`), and the arithmetic that it is `for`."""
+    """The tolerance of a verdict (see `comparison.Tolerance`), and the arithmetic that it is `for`."""
 
     of_largest: float
     of_slice: float
@@ -463,3 +463,56 @@ QUANTIZED_MODEL: Final = "the quantized model"
 def compared_with(verdict: Verdict) -> str:
     """Return the name of what a library was compared with."""
     return QUANTIZED_MODEL if "float_error" in verdict else verdict.get("reference", "")
+
+
+# What verdict.json keeps of a library that passed: True a value as it is, "*" each value of a mapping or list.
+_OUTPUTS: Final = {"*": {"passed": True, "undetected": True, "seen": True}}
+_LEVEL: Final = {"outputs": _OUTPUTS, "index_inputs": _OUTPUTS, "not_verified": True}
+_ALWAYS: Final = {"passed": True, "against": True, "gates": {"*": {"limit": True}}}
+_WITH_REFERENCE: Final = {
+    **_ALWAYS,
+    "samples": True,
+    "reference": True,
+    "tolerance": True,
+    "at": True,
+    "draws_left_out": True,
+    "exercises_not_observed": True,
+    "index_inputs_not_compared": True,
+    "random_inputs": True,
+    "sizes_left_out": True,
+    "unexercised": True,
+    "swept": True,
+    "deliveries": True,
+    "outputs": _OUTPUTS,
+    "index_inputs": _OUTPUTS,
+    "sizes": {"*": {"sizes": True, "passed": True}},
+    "draws": {"*": {"inputs": True, "passed": True}},
+    "levels": {"*": _LEVEL},
+    "fallback": {"outputs": _OUTPUTS},
+    "vm": {"outputs": _OUTPUTS},
+    "parts": {"*": {"outputs": _OUTPUTS}},
+}
+
+
+def verdict_without_measurements(verdict: Verdict) -> Verdict:
+    """Return what a verdict says of a library that passed, without figures of this machine and this run.
+
+    Errors and accuracy are figures too: another CPU makes the reference compute in another order.
+    """
+    lasting = _select(verdict, _WITH_REFERENCE if "reference" in verdict else _ALWAYS)
+    if "samples" in lasting:
+        lasting["samples"] -= verdict.get("added_samples", 0)
+    return cast(Verdict, lasting)
+
+
+def _select(value: Any, kept: Any) -> Any:
+    """Return the fields of a value that a table keeps."""
+    if kept is True:
+        return value
+    if isinstance(value, list):
+        return [_select(entry, kept["*"]) for entry in value]
+    return {
+        name: _select(inner, kept.get(name) or kept["*"])
+        for name, inner in value.items()
+        if name in kept or "*" in kept
+    }

@@ -13,7 +13,7 @@ from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
-from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.gates import PASSED, describe_gate
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
@@ -36,11 +36,11 @@ from tvmflow.stages.verify.verdict import (
 )
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    tolerances.FLOAT32: "float32",
-    tolerances.FLOAT16: "float16, entirely or in part",
-    tolerances.FLOAT16_SUMS: "float16, with sums in float16",
-    tolerances.BFLOAT16: "bfloat16",
-    tolerances.QUANTIZED: "quantized integers",
+    comparison.FLOAT32: "float32",
+    comparison.FLOAT16: "float16, entirely or in part",
+    comparison.FLOAT16_SUMS: "float16, with sums in float16",
+    comparison.BFLOAT16: "bfloat16",
+    comparison.QUANTIZED: "quantized integers",
 }
 
 _UNTUNED: Final = "untuned"

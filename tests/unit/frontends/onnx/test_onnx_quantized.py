@@ -20,7 +20,7 @@ from tvmflow.compiler import lowering
 from tvmflow.core.errors import ImportFailed
 from tvmflow.frontends import FRONTENDS
 from tvmflow.frontends.base import LoadedModel
-from tvmflow.stages.verify import tolerances
+from tvmflow.stages.verify import comparison
 from tvmflow.stages.verify.comparison import compare
 
 frontend = FRONTENDS["onnx"]
@@ -42,7 +42,7 @@ def reference(loaded: LoadedModel, folder: Path, feed: dict[str, Array]) -> Arra
 
 def agrees(actual: Array, expected: Array) -> bool:
     """As closely as a quantized model can."""
-    tolerance = tolerances.DEFAULTS[tolerances.QUANTIZED]
+    tolerance = comparison.DEFAULTS[comparison.QUANTIZED]
     return bool(compare(actual, expected, tolerance)["passed"])
 
 
