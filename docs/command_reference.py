@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from tvmflow.cli.commands import GROUPS, Command, load_commands
-from tvmflow.cli.help import describe
+from tvmflow.cli.commands import GROUPS, Command, describe, load_commands
 from tvmflow.cli.parser import CommandParser
 
 _INTRODUCTION: Final = """\

@@ -144,7 +144,7 @@ def _run(argv: list[str]) -> int:
         sys.stdout.write(f"tvmflow {VERSION}\n")
         return 0
     if argv in (["help"], ["--help"], ["-h"]):
-        from tvmflow.cli.help import overview
+        from tvmflow.cli.commands import overview
 
         sys.stdout.write(overview())
         return 0

@@ -21,7 +21,7 @@ from tests.conftest import Count
 from tests.support.hostile_names import draw_names, draw_texts
 from tvmflow.cli import ci_messages
 from tvmflow.cli.ci_messages import junit_xml, markdown_summary
-from tvmflow.cli.compare import _format_markdown
+from tvmflow.cli.report import _format_markdown
 from tvmflow.core.generated_text import element, lines
 from tvmflow.core.types import Json
 from tvmflow.engine.report import RunReport, StageReport

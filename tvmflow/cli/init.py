@@ -19,7 +19,7 @@ from tvmflow.cli.arguments import (
 )
 from tvmflow.cli.options import Options, argument, flag, minutes, option, shape
 from tvmflow.cli.output import check_output_file, print_notes, write_file
-from tvmflow.cli.run import RunOptions
+from tvmflow.cli.run import RunOptions, run
 from tvmflow.core.disk_errors import disk_errors, make_folder
 from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.files import write_atomically
@@ -268,8 +268,6 @@ _MODEL: Final = re.compile(r"^model:\n(?:  .*\n)+", re.MULTILINE)
 
 
 def build(options: BuildOptions) -> int:
-    from tvmflow.cli.run import run
-
     store = options.store.open()
     path = _write_recipe(options, store)
     code = run(

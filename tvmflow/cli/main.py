@@ -12,8 +12,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from tvmflow.cli.commands import COMMANDS, Command, load_commands
-from tvmflow.cli.help import describe, overview, subcommand_overview
+from tvmflow.cli.commands import (
+    COMMANDS,
+    Command,
+    describe,
+    load_commands,
+    overview,
+    subcommand_overview,
+)
 from tvmflow.core import termination
 from tvmflow.core.disk_errors import OutputError
 from tvmflow.core.errors import (

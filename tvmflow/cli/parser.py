@@ -8,8 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, get_args, get_origin
 
-from tvmflow.cli.commands import Command, load_all_commands
-from tvmflow.cli.help import describe, examples_text, fill, terminal_width
+from tvmflow.cli.commands import (
+    Command,
+    describe,
+    examples_text,
+    fill,
+    load_all_commands,
+    terminal_width,
+)
 from tvmflow.cli.options import Field, Options, find_field, list_fields
 from tvmflow.core.errors import UsageError
 

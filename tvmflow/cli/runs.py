@@ -1,15 +1,22 @@
-"""`tvmflow runs`, `logs` and `trace`: what earlier runs did, what their stages wrote, and when."""
+"""`tvmflow runs`, `show`, `logs` and `trace`: what earlier runs did and built, and when."""
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tvmflow.cli.arguments import RECIPE_SUFFIXES, StoreOption, StoreOptions, store_option
+from tvmflow.cli.arguments import (
+    RECIPE_SUFFIXES,
+    StoreOption,
+    StoreOptions,
+    pipeline_option,
+    store_option,
+)
 from tvmflow.cli.options import Options, argument, flag, option, positive_int
 from tvmflow.cli.output import (
     check_output_file,
@@ -18,12 +25,13 @@ from tvmflow.cli.output import (
     print_result,
     write_file,
 )
-from tvmflow.core.errors import EXIT_OK
+from tvmflow.core.errors import EXIT_OK, UsageError
 from tvmflow.core.formatting import (
     age_text,
     count_text,
     duration_text,
     excerpt,
+    latency_text,
     names_text,
     printable,
     shorten,
@@ -36,8 +44,12 @@ from tvmflow.core.text import table
 
 if TYPE_CHECKING:
     from tvmflow.core.types import Json
+    from tvmflow.engine.kernel_details import BuiltLibrary, ChosenTrials, KernelDetails, KernelRow
+    from tvmflow.engine.report import StageReport
     from tvmflow.engine.run_records import RunRecord
     from tvmflow.engine.stage_logs import StageLog
+    from tvmflow.stages.build import KernelCode
+    from tvmflow.store.local import LocalStore
 
 
 _SHOWN_RUNS: Final = 20
@@ -282,4 +294,399 @@ def trace(options: TraceOptions) -> int:
     return EXIT_OK
 
 
-COMMANDS: Final = {"runs": runs, "logs": logs, "trace": trace}
+# ---------------------------------------------------------------- show
+
+
+_SUBJECT: Final = "RECIPE|RUN"
+_SUBJECT_HELP: Final = "a recipe that was run, or a run (see `tvmflow runs`)"
+
+
+class ShowRunOptions(Options):
+    """Show what a run was asked for, and what each of its stages did and said.
+
+    Examples:
+        tvmflow show run
+        # the run before the last one
+        tvmflow show run latest~1
+        # with the recipes as they were, and the facts of each stage
+        tvmflow show run --json
+    """
+
+    run_id: str | None = argument(
+        "RUN", "its id or the beginning of it, `latest` (the default), or `latest~1`", "?"
+    )
+    json: bool = flag("print the record as one line of JSON")
+    store: StoreOption = store_option()
+
+
+class ShowKernelsOptions(StoreOptions):
+    """Show the kernels of libraries: share of the time, schedule, workload, and nodes of the model.
+
+    The slowest comes first. `show kernel` shows all that is known of one, and its code.
+
+    Examples:
+        tvmflow show kernels net.yaml
+        tvmflow show kernels net.yaml host --json
+    """
+
+    what: str = argument(_SUBJECT, _SUBJECT_HELP)
+    target: str | None = argument("TARGET", "only this target", "?")
+    pipeline: str | None = pipeline_option()
+
+
+class ShowKernelOptions(StoreOptions):
+    """Show all that is known of one kernel: nodes of the model, schedule, time, roofline, and its code.
+
+    Its code is made again from the stored results, as `build` made it.
+
+    Examples:
+        tvmflow show kernel net.yaml fused_conv2d
+        # what the schedule does, and what LLVM made of it
+        tvmflow show kernel net.yaml fused_conv2d --schedule --asm
+        # in the last run but one
+        tvmflow show kernel latest~1 fused_conv2d host --record
+    """
+
+    what: str = argument(_SUBJECT, _SUBJECT_HELP)
+    kernel: str = argument("KERNEL", "its name, or the beginning of it")
+    target: str | None = argument("TARGET", "only this target", "?")
+    tir: bool = flag("show the scheduled kernel as TVMScript")
+    schedule: bool = flag("show the instructions of its schedule as Python")
+    record: bool = flag("show the trial behind its schedule, or else the best one")
+    asm: bool = flag("show its assembly; for a GPU, its CUDA C")
+    pipeline: str | None = pipeline_option()
+
+
+_SHOWN_KEY: Final = 12
+_MAX_KERNEL: Final = 40
+_NUMBERS: Final = ("time", "per inference", "alone", "calls")
+
+
+def show_kernels(options: ShowKernelsOptions) -> int:
+    from tvmflow.engine.kernel_details import list_rows
+
+    store = options.store.open_to_read()
+    libraries = _find_libraries(options, store)
+    tables = {library.name: list_rows(library, store) for library in libraries}
+    return print_result(tables, _format_kernels(tables), options)
+
+
+def show_kernel(options: ShowKernelOptions) -> int:
+    from tvmflow.engine.kernel_details import find_kernel
+
+    store = options.store.open_to_read()
+    libraries = _find_libraries(options, store)
+    names = find_kernel(libraries, options.kernel)
+    shown = [
+        _read_kernel(library, names[library.name], options, store)
+        for library in libraries
+        if library.name in names
+    ]
+    value = {kernel.library.name: kernel for kernel in shown}
+    lines = (line for kernel in shown for line in _format_kernel(kernel, options))
+    return print_result(value, lines, options)
+
+
+def _find_libraries(
+    options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
+) -> list[BuiltLibrary]:
+    """Return the libraries of a recipe as it is, or of a run."""
+    from tvmflow.engine.kernel_details import list_libraries
+    from tvmflow.engine.run_records import read_run
+
+    what = options.what
+    if Path(what).suffix in RECIPE_SUFFIXES or Path(what).is_file():
+        command = f"tvmflow run {shell_word(what)}"
+        libraries = list_libraries(_list_finished(options, store), command)
+        problem = f"{what} has no kernels yet: it has not been built in its present form"
+    else:
+        run = read_run(store, what)
+        paths = dict.fromkeys(shortest_path(recipe.path) for recipe in run.recipes)
+        command = " ".join(map(shell_word, ["tvmflow", "run", *paths]))
+        libraries = list_libraries(run.stages, command)
+        problem = f"run {run.id} has built no library"
+    targets = [library.name.rpartition("/")[2] for library in libraries]
+    if options.target and libraries:
+        if options.target not in targets:
+            raise UsageError(
+                f"{what} has no library for {options.target}",
+                fix=f"its targets are: {names_text(targets)}",
+            )
+        libraries = [lib for lib in libraries if lib.name.endswith(f"/{options.target}")]
+    if not libraries:
+        raise UsageError(problem, fix=command)
+    return libraries
+
+
+def _list_finished(
+    options: ShowKernelsOptions | ShowKernelOptions, store: LocalStore
+) -> list[StageReport]:
+    """Return the stages of a recipe that are up to date, for one target or all."""
+    from tvmflow.engine.progress import DownloadLine
+    from tvmflow.engine.report import StageReport
+    from tvmflow.planning.decisions import evaluate_plan
+    from tvmflow.planning.prepare import RunRequest, prepare_run
+
+    request = RunRequest((options.what,), options.pipeline)
+    plan = prepare_run(request, store, DownloadLine()).plan
+    artifacts = evaluate_plan(plan, store).artifacts
+    return [
+        StageReport.of_result(spec.id, artifacts[spec.id].facts, key=artifacts[spec.id].key)
+        for spec in plan.stages
+        if spec.id in artifacts
+    ]
+
+
+def _format_kernels(tables: Mapping[str, Sequence[KernelRow]]) -> Iterator[str]:
+    width = find_width()
+    for name, rows in tables.items():
+        yield f"{name}: {count_text(len(rows), 'kernel')}"
+        cells = list(map(_format_row, rows))
+        if any(row.share is not None for row in rows):
+            # what was measured in the library is not mixed with what was measured outside of it
+            cells = [{**cell, "alone": ""} for cell in cells]
+            cells.append(_format_rest(rows, tuple(cells[0])))
+        expendable = ("workload", "per inference", "alone", "calls", "schedule")
+        # the nodes get what the other columns leave
+        for line in table(cells, right=_NUMBERS, expendable=expendable, width=width):
+            yield line if width is None else excerpt(line, width - 1)
+
+
+def _format_row(row: KernelRow) -> dict[str, str]:
+    return {
+        "time": "" if row.share is None else f"{row.share:.1%}",
+        "per inference": "" if row.seconds is None else latency_text(row.seconds),
+        "alone": "" if row.alone_s is None else latency_text(row.alone_s),
+        "calls": "" if row.calls is None else str(row.calls),
+        "kernel": excerpt(row.name, _MAX_KERNEL),
+        "schedule": row.schedule,
+        "workload": row.workload[:_SHOWN_KEY],
+        "nodes": row.nodes,
+    }
+
+
+def _format_rest(rows: Sequence[KernelRow], headings: Sequence[str]) -> dict[str, str]:
+    """Return the row of what remains of a call, so that all rows add up to it."""
+    share = sum(row.share or 0.0 for row in rows)
+    seconds = sum(row.seconds or 0.0 for row in rows)
+    rest = {"time": f"{max(1 - share, 0.0):.1%}", "kernel": "(between kernels)"}
+    if seconds:
+        rest["per inference"] = latency_text(max(1 - share, 0.0) * seconds / share)
+    return {heading: rest.get(heading, "") for heading in headings}
+
+
+# ---------------------------------------------------------------- one kernel
+
+
+class _ShownKernel(NamedTuple):
+    """A kernel of a library; `trials` and `code` are None where they were not requested."""
+
+    library: BuiltLibrary
+    details: KernelDetails
+    trials: ChosenTrials | None
+    code: KernelCode | None
+
+    def to_json(self) -> dict[str, Json]:
+        from tvmflow.cli import records
+
+        value = self.details.to_json()
+        if self.trials is not None:
+            workloads = map(records.workload_to_json, self.trials.select())
+            value["record"] = {"chosen": self.trials.chosen, "workloads": list(workloads)}
+        if self.code is not None:
+            value["code"] = self.code
+        return value
+
+
+def _read_kernel(
+    library: BuiltLibrary, kernel: str, options: ShowKernelOptions, store: LocalStore
+) -> _ShownKernel:
+    from tvmflow.engine.kernel_details import find_trials, make_kernel_code, read_details
+
+    details = read_details(library, kernel, store)
+    trials = find_trials(library, details.row, store) if options.record else None
+    code = None
+    if options.tir or options.schedule or options.asm:
+        code = make_kernel_code(library, kernel, store, with_assembly=options.asm)
+    return _ShownKernel(library, details, trials, code)
+
+
+def _format_kernel(kernel: _ShownKernel, options: ShowKernelOptions) -> Iterator[str]:
+    details = kernel.details
+    yield f"{kernel.library.name}: {details.row.name}"
+    fields = {name: text for name, text in _list_fields(kernel) if text}
+    indent = " " * (max(map(len, fields)) + 4)
+    width = find_width() or len(indent) + max(map(len, fields.values()))
+    for name, text in fields.items():
+        yield from textwrap.wrap(
+            text,
+            max(width, 2 * len(indent)),
+            initial_indent=f"  {name:<{len(indent) - 2}}",
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+    if kernel.trials is not None:
+        yield from ("", *_format_trials(kernel, kernel.trials))
+    if kernel.code is None:
+        return
+    if options.schedule:
+        missing = f"# there are no instructions: its schedule is '{details.row.schedule}'"
+        yield from ("", *(kernel.code.schedule or missing).rstrip().split("\n"))
+    if options.tir:
+        yield from ("", *kernel.code.tir.rstrip().split("\n"))
+    if options.asm:
+        yield from ("", *kernel.code.assembly.rstrip().split("\n"))
+
+
+def _list_fields(kernel: _ShownKernel) -> Iterator[tuple[str, str]]:
+    details, row = kernel.details, kernel.details.row
+    yield "nodes", _nodes_text(details)
+    yield "schedule", _schedule_text(details)
+    yield "time", _time_text(kernel)
+    if details.tuned_s is not None and details.untuned_s is not None:
+        ratio = details.untuned_s / details.tuned_s
+        yield "tuning", f"{ratio:.2f} times as fast as untuned, each measured by itself in turns"
+    if speedups := details.size_speedups:
+        yield "sizes", ", ".join(f"{speedup:.3g} times ({at})" for at, speedup in speedups.items())
+    yield "roofline", _roofline_text(kernel)
+    yield "workload", row.workload[:_SHOWN_KEY]
+
+
+def _nodes_text(details: KernelDetails) -> str:
+    calls = [names_text(nodes) for nodes in details.nodes if nodes]
+    if len(calls) < 2:
+        return "".join(calls)
+    return "; ".join(f"{number}: {text}" for number, text in enumerate(calls, 1))
+
+
+def _schedule_text(details: KernelDetails) -> str:
+    from tvmflow.stages.build import OWN_SCHEDULE, TUNED, UNSCHEDULED
+
+    if details.row.schedule == TUNED:
+        text = "found by a search"
+        if details.trials is None:
+            return text
+        return f"{text}: the best of {count_text(details.trials, 'trial')}"
+    if details.row.schedule == OWN_SCHEDULE:
+        return "its own: it was written with its loops"
+    if details.row.schedule == UNSCHEDULED:
+        return "none: it runs as one loop after the other"
+    text = f"by the rule {details.row.schedule}"
+    if not details.trials:
+        return text
+    return f"{text}; none of {count_text(details.trials, 'trial')} was faster"
+
+
+def _time_text(kernel: _ShownKernel) -> str:
+    from tvmflow.stages.verify.verdict import Verdict
+
+    row = kernel.details.row
+    calls = "" if row.calls is None else f" in {count_text(row.calls, 'call')}"
+    texts = [] if row.seconds is None else [f"{latency_text(row.seconds)} an inference{calls}"]
+    texts += [] if row.share is None else [f"{row.share:.1%} of the time of a call of the library"]
+    if not texts and row.alone_s is not None:
+        texts = [f"{latency_text(row.alone_s)} an inference{calls}, measured by itself"]
+    if texts:
+        return ", ".join(texts)
+    if kernel.library.facts.get(Verdict) is not None:
+        return (
+            f"not measured{calls and f', {calls.strip()}'}: the library was not run on its target"
+        )
+    return f"not measured: `{kernel.library.command}` verifies and measures"
+
+
+def _roofline_text(kernel: _ShownKernel) -> str:
+    from tvmflow.stages.tune import TuneFacts
+
+    details = kernel.details
+    texts = []
+    if details.gflops is not None:
+        peak = details.peak_gflops
+        part = f", {details.gflops / peak:.0%} of the machine's peak" if peak else ""
+        texts.append(f"{details.gflops:.3g} GFLOPS{part}")
+    if details.roofline_share is not None and details.least_s is not None:
+        least = latency_text(details.least_s)
+        texts.append(f"{details.roofline_share:.0%} of what its roofline allows, {least} a call")
+    if texts or kernel.library.facts.get(TuneFacts) is not None:
+        return "; ".join(texts)
+    return "not known: only a search measures it (`tune: {trials: 64}` in the recipe)"
+
+
+def _format_trials(kernel: _ShownKernel, trials: ChosenTrials) -> Iterator[str]:
+    """Yield the lines of the trial behind a schedule, or of the best one, and where there are more."""
+    from tvmflow.cli import records
+
+    row, selected = kernel.details.row, trials.select()
+    if not row.workload and not trials.chosen:
+        yield "no trial: this library was built without a search (`tune: {trials: 64}` in the recipe)"
+        return
+    if not selected:
+        yield (
+            f"no trial of {row.name} is in the ledger; `tvmflow records import` takes those of "
+            "another machine"
+        )
+        return
+    if trials.chosen:
+        yield "the trial behind its schedule"
+    else:
+        yield f"its schedule is that of the rule {row.schedule}; the best trial was not faster"
+    for workload in selected:
+        yield from records.format_trials(workload, trace=False)
+    yield f"`tvmflow records show {row.workload[:_SHOWN_KEY]} --trace` shows all of its trials"
+
+
+_SHOWN_COMMIT: Final = 12
+
+
+def show_run(options: ShowRunOptions) -> int:
+    from tvmflow.engine.run_records import LATEST, read_run
+
+    run = read_run(options.store.locate(), options.run_id or LATEST)
+    return print_result(run, _format_run(run), options)
+
+
+def _format_run(run: RunRecord) -> Iterator[str]:
+    from tvmflow.engine.report import STOPPED
+    from tvmflow.engine.summary import summary
+
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began_s))
+    machine = (
+        f"{run.machine.name}: {run.machine.cpu}, {run.machine.cpus} CPUs, {run.machine.platform}"
+    )
+    yield f"run {run.id}"
+    fields = {
+        "command": " ".join(map(shell_word, ["tvmflow", *run.argv])),
+        "folder": run.folder,
+        "began": f"{began}, took {duration_text(run.seconds)}",
+        "ended": run.message if run.end == "stopped" else _end_text(run),
+        "machine": machine,
+        "tvmflow": run.tvmflow,
+    }
+    for recipe in run.recipes:
+        state = {"yes": "", "no": " with changes"}.get(recipe.clean, f" ({recipe.clean})")
+        commit = f", commit {recipe.commit[:_SHOWN_COMMIT]}{state}" if recipe.commit else ""
+        fields[f"recipe {recipe.recipe}"] = f"{shortest_path(recipe.path)}{commit}"
+    if run.release:
+        fields["release"] = str(run.release.get("folder", ""))
+    width = max(map(len, fields))
+    yield from (f"  {name:<{width}}  {value}" for name, value in fields.items())
+    yield ""
+    width = max((len(stage.stage_id) for stage in run.stages), default=0)
+    for stage in run.stages:
+        reason = f"  {stage.reason}" if stage.outcome != "hit" else ""
+        outcome = "stopped" if stage.outcome == STOPPED else stage.outcome
+        yield f"{stage.stage_id:<{width}} {outcome:<9} {duration_text(stage.seconds):>12}{reason}"
+    yield ""
+    yield from summary(run.report, verbose=True, width=find_width()).split("\n")
+
+
+def _end_text(run: RunRecord) -> str:
+    return f"exit code {run.exit_code}" + (f": {run.message}" if run.message else "")
+
+
+COMMANDS: Final = {
+    "runs": runs,
+    "logs": logs,
+    "trace": trace,
+    "show": {"run": show_run, "kernels": show_kernels, "kernel": show_kernel},
+}

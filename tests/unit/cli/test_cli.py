@@ -15,7 +15,7 @@ import pytest
 from tests.support.project import Project
 from tvmflow import __version__
 from tvmflow.cli import commands, main
-from tvmflow.cli.help import describe
+from tvmflow.cli.commands import describe
 from tvmflow.cli.options import Options
 from tvmflow.core.errors import EXIT_CODES, EXIT_USAGE
 from tvmflow.executors import local
@@ -90,7 +90,7 @@ def test_the_overview_imports_no_options() -> None:
     code = "import sys; from tvmflow.__main__ import main; sys.argv = ['tvmflow', '--help']; main(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.splitlines()[-1].split())
-    expected = {"tvmflow.cli", "tvmflow.cli.commands", "tvmflow.cli.help"}
+    expected = {"tvmflow.cli", "tvmflow.cli.commands"}
     assert {name for name in modules if name.startswith("tvmflow.cli")} == expected
     assert not modules & {"argparse", "yaml", "pydantic", "cryptography", "logging", "tvm"}
 

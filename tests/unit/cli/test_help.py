@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow.cli import help as module
+from tvmflow.cli import commands as module
 from tvmflow.cli import main
 from tvmflow.cli.commands import COMMANDS, Command, load_all_commands
 from tvmflow.cli.parser import CommandParser
