@@ -20,7 +20,7 @@ from tvmflow.stages import STAGES, export, import_model, read_facts, verify
 from tvmflow.stages.base import KnownFacts, facts_type, find_facts
 from tvmflow.stages.export import ExportFacts
 from tvmflow.stages.import_model import ImportFacts
-from tvmflow.stages.verify.verdict import Verdict, find_largest_error
+from tvmflow.stages.verify.verdict import Verdict, largest_error, list_measured
 from tvmflow.store.remote.client import Traffic
 
 
@@ -92,7 +92,7 @@ def compare_libraries(plan: Plan, artifacts: Mapping[str, Artifact]) -> tuple[Co
             latency_s=latency and latency["median"],
             bytes=_add_bytes(spec, specs, artifacts),
             accuracy=verdict.get("accuracy"),
-            max_abs_error=find_largest_error(verdict),
+            max_abs_error=largest_error(*list_measured(verdict)),
         )
         by_path.setdefault(origin.path, []).append(library)
     return tuple(

@@ -16,7 +16,7 @@ from tvmflow.core.errors import RecipeError
 from tvmflow.runtime import bundles
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts, StageContext
-from tvmflow.stages.verify import findings, gates
+from tvmflow.stages.verify import gates, verdict_text
 from tvmflow.stages.verify.gates import check_gates
 from tvmflow.stages.verify.libraries import LocalLibrary
 from tvmflow.stages.verify.verdict import GateResult, Verdict, verdict_without_measurements
@@ -93,12 +93,12 @@ def test_what_is_said_of_gates(tmp_path: Path) -> None:
         "verify.max_vs.onnxruntime 1"
     ]
     settings = verify.settings(recipe(verify=checks), target())
-    [warning] = findings.list_warnings(verdict, settings.verify)
+    [warning] = verdict_text.list_warnings(verdict, settings.verify)
     assert warning == (
         "latency 8 ms (7.6 ms to 8.4 ms, 64 repeats) is within the noise of verify.max_latency 8 ms, "
         "which passes"
     )
-    assert findings.describe_fix(verdict).startswith("a longer search finds faster kernels")
+    assert verdict_text.describe_fix(verdict).startswith("a longer search finds faster kernels")
     assert verdict_without_measurements(verdict)["gates"]["max_latency"] == {"limit": 0.008}
 
 
@@ -111,7 +111,7 @@ def test_what_was_not_measured_fails(tmp_path: Path) -> None:
     assert failure == (
         "verify.max_vs.openvino 1 is not measured: OpenVINO is not timed: OpenVINO cannot run the model: Det"
     )
-    assert "leave a gate out" in findings.describe_fix(verdict)
+    assert "leave a gate out" in verdict_text.describe_fix(verdict)
 
 
 def test_memory_is_the_library_and_what_a_context_allocates(

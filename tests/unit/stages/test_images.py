@@ -18,8 +18,8 @@ from tvmflow.runtime.images import Preprocessing
 from tvmflow.stages import verify
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.images import ImageInput, _find_activation, describe_images
-from tvmflow.stages.verify import findings
 from tvmflow.stages.verify import inputs as verify_inputs
+from tvmflow.stages.verify import verdict_text
 
 SIGNATURE = {
     "inputs": [{"name": "data", "shape": [1, 3, 8, 8], "dtype": "float32"}],
@@ -101,7 +101,7 @@ def test_another_preprocessing_is_rejected(monkeypatch: pytest.MonkeyPatch) -> N
     entry = preprocessing((1, 3, 8, 8))
     monkeypatch.setattr(Preprocessing, "fit", lambda *_: np.zeros((8, 8, 3), np.uint8))
     comparison = verify_inputs._compare(entry, [np.full((8, 8, 3), 7, np.uint8)])
-    [sentence] = findings._list_image_mismatches({"data": comparison})
+    [sentence] = verdict_text._list_image_mismatches({"data": comparison})
     assert "the preprocessing of 'data' differs from that by Pillow" in sentence
     assert "by 7 of 255 levels" in sentence
 

@@ -20,7 +20,7 @@ from tvmflow.core.errors import VerifyFailed
 from tvmflow.recipe.verify import Verify
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.verify import findings
+from tvmflow.stages.verify import verdict_text
 from tvmflow.stages.verify.comparison import DEFAULTS, FLOAT32, ZEROS
 from tvmflow.stages.verify.draws import reach_more, vary_indices
 from tvmflow.stages.verify.index_inputs import Index, find_index, settle_ties
@@ -176,8 +176,8 @@ def test_an_index_that_is_0_for_all_inputs_is_delivered_with_a_warning(tmp_path:
         outputs={"best": {**GOOD, "reached": 1, "undetected": ZEROS, "elements": 1}},
         index_inputs_not_compared="the model is in parts",
     )
-    assert findings.list_failures(alone, CHECKS) == []
-    assert len(findings.list_warnings(alone, CHECKS)) == 2
+    assert verdict_text.list_failures(alone, CHECKS) == []
+    assert len(verdict_text.list_warnings(alone, CHECKS)) == 2
 
 
 GOOD: Any = {
@@ -210,8 +210,8 @@ def test_a_verdict_says_what_was_compared_and_how_many_classes_were_reached() ->
 
 def test_an_index_of_which_only_itself_is_compared_has_a_warning() -> None:
     made = verdict(index_inputs_not_compared="the library runs on another machine")
-    assert findings.list_failures(made, CHECKS) == []
-    assert findings.list_warnings(made, CHECKS) == [
+    assert verdict_text.list_failures(made, CHECKS) == []
+    assert verdict_text.list_warnings(made, CHECKS) == [
         "what goes into the index 'best' (3 different values in the samples) is not compared, so that a wrong library "
         "could go undetected: the library runs on another machine"
     ]
@@ -225,7 +225,9 @@ def test_a_wrong_tensor_before_an_index_and_a_wrong_layer_have_a_sentence() -> N
         "passed": False, "tensors": 3, "max_steps": 7, "differing": 0.1, "allowed_steps": 1,
         "wrong": {"u": {"steps": 7, "elements": 12}}, "outputs": {},
     }  # fmt: skip
-    assert findings.list_failures(verdict(index_inputs={"s": missing}, layers=layers), CHECKS) == [
+    assert verdict_text.list_failures(
+        verdict(index_inputs={"s": missing}, layers=layers), CHECKS
+    ) == [
         "'s' (which goes into an index) is not in the library's memory as the same kernels compute it in a library "
         "that returns it",
         "'u' is up to 7 steps off in 12 elements where it is computed from the tensors that ORT gives, more than 1",

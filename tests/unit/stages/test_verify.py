@@ -17,7 +17,7 @@ from tvmflow.recipe.verify import Verify
 from tvmflow.runtime.samples import top1_accuracy
 from tvmflow.stages import verify
 from tvmflow.stages.base import KnownFacts
-from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import (
     BFLOAT16,
     FLOAT16,
@@ -73,7 +73,7 @@ def test_an_output_without_numbers_is_not_agreement() -> None:
     """Both sides may have NaN alone; nothing was compared then, and the message says what to do."""
     result = compare([np.nan, np.inf], [np.nan, np.inf])
     assert result == {"passed": False, "incomparable": "no finite number"}
-    [sentence] = findings.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
+    [sentence] = verdict_text.list_mismatches({"y": result}, "ONNX Runtime 1.31.1")
     assert sentence.startswith("output 'y' of ONNX Runtime 1.31.1 has no finite number, so that")
 
 
@@ -235,7 +235,7 @@ def test_every_failed_output_has_a_sentence() -> None:
             "coarse": compare(np.full(256, 1.0005), np.ones(256)),
         },
     }
-    failures = findings.list_failures(verdict, checks())
+    failures = verdict_text.list_failures(verdict, checks())
     assert failures == [
         "output 'bad': 1 of 2 elements are out of tolerance (rtol 0.001, atol 0.0002); "
         "the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0",
@@ -244,7 +244,7 @@ def test_every_failed_output_has_a_sentence() -> None:
         "output 'coarse': the root mean square of its errors is 0.05% of that of ONNX Runtime 1.31.1, "
         "more than 0.01%",
     ]
-    assert findings.list_warnings(verdict, checks()) == []
+    assert verdict_text.list_warnings(verdict, checks()) == []
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ def test_a_runtime_that_differs_from_the_reference_is_a_warning(name: str, subje
             "absent": {"name": "Absent", "not_timed": "it is not installed"},
         },
     }
-    assert findings.list_failures(verdict, checks()) == []
-    assert findings.list_warnings(verdict, checks()) == [
+    assert verdict_text.list_failures(verdict, checks()) == []
+    assert verdict_text.list_warnings(verdict, checks()) == [
         f"{subject}, so that its latency is that of other results: output 'y': 1 of 2 elements are out of "
         "tolerance (rtol 0.001, atol 0.0002); the worst, at [1], is 5.0 where ONNX Runtime 1.31.1 gives 2.0"
     ]
@@ -283,7 +283,7 @@ def test_accuracy_below_the_gate_fails() -> None:
     labels = np.array([[1], [2]])
     accuracy = top1_accuracy({"scores": scores}, "scores", labels)
     assert accuracy == 0.5
-    failures = findings.list_failures(
+    failures = verdict_text.list_failures(
         {"passed": True, "against": "reference", "accuracy": accuracy}, checks(min_accuracy=0.9)
     )
     assert failures == ["accuracy 0.5000 is below verify.min_accuracy 0.9"]

@@ -13,7 +13,7 @@ from tests.unit.frontends.onnx.test_onnx_open_sizes import load_open
 from tvmflow.core.dimensions import specs_at
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
-from tvmflow.stages.verify import findings
+from tvmflow.stages.verify import verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, find_undetected, tolerance_for
 from tvmflow.stages.verify.imported_model import Operand, find_operands, limit_draws
 from tvmflow.stages.verify.inputs import draw_inputs, load_samples, run_reference_on
@@ -134,13 +134,13 @@ def test_a_library_of_which_nothing_is_compared_is_rejected(
 ) -> None:
     """By tolerances that nobody asked for; the recipe's own ones give a warning."""
     default, own = settings().verify, settings(atol=1e-4).verify
-    failures = findings.list_failures(verdict(*undetected_outputs), default)
+    failures = verdict_text.list_failures(verdict(*undetected_outputs), default)
     assert bool(failures) == is_rejected
     if is_rejected:
         assert failures[0].startswith("output 'y0' is so small that zeros would pass for it (atol")
         assert "; nothing is compared: give inputs that the model is made for" in failures[0]
-    assert findings.list_failures(verdict(*undetected_outputs), own) == []
-    assert len(findings.list_warnings(verdict(*undetected_outputs), own)) == len(
+    assert verdict_text.list_failures(verdict(*undetected_outputs), own) == []
+    assert len(verdict_text.list_warnings(verdict(*undetected_outputs), own)) == len(
         [*filter(None, undetected_outputs)]
     )
 
@@ -149,7 +149,7 @@ def test_numbers_that_count_as_0_are_named() -> None:
     """Other inputs may not help where a model's own constants are that small."""
     made = verdict("zeros")
     made["outputs"]["y0"]["atol"] = 2.0**-126
-    [failure] = findings.list_failures(made, settings().verify)
+    [failure] = verdict_text.list_failures(made, settings().verify)
     assert failure.startswith(
         "output 'y0' is 0 or below 1.2e-38 everywhere, the smallest normal number of float32, so that zeros "
         "would pass for it (larger weights and constants may help); nothing is compared: give inputs"
@@ -157,12 +157,12 @@ def test_numbers_that_count_as_0_are_named() -> None:
 
 
 def test_a_warning_says_what_would_pass_and_what_to_do() -> None:
-    [warning] = findings.list_warnings(verdict("inputs"), settings().verify)
+    [warning] = verdict_text.list_warnings(verdict("inputs"), settings().verify)
     assert warning == (
         "output 'y0' is the same for all inputs, so that a library that ignores them would pass: "
         "give inputs that the model is made for (inputs.NAME.range, verify.data)"
     )
-    [warning] = findings.list_warnings(verdict("zeros"), settings(rtol=0.1).verify)
+    [warning] = verdict_text.list_warnings(verdict("zeros"), settings(rtol=0.1).verify)
     assert warning.endswith(
         "or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
     )

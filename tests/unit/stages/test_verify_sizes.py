@@ -15,7 +15,7 @@ from tvmflow.core.errors import StageError
 from tvmflow.core.types import Dimension, TensorSpec
 from tvmflow.recipe.verify import Verify
 from tvmflow.runtime.samples import make_samples
-from tvmflow.stages.verify import comparison, findings, verdict_text
+from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import FLOAT32, tolerance_for
 from tvmflow.stages.verify.inputs import ReferenceOutputs, load_samples
 from tvmflow.stages.verify.reference_run import ReferenceRun
@@ -222,7 +222,7 @@ def failures_of(sizes: list[SizeVerdict]) -> list[str]:
         "reference": "ONNX Runtime",
         "sizes": sizes,
     }
-    return findings.list_failures(
+    return verdict_text.list_failures(
         verdict, CheckSettings(**{**Verify().model_dump(), "data": False})
     )
 

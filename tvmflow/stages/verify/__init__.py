@@ -23,7 +23,7 @@ from tvmflow.stages.base import Files, StageContext, StageTraits
 from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED, LOWERED_ROLE
 from tvmflow.stages.runtime_choice import run_location
-from tvmflow.stages.verify import comparison, findings, verdict_text
+from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import Tolerance
 from tvmflow.stages.verify.deliveries import check_deliveries
 from tvmflow.stages.verify.draws import compare_draws, list_unexercised
@@ -255,7 +255,7 @@ def _conclude(verdict: Verdict, context: StageContext) -> Verdict:
     if not verdict["passed"]:
         raise VerifyFailed(
             "; ".join(verdict["failures"]),
-            fix=findings.describe_fix(verdict),
+            fix=verdict_text.describe_fix(verdict),
         )
     return verdict
 
@@ -338,7 +338,7 @@ def _verify(
         if gates := check_gates(verdict, library, tensors, settings, context):
             verdict["gates"] = gates
     min_speedup = settings.tune.min_speedup if settings.tune else None
-    failures = findings.list_failures(verdict, checks)
+    failures = verdict_text.list_failures(verdict, checks)
     if failures and reference is not None:
         failures += list_operator_mismatches(settings, context, reference.tolerance)
     verdict["failures"] = [
@@ -347,7 +347,7 @@ def _verify(
         *list_exceeded(verdict),
     ]
     verdict["passed"] = not verdict["failures"]
-    warnings = findings.list_warnings(verdict, checks)
+    warnings = verdict_text.list_warnings(verdict, checks)
     if warnings:
         verdict["warnings"] = warnings
     return verdict

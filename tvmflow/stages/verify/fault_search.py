@@ -35,7 +35,7 @@ from tvmflow.stages.build import (
 from tvmflow.stages.choose import read_choices
 from tvmflow.stages.images import DATA
 from tvmflow.stages.lower import LOWERED_ROLE
-from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import Tolerance, compare_inner
 from tvmflow.stages.verify.imported_model import find_operands, read_imported_model
 from tvmflow.stages.verify.index_inputs import find_index_inputs
@@ -158,7 +158,7 @@ class KernelCheck:
             for index, (left, right) in enumerate(zip(actual, expected, strict=True))
             if isinstance(right, tvm.runtime.Tensor)
         }
-        return "; ".join(findings.list_mismatches(comparisons, "the kernel without a schedule"))
+        return "; ".join(verdict_text.list_mismatches(comparisons, "the kernel without a schedule"))
 
     def _call(self, name: str, *, by_rule: bool) -> list[Any]:
         """Return the operands after a call of another form of the kernel on those that it was called with."""
@@ -389,7 +389,7 @@ class _Search:
             name: compare_inner(nudged, expected, self._tolerance)
             for name, nudged, expected in zip(names, self._nudged, self._expected, strict=True)
         }
-        if not (mismatches := findings.list_mismatches(comparisons, "before")):
+        if not (mismatches := verdict_text.list_mismatches(comparisons, "before")):
             return None
         reference = self._frontend.REFERENCE.name
         return Fault(

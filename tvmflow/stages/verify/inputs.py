@@ -24,7 +24,7 @@ from tvmflow.runtime.npz import read_npz
 from tvmflow.runtime.samples import Samples, image_samples
 from tvmflow.stages.base import StageContext
 from tvmflow.stages.images import DATA, ImageList, list_files, read_table
-from tvmflow.stages.verify import comparison, findings
+from tvmflow.stages.verify import comparison, verdict_text
 from tvmflow.stages.verify.comparison import INPUTS, Tolerance, find_undetected
 from tvmflow.stages.verify.imported_model import Operand, limit_draws
 from tvmflow.stages.verify.sizes import choose_representatives, read_dimensions
@@ -219,7 +219,7 @@ def list_operator_mismatches(
         }
         sentences += [
             f"the operator {name} disagrees with its reference: {mismatch}"
-            for mismatch in findings.list_mismatches(comparisons, "its reference")
+            for mismatch in verdict_text.list_mismatches(comparisons, "its reference")
         ]
     return sentences
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from tvmflow.core.statistics import MIN_PAIRS, PairedTimes, measure_in_turns, summarize
 from tvmflow.stages import build
@@ -295,15 +295,7 @@ def measure_briefly(subject: Timed, feed: Mapping[str, Array]) -> float:
 
 def make_latency(seconds: Sequence[float]) -> Latency:
     """Return the statistics of the repeats of a measurement."""
-    summary = summarize(seconds)
-    return {
-        "mean": summary.mean,
-        "median": summary.median,
-        "min": summary.min,
-        "max": summary.max,
-        "std": summary.std,
-        "repeats": len(seconds),
-    }
+    return cast(Latency, {**summarize(seconds)._asdict(), "repeats": len(seconds)})
 
 
 def settle() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypedDict, cast
 
 from tvmflow.core.types import Json
@@ -424,20 +423,25 @@ class Verdict(_Judged, total=False):
     warnings: list[str]
 
 
-def list_compared(verdict: Verdict | LevelVerdict) -> list[OutputComparison]:
-    """Return the comparisons of all outputs, and of what goes into an index."""
-    return [*verdict.get("outputs", {}).values(), *verdict.get("index_inputs", {}).values()]
+def list_compared(*verdicts: Mapping[str, Any]) -> list[OutputComparison]:
+    """Return the comparisons of all outputs of some verdicts, and of what goes into an index."""
+    return [
+        comparison
+        for verdict in verdicts
+        for field in ("outputs", "index_inputs")
+        for comparison in verdict.get(field, {}).values()
+    ]
 
 
-def find_largest_error(verdict: Verdict) -> float | None:
-    """Return the largest absolute error of all outputs; None when it is not a finite number for each."""
-    sizes = (entry.get("outputs", {}).values() for entry in verdict.get("sizes", ()))
-    others = [*verdict.get("levels", {}).values()]
-    others += [verdict["fallback"]] if "fallback" in verdict else []
-    levels = map(list_compared, others)
-    more = itertools.chain.from_iterable((*sizes, *levels))
-    outputs = [*list_compared(verdict), *more]
-    return largest(output.get("max_abs_error", math.nan) for output in outputs)
+def list_measured(verdict: Verdict) -> list[Mapping[str, Any]]:
+    """Return a verdict, and those that it has of sizes, of levels and of a fallback."""
+    others = (*verdict.get("sizes", ()), *verdict.get("levels", {}).values())
+    return [verdict, *others, verdict.get("fallback", {})]
+
+
+def largest_error(*verdicts: Mapping[str, Any]) -> float | None:
+    """Return the largest absolute error in some verdicts; None when it is not a finite number for each output."""
+    return largest(output.get("max_abs_error", math.nan) for output in list_compared(*verdicts))
 
 
 def sort_sizes(verdict: Verdict) -> list[SizeVerdict]:
@@ -449,12 +453,6 @@ def find_fixed_latency(entry: SizeVerdict) -> float | None:
     """Return the shown latency of a library of some sizes alone; None where there was none."""
     speedup = entry.get("fixed_speedup")
     return shown_latency(entry["latency_s"], speedup) if speedup else None
-
-
-def find_size_error(entry: SizeVerdict) -> float | None:
-    """Return the largest absolute error at some sizes; None when it is not a finite number."""
-    outputs = entry.get("outputs", {}).values()
-    return largest(output.get("max_abs_error", math.nan) for output in outputs)
 
 
 QUANTIZED_MODEL: Final = "the quantized model"

@@ -1,20 +1,28 @@
-"""The lines that reports say of a verdict."""
+"""Text of a verdict: what reports say, why a library is rejected, and what its comparison could not tell."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, geometric_mean
-from typing import Final
+from typing import Final, cast
 
 from tvmflow.core.codec import Mismatch
 from tvmflow.core.dimensions import sizes_text
 from tvmflow.core.formatting import count_text, latency_text
 from tvmflow.core.statistics import judge_ratio
 from tvmflow.stages.base import KnownFacts, name_some
-from tvmflow.stages.verify import comparison
-from tvmflow.stages.verify.gates import PASSED, describe_gate
+from tvmflow.stages.verify.comparison import (
+    ANYTHING,
+    BFLOAT16,
+    FLOAT16,
+    FLOAT16_SUMS,
+    FLOAT32,
+    INPUTS,
+    QUANTIZED,
+    SMALLEST_NORMAL,
+    ZEROS,
+)
+from tvmflow.stages.verify.gates import PASSED, describe_gate, list_remedies, list_undecided
 from tvmflow.stages.verify.verdict import (
     AllowedDifference,
     ComparedRuntime,
@@ -23,41 +31,38 @@ from tvmflow.stages.verify.verdict import (
     LevelVerdict,
     OutputComparison,
     Profile,
+    ScaledSlice,
     SizeVerdict,
     Speedup,
     Verdict,
     compared_with,
     find_fixed_latency,
-    find_size_error,
-    largest,
+    largest_error,
     list_compared,
+    list_measured,
     shown_latency,
     sort_sizes,
 )
+from tvmflow.stages.verify_settings import CheckSettings
 
 _ARITHMETIC_TEXTS: Final[Mapping[str, str]] = {
-    comparison.FLOAT32: "float32",
-    comparison.FLOAT16: "float16, entirely or in part",
-    comparison.FLOAT16_SUMS: "float16, with sums in float16",
-    comparison.BFLOAT16: "bfloat16",
-    comparison.QUANTIZED: "quantized integers",
+    FLOAT32: "float32",
+    FLOAT16: "float16, entirely or in part",
+    FLOAT16_SUMS: "float16, with sums in float16",
+    BFLOAT16: "bfloat16",
+    QUANTIZED: "quantized integers",
 }
 
+_VM: Final = "the library for TVM's virtual machine"
 _UNTUNED: Final = "untuned"
 _REFERENCE: Final = "reference"
+_LATENCY_COLUMNS: Final[tuple[str, ...]] = ("median", "mean", "min", "max", "std")
 
 
 def describe(facts: Verdict, inputs: KnownFacts) -> list[str]:
     """Return how outputs agree, the accuracy, and the latencies."""
-    with _complete():
-        return _describe(facts)
-
-
-@contextlib.contextmanager
-def _complete() -> Iterator[None]:
-    """Refuse a verdict that lacks a field which others need."""
     try:
-        yield
+        return _describe(facts)
     except KeyError as error:
         raise Mismatch(f"{error.args[0]} missing") from error
 
@@ -76,9 +81,7 @@ def _describe(facts: Verdict) -> list[str]:
     lines += [_describe_image(name, image) for name, image in facts.get("images", {}).items()]
     lines += _describe_deliveries(facts)
     if "vm" in facts:
-        lines.append(
-            f"the library for TVM's virtual machine agrees with {compared_with(facts)}, too"
-        )
+        lines.append(f"{_VM} agrees with {compared_with(facts)}, too")
     if "random_inputs" in facts:
         lines.append(
             f"inputs are {facts['random_inputs']}: others did not reach every output, or gave no finite numbers"
@@ -122,7 +125,7 @@ def _describe_level(name: str, level: LevelVerdict) -> str:
     """Return what was found of the code for one level of CPUs."""
     if "not_verified" in level:
         return f"NOT VERIFIED at the level {name}: {level['not_verified']}"
-    error = largest(o.get("max_abs_error", math.nan) for o in list_compared(level))
+    error = largest_error(level)
     parts = [f"level {name} ran on {level['ran_on']}"]
     parts += [f"error {error:.2g}"] if error is not None else []
     parts += [latency_text(level["latency"]["median"])] if "latency" in level else []
@@ -202,7 +205,7 @@ def _explain_exercises(facts: Verdict) -> Iterator[str]:
 
 def _size_error(entry: SizeVerdict) -> str:
     """Return the largest error at some sizes, in capitals where it is too large."""
-    error = find_size_error(entry)
+    error = largest_error(entry)
     text = "" if error is None else f"{error:.2g}"
     return text if entry["passed"] else f"WRONG {text}".rstrip()
 
@@ -304,13 +307,12 @@ def _describe_latency(facts: Verdict) -> list[str]:
     ]
     for name, part in facts.get("parts", {}).items():
         measured += [(f"its part {name}", part["latency"])] if "latency" in part else []
-    rows = [
-        f"    {name:<24} {latency_text(row['median']):>9} {latency_text(row['mean']):>9} "
-        f"{latency_text(row['min']):>9} {latency_text(row['max']):>9} {latency_text(row['std']):>9}"
-        for name, row in measured
-    ]
-    head = f"    {'':<24} {'median':>9} {'mean':>9} {'min':>9} {'max':>9} {'std':>9}"
-    table = ["latency of one call\n" + "\n".join([head, *rows])] if rows else []
+    lines = [("", _LATENCY_COLUMNS)]
+    for name, row in measured:
+        seconds = cast(dict[str, float], row)
+        lines.append((name, tuple(latency_text(seconds[column]) for column in _LATENCY_COLUMNS)))
+    rows = [f"    {name:<24} " + " ".join(f"{cell:>9}" for cell in cells) for name, cells in lines]
+    table = ["latency of one call\n" + "\n".join(rows)] if measured else []
     return [
         *table,
         *_describe_reference_speedup(facts),
@@ -327,13 +329,8 @@ def _scale_latency(
     if speedup is None or "library" not in latency or not row["median"]:
         return row
     scale = shown_latency(latency["library"]["median"], speedup) / row["median"]
-    return {
-        "mean": row["mean"] * scale,
-        "median": row["median"] * scale,
-        "min": row["min"] * scale,
-        "max": row["max"] * scale,
-        "std": row["std"] * scale,
-    }
+    seconds = cast(dict[str, float], row)
+    return cast(Latency, {name: seconds[name] * scale for name in _LATENCY_COLUMNS})
 
 
 def _describe_reference_speedup(facts: Verdict) -> Iterator[str]:
@@ -353,8 +350,8 @@ def _describe_compared(runtime: ComparedRuntime, facts: Verdict) -> Iterator[str
     outputs = runtime.get("outputs", {}).values()
     is_reference = runtime["name"] == facts.get("reference")
     if outputs and not is_reference and all(output["passed"] for output in outputs):
-        largest = max(float(output["max_abs_error"]) for output in outputs)
-        yield f"{runtime['name']} agrees with {facts['reference']}, too (largest error: {largest:.2g})"
+        error = max(float(output["max_abs_error"]) for output in outputs)
+        yield f"{runtime['name']} agrees with {facts['reference']}, too (largest error: {error:.2g})"
 
 
 def _describe_speedup(speedup: Speedup | None) -> list[str]:
@@ -390,7 +387,7 @@ def _describe_profile(profile: Profile | None) -> list[str]:
 
 def explain(facts: Verdict) -> list[str]:
     """Return by how much outputs may differ from the reference's, and which rules the time is spent with."""
-    lines = list(_explain_tolerance(facts["tolerance"])) if "tolerance" in facts else []
+    lines = [*_explain_tolerance(facts["tolerance"])] if "tolerance" in facts else []
     lines += _explain_exercises(facts)
     profile = facts.get("profile")
     if not profile:
@@ -425,3 +422,285 @@ def _explain_tolerance(tolerance: AllowedDifference) -> Iterator[str]:
     limits += [f"{scale:.2%} in scale"] if scale else []
     if limits:
         yield f"an output as a whole may differ by {' and by '.join(limits)}"
+
+
+_UNDETECTED_TEXTS: Final[Mapping[str, str]] = {
+    ZEROS: "is so small that zeros would pass for it",
+    INPUTS: "is the same for all inputs, so that a library that ignores them would pass",
+    ANYTHING: "is empty for all inputs, so that nothing of it is compared",
+}
+_SUBNORMAL_TEXT: Final = (
+    f"is 0 or below {SMALLEST_NORMAL:.2g} everywhere, the smallest normal number of float32, "
+    "so that zeros would pass for it (larger weights and constants may help)"
+)
+_ZERO_INDEX_TEXT: Final = (
+    "is an index that is 0 for all inputs, so that a library that never computes it would pass"
+)
+# A wrong tail is wrong at many sizes.
+_MAX_SWEPT: Final = 3
+_INPUTS_ADVICE: Final = "give inputs that the model is made for (inputs.NAME.range, verify.data)"
+
+
+def list_failures(verdict: Verdict, checks: CheckSettings) -> list[str]:
+    """Return a sentence for everything that is wrong with a model and its parts."""
+    reference = compared_with(verdict)
+    failures = list_mismatches(verdict.get("outputs", {}), reference)
+    failures += _list_wrong_index_inputs(verdict, reference)
+    for name, part in verdict.get("parts", {}).items():
+        mismatches = list_mismatches(part.get("outputs", {}), reference)
+        failures += [f"part '{name}': {mismatch}" for mismatch in mismatches]
+    for name, level in verdict.get("levels", {}).items():
+        mismatches = list_mismatches(level.get("outputs", {}), reference)
+        mismatches += _list_wrong_index_inputs(level, reference)
+        mismatches += _list_wrong_layers(level, reference)
+        mismatches += _list_wrong_sizes(level.get("sizes", ()), reference)
+        failures += [f"level {name}: {mismatch}" for mismatch in mismatches]
+    fallback, vm = verdict.get("fallback", {}), verdict.get("vm", {})
+    mismatches = list_mismatches(fallback.get("outputs", {}), reference)
+    failures += [f"the package as WebAssembly: {mismatch}" for mismatch in mismatches]
+    mismatches = list_mismatches(vm.get("outputs", {}), reference)
+    failures += [f"{_VM}: {mismatch}" for mismatch in mismatches]
+    failures += _list_wrong_layers(verdict, reference)
+    failures += _list_wrong_draws(verdict, reference)
+    failures += [
+        f"the library computes other bits with {count_text(int(count), 'thread')}"
+        for count, is_same in verdict.get("threads", {}).items()
+        if not is_same
+    ]
+    failures += _list_wrong_sizes(verdict.get("sizes", ()), reference)
+    if "swept" in verdict:
+        swept = [*_list_wrong_sizes(verdict["swept"]["failed"], reference)]
+        more = len(swept) - _MAX_SWEPT
+        failures += swept[:_MAX_SWEPT]
+        failures += [f"wrong at {count_text(more, 'other size')}"] if more > 0 else []
+    failures += _list_wrong_deliveries(verdict)
+    failures += [f"{_VM}: {wrong}" for wrong in _list_wrong_sizes(vm.get("sizes", ()), reference)]
+    if checks.min_accuracy is not None and verdict["accuracy"] < checks.min_accuracy:
+        failures.append(
+            f"accuracy {verdict['accuracy']:.4f} is below verify.min_accuracy {checks.min_accuracy:g}"
+        )
+    failures += _list_image_mismatches(verdict.get("images", {}))
+    if not failures and _is_nothing_compared(verdict, checks):
+        failures.append(
+            "; ".join([*_list_undetected(verdict), f"nothing is compared: {_advice(checks)}"])
+        )
+    return failures
+
+
+def _list_wrong_index_inputs(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
+    """Give a sentence for every tensor that goes into an index and is wrong."""
+    for name, tensor in verdict.get("index_inputs", {}).items():
+        subject = _index_input(name)
+        if tensor.get("is_missing"):
+            yield (
+                f"{subject} is not in the library's memory as the same kernels compute it in a library that returns it"
+            )
+        else:
+            yield from list_mismatches({name: tensor}, reference, subject)
+
+
+def _list_wrong_sizes(sizes: Iterable[SizeVerdict], reference: str) -> Iterator[str]:
+    """Give a sentence for everything that is wrong at some sizes of the dimensions."""
+    for entry in sizes:
+        where = sizes_text(entry["sizes"])
+        if "failure" in entry:
+            yield f"fails at {where}: {entry['failure']}"
+        for mismatch in list_mismatches(entry.get("outputs", {}), reference):
+            yield f"wrong at {where}: {mismatch}"
+        if not entry.get("is_repeatable", True):
+            yield f"wrong at {where}: the library computes other bits after calls with other sizes, or with another number of threads"
+
+
+def _list_wrong_deliveries(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence for every output that does not do in a new process what the verified library does."""
+    for output, delivery in verdict.get("deliveries", {}).items():
+        if delivery["passed"]:
+            continue
+        mismatches = list_mismatches(delivery.get("outputs", {}), "the verified library")
+        reason = delivery.get("failure") or "; ".join(mismatches) or "it computes other values"
+        yield f"the output '{output}', loaded in a new process as users do: {reason}"
+
+
+def _list_wrong_draws(verdict: Verdict, reference: str) -> Iterator[str]:
+    """Give a sentence for everything that is wrong for random inputs beside the usual ones."""
+    for entry in verdict.get("draws", ()):
+        if "failure" in entry:
+            yield f"fails for {entry['inputs']}: {entry['failure']}"
+        for mismatch in list_mismatches(entry.get("outputs", {}), reference):
+            yield f"wrong for {entry['inputs']}: {mismatch}"
+        for name, scaled in entry.get("scaled", {}).items():
+            yield f"wrong for {entry['inputs']}: output '{name}': {_describe_scaled(scaled)} {reference} gives"
+
+
+def _list_wrong_layers(verdict: Verdict | LevelVerdict, reference: str) -> Iterator[str]:
+    """Give a sentence for every layer of a quantized model that is wrong."""
+    layers = verdict.get("layers", {})
+    if not layers.get("is_reproduced", True):
+        yield "the library computes other numbers than the same kernels that are compiled once more"
+    for name, wrong in layers.get("wrong", {}).items():
+        yield (
+            f"'{name}' is up to {count_text(wrong['steps'], 'step')} off in {count_text(wrong['elements'], 'element')} where it is computed "
+            f"from the tensors that {reference} gives, more than {layers['allowed_steps']}"
+        )
+    for name, scaled in layers.get("scaled", {}).items():
+        yield f"'{name}': {_describe_scaled(scaled)} {reference} gives for the same tensors before it"
+    for name, output in layers.get("outputs", {}).items():
+        subject = f"output '{name}', computed from the tensors that {reference} gives"
+        yield from list_mismatches({name: output}, reference, subject)
+
+
+def _describe_scaled(scaled: ScaledSlice) -> str:
+    return f"all of index {scaled['index']} along axis {scaled['axis']} is {scaled['scale']:.5g} times what"
+
+
+def describe_fix(verdict: Verdict) -> str:
+    """Return what to do about a rejected library: tolerances are of use only where outputs differ."""
+    others = (*verdict.get("parts", {}).values(), verdict.get("vm", {}), *verdict.get("draws", ()))
+    outputs = list_compared(*list_measured(verdict), *others)
+    differs = any(not output["passed"] for output in outputs)
+    tolerances = "set verify.rtol and verify.atol only if the difference is benign"
+    figures = "verify.json among the delivered files has all that was measured"
+    remedies = [*list_remedies(verdict), figures, *([tolerances] if differs else [])]
+    return "; ".join(remedies)
+
+
+def _list_image_mismatches(images: Mapping[str, ImageComparison]) -> list[str]:
+    """Return a sentence for every input whose preprocessing is not that of Pillow."""
+    return [
+        f"the preprocessing of '{name}' differs from that by {comparison['against']} by {comparison['max_level_error']} "
+        "of 255 levels"
+        for name, comparison in images.items()
+        if not comparison["passed"]
+    ]
+
+
+def list_warnings(verdict: Verdict, checks: CheckSettings) -> list[str]:
+    """Return a sentence for each output whose errors could go undetected, and each runtime that differs."""
+    undetected = _list_undetected(verdict) if verdict["passed"] else ()
+    return [
+        *(f"{sentence}: {_advice(checks)}" for sentence in undetected),
+        *_list_unchecked_indices(verdict),
+        *_list_differing_runtimes(verdict),
+        *list_undecided(verdict),
+    ]
+
+
+def _list_unchecked_indices(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence where what goes into an index is not compared."""
+    if not verdict["passed"] or "index_inputs_not_compared" not in verdict:
+        return
+    reason = verdict["index_inputs_not_compared"]
+    named = [
+        f"'{name}' ({count_text(output['reached'], 'different value')} in the samples)"
+        for name, output in verdict.get("outputs", {}).items()
+        if "reached" in output
+    ]
+    subject = f"the index {', '.join(named)}" if named else "an index"
+    yield (
+        f"what goes into {subject} is not compared, so that a wrong library could go undetected: {reason}"
+    )
+
+
+def _list_differing_runtimes(verdict: Verdict) -> Iterator[str]:
+    """Give a sentence for every other runtime whose outputs are not those of the reference."""
+    reference = verdict.get("reference", "")
+    for runtime in verdict.get("compared", {}).values():
+        mismatches = list_mismatches(runtime.get("outputs", {}), reference)
+        if not mismatches:
+            continue
+        name, other = runtime["name"], reference
+        if name == reference:
+            name, other = f"{name} with its rewrites of the graph", "itself without them"
+        yield (
+            f"{name} differs from {other}, so that its latency is that of other results: "
+            f"{'; '.join(mismatches)}"
+        )
+
+
+def _list_undetected(verdict: Verdict) -> Iterator[str]:
+    named = [(f"output '{name}'", output) for name, output in verdict.get("outputs", {}).items()]
+    named += [(_index_input(name), t) for name, t in verdict.get("index_inputs", {}).items()]
+    for subject, comparison in named:
+        if "undetected" in comparison:
+            yield f"{subject} {_describe_undetected(comparison)}"
+
+
+def _index_input(name: str) -> str:
+    return f"'{name}' (which goes into an index)"
+
+
+def _describe_undetected(comparison: OutputComparison) -> str:
+    """Return what is not told of an output."""
+    if "reached" in comparison and comparison["undetected"] == ZEROS:
+        return _ZERO_INDEX_TEXT
+    text, allowed = _UNDETECTED_TEXTS[comparison["undetected"]], comparison["atol"]
+    if comparison["undetected"] != ZEROS or not allowed:
+        return text
+    return _SUBNORMAL_TEXT if allowed <= SMALLEST_NORMAL else f"{text} (atol {allowed:.2g})"
+
+
+def _is_nothing_compared(verdict: Verdict, checks: CheckSettings) -> bool:
+    """Return whether zeros would pass for every output, by tolerances that nobody asked for."""
+    outputs = list_compared(verdict)
+    # a right classifier may choose the first class for each input
+    undetected = [output.get("undetected") for output in outputs if "reached" not in output]
+    return (
+        bool(undetected) and checks.has_default_tolerance and set(undetected) <= {ZEROS, ANYTHING}
+    )
+
+
+def _advice(checks: CheckSettings) -> str:
+    if checks.has_default_tolerance:
+        return _INPUTS_ADVICE
+    return f"{_INPUTS_ADVICE}, or leave verify.atol and verify.rtol to their defaults, which follow the output's size"
+
+
+def list_mismatches(
+    outputs: Mapping[str, OutputComparison], reference: str, subject: str = ""
+) -> list[str]:
+    """Return a sentence for every output that does not match the reference's.
+
+    Args:
+        outputs: The outputs by name.
+        reference: The name of the reference.
+        subject: How an output is named, where it is none.
+    """
+    sentences = []
+    for name, comparison in outputs.items():
+        noun = subject or f"output '{name}'"
+        if comparison["passed"]:
+            continue
+        if "shape" in comparison:
+            sentences.append(f"{noun} has shape {comparison['shape']}")
+        elif "incomparable" in comparison:
+            sentences.append(
+                f"{noun} of {reference} has {comparison['incomparable']}, so that nothing is compared: "
+                f"{_INPUTS_ADVICE}"
+            )
+        else:
+            sentences.append(f"{noun}: {'; '.join(_list_excesses(comparison, reference))}")
+    return sentences
+
+
+def _list_excesses(comparison: OutputComparison, reference: str) -> Iterator[str]:
+    """Give a sentence for each limit of the tolerance that an output exceeds."""
+    limits = comparison.get("exceeded", {})
+    if comparison["mismatched"]:
+        worst = comparison["worst"]
+        yield (
+            f"{comparison['mismatched']} of {comparison['elements']} elements are out of tolerance "
+            f"(rtol {comparison['rtol']:g}, atol {comparison['atol']:.3g}); the worst, at {worst['index']}, "
+            f"is {worst['actual']} where {reference} gives {worst['expected']}"
+        )
+    if scaled := comparison.get("scaled_slice"):
+        yield f"{_describe_scaled(scaled)} {reference} gives"
+    if "rms" in limits:
+        yield (
+            f"the root mean square of its errors is {float(comparison['rms_error']):.2%} of that of {reference}, "
+            f"more than {limits['rms']:.2%}"
+        )
+    if "scale" in limits:
+        yield (
+            f"on the whole it is {comparison['scale']:.4g} times what {reference} gives, "
+            f"more than {limits['scale']:.2%} from 1"
+        )
