@@ -17,6 +17,7 @@ import numpy as np
 from tvmflow.compiler import ir
 from tvmflow.compiler.quantize.insertion import DataScale, LayerWeights
 from tvmflow.compiler.quantize.points import Array, Integers, Layer
+from tvmflow.compiler.quantize.ranges import sum_rows_in_order
 
 # Parts of a step in which float data are added up: sums of integers are exact in any order.
 _PARTS: Final = 1 << 12
@@ -92,12 +93,10 @@ def find_correction(
         rounded: Its integers.
         means: The means of its data.
     """
-    shape = [1] * weights.ndim
-    shape[layer.axis] = -1
-    real = rounded.integers.astype(np.float64) * rounded.scales.astype(np.float64).reshape(shape)
+    real = rounded.to_real(layer.axis, np.float64)
     if layer.operator == "matmul":
         pairs = real * means.rounded[:, None], weights * means.exact[:, None]
-        return _round(-_sum_rows((pairs[0] - pairs[1]).T))
+        return _round(-sum_rows_in_order((pairs[0] - pairs[1]).T))
     # weights of transposed convolutions are (in, out, …)
     weights, real = (np.moveaxis(array, layer.axis, 0) for array in (weights, real))
     channels = _list_inputs(weights, int(call.attrs.groups))
@@ -105,7 +104,7 @@ def find_correction(
     taps = [1] * parts.ndim
     error = real * means.rounded[channels].reshape(*channels.shape, *taps)
     error -= weights * means.exact[channels].reshape(*channels.shape, *taps)
-    return _round(-_sum_rows(error * parts)).reshape(1, -1, *taps)
+    return _round(-sum_rows_in_order(error * parts)).reshape(1, -1, *taps)
 
 
 def _list_inputs(weights: Array, groups: int) -> Array:
@@ -131,12 +130,6 @@ def _find_covered_parts(call: Any, kernel: Sequence[int], *, is_transposed: bool
         axes.append(((places >= 0) & (places < sizes[axis])).sum(axis=0) / counts[axis])
     parts: Array = functools.reduce(np.multiply.outer, axes)
     return parts
-
-
-def _sum_rows(values: Array) -> Array:
-    """Return the sum of each row, added in order: `numpy.sum` may add in another order on another CPU."""
-    sums: Array = np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1]
-    return sums
 
 
 def _round(values: Array) -> Array:

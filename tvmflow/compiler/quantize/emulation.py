@@ -196,10 +196,7 @@ def _to_float(rounded: LayerWeights | GroupedIntegers, layer: Layer) -> Array:
     """Return the numbers that the integers of a layer's weights stand for."""
     if isinstance(rounded, GroupedIntegers):
         return rounded.to_float().T
-    shape = [1] * rounded.integers.ndim
-    shape[layer.axis] = -1
-    numbers: Array = rounded.integers.astype(np.float32) * rounded.scales.reshape(shape)
-    return numbers
+    return rounded.to_real(layer.axis)
 
 
 class _Emulator(LayerRewriter):

@@ -49,6 +49,13 @@ class LayerWeights(NamedTuple):
         """Return what the model holds, by name."""
         return {"int8": self.integers}
 
+    def to_real(self, axis: int, dtype: Any = np.float32) -> Array:
+        """Return the numbers that the integers stand for, with a scale for each index of an axis."""
+        shape = [1] * self.integers.ndim
+        shape[axis] = -1
+        numbers: Array = self.integers.astype(dtype) * self.scales.astype(dtype).reshape(shape)
+        return numbers
+
 
 class DataScale(NamedTuple):
     """The scale and the zero point of a tensor."""

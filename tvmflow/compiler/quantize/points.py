@@ -131,18 +131,11 @@ class Integers(NamedTuple):
 
     Attributes:
         dtype: The dtype of data: `uint8` for x86-64 with VNNI, `int8` for ARM.
-        symmetric: Whether the zero point of data is 0.
         weight_bits: The bits of weights: 7 where pairs of products are added as int16.
     """
 
     dtype: str
-    symmetric: bool = False
     weight_bits: int = 8
-
-    @property
-    def signed(self) -> bool:
-        """Return whether the data are signed."""
-        return self.dtype.startswith("int")
 
 
 def fold_model(model: FloatModel) -> FloatModel:

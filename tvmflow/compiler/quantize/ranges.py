@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 Method = Literal["minmax", "percentile", "entropy", "mse"]
 
-BINS: Final = 8192
-"""The bins of a histogram: 64 KiB for each tensor, whatever its size and the number of samples."""
-
+# The bins of a histogram: 64 KiB for each tensor, whatever its size and the number of samples.
+_BINS: Final = 8192
 # Bins are not narrower than this: the smallest denormal float32 is a bin of its own.
 _MIN_EXPONENT: Final = -149
 # Beside the largest number, steps of float32 are this much smaller: narrower bins separate nothing.
@@ -50,33 +49,6 @@ _LN2: Final = 0.6931471805599453
 _ROOT_HALF: Final = 0.7071067811865476
 
 
-class _Integers(NamedTuple):
-    """Integers that stand for real numbers.
-
-    Attributes:
-        bits: How many bits are used; 7 where an instruction would saturate sums of 8.
-        signed: Whether they are signed.
-        symmetric: Whether the same number of steps lies on both sides of 0, and the zero point is in
-            the middle.
-    """
-
-    bits: int = 8
-    signed: bool = True
-    symmetric: bool = False
-
-    @property
-    def low(self) -> int:
-        """The smallest integer. Of symmetric signed ones it is the negative of the largest."""
-        if not self.signed:
-            return 0
-        return -(1 << (self.bits - 1)) + int(self.symmetric)
-
-    @property
-    def high(self) -> int:
-        """The largest integer."""
-        return (1 << (self.bits - self.signed)) - 1
-
-
 class Histogram:
     """Counts of the values of one tensor, in a fixed number of bins.
 
@@ -86,27 +58,19 @@ class Histogram:
 
     Attributes:
         total: How many finite values were counted.
-        not_a_number: How many values were NaN.
-        infinite: How many values were infinite, or too large for float32.
+        not_finite: How many values were NaN, infinite, or too large for float32.
         low: The smallest finite value; 0 without values.
         high: The largest finite value; 0 without values.
     """
 
-    def __init__(self, bins: int = BINS) -> None:
-        self._bins = bins
+    def __init__(self) -> None:
         self._exponent = _MIN_EXPONENT
         self._first = 0
-        self._counts = np.zeros(bins, np.int64)
+        self._counts = np.zeros(_BINS, np.int64)
         self.total = 0
-        self.not_a_number = 0
-        self.infinite = 0
+        self.not_finite = 0
         self.low = 0.0
         self.high = 0.0
-
-    @property
-    def not_finite(self) -> int:
-        """The number of values that were NaN or infinite."""
-        return self.not_a_number + self.infinite
 
     @property
     def width(self) -> float:
@@ -144,33 +108,21 @@ class Histogram:
         if self.total:
             self._widen(low, high)
 
-    def merge(self, other: Histogram) -> None:
-        """Add the counts of another histogram with the same number of bins."""
-        self.not_a_number += other.not_a_number
-        self.infinite += other.infinite
-        if not other.total:
-            return
-        self._widen(other.low, other.high)
-        held = np.flatnonzero(other._counts)
-        indices = (held + other._first) >> (self._exponent - other._exponent)
-        np.add.at(self._counts, indices - self._first, other._counts[held])
-        self.total += other.total
-
     def list_bins(self) -> tuple[Array, Array]:
         """Return the middles of all bins that hold values, in rising order, and their counts."""
         held = np.flatnonzero(self._counts)
         middles = (held + self._first).astype(np.float64) + 0.5
         return np.ldexp(middles, self._exponent), self._counts[held]
 
-    def count_magnitudes(self, bins: int) -> tuple[Array, float]:
-        """Return the counts of absolute values in at most so many bins, and the width of these."""
+    def count_magnitudes(self) -> tuple[Array, float]:
+        """Return the counts of absolute values in `_ENTROPY_BINS` bins, and the width of these."""
         held = np.flatnonzero(self._counts)
         indices = held + self._first
         indices = np.where(indices < 0, -indices - 1, indices)
         exponent = self._exponent
-        while indices.size and int(indices.max()) >> (exponent - self._exponent) >= bins:
+        while indices.size and int(indices.max()) >> (exponent - self._exponent) >= _ENTROPY_BINS:
             exponent += 1
-        counts = np.zeros(bins, np.int64)
+        counts = np.zeros(_ENTROPY_BINS, np.int64)
         np.add.at(counts, indices >> (exponent - self._exponent), self._counts[held])
         return counts, float(np.ldexp(1.0, exponent))
 
@@ -179,15 +131,13 @@ class Histogram:
         # NaN is not within the limits either
         if not (low >= -_LARGEST and high <= _LARGEST):
             finite = np.abs(values) <= _LARGEST
-            missing = int(np.isnan(values).sum())
-            self.not_a_number += missing
-            self.infinite += int(values.size - finite.sum()) - missing
+            self.not_finite += int(values.size - finite.sum())
             values = values[finite]
             if not values.size:
                 return
             low, high = float(values.min()), float(values.max())
         self._widen(low, high)
-        self._counts += np.bincount(self._place(values), minlength=self._bins) * weight
+        self._counts += np.bincount(self._place(values), minlength=_BINS) * weight
         self.total += values.size * weight
 
     def _place(self, values: Array) -> Array:
@@ -213,7 +163,7 @@ class Histogram:
         self.low, self.high = low + 0.0, high + 0.0
         largest = max(-low, high)
         exponent = max(self._exponent, int(np.frexp(largest)[1]) - _PRECISION_BITS)
-        while _bin_of(high, exponent) - _bin_of(low, exponent) >= self._bins:
+        while _bin_of(high, exponent) - _bin_of(low, exponent) >= _BINS:
             exponent += 1
         first = _bin_of(low, exponent)
         if (exponent, first) == (self._exponent, self._first):
@@ -229,76 +179,39 @@ def _bin_of(value: float, exponent: int) -> int:
     return int(np.floor(np.ldexp(value, -exponent)))
 
 
-def choose_range(
-    histogram: Histogram, method: Method, bits: int, signed: bool, symmetric: bool
-) -> tuple[float, float]:
-    """Return the range that integers stand for; it holds 0 and is inside the values' range with 0.
+def choose_range(histogram: Histogram, method: Method, dtype: str) -> tuple[float, float]:
+    """Return the range that the integers of a dtype stand for; it holds 0 and is inside the values' range with 0.
 
     Args:
         histogram: The values. NaN and infinite values are left out.
         method: How values outside the range are weighed against larger steps within.
-        bits: The bits of the integers that are used; 7 where an instruction would saturate sums of 8.
-        signed: Whether the integers are signed.
-        symmetric: Whether the zero point is in the middle; the range then reaches as far below 0 as above.
+        dtype: The dtype of the integers.
 
     Raises:
         ValueError: when no finite value was counted.
     """
-    quantized = _Integers(bits, signed, symmetric)
     if not histogram.total:
         raise ValueError("no finite value was counted")
     widest = (min(histogram.low, 0.0), max(histogram.high, 0.0))
-    low, high = _METHODS[method](histogram, quantized, widest)
-    low, high = max(low, widest[0]), min(high, widest[1])
-    if quantized.symmetric:
-        high = max(-low, high)
-        low = -high + 0.0
-    return low, high
+    low, high = _METHODS[method](histogram, dtype, widest)
+    return max(low, widest[0]), min(high, widest[1])
 
 
-def scale_of(
-    low: float, high: float, bits: int, signed: bool, symmetric: bool
-) -> tuple[float, int]:
-    """Return scale and zero point with which integers stand for a range that holds 0.
+def scale_of(low: float, high: float, dtype: str) -> tuple[float, int]:
+    """Return scale and zero point with which the integers of a dtype stand for a range that holds 0.
 
     A scale has 12 significant bits, so that other roundings of the values seldom change it. That of a
     range without extent, as of a channel of zeros, is 1. Scales are kept between 2⁻¹⁰⁰ and 2¹⁰⁰.
-
-    Args:
-        low: The smallest number.
-        high: The largest number.
-        bits: The bits of the integers that are used.
-        signed: Whether the integers are signed.
-        symmetric: Whether the zero point is in the middle.
     """
-    return _scale_of(low, high, _Integers(bits, signed, symmetric))
-
-
-def _scale_of(low: float, high: float, quantized: _Integers) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
-        return 1.0, _middle(quantized)
-    if quantized.symmetric:
-        steps = max(quantized.high - _middle(quantized), 1)
-        return _to_scale(max(-low, high) / steps), _middle(quantized)
+        return 1.0, 0
+    limits = np.iinfo(dtype)
     # the halves do not overflow where the range does
-    half = (high / 2 - low / 2) / (quantized.high - quantized.low)
+    half = (high / 2 - low / 2) / (limits.max - limits.min)
     scale = _to_scale(2 * min(half, _MAX_SCALE))
-    zero_point = quantized.low - int(np.rint(max(low / scale, -(2.0**31))))
-    return scale, min(max(zero_point, quantized.low), quantized.high)
-
-
-def error_of(
-    histogram: Histogram, scale: float, zero_point: int, bits: int, signed: bool, symmetric: bool
-) -> float:
-    """Return the mean squared error that quantizing the values with a scale makes."""
-    middles, counts = histogram.list_bins()
-    quantized = _Integers(bits, signed, symmetric)
-    return _squared_error(middles, counts, scale, zero_point, quantized) / max(histogram.total, 1)
-
-
-def _middle(quantized: _Integers) -> int:
-    return 0 if quantized.signed or not quantized.symmetric else 1 << (quantized.bits - 1)
+    zero_point = limits.min - int(np.rint(max(low / scale, -(2.0**31))))
+    return scale, min(max(zero_point, limits.min), limits.max)
 
 
 def _to_scale(scale: float) -> float:
@@ -307,21 +220,15 @@ def _to_scale(scale: float) -> float:
     return float(np.ldexp(np.ceil(mantissa * 4096) / 4096, exponent))
 
 
-def _keep_all(
-    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
-) -> tuple[float, float]:
+def _keep_all(histogram: Histogram, dtype: str, widest: tuple[float, float]) -> tuple[float, float]:
     return widest
 
 
 def _cut_percentile(
-    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
+    histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
-    """Cut the outermost values off: of symmetric integers the largest, of others at both ends."""
+    """Cut the outermost values off at both ends."""
     cut = histogram.total // _ONE_IN
-    if quantized.symmetric:
-        counts, width = histogram.count_magnitudes(histogram._bins)
-        kept = int(np.flatnonzero(np.cumsum(counts[::-1])[::-1] > cut)[-1]) + 1
-        return -kept * width, kept * width
     middles, counts = histogram.list_bins()
     half = histogram.width / 2
     low = middles[np.flatnonzero(np.cumsum(counts) > cut // 2)[0]] - half
@@ -330,7 +237,7 @@ def _cut_percentile(
 
 
 def _least_divergence(
-    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
+    histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the threshold whose distribution loses least information, in both directions.
 
@@ -338,11 +245,10 @@ def _least_divergence(
     NVIDIA's pytorch-quantization, the first bin counts like the second: zeros, of which ReLU makes
     many, are exact with any threshold.
     """
-    magnitudes, width = histogram.count_magnitudes(_ENTROPY_BINS)
+    magnitudes, width = histogram.count_magnitudes()
     counts = magnitudes.astype(np.float64)
     counts[0] = counts[1]
-    is_one_sided = not quantized.symmetric and (widest[0] == 0 or widest[1] == 0)
-    levels = 1 << (quantized.bits - (not is_one_sided))
+    levels = 1 << (np.iinfo(dtype).bits - (0 not in widest))
     occupied = np.flatnonzero(counts)
     last = int(occupied[-1]) + 1 if occupied.size else 0
     if last <= levels:
@@ -362,7 +268,7 @@ def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
     """
     inside = counts[:kept]
     reference = inside.copy()
-    reference[-1] += _sum(counts[kept:last]) if kept < last else 0.0
+    reference[-1] += sum_in_order(counts[kept:last]) if kept < last else 0.0
     held = inside > 0
     # each level has the same number of bins, and the last one the rest too
     group = np.minimum(np.arange(kept) // (kept // levels), levels - 1)
@@ -373,15 +279,15 @@ def _divergence(counts: Array, kept: int, levels: int, last: int) -> float:
     spread = np.where(held, sums[group] / np.maximum(sizes[group], 1.0), 0.0)
     if reference[-1] > 0 and not held[-1]:
         return float("inf")
-    total, mass = _sum(reference), _sum(spread)
+    total, mass = sum_in_order(reference), sum_in_order(spread)
     if not mass:
         return float("inf")
     p, q = reference[held] / total, spread[held] / mass
-    return float(_sum(p * _log(p / q)))
+    return float(sum_in_order(p * _log(p / q)))
 
 
 def _least_error(
-    histogram: Histogram, quantized: _Integers, widest: tuple[float, float]
+    histogram: Histogram, dtype: str, widest: tuple[float, float]
 ) -> tuple[float, float]:
     """Return the range of least mean squared error, found one limit after the other.
 
@@ -391,16 +297,15 @@ def _least_error(
     middles, counts = histogram.list_bins()
 
     def measure(low: float, high: float) -> float:
-        scale, zero_point = _scale_of(low, high, quantized)
-        return _squared_error(middles, counts, scale, zero_point, quantized)
+        scale, zero_point = scale_of(low, high, dtype)
+        limits = np.iinfo(dtype)
+        integers = np.clip(np.rint(middles / scale) + zero_point, limits.min, limits.max)
+        difference = middles - (integers - zero_point) * scale
+        return sum_in_order(difference * difference * counts)
 
     def measure_below(high: float, limit: float) -> float:
         return measure(-limit, high)
 
-    if quantized.symmetric:
-        limit = max(-widest[0], widest[1])
-        limit = _search(limit, lambda limit: measure(-limit, limit))
-        return -limit, limit
     low, high = widest
     for _ in range(_ROUNDS):
         before = low, high
@@ -424,17 +329,15 @@ def _search(widest: float, measure: Callable[[float], float]) -> float:
     return fine[int(np.argmin([errors[best], *(measure(limit) for limit in fine[1:])]))]
 
 
-def _squared_error(
-    middles: Array, counts: Array, scale: float, zero_point: int, quantized: _Integers
-) -> float:
-    integers = np.clip(np.rint(middles / scale) + zero_point, quantized.low, quantized.high)
-    difference = middles - (integers - zero_point) * scale
-    return _sum(difference * difference * counts)
-
-
-def _sum(values: Array) -> float:
+def sum_in_order(values: Array) -> float:
     """Return the sum, added in order: `numpy.sum` may add in another order on another CPU."""
     return float(np.add.accumulate(values)[-1]) if values.size else 0.0
+
+
+def sum_rows_in_order(values: Array) -> Array:
+    """Return the sum of each row, added in order."""
+    sums: Array = np.add.accumulate(values.reshape(len(values), -1), axis=1)[:, -1]
+    return sums
 
 
 def _log(values: Array) -> Array:
@@ -455,7 +358,7 @@ def _log(values: Array) -> Array:
 
 
 _METHODS: Final[
-    Mapping[Method, Callable[[Histogram, _Integers, tuple[float, float]], tuple[float, float]]]
+    Mapping[Method, Callable[[Histogram, str, tuple[float, float]], tuple[float, float]]]
 ] = {
     "minmax": _keep_all,
     "percentile": _cut_percentile,

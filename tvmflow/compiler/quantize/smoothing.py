@@ -18,6 +18,7 @@ from tvm import relax
 from tvmflow.compiler import ir, marks
 from tvmflow.compiler.passes.rewriter import MainRewriter, rewrite_main
 from tvmflow.compiler.quantize.points import Array, FloatModel, Layer, take_nodes
+from tvmflow.compiler.quantize.ranges import sum_in_order, sum_rows_in_order
 
 # The part of the differences that goes into weights, in quarters: SmoothQuant's α. A depthwise convolution has a scale
 # for each channel, and takes all of them.
@@ -171,26 +172,16 @@ def _estimate_error(sizes: Array, matrices: Sequence[tuple[Array, bool]], factor
     step = float((sizes / factors).max()) / _STEPS
     total = 0.0
     for matrix, is_depthwise in matrices:
-        data = _sum(step * step * factors * factors * _row_sums(matrix * matrix))
+        data = sum_in_order(step * step * factors * factors * sum_rows_in_order(matrix * matrix))
         spread = matrix * factors[:, None]
         columns = np.abs(spread).max(axis=1 if is_depthwise else 0) / _STEPS
         values = sizes / (factors * _PARTS_OF_LARGEST)
         squares = values * values
         count = matrix.shape[1] if is_depthwise else 1
         rounding = (
-            _sum(columns * columns * squares) * count
+            sum_in_order(columns * columns * squares) * count
             if is_depthwise
-            else (_sum(columns * columns) * _sum(squares))
+            else (sum_in_order(columns * columns) * sum_in_order(squares))
         )
         total += data + rounding
     return total
-
-
-def _row_sums(matrix: Array) -> Array:
-    sums: Array = np.add.accumulate(matrix, axis=1)[:, -1]
-    return sums
-
-
-def _sum(values: Array) -> float:
-    """Return the sum, added in order."""
-    return float(np.add.accumulate(values)[-1])

@@ -35,12 +35,10 @@ class Groups(NamedTuple):
     Attributes:
         bits: The bits of an integer, 4 or 8.
         size: The neighboring weights of a row that share a scale.
-        is_symmetric: Whether the zero point of all groups is the middle one; else each group has its own.
     """
 
     bits: int = _BITS
     size: int = 32
-    is_symmetric: bool = True
 
     @property
     def largest(self) -> int:
@@ -49,7 +47,7 @@ class Groups(NamedTuple):
 
     @property
     def middle(self) -> int:
-        """The zero point of symmetric groups."""
+        """The zero point."""
         return 1 << (self.bits - 1)
 
 
@@ -62,14 +60,12 @@ class GroupedIntegers(NamedTuple):
     Attributes:
         integers: The integers, uint8, as long as whole groups.
         scales: The scales (rows, groups), of bfloat16, as float32.
-        zeros: The zero points (rows, groups), uint8; None where all are the middle one.
         groups: How they are divided.
         depth: The length of a row.
     """
 
     integers: Array
     scales: Array
-    zeros: Array | None
     groups: Groups
     depth: int
 
@@ -92,20 +88,16 @@ class GroupedIntegers(NamedTuple):
         if self.groups.bits < _BYTE:
             packed = packed[:, 0::2] | packed[:, 1::2] << 4
         bits = self.scales.view(np.uint32) >> bfloat16.BITS
-        operands = {
+        return {
             f"int{self.groups.bits}": packed.reshape(rows, count, -1),
             "scales": bits.astype(bfloat16.DTYPE),
         }
-        return operands if self.zeros is None else {**operands, "zeros": self.zeros}
 
     def to_float(self) -> Array:
         """Return the numbers that the integers stand for, as float32."""
-        zeros = self.groups.middle if self.zeros is None else self._spread(self.zeros)
-        difference = self.integers.astype(np.float32) - np.asarray(zeros, np.float32)
-        return (difference * self._spread(self.scales))[:, : self.depth]
-
-    def _spread(self, parameters: Array) -> Array:
-        return np.repeat(parameters, self.groups.size, axis=1)
+        difference = self.integers.astype(np.float32) - np.float32(self.groups.middle)
+        real: Array = difference * np.repeat(self.scales, self.groups.size, axis=1)
+        return real[:, : self.depth]
 
 
 def error_of(weights: Array, rounded: GroupedIntegers) -> float:
@@ -173,7 +165,7 @@ def round_groups(
     padded = np.zeros((rows, count * groups.size))
     padded[:, :depth] = np.where(np.isfinite(weights), weights, 0)
     integers = np.zeros(padded.shape, np.uint8)
-    scales, zeros = np.ones((rows, count)), np.full((rows, count), groups.middle, np.int64)
+    scales = np.ones((rows, count))
     for place, (start, width) in enumerate(_list_blocks(depth, groups.size)):
         importance, inverse = np.ones(width), None
         if products is not None:
@@ -184,33 +176,31 @@ def round_groups(
             own = importance[first - start : last - start]
             for some in _list_row_blocks(rows, groups.size):
                 part = padded[some, first:last]
-                scale, zero = _choose_scales(part, own, groups)
-                scales[some, group], zeros[some, group] = scale, zero
+                scales[some, group] = scale = _choose_scales(part, own, groups)
                 if inverse is None:
-                    integers[some, first:last] = _round(part, scale, zero, groups)
+                    integers[some, first:last] = _round(part, scale, groups)
             if inverse is None:
                 continue
-            scale, zero = scales[:, group], zeros[:, group]
+            scale = scales[:, group]
             for column in range(first, last):
                 exact = padded[:, column].copy()
-                integer = _round(exact[:, None], scale, zero, groups)[:, 0]
+                integer = _round(exact[:, None], scale, groups)[:, 0]
                 integers[:, column] = integer
-                error = exact - (integer - zero) * scale
+                error = exact - (integer - groups.middle) * scale
                 _make_up(padded[:, start : start + width], error, inverse, column - start)
     return GroupedIntegers(
         integers=integers,
         scales=scales.astype(np.float32),
-        zeros=None if groups.is_symmetric else zeros.astype(np.uint8),
         groups=groups,
         depth=depth,
     )
 
 
-def _round(weights: Array, scales: Array, zeros: Array, groups: Groups) -> Array:
-    """Return the integers of the weights of a group, with a scale and a zero point for each row."""
+def _round(weights: Array, scales: Array, groups: Groups) -> Array:
+    """Return the integers of the weights of a group, with a scale for each row."""
     integers = np.divide(weights, scales[:, None])
     np.rint(integers, out=integers)
-    integers += zeros[:, None]
+    integers += groups.middle
     return np.clip(integers, 0, groups.largest, out=integers)
 
 
@@ -251,32 +241,27 @@ def _list_row_blocks(rows: int, width: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def _choose_scales(weights: Array, importance: Array, groups: Groups) -> tuple[Array, Array]:
-    """Return the scale and the zero point of each row of a group."""
+def _choose_scales(weights: Array, importance: Array, groups: Groups) -> Array:
+    """Return the scale of each row of a group."""
     best = np.full(len(weights), np.inf)
-    scales, zeros = np.ones(len(weights)), np.zeros(len(weights), np.int64)
+    scales = np.ones(len(weights))
     largest = np.abs(weights).argmax(axis=1)[:, None]
     extremes = np.take_along_axis(weights, largest, axis=1)
-    for candidate, zero in _list_candidates(weights, groups):
+    for candidate in _list_candidates(weights, groups):
         scale = _to_bfloat16(candidate)
         # of 8 bits, most candidates clip the largest number by more than rounding costs all of them
-        if (_sum_errors(extremes, scale, zero, importance[largest], groups) >= best).all():
+        if (_sum_errors(extremes, scale, importance[largest], groups) >= best).all():
             continue
-        sums = _sum_errors(weights, scale, zero, importance, groups)
+        sums = _sum_errors(weights, scale, importance, groups)
         is_better = sums < best
-        best, scales, zeros = (
-            np.where(is_better, ours, theirs)
-            for ours, theirs in ((sums, best), (scale, scales), (zero, zeros))
-        )
-    return scales, zeros
+        best, scales = np.where(is_better, sums, best), np.where(is_better, scale, scales)
+    return scales
 
 
-def _sum_errors(
-    weights: Array, scales: Array, zeros: Array, importance: Array, groups: Groups
-) -> Array:
+def _sum_errors(weights: Array, scales: Array, importance: Array, groups: Groups) -> Array:
     """Return the sum of squared errors of each row, whose columns have an importance."""
-    errors = _round(weights, scales, zeros, groups)
-    errors -= zeros[:, None]
+    errors = _round(weights, scales, groups)
+    errors -= groups.middle
     errors *= scales[:, None]
     errors -= weights
     np.square(errors, out=errors)
@@ -285,21 +270,13 @@ def _sum_errors(
     return sums
 
 
-def _list_candidates(weights: Array, groups: Groups) -> Iterator[tuple[Array, Array]]:
-    """Give scales, and zero points for them."""
+def _list_candidates(weights: Array, groups: Groups) -> Iterator[Array]:
     low, high = np.minimum(weights.min(axis=1), 0), np.maximum(weights.max(axis=1), 0)
-    if groups.is_symmetric:
-        middle = np.full(len(weights), groups.middle)
-        # the number with the largest absolute value becomes the lowest integer, which has no opposite
-        extreme = np.where(-low > high, low, high)
-        for factor in _FACTORS:
-            yield extreme * (-factor / groups.middle), middle
-            yield extreme * (factor / (groups.middle - 1)), middle
-        return
+    # the number with the largest absolute value becomes the lowest integer, which has no opposite
+    extreme = np.where(-low > high, low, high)
     for factor in _FACTORS:
-        scales = (high - low) * (factor / groups.largest)
-        known = np.where(scales > 0, scales, 1)
-        yield scales, np.clip(np.rint(-low * factor / known), 0, groups.largest).astype(np.int64)
+        yield extreme * (-factor / groups.middle)
+        yield extreme * (factor / (groups.middle - 1))
 
 
 def _to_bfloat16(scales: Array) -> Array:

@@ -705,7 +705,6 @@ def _find_scales(
     from tvmflow.compiler.quantize.ranges import choose_range, scale_of
     from tvmflow.stages.quantize.calibration import collect_histograms
 
-    kind = (8, integers.signed, integers.symmetric)
     scales = {}
     histograms = collect_histograms(candidates.tapped, candidates.ranged, batches)
     for var, histogram in histograms.items():
@@ -714,8 +713,8 @@ def _find_scales(
                 f"the float model computes NaN or infinity on calibration data (tensor {var.name})",
                 fix="check the data: are they what the model was trained with?",
             )
-        low, high = choose_range(histogram, method, *kind)
-        scales[var] = DataScale(*scale_of(low, high, *kind))
+        low, high = choose_range(histogram, method, integers.dtype)
+        scales[var] = DataScale(*scale_of(low, high, integers.dtype))
     return scales
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from tvmflow.compiler.quantize.ranges import sum_in_order
 from tvmflow.core.errors import StageError
 from tvmflow.core.formatting import count_text
 from tvmflow.runtime.samples import Samples, compare_labels, join_outputs
@@ -216,7 +217,9 @@ class Evaluation:
             self._compare_batch(comparison)
             if limits is not None and self._is_clear(comparison, limits):
                 break
-        error = max((_relate(*map(_sum, own)) for own in _list_squares(comparison)), default=0.0)
+        error = max(
+            (_relate(*map(sum_in_order, own)) for own in _list_squares(comparison)), default=0.0
+        )
         is_part = comparison.batches < count
         is_counted = self._data.count_samples(comparison.batches) is not None
         if self._right is None or (is_part and (limits is None or not is_counted)):
@@ -383,7 +386,7 @@ def _find_side(values: Array, left: float) -> int:
         values: The samples.
         left: The part of what the mean is of that is not among them.
     """
-    total = _sum(values)
+    total = sum_in_order(values)
     if not math.isfinite(total):
         return 1
     spread = _sum_squares(values - total / len(values)) / max(len(values) - 1, 1)
@@ -399,12 +402,8 @@ def _relate(error: float, size: float) -> float:
 
 
 def _sum_squares(values: Array) -> float:
-    """Return the sum of squares, added in order: `numpy.sum` may add in another order on another CPU."""
-    return _sum(np.square(values).reshape(-1))
-
-
-def _sum(values: Array) -> float:
-    return float(np.add.accumulate(values)[-1]) if values.size else 0.0
+    """Return the sum of squares, added in order."""
+    return sum_in_order(np.square(values).reshape(-1))
 
 
 def _describe(cost: Cost) -> str:

@@ -25,7 +25,6 @@ from tvmflow.core.types import Dimension
 
 KINDS = {
     "4 bits": Groups(),
-    "own zeros": Groups(is_symmetric=False),
     "large groups": Groups(size=128),
     "8 bits": Groups(bits=8),
 }
@@ -65,17 +64,14 @@ def test_bits_are_those_of_any_machine() -> None:
     assert hashlib.sha256(content).hexdigest()[:16] == "ebf345556cc611af"
 
 
-@pytest.mark.parametrize(
-    ("kind", "digest"), [("8 bits", "ee5e0e4bfb8b42bf"), ("own zeros", "763b8edade0b8bc5")]
-)
-def test_candidates_that_cannot_be_the_best_may_be_skipped(kind: str, digest: str) -> None:
+def test_candidates_that_cannot_be_the_best_may_be_skipped() -> None:
     """The scales are the same ones as if each candidate were compared, also of rows with an outlier."""
     weights = np.rint(draw_layer()[0] * 1024) / 1024
     weights[::3, 7] *= 40
     weights[5] = 0
-    rounded = round_groups(weights, KINDS[kind])
+    rounded = round_groups(weights, KINDS["8 bits"])
     content = b"".join(array.tobytes() for array in rounded.pack().values())
-    assert hashlib.sha256(content).hexdigest()[:16] == digest
+    assert hashlib.sha256(content).hexdigest()[:16] == "ee5e0e4bfb8b42bf"
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e-42, -7.0, 3e38, np.nan])
